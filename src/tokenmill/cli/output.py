@@ -1,0 +1,76 @@
+"""What every command shares: data to stdout, talk to stderr, JSON on request.
+
+Colours and widths are rich's business: NO_COLOR is honoured, a pipe gets 80 plain columns.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from tokenmill import config
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Options that every command takes."""
+
+    json: bool = False
+    """Print JSON to stdout and nothing else there."""
+
+    config: Annotated[Path | None, Parameter(name="--config")] = None
+    """Configuration file; default: tokenmill.toml here or in the user's configuration folder."""
+
+    def load_config(self) -> config.Config:
+        """Read the configuration that this command runs under."""
+        return config.load(self.config)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print data for a person on stdout."""
+    console = Console(highlight=False, soft_wrap=False)
+    for part in parts:
+        console.print(part)
+
+
+def show_json(value: Any) -> None:
+    """Print one JSON document on stdout."""
+    json.dump(jsonable(value), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def say(text: str) -> None:
+    """Print talk for a person on stderr."""
+    Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def byte_progress() -> Iterator[Progress]:
+    """A byte-counting progress bar on stderr; silent when that is not a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
+               TransferSpeedColumn(), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        yield progress
+
+
+def jsonable(value: Any) -> Any:
+    """Dataclasses, enums and paths as plain JSON values; tuples become lists."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return jsonable(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,96 @@
+"""Every error tokenmill raises on purpose, and what each means at the edges.
+
+    TokenmillError                the operation failed                     exit 1   http 500
+    ├── UsageError                the request itself is wrong              exit 2   http 400
+    │   ├── ConfigError           a TOML file has a wrong key or value
+    │   ├── UnknownMachine        no such catalogue machine or file        http 404
+    │   └── UnknownModel          no such catalogue model or file          http 404
+    ├── ProbeError                this machine could not be read
+    ├── ModelError                a model could not be read                http 422
+    │   ├── CorruptModel          the bytes are not what the format says
+    │   ├── MissingSplit          one file of a split model is not there
+    │   └── RemoteError           a server did not give the bytes          http 502
+    └── PullError                 a download did not finish                http 502
+        ├── ChecksumMismatch      the bytes that came are not the right ones
+        └── NoSpace               the disk cannot hold it                  http 507
+
+The message says what is wrong, for a tired operator; the hint says what to do about it.
+Exit codes are 0 done, 1 failed, 2 wrong use, 3 does not fit.
+"""
+
+from typing import ClassVar
+
+
+class TokenmillError(Exception):
+    """The operation failed; the message says why."""
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(TokenmillError):
+    """What was asked for is wrong: check the command, the file or the name in the message."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class ConfigError(UsageError):
+    """A TOML file has an unknown key or a value of the wrong kind; the message names the key."""
+
+
+class UnknownMachine(UsageError):
+    """No machine of that name is in the catalogue and no such file exists."""
+
+    http_status = 404
+
+
+class UnknownModel(UsageError):
+    """No model of that name is in the catalogue and no such file exists."""
+
+    http_status = 404
+
+
+class ProbeError(TokenmillError):
+    """This machine could not be read or measured."""
+
+
+class ModelError(TokenmillError):
+    """The model could not be read."""
+
+    http_status = 422
+
+
+class CorruptModel(ModelError):
+    """The file is not what its format promises: truncated, damaged, or made to mislead."""
+
+
+class MissingSplit(ModelError):
+    """The model is split over several files and one of them is missing or too short."""
+
+
+class RemoteError(ModelError):
+    """The server holding the model file did not answer with the bytes that were asked for."""
+
+    http_status = 502
+
+
+class PullError(TokenmillError):
+    """A download did not finish; what has arrived is kept and the same command goes on from there."""
+
+    http_status = 502
+
+
+class ChecksumMismatch(PullError):
+    """What was downloaded is not what was promised; it has been removed."""
+
+
+class NoSpace(PullError):
+    """The disk has too little room for the download; nothing was started."""
+
+    http_status = 507

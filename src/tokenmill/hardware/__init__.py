@@ -1,0 +1,1 @@
+"""What the hardware is: `probe()` reads this machine into one frozen `Machine`."""

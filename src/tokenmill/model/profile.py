@@ -1,0 +1,187 @@
+"""The one value that leaves this room: what a model is.
+
+A profile is a table of tensors, each with its class, layer, type and bytes, plus what the architecture
+says of its cache. Sizes come from the table alone, so they are right for architectures nobody told us
+about; what had to be assumed (mostly the cache's layout) is said in `guesses`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+
+class TensorClass(StrEnum):
+    """What a tensor is for; the planner places whole classes."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"  # and what stands in its place: state-space, linear and convolution mixers
+    DENSE_FFN = "dense_ffn"
+    ROUTER = "router"
+    ROUTED_EXPERTS = "routed_experts"
+    SHARED_EXPERTS = "shared_experts"
+    NORM = "norm"
+    OUTPUT = "output"
+    MTP = "mtp"  # multi-token prediction layers; idle in ordinary decoding
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One row of the tensor table."""
+
+    name: str
+    cls: TensorClass
+    layer: int | None  # None: outside the layers
+    shape: tuple[int, ...]  # fastest dimension first, as GGUF has it
+    type: str  # Q4_K, F32, F8_E4M3, ...
+    bytes: int
+    elements: int  # parameters it stands for; packed types hold several in one stored number
+    file: int = 0  # index into Profile.files
+    offset: int = 0  # from the start of that file
+
+    @property
+    def experts(self) -> int | None:
+        """How many experts one routed tensor stacks (its slowest dimension)."""
+        return self.shape[-1] if self.cls is TensorClass.ROUTED_EXPERTS and len(self.shape) == 3 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture: how many experts there are and how many answer one token."""
+
+    count: int
+    used: int
+    shared: int | None = None
+
+    def distinct(self, tokens: int) -> float:
+        """Expected number of different experts that `tokens` tokens touch in one layer, routed evenly."""
+        return self.count * (1.0 - (1.0 - self.used / self.count) ** tokens)
+
+
+CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """What one layer keeps per token of context, in elements; bytes follow from the cache type.
+
+    latent: K holds the compressed state and V is a view of it. `v_elements` is what engines that store
+    V apart (older llama.cpp) need beside it; today's llama.cpp and vLLM need none.
+    window, chunked: attention looks at `span_tokens` at most; an engine may keep no more than that.
+    recurrent: `state_bytes` for each sequence, whatever its length.
+    """
+
+    kind: CacheKind
+    k_elements: int = 0
+    v_elements: int = 0
+    span_tokens: int | None = None
+    state_bytes: int = 0
+    indexer_elements: int = 0  # sparse-attention index keys, beside K
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """What the file carries to turn text into tokens."""
+
+    model: str | None = None  # gpt2, llama, ...
+    pre: str | None = None
+    tokens: int | None = None
+    chat_template: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file that holds part of the model."""
+
+    path: str  # a path or a URL
+    bytes: int
+
+
+Format = Literal["gguf", "safetensors", "catalog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one model is."""
+
+    name: str
+    format: Format
+    architecture: str
+    tensors: tuple[Tensor, ...]
+    files: tuple[ModelFile, ...]
+    layers: int
+    cache: tuple[LayerCache, ...]  # one per layer that decodes; multi-token-prediction layers left out
+    experts: Experts | None = None
+    embedding_length: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    training_context: int | None = None
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    quantisation: str | None = None  # the name people use: Q4_K_M, nvfp4; the mix is by_type()
+    guesses: tuple[str, ...] = ()  # what was assumed, in sentences
+
+    @property
+    def bytes(self) -> int:
+        """All tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, embeddings and multi-token prediction included."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Over the whole file, as llama.cpp prints it."""
+        return 8 * self.bytes / self.parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that work on one token: the used share of the experts, no unread embedding rows."""
+        return round(self._read(lambda tensor: tensor.elements, 1))
+
+    @property
+    def tied_output(self) -> bool:
+        """Whether the embedding table also serves as the output matrix."""
+        return not any(t.cls is TensorClass.OUTPUT and len(t.shape) > 1 for t in self.tensors)
+
+    def by_class(self) -> dict[TensorClass, int]:
+        """Bytes of each class that occurs, in the enum's order."""
+        return {cls: sum(t.bytes for t in self.of(cls)) for cls in TensorClass if any(self.of(cls))}
+
+    def by_layer(self) -> dict[int | None, dict[TensorClass, int]]:
+        """Bytes of each class in each layer; None is what stands outside the layers."""
+        table: dict[int | None, dict[TensorClass, int]] = {}
+        for tensor in self.tensors:
+            row = table.setdefault(tensor.layer, {})
+            row[tensor.cls] = row.get(tensor.cls, 0) + tensor.bytes
+        return table
+
+    def by_type(self) -> dict[str, int]:
+        """Bytes of each tensor type, largest first: the quantisation mix as it really is."""
+        mix: dict[str, int] = {}
+        for tensor in self.tensors:
+            mix[tensor.type] = mix.get(tensor.type, 0) + tensor.bytes
+        return dict(sorted(mix.items(), key=lambda item: -item[1]))
+
+    def of(self, *classes: TensorClass) -> Iterable[Tensor]:
+        """Tensors of these classes, in file order."""
+        return (tensor for tensor in self.tensors if tensor.cls in classes)
+
+    def read_bytes(self, sequences: int = 1) -> float:
+        """Weight bytes read to decode one token for each of `sequences` sequences in one step."""
+        return self._read(lambda tensor: tensor.bytes, sequences)
+
+    def _read(self, weight: "WeightOf", tokens: int) -> float:
+        share = self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
+        total = 0.0
+        for tensor in self.tensors:
+            if tensor.cls is TensorClass.ROUTED_EXPERTS:
+                total += weight(tensor) * share
+            elif tensor.cls is TensorClass.EMBEDDING:
+                rows = tensor.shape[-1] if len(tensor.shape) > 1 else 1
+                total += weight(tensor) * (1.0 if self.tied_output else min(1.0, tokens / rows))
+            elif tensor.cls is not TensorClass.MTP:
+                total += weight(tensor)
+        return total

@@ -1,0 +1,60 @@
+"""Bytes, rates and counts, read from and written for people.
+
+Memory and files are binary (GiB), bandwidth is decimal (GB/s), parameters are decimal (1.03 T):
+the field's own habits, kept apart by their spelling.
+"""
+
+import re
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_BYTE_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": KIB, "kib": KIB, "mi": MIB, "mib": MIB, "gi": GIB, "gib": GIB, "ti": TIB, "tib": TIB,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([0-9]+(?:[._][0-9]+)*)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Read `24 GiB`, `128GB`, `512m` or `1024`; ValueError says what is accepted."""
+    match = _QUANTITY.fullmatch(text)
+    factor = _BYTE_UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not a size; write a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+    number = match[1].replace("_", "")
+    return int(number) * factor if number.isdigit() else round(float(number) * factor)
+
+
+def format_bytes(count: int) -> str:
+    """`538.8 GiB`: binary units, three to four digits."""
+    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        # 999.95 GiB and up reads better than 0.98 TiB; models are compared in GiB
+        if abs(count) >= size * (10 if unit == "TiB" else 1):
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def format_count(count: float) -> str:
+    """`1.03 T`, `31.5 B`, `135 M`: how parameters are spoken of."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.3g} {suffix}"
+    return f"{count:g}"
+
+
+def format_gb_s(rate: float) -> str:
+    """`614 GB/s`: decimal, as vendors and STREAM state it."""
+    return f"{rate:.0f} GB/s" if rate >= 100 else f"{rate:.1f} GB/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """`42 s`, `7 min`, `3.5 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
