@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         # The reader (head, less) is gone; keep Python from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001  the last edge: a person gets a sentence, not a traceback
+    except Exception as error:
         if os.environ.get("TOKENMILL_TRACEBACK"):
             raise
         return _fail(TokenmillError(

@@ -5,10 +5,12 @@ says of its cache. Sizes come from the table alone, so they are right for archit
 about; what had to be assumed (mostly the cache's layout) is said in `guesses`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
+
+from tokenmill.model.blocks import CACHE_TYPES, cache_bytes
 
 
 class TensorClass(StrEnum):
@@ -59,6 +61,9 @@ class Experts:
         return self.count * (1.0 - (1.0 - self.used / self.count) ** tokens)
 
 
+TOKEN_EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
+"""Names of the table that a model without an output matrix multiplies with instead."""
+
 CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
 
 
@@ -78,6 +83,15 @@ class LayerCache:
     span_tokens: int | None = None
     state_bytes: int = 0
     indexer_elements: int = 0  # sparse-attention index keys, beside K
+
+    def bytes_per_token(self, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> float:
+        """Bytes one more token of context takes; `latent_v` for engines that store V of a latent cache apart."""
+        v_elements = 0 if self.kind == "latent" and not latent_v else self.v_elements
+        return cache_bytes(type_k, self.k_elements + self.indexer_elements) + cache_bytes(type_v, v_elements)
+
+    def tokens_kept(self, context: int) -> int:
+        """Tokens a sequence of `context` tokens keeps here, where the engine drops what is out of sight."""
+        return context if self.span_tokens is None else min(context, self.span_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,7 @@ class Profile:
     training_context: int | None = None
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     quantisation: str | None = None  # the name people use: Q4_K_M, nvfp4; the mix is by_type()
+    ghost: bool = False  # a true header over a hole: sizes are real, weights are not there
     guesses: tuple[str, ...] = ()  # what was assumed, in sentences
 
     @property
@@ -144,7 +159,7 @@ class Profile:
     @property
     def tied_output(self) -> bool:
         """Whether the embedding table also serves as the output matrix."""
-        return not any(t.cls is TensorClass.OUTPUT and len(t.shape) > 1 for t in self.tensors)
+        return not any(tensor.cls is TensorClass.OUTPUT and len(tensor.shape) > 1 for tensor in self.tensors)
 
     def by_class(self) -> dict[TensorClass, int]:
         """Bytes of each class that occurs, in the enum's order."""
@@ -169,11 +184,33 @@ class Profile:
         """Tensors of these classes, in file order."""
         return (tensor for tensor in self.tensors if tensor.cls in classes)
 
-    def read_bytes(self, sequences: int = 1) -> float:
-        """Weight bytes read to decode one token for each of `sequences` sequences in one step."""
-        return self._read(lambda tensor: tensor.bytes, sequences)
+    def read_bytes(self, sequences: int = 1, *classes: TensorClass) -> float:
+        """Weight bytes read to decode one token for each of `sequences` sequences in one step; of some classes only."""
+        return self._read(lambda tensor: tensor.bytes if not classes or tensor.cls in classes else 0, sequences)
 
-    def _read(self, weight: "WeightOf", tokens: int) -> float:
+    def kv_bytes_per_token(self) -> dict[str, dict[str, float]]:
+        """Bytes one token takes over all layers, by cache type: K and V of one type, and V apart where it can be."""
+        return {
+            name: {
+                "per_token": sum(layer.bytes_per_token(name, name) for layer in self.cache),
+                "per_token_if_latent_v_is_stored": sum(
+                    layer.bytes_per_token(name, name, latent_v=True) for layer in self.cache
+                ),
+            }
+            for name in CACHE_TYPES
+        }
+
+    def cache_bytes(self, context: int, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> int:
+        """Cache of one sequence of `context` tokens, recurrent state included, each layer as small as it can be.
+
+        Engines round up to whole batches and pages, and some keep windows in full: their ledger knows.
+        """
+        return round(sum(
+            layer.bytes_per_token(type_k, type_v, latent_v=latent_v) * layer.tokens_kept(context) + layer.state_bytes
+            for layer in self.cache
+        ))  # fmt: skip
+
+    def _read(self, weight: Callable[[Tensor], int], tokens: int) -> float:
         share = self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
         total = 0.0
         for tensor in self.tensors:
@@ -181,7 +218,8 @@ class Profile:
                 total += weight(tensor) * share
             elif tensor.cls is TensorClass.EMBEDDING:
                 rows = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-                total += weight(tensor) * (1.0 if self.tied_output else min(1.0, tokens / rows))
+                whole = self.tied_output and tensor.name in TOKEN_EMBEDDINGS
+                total += weight(tensor) * (1.0 if whole else min(1.0, tokens / rows))
             elif tensor.cls is not TensorClass.MTP:
                 total += weight(tensor)
         return total

@@ -1,0 +1,24 @@
+#!/bin/sh
+# What `make demo` runs: what this machine is, what a real small model is, what a trillion-parameter one is.
+set -eu
+
+say() { printf '\n\033[1m$ %s\033[0m\n' "$*" >&2; }
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+say tokenmill probe
+tokenmill probe
+
+say tokenmill models pull smollm2
+model=$(tokenmill models pull smollm2)
+echo "$model"
+
+say "tokenmill inspect $model"
+tokenmill inspect "$model"
+
+say tokenmill models ghost kimi-k2.5:Q4_K_S -o kimi.gguf
+tokenmill models ghost kimi-k2.5:Q4_K_S -o "$folder/kimi.gguf"
+
+say tokenmill inspect kimi.gguf
+tokenmill inspect "$folder/kimi.gguf"

@@ -1,0 +1,123 @@
+"""From the headers of a model's GGUF files to its `Profile`: pure, whatever the headers came from."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gguf.constants import LlamaFileType
+
+from tokenmill.errors import CorruptModel, ModelError
+from tokenmill.model.gguf import Header, LongArray, Value
+from tokenmill.model.kv import layout
+from tokenmill.model.profile import Experts, Format, ModelFile, Profile, Tensor, TensorClass, Tokenizer
+from tokenmill.model.tensors import classify, layer_of
+
+MOST_LAYERS = 4096
+
+
+def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
+    """Build the profile of a model from the headers of all its files."""
+    first = headers[0]
+    architecture = first.text("general.architecture")
+    if not architecture:
+        raise ModelError(
+            f"{first.source} does not say its architecture", hint="this may be a LoRA or a vocabulary file"
+        )
+    if not any(header.tensors for header in headers):
+        raise ModelError(f"{first.source} holds no tensors", hint="this may be a vocabulary file")
+    numbers = _Numbers(first.keys, architecture)
+    entries = [(index, header, entry) for index, header in enumerate(headers) for entry in header.tensors]
+    names = [entry.name for _, _, entry in entries]
+    if len(set(names)) != len(names):
+        raise CorruptModel(f"{first.source}: two of its files hold the same tensor")
+    layers, guesses = _layers(numbers, names, first.source)
+    experts, expert_guesses = _experts(numbers, [(entry.name, entry.shape) for _, _, entry in entries], first.source)
+    cache = layout(first.keys, architecture, layers)
+    return Profile(
+        name=first.text("general.name") or Path(first.source).stem,
+        format=format,
+        architecture=architecture,
+        tensors=tuple(
+            Tensor(
+                name=entry.name,
+                cls=classify(entry.name, entry.shape, experts=experts.count if experts else None, layers=layers),
+                layer=layer_of(entry.name),
+                shape=entry.shape,
+                type=entry.type,
+                bytes=entry.bytes,
+                elements=entry.elements,
+                file=index,
+                offset=header.data_offset + entry.offset,
+            )
+            for index, header, entry in entries
+        ),
+        files=tuple(ModelFile(header.source, header.file_bytes) for header in headers),
+        layers=layers,
+        cache=cache.layers,
+        experts=experts,
+        embedding_length=numbers.largest("embedding_length"),
+        heads=numbers.largest("attention.head_count"),
+        kv_heads=numbers.largest("attention.head_count_kv"),
+        training_context=numbers.largest("context_length"),
+        tokenizer=_tokenizer(first),
+        quantisation=_quantisation(first),
+        ghost=first.keys.get("tokenmill.ghost") is True,
+        guesses=tuple(guesses) + tuple(expert_guesses) + cache.guesses
+        + tuple(dict.fromkeys(guess for header in headers for guess in header.guesses)),
+    )  # fmt: skip
+
+
+class _Numbers:
+    """Integer keys of one architecture; an array (one value per layer) counts as its largest."""
+
+    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
+        self._keys, self._prefix = keys, f"{architecture}."
+
+    def largest(self, name: str) -> int | None:
+        value = self._keys.get(self._prefix + name)
+        values = value if isinstance(value, tuple) else (value,)
+        numbers = [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+        return max(numbers, default=None)
+
+
+def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, list[str]]:
+    """Layers that decode; the last few may only predict further tokens and are left out."""
+    count, guesses = numbers.largest("block_count"), []
+    present = 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
+    if count is None:
+        count = present
+        guesses.append("block_count is missing: the layers are counted from the tensor names")
+    if count > MOST_LAYERS or present > MOST_LAYERS:
+        raise CorruptModel(f"{source} claims {max(count, present)} layers")
+    return max(0, count - (numbers.largest("nextn_predict_layers") or 0)), guesses
+
+
+def _experts(
+    numbers: _Numbers, tensors: Sequence[tuple[str, tuple[int, ...]]], source: str
+) -> tuple[Experts | None, list[str]]:
+    count, used = numbers.largest("expert_count"), numbers.largest("expert_used_count")
+    if count and used:
+        if used > count:
+            raise CorruptModel(f"{source} claims to use {used} of {count} experts")
+        return Experts(count, used, numbers.largest("expert_shared_count")), []
+    if any(classify(name, shape) is TensorClass.ROUTED_EXPERTS for name, shape in tensors):
+        return None, ["the file does not say how many experts it uses: all of them are counted as read for every token"]
+    return None, []
+
+
+def _tokenizer(header: Header) -> Tokenizer:
+    tokens = header.keys.get("tokenizer.ggml.tokens")
+    return Tokenizer(
+        model=header.text("tokenizer.ggml.model"),
+        pre=header.text("tokenizer.ggml.pre"),
+        tokens=tokens.count if isinstance(tokens, LongArray) else len(tokens) if isinstance(tokens, tuple) else None,
+        chat_template="tokenizer.chat_template" in header.keys,
+    )
+
+
+def _quantisation(header: Header) -> str | None:
+    """The name llama.cpp gave the file's mix; ik_llama.cpp's own numbers stay unnamed."""
+    number = header.integer("general.file_type")
+    try:
+        return LlamaFileType(number).name.removeprefix("MOSTLY_") if number is not None else None
+    except ValueError:
+        return None

@@ -1,0 +1,154 @@
+"""What each layer of an architecture keeps per token: the KV cache's layout, from the file's keys.
+
+Ordinary attention, multi-head latent attention, sliding windows, chunks and recurrent state follow llama.cpp's
+reading of the same keys. An architecture that is not known here is read as ordinary attention and said to be a guess.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenmill.model.gguf import Value
+from tokenmill.model.profile import LayerCache
+
+# Architectures whose layers alternate: (full-attention layer every N, the full one first, window where no key says it).
+# llama.cpp sets these in its model loaders; a `sliding_window_pattern` in the file wins over them.
+_WINDOWS: dict[str, tuple[int, bool, int | None]] = {
+    "gpt-oss": (2, False, None),
+    "gemma2": (2, False, 4096),
+    "gemma3": (6, False, None),
+    "gemma3n": (5, False, None),
+    "cohere2": (4, False, None),
+    "cohere2moe": (4, True, None),
+    "exaone4": (4, False, None),
+    "exaone-moe": (4, False, None),
+    "olmo2": (4, False, None),
+    "afmoe": (4, False, None),
+    "plamo3": (8, False, None),
+    "smallthinker": (4, True, None),
+    "laguna": (4, True, None),
+    "mellum": (4, False, None),
+    "llama4": (4, False, 8192),
+}
+# The key is there but llama.cpp runs these with full attention.
+_WINDOW_IGNORED = frozenset({"phi3", "phimoe", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "mistral3"})
+_RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_EVERY_FOURTH_FULL = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
+_ORDINARY = frozenset({
+    "llama", "deci", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe", "glm4", "glm4moe",
+    "minimax-m2", "mistral3", "mistral4", "phi2", "phi3", "phimoe", "starcoder2", "command-r", "gemma", "granite",
+    "granitemoe", "olmo", "olmoe", "dbrx", "grok", "arctic", "dots1", "ernie4_5", "ernie4_5-moe", "hunyuan-moe",
+    "hunyuan-dense", "bailingmoe", "bailingmoe2", "smollm3", "seed_oss", "internlm2", "stablelm", "falcon", "gpt2",
+    "apertus", "deepseek", "chatglm", "exaone", "nemotron", "baichuan", "orion", "xverse", "minicpm", "gptneox",
+})  # fmt: skip
+_LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "kimi-linear", "kimi-k3"})
+_INDEXED = frozenset({"deepseek32", "glm-dsa"})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The cache of every layer, and what had to be assumed for it."""
+
+    layers: tuple[LayerCache, ...]
+    guesses: tuple[str, ...] = ()
+
+
+class _Keys:
+    """One architecture's keys, by their short names, with per-layer arrays spread out."""
+
+    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
+        self._keys, self._prefix = keys, f"{architecture}."
+
+    def number(self, name: str, layer: int = 0) -> int | None:
+        value = self._keys.get(self._prefix + name)
+        if isinstance(value, tuple):
+            value = value[layer] if layer < len(value) else None
+        return int(value) if isinstance(value, int) else None  # bool patterns count as 0 and 1
+
+    def is_array(self, name: str) -> bool:
+        return isinstance(self._keys.get(self._prefix + name), tuple)
+
+
+def layout(keys: Mapping[str, Value], architecture: str, layers: int) -> Layout:
+    """Read the cache layout of `layers` layers."""
+    values = _Keys(keys, architecture)
+    guesses = []
+    if not (architecture in _ORDINARY or architecture in _LATENT or architecture in _RECURRENT
+            or architecture in _WINDOWS or architecture in _EVERY_FOURTH_FULL):  # fmt: skip
+        guesses.append(f"architecture {architecture!r} is not known here: its cache is read off its keys alone")
+    found = tuple(_layer(values, architecture, index) for index in range(layers))
+    if any(layer is None for layer in found):
+        guesses.append("the keys do not say how large the KV cache is: it is taken as unknown and counted as nothing")
+    return Layout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses))
+
+
+def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
+    if _is_recurrent(keys, architecture, index):
+        return LayerCache("recurrent", state_bytes=_state_bytes(keys))
+    lora, rope = keys.number("attention.kv_lora_rank", index), keys.number("rope.dimension_count", index)
+    if lora and keys.number("attention.key_length_mla") and rope:
+        indexer = (keys.number("attention.indexer.key_length") or 0) if architecture in _INDEXED else 0
+        return LayerCache("latent", lora + rope, lora, indexer_elements=indexer)
+    heads = keys.number("attention.head_count", index)
+    kv_heads = keys.number("attention.head_count_kv", index)
+    kv_heads = heads if kv_heads is None else kv_heads
+    if kv_heads == 0:
+        return LayerCache("none")
+    span = _span(keys, architecture, index)
+    k_length, v_length = _head_lengths(keys, heads, windowed=span is not None)
+    if kv_heads is None or k_length is None or v_length is None:
+        return None
+    kind = "full" if span is None else "chunked" if architecture == "llama4" else "window"
+    return LayerCache(kind, kv_heads * k_length, kv_heads * v_length, span_tokens=span)  # type: ignore[arg-type]
+
+
+def _head_lengths(keys: _Keys, heads: int | None, *, windowed: bool) -> tuple[int | None, int | None]:
+    embedding = keys.number("embedding_length")
+    default = embedding // heads if embedding and heads else None
+    suffix = "_swa" if windowed and keys.number("attention.key_length_swa") else ""
+    k_length = keys.number(f"attention.key_length{suffix}")
+    v_length = keys.number(f"attention.value_length{suffix}")
+    return (default if k_length is None else k_length), (default if v_length is None else v_length)
+
+
+def _span(keys: _Keys, architecture: str, index: int) -> int | None:
+    """Tokens this layer can see, where that is not all of them."""
+    every, full_first, default = _WINDOWS.get(architecture, (0, False, None))
+    window = keys.number("attention.sliding_window")
+    if window is None:
+        window = default
+    if not window or architecture in _WINDOW_IGNORED:
+        return None
+    if keys.is_array("attention.sliding_window_pattern"):
+        return window if keys.number("attention.sliding_window_pattern", index) else None
+    every = keys.number("attention.sliding_window_pattern") or every
+    if not every:
+        return None
+    full = index % every == (0 if full_first else every - 1)
+    return None if full else window
+
+
+def _is_recurrent(keys: _Keys, architecture: str, index: int) -> bool:
+    if architecture in _RECURRENT:
+        return True
+    if keys.is_array("attention.recurrent_layers"):
+        return bool(keys.number("attention.recurrent_layers", index))
+    if architecture in _EVERY_FOURTH_FULL:
+        return (index + 1) % (keys.number("full_attention_interval") or 4) != 0
+    has_state = keys.number("ssm.state_size") or keys.number("kda.head_dim") or keys.number("shortconv.l_cache")
+    return bool(has_state) and keys.number("attention.head_count_kv", index) == 0
+
+
+def _state_bytes(keys: _Keys) -> int:
+    """Bytes of one sequence's recurrent state in one layer; llama.cpp keeps it in 32-bit floats."""
+    embedding, heads = keys.number("embedding_length") or 0, keys.number("attention.head_count") or 0
+    if wkv := keys.number("wkv.head_size"):
+        shift = keys.number("token_shift_count") or 2
+        return 4 * (shift * embedding + embedding * wkv)
+    if cache := keys.number("shortconv.l_cache"):
+        return 4 * embedding * (cache - 1)
+    convolution = keys.number("ssm.conv_kernel") or 0
+    if head := keys.number("kda.head_dim"):
+        return 4 * (3 * max(convolution - 1, 0) * heads * head + head * head * heads)
+    inner, state = keys.number("ssm.inner_size") or 0, keys.number("ssm.state_size") or 0
+    groups = keys.number("ssm.group_count") or 0
+    return 4 * (max(convolution - 1, 0) * (inner + 2 * groups * state) + state * inner)

@@ -1,0 +1,40 @@
+"""From a path, an address or a catalogue name to a `Profile`."""
+
+from pathlib import Path
+
+from tokenmill.errors import UnknownModel
+from tokenmill.model import catalog
+from tokenmill.model.describe import describe
+from tokenmill.model.gguf import is_url, read_headers
+from tokenmill.model.profile import Profile
+from tokenmill.model.safetensors import read_folder
+
+
+def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile:
+    """Read a GGUF (any split, or an http(s) address), a folder of safetensors, or a catalogue entry.
+
+    `headers` go with HTTP requests.
+    """
+    if is_url(where):
+        return describe(read_headers(where, headers))
+    path = Path(where)
+    if path.is_dir():
+        return _read_directory(path)
+    if path.suffix == ".safetensors" and path.is_file():
+        return read_folder(path)
+    if not path.exists() and catalog.looks_like_name(str(where)):
+        return describe((catalog.header(str(where)),), format="catalog")
+    return describe(read_headers(path))
+
+
+def _read_directory(path: Path) -> Profile:
+    ggufs = sorted(item for item in path.glob("*.gguf") if "-of-" not in item.name or "-00001-of-" in item.name)
+    if len(ggufs) == 1:
+        return describe(read_headers(ggufs[0]))
+    if len(ggufs) > 1:
+        raise UnknownModel(f"{path} holds {len(ggufs)} models", hint=f"name one of them, for example {ggufs[0]}")
+    if any(path.glob("*.safetensors*")) or (path / "config.json").is_file():
+        return read_folder(path)
+    raise UnknownModel(
+        f"{path} holds neither GGUF nor safetensors files", hint="give the model's file or its own folder"
+    )

@@ -1,0 +1,215 @@
+"""Where a model file's first bytes come from: a local file or a URL that answers range requests.
+
+Nothing here maps or reads tensor data; a `Cursor` walks a header in bounded pieces, so that a hostile
+length costs a comparison and not an allocation.
+"""
+
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import httpx
+
+from tokenmill.errors import CorruptModel, ModelError, RemoteError, UnknownModel
+from tokenmill.units import KIB, MIB, format_bytes
+
+FIRST_PIECE_BYTES = 64 * KIB
+LARGEST_PIECE_BYTES = 4 * MIB
+LONGEST_STRING_BYTES = 32 * MIB  # the longest real ones are embedded tokenizer.json files of a few MB
+MOST_HEADER_BYTES = 64 * MIB  # read and kept, beside the arrays that are passed over
+
+
+class Source(Protocol):
+    """Bytes with a name and a length."""
+
+    name: str
+    size: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes; fewer only at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the file or the connection."""
+        ...
+
+
+class FileSource:
+    """A local file."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise UnknownModel(f"no such file: {path}") from error
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from error
+        self.size = os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes."""
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as error:
+            raise ModelError(f"cannot read {self.name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class UrlSource:
+    """A file on a server that answers HTTP range requests."""
+
+    def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
+        self.name = url
+        self._client = httpx.Client(
+            headers=headers, follow_redirects=True, timeout=30, transport=httpx.HTTPTransport(retries=2)
+        )
+        self._first = b""
+        try:
+            self._first, self.size = self._get(0, FIRST_PIECE_BYTES)
+        except BaseException:
+            self._client.close()
+            raise
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Read up to `length` bytes."""
+        if offset + length <= len(self._first) or len(self._first) == self.size:
+            return self._first[offset : offset + length]
+        return self._get(offset, length)[0] if offset < self.size else b""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def _get(self, offset: int, length: int) -> tuple[bytes, int]:
+        wanted = f"bytes={offset}-{offset + length - 1}"
+        try:
+            with self._client.stream("GET", self.name, headers={"Range": wanted, "Accept-Encoding": "identity"}) as got:
+                if got.status_code == 416:
+                    raise CorruptModel(f"{self.name} is empty")
+                if got.status_code != 206:
+                    raise self._refused(got.status_code)
+                return self._body(got, length), self._total(got)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise RemoteError(f"cannot read {self.name}: {reason}", hint="check the address and the network") from error
+
+    def _body(self, response: httpx.Response, length: int) -> bytes:
+        body = bytearray()
+        for piece in response.iter_raw():
+            body += piece
+            if len(body) > length:
+                raise RemoteError(f"{self.name}: the server sent more than was asked for")
+        return bytes(body)
+
+    def _total(self, response: httpx.Response) -> int:
+        total = response.headers.get("content-range", "").rpartition("/")[2]
+        if not total.isdigit():
+            raise RemoteError(f"{self.name}: the server does not say how long the file is")
+        return int(total)
+
+    def _refused(self, status: int) -> RemoteError:
+        if status == 200:
+            return RemoteError(
+                f"{self.name}: the server ignores range requests, so its header cannot be read alone",
+                hint="download the file and inspect it locally",
+            )
+        hints = {
+            401: "the file needs a token; for a Hugging Face repository: tokenmill models pull hf:REPO:QUANT --dry-run",
+            403: "access to this file is restricted; accept its licence on the site or use a token",
+            404: "check the address; for a split model give the first file",
+        }
+        return RemoteError(f"{self.name}: the server answered {status}", hint=hints.get(status))
+
+
+class Cursor:
+    """Reads a header forwards in growing pieces; every length is checked against what is left."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.position = 0
+        self.strings_skipped = 0
+        self._taken = 0
+        self._piece = b""
+        self._piece_start = 0
+        self._next_bytes = FIRST_PIECE_BYTES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.source.close()
+
+    @property
+    def left(self) -> int:
+        """Bytes between here and the end of the file."""
+        return self.source.size - self.position
+
+    def take(self, length: int, what: str) -> bytes:
+        """The next `length` bytes, which are `what`."""
+        if length > self.left:
+            raise self.truncated(what)
+        self._taken += length
+        if self._taken > MOST_HEADER_BYTES:
+            raise CorruptModel(f"{self.source.name}: the header claims more than {format_bytes(MOST_HEADER_BYTES)}")
+        start = self.position - self._piece_start
+        if not 0 <= start <= len(self._piece) - length:
+            self._fetch(length, what)
+            start = 0
+        self.position += length
+        return self._piece[start : start + length]
+
+    def skip(self, length: int, what: str) -> None:
+        """Pass over bytes without reading them."""
+        if length > self.left:
+            raise self.truncated(what)
+        self.position += length
+
+    def number(self, layout: struct.Struct, what: str) -> int | float | bool:
+        """One number."""
+        value: int | float | bool = layout.unpack(self.take(layout.size, what))[0]
+        return value
+
+    def string(self, what: str, longest: int = LONGEST_STRING_BYTES) -> str:
+        """One length-prefixed string; bytes that are not UTF-8 are shown as replacement characters."""
+        length = int(self.number(U64, what))
+        if length > longest:
+            raise CorruptModel(f"{self.source.name}: {what} claims to be {format_bytes(length)} long")
+        return self.take(length, what).decode("utf-8", "replace")
+
+    def skip_strings(self, count: int, what: str) -> None:
+        """Pass over `count` length-prefixed strings."""
+        self.strings_skipped += count
+        for _ in range(count):
+            start = self.position - self._piece_start
+            if 0 <= start <= len(self._piece) - 8:
+                length = U64.unpack_from(self._piece, start)[0]
+                self.position += 8
+            else:
+                length = int(self.number(U64, what))
+            if length > self.left:
+                raise self.truncated(what)
+            self.position += length
+
+    def truncated(self, what: str) -> CorruptModel:
+        """The error for a file that ends inside `what`."""
+        return CorruptModel(
+            f"{self.source.name} ends inside {what} (the file has {self.source.size} bytes)",
+            hint="the file is damaged or its download is not complete: fetch it again",
+        )
+
+    def _fetch(self, length: int, what: str) -> None:
+        wanted = min(max(length, self._next_bytes), self.left)
+        self._piece = self.source.read(self.position, wanted)
+        self._piece_start = self.position
+        self._next_bytes = min(self._next_bytes * 4, LARGEST_PIECE_BYTES)
+        if len(self._piece) < length:
+            raise self.truncated(what)
+
+
+U64 = struct.Struct("<Q")
