@@ -10,8 +10,9 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
@@ -47,12 +48,17 @@ def decode(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
         hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(sorted(known))}"
         raise ConfigError(f"{where}: unknown key {key!r}", hint=hint)
     try:
-        return TypeAdapter(cls).validate_python(data)
+        return cast(T, _adapter(cast(Any, cls)).validate_python(data))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "tuple[")))
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{where}: {key or 'the file'}: {message[0].lower()}{message[1:]}") from error
+
+
+@cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)  # building one takes milliseconds
 
 
 def _unknown_keys(cls: Any, data: object, prefix: str) -> Iterator[tuple[str, list[str]]]:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+
 from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, write
 from support.range_server import range_server
-
 from tokenmill.errors import CorruptModel, MissingSplit, RemoteError
 from tokenmill.model.gguf import read_headers
 from tokenmill.units import MIB

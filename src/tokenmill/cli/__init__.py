@@ -15,12 +15,12 @@ app = App(
     help=(
         "Run models that are too big for the machine, on the machine you own.\n\n"
         "Data goes to stdout, everything else to stderr; every command takes --json. "
-        "Exit codes: 0 done, 1 failed, 2 wrong use, 3 does not fit."
+        "Exit codes: 0 done, 1 failed, 2 wrong use, 3 does not fit.\n\n"
+        "Start with `tokenmill probe`, then `tokenmill inspect MODEL`."
     ),
-    help_format="plaintext",
-    default_parameter=Parameter(negative=(), show_default=lambda value: value not in (None, False, ())),
+    help_format="markdown",
+    default_parameter=Parameter(negative=(), show_default=False),
     result_action="return_value",
-    help_epilogue="Start with: tokenmill probe, then tokenmill inspect MODEL.",
 )
 # Commands are named by module so that running one imports only that one.
 app.command("tokenmill.cli.probe:probe")
@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every failure becomes `error:` and `hint:` lines and an exit code."""
     try:
+        if not arguments or arguments[-1] in ("--help", "-h"):
+            _load_all(app)
         result = app(arguments, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         words = [word for word in arguments if not word.startswith("-")][:1]
@@ -58,6 +60,13 @@ def run(arguments: Sequence[str]) -> int:
             hint="this is a bug; TOKENMILL_TRACEBACK=1 shows where, please report it",
         ))  # fmt: skip
     return result if isinstance(result, int) else 0
+
+
+def _load_all(group: App) -> None:
+    """Import every command, for an overview needs their first sentences."""
+    for name in group:
+        if not name.startswith("-"):
+            _load_all(group[name])
 
 
 def _fail(error: TokenmillError) -> int:

@@ -18,6 +18,7 @@ SHOWN_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
 def inspect(
     model: str,
+    /,
     *,
     layers: bool = False,
     tensors: Annotated[bool, Parameter(name="--tensors")] = False,

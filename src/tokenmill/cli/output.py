@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from tokenmill import config
+from tokenmill.config import Config, load
 
 
 @Parameter(name="*")
@@ -30,9 +30,9 @@ class Common:
     config: Annotated[Path | None, Parameter(name="--config")] = None
     """Configuration file; default: tokenmill.toml here or in the user's configuration folder."""
 
-    def load_config(self) -> config.Config:
+    def load_config(self) -> Config:
         """Read the configuration that this command runs under."""
-        return config.load(self.config)
+        return load(self.config)
 
 
 def show(*parts: RenderableType) -> None:

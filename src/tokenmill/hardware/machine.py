@@ -66,6 +66,7 @@ class Dram:
     available_bytes: Bytes | None = None  # without swapping, right now; Memory Mode: None
     kind: str | None = None
     dimms: tuple[Dimm, ...] = ()
+    slots: int | None = None  # on the board, filled or not
     channels: int | None = None  # populated, all sockets
     mts: int | None = None  # configured speed
     nominal_gb_s: float | None = None  # channels x MT/s x 8 bytes
@@ -181,9 +182,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One measured bandwidth and how it was reached."""
+    """One measured bandwidth and how it was reached.
 
-    path: str  # dram, disk, pmem, gpu0, dram->dram, dram->gpu0, gpu0->dram
+    Reads count bytes read; copies count each byte once (mbw does too, STREAM twice); gpu0 counts read and write.
+    """
+
+    path: str  # dram, disk, pmem, gpu0, dram->dram, pmem->dram, dram->gpu0, gpu0->dram
     gb_s: float
     threads: int | None = None  # at which gb_s was reached
     by_threads: dict[int, float] = field(default_factory=dict)
@@ -245,7 +249,7 @@ class Machine:
 
     def tiers(self) -> tuple[Tier, ...]:
         """Every memory of this machine, fastest kind first."""
-        return tuple([*self._gpu_tiers(), *self._host_tiers()])
+        return (*self._gpu_tiers(), *self._host_tiers())
 
     def _gpu_tiers(self) -> list[Tier]:
         return [
@@ -257,8 +261,9 @@ class Machine:
     def _host_tiers(self) -> list[Tier]:
         dram, pmem, disk = self.dram, self.pmem, self.disk
         tiers = []
-        if pmem is not None and pmem.mode == "memory":
-            # The system's RAM is the PMem; DRAM only caches it and holds nothing of its own.
+        if pmem is not None and pmem.mode in ("memory", "mixed"):
+            # The system's RAM is the PMem; DRAM only caches it and holds nothing of its own. In mixed mode the
+            # App Direct part is storage beside it, and no tier.
             tiers.append(Tier("pmem", "pmem", pmem.memory_mode_bytes, pmem.available_bytes,
                               pmem.nominal_gb_s, self._measured("dram"), cached_by="dram"))  # fmt: skip
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, RemoteError, UnknownModel
 from tokenmill.model.blocks import BY_NUMBER, BlockType
-from tokenmill.model.sources import U64, Cursor, FileSource, Source, UrlSource
+from tokenmill.model.sources import U64, Cursor, FileSource, Source
 from tokenmill.units import format_bytes
 
 MOST_KEYS = 4096
@@ -148,6 +148,8 @@ def read_header(where: str | Path, headers: dict[str, str] | None = None) -> Hea
 def open_source(where: str | Path, headers: dict[str, str] | None = None) -> Source:
     """A source for a path or an http(s) address."""
     if is_url(where):
+        from tokenmill.model.remote import UrlSource  # noqa: PLC0415  an HTTP client costs a tenth of a second
+
         return UrlSource(str(where), headers)
     return FileSource(Path(where))
 

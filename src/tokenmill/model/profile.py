@@ -157,6 +157,15 @@ class Profile:
         return round(self._read(lambda tensor: tensor.elements, 1))
 
     @property
+    def vocabulary(self) -> int | None:
+        """Rows of the output matrix: how many tokens there are to choose from."""
+        for cls in (TensorClass.OUTPUT, TensorClass.EMBEDDING):
+            for tensor in self.of(cls):
+                if len(tensor.shape) == 2:
+                    return max(tensor.shape)
+        return self.tokenizer.tokens
+
+    @property
     def tied_output(self) -> bool:
         """Whether the embedding table also serves as the output matrix."""
         return not any(tensor.cls is TensorClass.OUTPUT and len(tensor.shape) > 1 for tensor in self.tensors)

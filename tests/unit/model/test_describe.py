@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, write
 
+from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, write
 from tokenmill.errors import CorruptModel, ModelError
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
@@ -55,7 +55,9 @@ def test_moe_with_prediction_layer(tmp_path: Path) -> None:
         TensorClass.ROUTED_EXPERTS: experts,
     }
     assert sum(found.by_class().values()) == sum(found.by_type().values()) == found.bytes
-    one = 128 + 2 * attention + 2 * router + 2 * experts / 4 + 256 + 128_000  # one embedding row, a quarter of the experts
+    one = (
+        128 + 2 * attention + 2 * router + 2 * experts / 4 + 256 + 128_000
+    )  # one embedding row, a quarter of the experts
     assert found.read_bytes(1) == pytest.approx(one)
     assert found.read_bytes(1, TensorClass.ROUTED_EXPERTS) == pytest.approx(2 * experts / 4)
     assert found.read_bytes(2, TensorClass.ROUTED_EXPERTS) == pytest.approx(2 * experts * (1 - 0.75**2))
@@ -116,7 +118,12 @@ def test_guesses_are_said(tmp_path: Path) -> None:
     assert found.layers == 3
     assert found.bytes == profile(tmp_path, MOE_KEYS, MOE_TABLE).bytes
     text = " ".join(found.guesses)
-    for words in ("block_count is missing", "'novel' is not known here", "how many experts it uses", "counted as nothing"):
+    for words in (
+        "block_count is missing",
+        "'novel' is not known here",
+        "how many experts it uses",
+        "counted as nothing",
+    ):
         assert words in text
 
 

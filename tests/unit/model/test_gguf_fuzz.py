@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.gguf_bytes import FORMATS, TINY_KEYS, TINY_TABLE, array, entry, header, tensors, value
 
+from support.gguf_bytes import FORMATS, TINY_KEYS, TINY_TABLE, array, entry, header, tensors, value
 from tokenmill.errors import ModelError, UsageError
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
-
 
 CORPUS = Path(__file__).parents[2] / "data" / "model" / "corpus"
 GOOD = header(TINY_KEYS | {"a.b": array(8, ["x"] * 3), "split.count": 1}, tensors(TINY_TABLE)[0]) + b"\0" * 99_999
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1), st.sampled_from([1 << 31, 1 << 32, 1 << 62]))
-names = st.one_of(st.sampled_from(["token_embd.weight", "blk.0.ffn_up_exps.weight", "blk.99999.x", "t"]), st.text(max_size=9))
+names = st.one_of(
+    st.sampled_from(["token_embd.weight", "blk.0.ffn_up_exps.weight", "blk.99999.x", "t"]), st.text(max_size=9)
+)
 kinds = st.one_of(st.integers(0, 45), st.integers(130, 160), st.integers(0, (1 << 32) - 1))
 entries = st.builds(entry, names, st.lists(numbers, max_size=5), kinds, numbers.map(lambda n: n // 32 * 32))
 u32 = st.integers(0, (1 << 32) - 1)

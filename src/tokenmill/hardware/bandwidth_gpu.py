@@ -1,0 +1,115 @@
+"""Bandwidth of NVIDIA cards: of their own memory, and both ways over the link to the host.
+
+Other makers' cards are left out: nothing that every machine with one has can measure them.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from time import perf_counter
+
+from tokenmill.errors import ProbeError
+from tokenmill.hardware.cuda import Cuda, load
+from tokenmill.hardware.machine import Gpu, Machine, Rate
+from tokenmill.units import MIB, format_bytes
+
+WANTED_BYTES, LEAST_BYTES = 1024 * MIB, 64 * MIB
+"""Per buffer; the largest second-level cache of a card so far is 126 MB."""
+LINK_BYTES = 256 * MIB
+SHARE_OF_FREE = 4
+COPIES_PER_WAIT = 8
+
+Progress = Callable[[str], None]
+
+
+def measure_gpus(machine: Machine, seconds: float, progress: Progress) -> list[Rate]:
+    """`gpuN`, `dram->gpuN` and `gpuN->dram`, about `seconds` for each card; none where there is no driver."""
+    if not machine.gpus:
+        return []
+    try:
+        cuda = load()
+        if cuda is None:
+            progress("gpus: left out, NVIDIA's driver library is not here and there is no other way to measure")
+            return []
+        ordinals = cuda.devices()
+    except ProbeError as error:
+        progress(f"gpus: left out, {error.message}")
+        return []
+    rates: list[Rate] = []
+    for gpu, ordinal in matched(machine.gpus, ordinals, progress):
+        cpus = next((node.cpus for node in machine.numa if node.index == gpu.numa_node), ())
+        try:
+            # A thread of its own, because it stays near the card: host memory is local to who allocates it.
+            with ThreadPoolExecutor(1, initializer=_stay_on, initargs=(cpus,)) as pool:
+                rates += pool.submit(_copies, cuda, gpu, ordinal, seconds / 3, progress).result()
+        except ProbeError as error:
+            progress(f"gpu{gpu.index}: left out, {error.message}")
+    return rates
+
+
+def matched(gpus: Sequence[Gpu], ordinals: dict[str, int], progress: Progress) -> Iterator[tuple[Gpu, int]]:
+    """Each card with CUDA's number for it, which need not be ours: CUDA may sort by speed or hide cards."""
+    for gpu in gpus:
+        ordinal = ordinals.get(gpu.uuid or "")
+        if ordinal is None and gpu.uuid is None and len(gpus) == len(ordinals) == 1:
+            ordinal = 0
+        if ordinal is None:
+            progress(f"gpu{gpu.index}: left out, {gpu.name} is not among the cards the NVIDIA driver shows here")
+        else:
+            yield gpu, ordinal
+
+
+def buffer_bytes(free_bytes: int) -> int | None:
+    """Size of each of two buffers on a card, or None where too little is free."""
+    size = min(WANTED_BYTES, free_bytes // SHARE_OF_FREE)
+    return size if size >= LEAST_BYTES else None
+
+
+def _stay_on(cpus: Sequence[int]) -> None:
+    if cpus:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
+
+
+def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: Progress) -> list[Rate]:
+    name = f"gpu{gpu.index}"
+    with ExitStack() as held:
+        held.enter_context(cuda.current(ordinal))
+        free = cuda.free_bytes()
+        size = buffer_bytes(free)
+        if size is None:
+            progress(f"{name}: left out, only {format_bytes(free)} of its memory is free")
+            return []
+        progress(f"{name}: copying {format_bytes(size)} within {gpu.name}, and to and from it")
+        link_size = min(size, LINK_BYTES)
+        one, two = (held.enter_context(cuda.device_memory(size)) for _ in range(2))
+        host = held.enter_context(cuda.pinned_memory(link_size))
+
+        def within() -> int:
+            for _ in range(COPIES_PER_WAIT):
+                cuda.copy_within(two, one, size)
+            return COPIES_PER_WAIT * size * 2  # each byte is read and written
+
+        def inward() -> int:
+            cuda.copy_in(one, host, link_size)
+            return link_size
+
+        def outward() -> int:
+            cuda.copy_out(host, one, link_size)
+            return link_size
+
+        ways = ((name, within), (f"dram->{name}", inward), (f"{name}->dram", outward))
+        return [Rate(path, _best_gb_s(cuda, copy, seconds)) for path, copy in ways]
+
+
+def _best_gb_s(cuda: Cuda, copy: Callable[[], int], seconds: float) -> float:
+    copy()
+    cuda.wait()
+    best, stop = 0.0, perf_counter() + seconds
+    while (start := perf_counter()) < stop or best == 0.0:
+        moved_bytes = copy()
+        cuda.wait()
+        best = max(best, moved_bytes / (perf_counter() - start) / 1e9)
+    return float(f"{best:.4g}")

@@ -1,0 +1,173 @@
+"""Threads that stream at once, how many are tried, and what rate their passes add up to.
+
+Each thread is pinned to one physical core and works through short passes without waiting for the others;
+a pass is long beside the few microseconds it holds the interpreter's lock. Cores are taken in turn from
+every last-level cache: a few cores of one chiplet saturate their own link long before the machine's memory,
+and climbing core by core would stop there.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import NamedTuple
+
+from tokenmill.hardware.machine import Rate
+
+RISE = 1.03
+"""A step up the ladder counts as rising when it beats the best so far by this factor."""
+STEPS_WITHOUT_RISE = 2
+WINDOW_S = 0.02
+PASSES_PER_WINDOW = 2
+
+
+class Pass(NamedTuple):
+    """One uninterrupted stretch of streaming by one thread."""
+
+    start_s: float
+    end_s: float
+    size_bytes: int
+
+
+Step = Callable[[], int]
+"""Streams once and returns how many bytes that was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a logical CPU sits; two of the same core share `core`."""
+
+    package: str
+    last_cache: str
+    core: str
+
+
+def thread_counts(most: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `most` itself."""
+    counts = [1]
+    while counts[-1] * 2 < most:
+        counts.append(counts[-1] * 2)
+    return tuple(counts) if most <= 1 else (*counts, most)
+
+
+def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, float]:
+    """Measure at each count until two steps in a row have not raised the best by 3 %."""
+    seen: dict[int, float] = {}
+    best, flat = 0.0, 0
+    for count in counts:
+        rate = seen[count] = rate_at(count)
+        flat = 0 if rate > best * RISE else flat + 1
+        best = max(best, rate)
+        if flat == STEPS_WITHOUT_RISE:
+            break
+    return seen
+
+
+def as_rate(path: str, by_threads: Mapping[int, float]) -> Rate:
+    """The best point as the figure, the fewest threads that reached it, and every point beside it."""
+    rounded = {count: float(f"{rate:.4g}") for count, rate in by_threads.items()}
+    threads = max(rounded, key=lambda count: rounded[count])
+    return Rate(path=path, gb_s=rounded[threads], threads=threads, by_threads=rounded)
+
+
+def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
+    """Rate of all threads together in the best stretch during which all of them were streaming.
+
+    The best and not the mean, as STREAM does it: whatever else runs on the machine can only take away.
+    A pass cut by a window's edge counts in proportion.
+    """
+    start, end = max(passes[0].start_s for passes in threads), min(passes[-1].end_s for passes in threads)
+    every = [each for passes in threads for each in passes]
+    typical_s = median(each.end_s - each.start_s for each in every)
+    windows = int((end - start) / max(WINDOW_S, PASSES_PER_WINDOW * typical_s))
+    if windows < 1:
+        # Too few passes to look inside: from the first start to the last end, which can only be too low.
+        whole_s = max(each.end_s for each in every) - min(each.start_s for each in every)
+        return sum(each.size_bytes for each in every) / whole_s / 1e9
+    length = (end - start) / windows
+    moved = [0.0] * windows
+    for each in every:
+        per_s = each.size_bytes / (each.end_s - each.start_s)
+        first = max(0, int((each.start_s - start) / length))
+        for index in range(first, min(windows, int((each.end_s - start) / length) + 1)):
+            low, high = start + index * length, start + (index + 1) * length
+            moved[index] += per_s * max(0.0, min(high, each.end_s) - max(low, each.start_s))
+    return max(moved) / length / 1e9
+
+
+def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, Place]:
+    """Package, last-level cache and core of each logical CPU; what is not told apart is taken as apart."""
+    places = {}
+    for cpu in cpus:
+        folder = root / f"cpu{cpu}"
+        caches = [_text(index / "shared_cpu_list") for index in sorted(folder.glob("cache/index*"))]
+        package = _text(folder / "topology/physical_package_id") or "0"
+        siblings = _text(folder / "topology/thread_siblings_list") or str(cpu)
+        places[cpu] = Place(package, (caches[-1] if caches else None) or package, siblings)
+    return places
+
+
+def spread_cores(places: Mapping[int, Place]) -> tuple[int, ...]:
+    """One logical CPU per physical core, dealt in turn from the packages and within them from the caches."""
+    packages: dict[str, dict[str, list[int]]] = {}
+    cores_seen = set()
+    for cpu, place in sorted(places.items()):
+        if place.core not in cores_seen:
+            cores_seen.add(place.core)
+            packages.setdefault(place.package, {}).setdefault(place.last_cache, []).append(cpu)
+    return tuple(_deal([_deal(list(caches.values())) for caches in packages.values()]))
+
+
+def stream(cpus: Sequence[int | None], prepare: Callable[[int], Step], seconds: float) -> list[list[Pass]]:
+    """Run one thread per entry of `cpus`, pinned unless None, for `seconds` once all are ready.
+
+    `prepare(index)` runs in its thread after pinning, so that memory it touches is local to that core.
+    """
+    ready = threading.Barrier(len(cpus))
+
+    def work(index: int) -> list[Pass]:
+        passes: list[Pass] = []
+        try:
+            _pin(cpus[index])
+            step = prepare(index)
+            step()  # untimed: page table walks and frequency ramps of the first pass belong to nobody
+            ready.wait()
+        except threading.BrokenBarrierError:
+            return passes  # another thread failed and its error is the one to tell
+        except BaseException:
+            ready.abort()
+            raise
+        start = perf_counter()
+        stop = start + seconds
+        while start < stop:
+            size_bytes = step()
+            end = perf_counter()
+            passes.append(Pass(start, end, size_bytes))
+            start = perf_counter()
+        return passes
+
+    with ThreadPoolExecutor(len(cpus), thread_name_prefix="bandwidth") as pool:
+        return list(pool.map(work, range(len(cpus))))
+
+
+def _pin(cpu: int | None) -> None:
+    if cpu is not None:
+        with contextlib.suppress(OSError):  # some sandboxes refuse; the scheduler then places the thread
+            os.sched_setaffinity(0, {cpu})
+
+
+def _deal(hands: Sequence[Sequence[int]]) -> list[int]:
+    return [card for round_ in zip_longest(*hands) for card in round_ if card is not None]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except OSError:
+        return None

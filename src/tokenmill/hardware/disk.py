@@ -1,0 +1,116 @@
+"""The disk under a path: filesystem, device, kind, room. Its read rate is measured, never looked up.
+
+Goes from the mount to the block device and down through device-mapper, LUKS and RAID to the disks
+themselves. A virtual disk says nothing of the hardware beneath it, so its kind stays unknown.
+"""
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from tokenmill.hardware.host import Host, number
+from tokenmill.hardware.machine import Disk, Note
+from tokenmill.hardware.mounts import Mount, mount_of
+
+Kind = Literal["nvme", "ssd", "hdd", "network", "memory"]
+
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "glusterfs", "afs", "beegfs", "gpfs", "9p",
+            "ocfs2", "virtiofs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.glusterfs",
+            "fuse.ceph", "fuse.juicefs", "fuse.goofys", "fuse.blobfuse", "fuse.davfs2", "davfs"}  # fmt: skip
+_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+_SLOWEST_FIRST: tuple[Kind, ...] = ("hdd", "ssd", "nvme")
+
+
+def read_disk(host: Host, path: Path, mounts: tuple[Mount, ...], *, virtual: bool) -> tuple[Disk, list[Note]]:
+    """Return what `path` lies on, or will lie on once it exists."""
+    place = host.real(str(nearest_existing(host, path)))
+    mount = mount_of(place, mounts)
+    space = host.space(place)
+    if mount is None:
+        return Disk(str(path), total_bytes=space[0] if space else None, free_bytes=space[1] if space else None), [
+            Note("disk.device", "no mount is known for this path: findmnt --target shows it")]  # fmt: skip
+    device, kind, notes = _kind(host, mount, virtual=virtual)
+    disk = Disk(
+        path=str(path),
+        device=device,
+        filesystem=mount.filesystem,
+        kind=kind,
+        total_bytes=space[0] if space else None,
+        free_bytes=space[1] if space else None,
+    )
+    rate = Note("disk.nominal_gb_s", "no tool states a read rate: tokenmill probe --measure measures it")
+    return disk, [*notes, rate]
+
+
+def nearest_existing(host: Host, path: Path) -> PurePosixPath:
+    """Return `path`, or the closest folder above it that is there."""
+    wanted = PurePosixPath(path)
+    return next((place for place in (wanted, *wanted.parents) if host.exists(str(place))), PurePosixPath("/"))
+
+
+def _kind(host: Host, mount: Mount, *, virtual: bool) -> tuple[str | None, Kind | None, list[Note]]:
+    if mount.filesystem in _NETWORK:
+        return mount.source, "network", []
+    if mount.filesystem in _MEMORY:
+        note = f"{mount.point} is {mount.filesystem}: what is written there takes up memory"
+        return None, "memory", [Note("disk.kind", note)]
+    name = block_name(host, mount)
+    if name is None:
+        text = f"{mount.filesystem} at {mount.point} names no disk: give a mounted volume, or see zpool status on ZFS"
+        return None, None, [Note("disk.kind", text)]
+    device, disks = f"/dev/{name}", underlying(host, name)
+    kinds = {disk: disk_kind(host, disk, virtual=virtual) for disk in disks}
+    notes = []
+    if len(disks) > 1 or not name.startswith(disks[0]):  # more than a disk and its partition
+        notes.append(Note("disk.device", f"{device} lies on {', '.join(disks)}"))
+    known = {kind for kind, _ in kinds.values()}
+    reasons = sorted({reason for _, reason in kinds.values() if reason})
+    if None in known or len(known) != 1:
+        notes += [Note("disk.kind", reason) for reason in reasons]
+    if None in known:
+        return device, None, notes
+    if len(known) > 1:
+        notes.append(Note("disk.kind", "disks of several kinds: the slowest is named"))
+    return device, next(kind for kind in (*_SLOWEST_FIRST, "memory") if kind in known), notes
+
+
+def block_name(host: Host, mount: Mount) -> str | None:
+    """Return the kernel's name of the mounted block device: by number, else (btrfs) by the source's name."""
+    uevent = host.text(f"/sys/dev/block/{mount.device}/uevent") or ""
+    named = re.search(r"^DEVNAME=(.+)$", uevent, re.MULTILINE)
+    if named:
+        return named[1]
+    if not mount.source.startswith("/dev/"):
+        return None
+    name = mount.source.removeprefix("/dev/")
+    if name.startswith("mapper/"):
+        wanted = name.removeprefix("mapper/")
+        for path in host.glob("/sys/block/dm-*/dm/name"):
+            if (host.text(path) or "").strip() == wanted:
+                return path.split("/")[3]
+    return name if host.exists(f"/sys/class/block/{name}") else None
+
+
+def underlying(host: Host, name: str) -> list[str]:
+    """Return the whole disks beneath a device, through any number of layers."""
+    below = [path.rpartition("/")[2] for path in host.glob(f"/sys/class/block/{name}/slaves/*")]
+    if below:
+        return sorted({disk for device in below for disk in underlying(host, device)})
+    parents = host.glob(f"/sys/block/*/{name}")  # a partition is a folder of its disk
+    return underlying(host, parents[0].split("/")[3]) if parents else [name]
+
+
+def disk_kind(host: Host, disk: str, *, virtual: bool) -> tuple[Kind | None, str | None]:
+    """Return the kind, or None and why."""
+    if disk.startswith("nvme"):
+        return "nvme", None
+    if disk.startswith(("zram", "ram")):
+        return "memory", None
+    if disk.startswith("pmem"):
+        return None, f"{disk} is persistent memory, not a disk"
+    if disk.startswith(("vd", "xvd", "loop", "nbd", "rbd", "drbd")) or virtual:
+        return None, f"{disk} is a virtual disk: what it is made of is not visible here"
+    rotational = number(host.text(f"/sys/block/{disk}/queue/rotational"))
+    if rotational is None:
+        return None, f"the kernel does not say what {disk} is: lsblk --discard --output-all"
+    return ("hdd" if rotational else "ssd"), None

@@ -1,0 +1,139 @@
+"""What this process may use of the machine: control groups, CPU affinity, locked memory, and containers.
+
+A limit that is not smaller than the machine is no limit and reads as None. Control groups are read up the
+tree, v1 and v2 alike, because the smallest limit on the way is the one that holds.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+
+from tokenmill.hardware.cpu import parse_numbers
+from tokenmill.hardware.host import Host
+from tokenmill.hardware.machine import Limits, Note
+from tokenmill.hardware.mounts import Mount
+from tokenmill.units import format_bytes
+
+# include/linux/proc_ns.h fixes the inode of the first PID namespace; another number means a container's.
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+_NO_LIMIT_V1 = 1 << 60  # v1 writes "unlimited" as the largest number of whole pages
+
+_CONTAINER_MARKS = (
+    ("kubernetes", "/var/run/secrets/kubernetes.io"),
+    ("podman", "/run/.containerenv"),
+    ("docker", "/.dockerenv"),
+)
+_CONTAINER_GROUPS = (("kubernetes", "kubepods"), ("docker", "docker"), ("podman", "libpod"), ("lxc", "lxc"))
+
+
+def read_limits(host: Host, mounts: tuple[Mount, ...], memory_bytes: int | None) -> tuple[Limits, list[Note]]:
+    """Return this process's limits, and the soft ones as notes."""
+    groups = parse_cgroup(host.text("/proc/self/cgroup") or "")
+    memory = _smallest(_memory_limits(host, groups, mounts, "memory.max", "memory.limit_in_bytes"), memory_bytes)
+    high = _smallest(_memory_limits(host, groups, mounts, "memory.high", None), memory or memory_bytes)
+    quotas = [_cpu_quota(host, folder) for folder in _folders("cpu", groups, mounts)]
+    online = parse_numbers(host.text("/sys/devices/system/cpu/online") or "")
+    status = host.text("/proc/self/status") or ""
+    # The kernel has already narrowed this by every cpuset above us.
+    allowed = parse_numbers(_field(status, "Cpus_allowed_list") or "")
+    cpuset = allowed if allowed and len(allowed) < len(online) else None
+    locked = _field(host.text("/proc/self/limits") or "", "Max locked memory", separator=r"\s+")
+    notes = []
+    if not groups or locked is None:
+        notes.append(Note("limits", "/proc/self does not show control groups or ulimits here: there may be limits that "
+                                    "are not listed"))  # fmt: skip
+    if high is not None:
+        notes.append(Note("limits.cgroup_memory_bytes", f"memory.high is {format_bytes(high)}: above it the kernel "
+                                                        "slows this process down instead of stopping it"))  # fmt: skip
+    notes += _node_notes(host, parse_numbers(_field(status, "Mems_allowed_list") or ""))
+    return Limits(
+        memory, min(filter(None, quotas), default=None), cpuset, int(locked) if locked and locked.isdigit() else None
+    ), notes
+
+
+def parse_cgroup(text: str) -> tuple[tuple[frozenset[str], str], ...]:
+    """(controllers, path) per hierarchy of /proc/self/cgroup; v2 has no controllers listed."""
+    groups = []
+    for line in text.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            groups.append((frozenset(filter(None, parts[1].split(","))), parts[2]))
+    return tuple(groups)
+
+
+def read_container(host: Host) -> tuple[str | None, list[Note]]:
+    """Name the container around this process, if there is one."""
+    marks = [name for name, path in _CONTAINER_MARKS if host.exists(path)]
+    if "KUBERNETES_SERVICE_HOST=" in (host.text("/proc/self/environ") or ""):
+        marks.insert(0, "kubernetes")
+    named = re.search(r"(?:^|\0)container=([\w-]+)", host.text("/proc/1/environ") or "")
+    declared = named[1] if named else (host.text("/run/systemd/container") or "").strip()
+    groups = host.text("/proc/1/cgroup") or ""
+    marks += [declared] if declared else []
+    marks += [name for name, word in _CONTAINER_GROUPS if re.search(rf"[/:-]{word}", groups)]
+    if marks and host.link("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
+        why = "an image turned into a machine, or a container started with --pid=host"
+        return None, [Note("container", f"marks of {marks[0]}, but this is the machine's first PID namespace: {why}")]
+    return (marks[0] if marks else None), []
+
+
+def _folders(controller: str, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...]) -> list[str]:
+    """Return the folders that can limit us, from our own group up to the top of each mount."""
+    folders = []
+    for controllers, path in groups:
+        if controllers and controller not in controllers:
+            continue
+        for mount in mounts:
+            matches = controller in mount.options if controllers else True
+            if mount.filesystem == ("cgroup" if controllers else "cgroup2") and matches:
+                folders += _ancestors(path, mount)
+    return folders
+
+
+def _ancestors(path: str, mount: Mount) -> list[str]:
+    inside = PurePosixPath(path)
+    # Inside a container the path may be the host's, or lead outside the namespace: then only the mount is ours.
+    relative = inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else PurePosixPath()
+    if ".." in relative.parts:
+        relative = PurePosixPath()
+    point = PurePosixPath(mount.point)
+    return [str(point / relative), *(str(point / above) for above in relative.parents)]
+
+
+def _memory_limits(host: Host, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...],
+                   name: str, name_v1: str | None) -> list[int]:  # fmt: skip
+    limits = []
+    for folder in _folders("memory", groups, mounts):
+        for file in filter(None, (name, name_v1)):
+            text = (host.text(f"{folder}/{file}") or "").strip()
+            if text.isdigit() and int(text) < _NO_LIMIT_V1:
+                limits.append(int(text))
+    return limits
+
+
+def _smallest(limits: list[int], machine_bytes: int | None) -> int | None:
+    limit = min(limits, default=None)
+    return None if limit is None or (machine_bytes is not None and limit >= machine_bytes) else limit
+
+
+def _cpu_quota(host: Host, folder: str) -> float | None:
+    text = host.text(f"{folder}/cpu.max")
+    if text is None:
+        text = f"{host.text(f'{folder}/cpu.cfs_quota_us') or ''} {host.text(f'{folder}/cpu.cfs_period_us') or ''}"
+    parts = text.split()
+    if len(parts) != 2 or not all(part.isdigit() for part in parts) or int(parts[1]) == 0:
+        return None  # "max 100000" in v2, "-1 100000" in v1
+    return int(parts[0]) / int(parts[1])
+
+
+def _node_notes(host: Host, allowed: tuple[int, ...]) -> list[Note]:
+    nodes = parse_numbers(host.text("/sys/devices/system/node/has_memory") or "")
+    if not allowed or len(allowed) >= len(nodes):
+        return []
+    return [Note("limits", f"memory may come from NUMA nodes {', '.join(map(str, allowed))} only, of {len(nodes)} "
+                           "with memory (a cpuset or numactl around this process)")]  # fmt: skip
+
+
+def _field(text: str, name: str, separator: str = r":\s*") -> str | None:
+    match = re.search(rf"^{re.escape(name)}{separator}(\S+)", text, re.MULTILINE)
+    return match[1] if match else None

@@ -1,0 +1,142 @@
+"""NVIDIA cards: turns NVML's values into `Gpu` and `NvLink`, and says what they cannot tell.
+
+Memory bandwidth is bus width x highest memory clock x 2: NVML's memory clock is half the data rate for
+GDDR5, GDDR6, GDDR6X, GDDR7 and HBM alike. A PCIe link idles at a lower generation than it works at.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from tokenmill.hardware import cards as known_cards
+from tokenmill.hardware.cpu import format_numbers
+from tokenmill.hardware.host import Host, number
+from tokenmill.hardware.machine import Gpu, Note, NvLink, PcieLink
+from tokenmill.hardware.nvml import Card, Reading
+
+_VENDOR = 0x10DE
+_DISPLAY_CLASS = 0x03  # first byte of the PCI class; a card's audio function is 0x04
+
+
+def read_nvidia(host: Host) -> tuple[tuple[Gpu, ...], tuple[NvLink, ...], list[Note]]:
+    """Return cards, the pairs that NVLink joins, and notes."""
+    reading = host.nvml()
+    if not reading.cards:
+        return (), (), _driver_notes(host, reading)
+    gpus = tuple(make_gpu(card, _numa_node(host, card)) for card in reading.cards)
+    notes = [*_gpu_notes(gpus, reading.cards), *_numbering_notes(gpus, host.text("/proc/self/environ") or "")]
+    links, link_notes = make_links(reading.cards)
+    return gpus, links, [*notes, *link_notes]
+
+
+def make_gpu(card: Card, numa_node: int | None = None) -> Gpu:
+    """One card, without a note."""
+    return Gpu(
+        index=card.index,
+        name=card.name or "NVIDIA card that does not answer",
+        vendor="nvidia",
+        vram_bytes=card.memory_total_bytes,
+        free_bytes=card.memory_free_bytes,
+        nominal_gb_s=nominal_gb_s(card),
+        pcie=make_pcie(card),
+        compute_capability=card.compute_capability,
+        power_limit_w=None if card.power_limit_mw is None else card.power_limit_mw / 1000,
+        numa_node=numa_node,
+        uuid=card.uuid,
+    )
+
+
+def make_pcie(card: Card) -> PcieLink:
+    """The link; a card behind a hypervisor may report zeros, which mean nothing."""
+    return PcieLink(card.pcie_generation or None, card.pcie_width or None,
+                    card.pcie_max_generation or None, card.pcie_max_width or None)  # fmt: skip
+
+
+def nominal_gb_s(card: Card) -> float | None:
+    """Memory bandwidth from NVML's own figures, else from the table of known cards."""
+    if card.memory_bus_bits and card.memory_clock_mhz:
+        return round(card.memory_bus_bits * card.memory_clock_mhz * 2 / 8 / 1000, 1)
+    listed = known_cards.nominal(card.name or "")
+    return listed[0] if listed else None
+
+
+def make_links(cards: Sequence[Card]) -> tuple[tuple[NvLink, ...], list[Note]]:
+    """Return joined pairs: cards linked to each other, and every two cards that hang on switches."""
+    by_bus = {card.bus_id: card.index for card in cards}
+    speed = {card.index: card.nvlink_mb_s for card in cards}
+    counts: Counter[tuple[int, int]] = Counter()
+    for card in cards:
+        for link in card.links:
+            remote = by_bus.get(link.remote_bus_id) if link.remote_bus_id else None
+            if remote is not None and card.index < remote:
+                counts[card.index, remote] += 1
+    switched = {card.index: sum(link.remote_is_switch for link in card.links) for card in cards}
+    for first, second in combinations([index for index, links in switched.items() if links], 2):
+        counts[first, second] += min(switched[first], switched[second])
+    pairs = tuple(NvLink(pair, links, _pair_gb_s(links, speed[pair[0]])) for pair, links in sorted(counts.items()))
+    unknown = any(pair.nominal_gb_s is None for pair in pairs)
+    note = Note("nvlinks.nominal_gb_s", "this driver does not state the links' speed: nvidia-smi nvlink --status")
+    return pairs, [note] if unknown else []
+
+
+def _pair_gb_s(links: int, mb_s: int | None) -> float | None:
+    return None if mb_s is None else round(links * mb_s / 1000, 1)
+
+
+def _numa_node(host: Host, card: Card) -> int | None:
+    node = number(host.text(f"/sys/bus/pci/devices/{card.bus_id}/numa_node")) if card.bus_id else None
+    return None if node is None or node < 0 else node  # -1: the firmware does not say
+
+
+def _driver_notes(host: Host, reading: Reading) -> list[Note]:
+    """Tell a machine without NVIDIA cards from one whose driver is missing or broken."""
+    present = [
+        folder for folder in host.glob("/sys/bus/pci/devices/*")
+        if number(host.text(f"{folder}/vendor")) == _VENDOR
+        and (number(host.text(f"{folder}/class")) or 0) >> 16 == _DISPLAY_CLASS
+    ]  # fmt: skip
+    if not present:
+        return []
+    why = f"NVML says: {reading.error}" if reading.error else (
+        "no driver library (libnvidia-ml.so.1) is installed" if not reading.library else "NVML lists none")  # fmt: skip
+    return [Note("gpus", f"{len(present)} NVIDIA device(s) on the PCI bus cannot be used, {why}; nvidia-smi must work "
+                         "first (in a container: run it with --gpus all)")]  # fmt: skip
+
+
+def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[Card]) -> list[Note]:
+    def some(about: str, test: Callable[[Gpu], bool], text: str) -> list[Note]:
+        matching = [gpu.index for gpu in gpus if test(gpu)]
+        return [Note(f"gpus[{format_numbers(matching)}].{about}", text)] if matching else []
+
+    tabled = {card.index for card in cards if not (card.memory_bus_bits and card.memory_clock_mhz)}
+    mig = {card.index for card in cards if card.mig}
+    return [
+        *some("vram_bytes", lambda gpu: gpu.vram_bytes is None, "the driver states none: the card shares the "
+              "system's memory, or does not answer (nvidia-smi tells)"),
+        *some("vram_bytes", lambda gpu: gpu.index in mig, "MIG is on: a program sees one slice, not the whole card; "
+              "nvidia-smi -L lists the slices"),
+        *some("nominal_gb_s", lambda gpu: gpu.nominal_gb_s is None, "the driver states no memory clock or bus "
+              "width, and the card is not in our table: tokenmill probe --measure"),
+        *some("nominal_gb_s", lambda gpu: gpu.index in tabled and gpu.nominal_gb_s is not None, "from the maker's data "
+              "sheet: the driver states no memory clock or bus width"),
+        *some("pcie.generation", lambda gpu: _less(gpu.pcie.generation, gpu.pcie.max_generation), "lower than the link "
+              "can do: idle cards save power that way; look again under load"),
+        *some("pcie.width", lambda gpu: _less(gpu.pcie.width, gpu.pcie.max_width), "fewer lanes than card and slot can "
+              "do: a riser, bifurcation, or the slot's wiring"),
+    ]  # fmt: skip
+
+
+def _numbering_notes(gpus: Sequence[Gpu], environment: str) -> list[Note]:
+    settings = dict(part.partition("=")[::2] for part in environment.split("\0"))
+    notes = []
+    if len({gpu.name for gpu in gpus}) > 1 and settings.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        notes.append(Note("gpus.index", "cards of several kinds: CUDA numbers them fastest first, not as here, unless "
+                                        "CUDA_DEVICE_ORDER=PCI_BUS_ID is set"))  # fmt: skip
+    if "CUDA_VISIBLE_DEVICES" in settings:
+        notes.append(Note("gpus", f"CUDA_VISIBLE_DEVICES={settings['CUDA_VISIBLE_DEVICES']} hides cards from engines; "
+                                  "all are listed here"))  # fmt: skip
+    return notes
+
+
+def _less(now: int | None, best: int | None) -> bool:
+    return now is not None and best is not None and now < best

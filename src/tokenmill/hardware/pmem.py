@@ -1,0 +1,194 @@
+"""Persistent memory: how many modules, in which mode, which namespaces.
+
+The mode is read from ipmctl, else from the firmware's module list; sysfs shows modules and namespaces to
+everybody but never tells Memory Mode. How fast it is nobody states: `probe --measure` does.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tokenmill.hardware.dmi import Module
+from tokenmill.hardware.host import Host, number
+from tokenmill.hardware.machine import Dram, Note, Pmem, PmemNamespace
+from tokenmill.hardware.mounts import Mount
+from tokenmill.units import parse_bytes
+
+Mode = Literal["memory", "app-direct", "mixed"]
+
+_DEVICES = "/sys/bus/nd/devices"
+_SYSFS_MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "raw"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the capacity is divided, as ipmctl or the firmware tells it."""
+
+    volatile_bytes: int
+    persistent_bytes: int
+    total_bytes: int | None = None
+    cache_bytes: int | None = None  # DRAM in front of it
+
+    @property
+    def mode(self) -> Mode | None:
+        """What the division amounts to; None when nothing is in use (not provisioned)."""
+        if self.volatile_bytes and self.persistent_bytes:
+            return "mixed"
+        if self.volatile_bytes:
+            return "memory"
+        return "app-direct" if self.persistent_bytes else None
+
+
+def read_pmem(host: Host, modules: Sequence[Module] | None, mounts: Sequence[Mount],
+              meminfo: dict[str, int]) -> tuple[Pmem | None, Shares | None, list[Note]]:  # fmt: skip
+    """Return persistent memory if there is any, how it is divided, and notes."""
+    listed = [module for module in modules or () if module.is_pmem and module.size_bytes]
+    seen = host.glob(f"{_DEVICES}/nmem[0-9]*")
+    namespaces = _namespaces(host, mounts)
+    if not (listed or seen or namespaces):
+        return None, None, []
+    resources = host.run("ipmctl", "show", "-memoryresources")
+    shares = parse_resources(resources.out) if resources and resources.code == 0 else None
+    shares = shares or shares_from_firmware(modules or ())
+    dimms = host.run("ipmctl", "show", "-dimm")
+    sizes = parse_dimms(dimms.out) if dimms and dimms.code == 0 else []
+    mode, stated = (shares.mode, shares.total_bytes) if shares else (None, None)
+    is_memory = mode in ("memory", "mixed")
+    pmem = Pmem(
+        mode=mode,
+        dimms=len(sizes) or len(listed) or len(seen) or None,
+        total_bytes=sum(sizes) or sum(module.size_bytes or 0 for module in listed) or stated,
+        memory_mode_bytes=meminfo.get("MemTotal") if is_memory else None,
+        available_bytes=meminfo.get("MemAvailable") if is_memory else None,
+        namespaces=namespaces,
+    )
+    return pmem, shares, _notes(shares, namespaces)
+
+
+def as_cache(dram: Dram, shares: Shares) -> Dram:
+    """In Memory Mode DRAM is a cache of a size of its own, and none of it is free for us."""
+    size = shares.cache_bytes or sum(dimm.size_bytes for dimm in dram.dimms) or None
+    return Dram(size, None, dram.kind, dram.dimms, dram.slots, dram.channels, dram.mts, dram.nominal_gb_s)
+
+
+def parse_resources(text: str) -> Shares | None:
+    """Read `ipmctl show -memoryresources`: the table of version 2 and 3, or the lines of version 1."""
+    rows = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) == 4:
+            rows[cells[0]] = cells[1:]
+    if {"Volatile", "AppDirect"} <= rows.keys():
+        ddr, pmem = 0, 1
+        return Shares(
+            volatile_bytes=_capacity(rows["Volatile"][pmem]) or 0,
+            persistent_bytes=_capacity(rows["AppDirect"][pmem]) or 0,
+            total_bytes=_capacity(rows["Physical"][pmem]) if "Physical" in rows else None,
+            cache_bytes=_capacity(rows["Cache"][ddr]) or None if "Cache" in rows else None,
+        )
+    lines = dict(re.findall(r"^\s*(\w*Capacity)=(.+?)\s*$", text, re.MULTILINE))
+    if {"MemoryCapacity", "AppDirectCapacity"} <= lines.keys():
+        return Shares(
+            volatile_bytes=_capacity(lines["MemoryCapacity"]) or 0,
+            persistent_bytes=_capacity(lines["AppDirectCapacity"]) or 0,
+            total_bytes=_capacity(lines.get("Capacity", "")),
+        )
+    return None
+
+
+def parse_dimms(text: str) -> list[int]:
+    """Read `ipmctl show -dimm` into the capacity of each module, in bytes."""
+    rows = re.findall(r"^\s*0x[0-9a-f]+\s*\|\s*([\d.]+ [KMGT]i?B)\s*\|", text, re.MULTILINE | re.IGNORECASE)
+    return [size for row in rows if (size := _capacity(row))]
+
+
+def shares_from_firmware(modules: Iterable[Module]) -> Shares | None:
+    """Read the division out of SMBIOS, whose version 3.2 and later states it per module."""
+    modules = list(modules)
+    pmem = [module for module in modules if module.is_pmem]
+    cache = sum(module.size_bytes or 0 for module in modules if module.caches)
+    volatile, persistent = (sum(sizes) for sizes in (
+        [module.volatile_bytes or 0 for module in pmem], [module.persistent_bytes or 0 for module in pmem],
+    ))  # fmt: skip
+    if not pmem or not (volatile or persistent):
+        return None
+    return Shares(volatile, persistent, sum(module.size_bytes or 0 for module in pmem), cache or None)
+
+
+def parse_ndctl(text: str, mounts: Sequence[Mount] = ()) -> tuple[PmemNamespace, ...]:
+    """Read `ndctl list -N`: one object or a list of them, devdax devices nested in older versions."""
+    try:
+        document = json.loads(text or "[]")
+    except ValueError:
+        return ()
+    if isinstance(document, dict):
+        document = document.get("namespaces", [document])
+    spaces = []
+    for entry in document if isinstance(document, list) else []:
+        match entry:
+            case {"dev": str(name), "mode": str(mode), "size": int(size)}:
+                device = _device(entry)
+                spaces.append(PmemNamespace(name, mode, size, f"/dev/{device}" if device else None,
+                                            _mount_point(device, mounts)))  # fmt: skip
+    return tuple(spaces)
+
+
+def _namespaces(host: Host, mounts: Sequence[Mount]) -> tuple[PmemNamespace, ...]:
+    listed = host.run("ndctl", "list", "-N")
+    if listed and listed.code == 0 and listed.out.strip():
+        return parse_ndctl(listed.out, mounts)
+    holders = {}  # the pfn, btt or dax device that claimed a namespace has its block device
+    for folder in host.glob(f"{_DEVICES}/*"):
+        claimed = (host.text(f"{folder}/namespace") or "").strip() or folder.rpartition("/")[2]
+        for block in host.glob(f"{folder}/block/*") + host.glob(f"{folder}/dax/*"):
+            holders[claimed] = block.rpartition("/")[2]
+    spaces = []
+    for folder in host.glob(f"{_DEVICES}/namespace[0-9]*"):
+        name, size = folder.rpartition("/")[2], number(host.text(f"{folder}/size"))
+        mode = _SYSFS_MODES.get((host.text(f"{folder}/mode") or "").strip())
+        if size and mode:  # every region carries one empty namespace to make the next from
+            device = holders.get(name)
+            spaces.append(PmemNamespace(name, mode, size, f"/dev/{device}" if device else None,
+                                        _mount_point(device, mounts)))  # fmt: skip
+    return tuple(spaces)
+
+
+def _device(entry: dict[str, Any]) -> str | None:
+    match entry:
+        case {"blockdev": str(name)} | {"chardev": str(name)}:
+            return name
+        case {"daxregion": {"devices": [{"chardev": str(name)}, *_]}}:
+            return name
+    return None
+
+
+def _mount_point(device: str | None, mounts: Sequence[Mount]) -> str | None:
+    wanted = re.compile(rf"/dev/{re.escape(device)}(p\d+)?") if device else None
+    return next((mount.point for mount in mounts if wanted and wanted.fullmatch(mount.source)), None)
+
+
+def _capacity(text: str) -> int | None:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        return None
+
+
+def _notes(shares: Shares | None, namespaces: tuple[PmemNamespace, ...]) -> list[Note]:
+    notes = [Note("pmem.nominal_gb_s", "no tool states it: tokenmill probe --measure measures it")]
+    if shares is None:
+        known = "App Direct namespaces exist, but whether the rest is Memory Mode" if namespaces else "the mode"
+        notes.append(Note("pmem.mode", f"{known} is root's to see: sudo ipmctl show -memoryresources "
+                                       "(apt-get install ipmctl), or sudo tokenmill probe"))  # fmt: skip
+    elif shares.mode is None:
+        notes.append(Note("pmem.mode", "no capacity is in use: neither Memory Mode nor App Direct is provisioned; "
+                                       "ipmctl show -goal tells whether a restart will change that"))  # fmt: skip
+    elif shares.mode != "memory" and not namespaces:
+        text = "App Direct capacity has no namespace yet: sudo ndctl create-namespace --mode fsdax"
+        notes.append(Note("pmem.namespaces", text))
+    elif shares.mode == "mixed":
+        notes.append(Note("pmem.mode", "mixed: the system's RAM is the volatile part, cached by DRAM; namespaces are "
+                                       "storage beside it"))  # fmt: skip
+    return notes

@@ -1,0 +1,183 @@
+"""Models by name: what `kimi-k2.5:Q4_K_S` is, with no file at hand.
+
+Each entry in entries/ states a model's GGUF keys; tensors follow from the keys (`shapes`) and types from
+the quantisation's name (`mixture`), so a name gives the very header a real file has. Only the vocabulary
+is a placeholder.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from tokenmill.decode import read_toml
+from tokenmill.errors import UnknownModel
+from tokenmill.model import mixture, shapes, vocabulary
+from tokenmill.model.gguf import Header
+from tokenmill.model.header import Encoded, Plain, Row, encode
+
+_ENTRIES = resources.files("tokenmill.model") / "entries"
+GHOST_KEY = "tokenmill.ghost"
+"""Marks a file whose weights are a hole."""
+_QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
+_TEMPLATE_MARK = "{#- minimal template by tokenmill, not the model's own -#}"
+_NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The tokenizer: its kind, its size, and where its special tokens stand."""
+
+    pre: str  # llama.cpp's name for the splitting rules
+    tokens: int
+    special: dict[str, int]  # text -> id
+    ids: dict[str, int]  # bos, eos, eot, ... -> id, as tokenizer.ggml.<name>_token_id
+    add_bos: bool | None = None
+    template: str | None = None  # our own words, never a published template
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A quantisation that llama-quantize does not make by name alone."""
+
+    base: str  # the mix that decides what no pattern matches
+    patterns: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type; the first match decides
+    scales: tuple[str, ...] = ()  # endings of names that have an f32 scale beside them, one for each expert
+    file_type: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of the catalogue."""
+
+    title: str
+    architecture: str
+    sources: tuple[str, ...]
+    keys: dict[str, Plain]  # without the architecture's prefix
+    words: Words
+    listed: tuple[str, ...]  # quantisations worth showing; any that llama-quantize knows can be asked for
+    extras: shapes.Extras = field(default_factory=shapes.Extras)
+    mixes: dict[str, Mix] = field(default_factory=dict)
+    pinned: dict[str, str] = field(default_factory=dict)  # patterns that hold in every quantisation
+
+    def full_keys(self) -> dict[str, Plain]:
+        """The architecture's keys under their names in the file."""
+        return {f"{self.architecture}.{key}": value for key, value in self.keys.items()}
+
+    def slots(self) -> list[shapes.Slot]:
+        """Every tensor's name and shape, in file order."""
+        return shapes.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
+
+    def traits(self) -> mixture.Traits:
+        """What the choice of types depends on."""
+        own = shapes.Keys(self.architecture, self.full_keys())
+        heads, kv_heads = own["attention.head_count"], own["attention.head_count_kv"]
+        return mixture.Traits(
+            layers=own["block_count"],
+            experts=own.get("expert_count"),
+            queries_per_kv_head=heads // kv_heads,
+            tied_output=self.extras.tied_output,
+            llama_70b=self.architecture == "llama" and own["block_count"] == 80 and heads != kv_heads,
+        )
+
+
+def names() -> tuple[str, ...]:
+    """Every model of the catalogue."""
+    return tuple(sorted(path.name.removesuffix(".toml") for path in _ENTRIES.iterdir() if path.name.endswith(".toml")))
+
+
+def listed() -> tuple[str, ...]:
+    """Every `model:quant` that is worth showing."""
+    return tuple(f"{name}:{quant}" for name in names() for quant in entry(name).listed)
+
+
+@cache
+def entry(name: str) -> Entry:
+    """One model, without its quantisation."""
+    if name not in names():
+        raise UnknownModel(f"no model {name!r} in the catalogue, and no such file", hint=f"known: {', '.join(names())}")
+    with resources.as_file(_ENTRIES / f"{name}.toml") as path:
+        return read_toml(Entry, Path(path))
+
+
+def quants(name: str) -> tuple[str, ...]:
+    """Every quantisation that can be asked for, the model's own first."""
+    own = tuple(entry(name).mixes)
+    return own + tuple(mix for mix in mixture.FILE_TYPES if mix not in own)
+
+
+def resolve(name: str) -> tuple[str, str]:
+    """`Kimi-K2.5:q4_k_s` as (`kimi-k2.5`, `Q4_K_S`); UnknownModel says what is known."""
+    model, colon, quant = name.partition(":")
+    model = model.lower()
+    known = entry(model)
+    if not colon or not quant:
+        hint = f"for example {model}:{known.listed[0]}; also {', '.join(known.listed[1:])}"
+        raise UnknownModel(f"{model} needs a quantisation", hint=hint)
+    for candidate in quants(model):
+        if candidate.lower() == quant.lower():
+            return model, candidate
+    raise UnknownModel(f"{model} has no quantisation {quant!r}", hint=f"known: {', '.join(quants(model))}")
+
+
+def looks_like_name(text: str) -> bool:
+    """Whether this is more likely a catalogue name than a path."""
+    return _NAME.fullmatch(text) is not None and not text.lower().endswith((".gguf", ".safetensors"))
+
+
+def header(name: str) -> Header:
+    """The header that a ghost of this model has on disk, but for the mark that makes it a ghost."""
+    ghost = encoded(name).header
+    return replace(ghost, keys={key: value for key, value in ghost.keys.items() if key != GHOST_KEY})
+
+
+def encoded(name: str) -> Encoded:
+    """The head of this model's ghost."""
+    model, quant = resolve(name)
+    found = entry(model)
+    mix = found.mixes.get(quant, Mix(base=quant))
+    general: dict[str, Plain] = {
+        "general.architecture": found.architecture,
+        "general.type": "model",
+        "general.name": found.title,
+        "general.file_type": _file_type(mix),
+        "general.quantization_version": _QUANTISATION_VERSION,
+        GHOST_KEY: True,
+    }
+    keys = {**general, **found.full_keys(), **_words(found.words)}
+    return encode(keys, _tensors(found, mix), f"{model}:{quant}")
+
+
+def _tensors(found: Entry, mix: Mix) -> tuple[Row, ...]:
+    slots = found.slots()
+    types = mixture.choose(mix.base, slots, found.traits(), {**found.pinned, **mix.patterns})
+    rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]
+    rows += [
+        (name.replace(".weight", ".scale"), (shape[2] if len(shape) == 3 else 1,), "F32")
+        for name, shape, _ in rows
+        if name.endswith(mix.scales)
+    ]
+    return tuple(sorted(rows, key=lambda row: shapes.file_order(row[0])))
+
+
+def _file_type(mix: Mix) -> int:
+    return mixture.FILE_TYPES[mix.base][0] if mix.file_type is None else mix.file_type
+
+
+def _words(words: Words) -> dict[str, Plain]:
+    built = vocabulary.build(words.tokens, words.special)
+    keys: dict[str, Plain] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": words.pre,
+        "tokenizer.ggml.tokens": built.tokens,
+        "tokenizer.ggml.token_type": built.types,
+        "tokenizer.ggml.merges": built.merges,
+        **{f"tokenizer.ggml.{role}_token_id": token for role, token in words.ids.items()},
+    }
+    if words.add_bos is not None:
+        keys["tokenizer.ggml.add_bos_token"] = words.add_bos
+    if words.template is not None:
+        keys["tokenizer.chat_template"] = _TEMPLATE_MARK + words.template
+    return keys

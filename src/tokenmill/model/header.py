@@ -1,0 +1,132 @@
+"""Encodes the head of a GGUF file, keys and tensor table, and says what a reader will find in it.
+
+Python's own types decide GGUF's: bool, str, int as u32, float as f32, lists of strings, of ints (i32) and
+of floats (f32); that is what convert_hf_to_gguf.py writes for every key in the catalogue.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenmill.model.blocks import BY_NUMBER, tensor_bytes
+from tokenmill.model.gguf import (
+    DEFAULT_ALIGNMENT,
+    KEPT_ARRAY_ITEMS,
+    Header,
+    KeyBytes,
+    LongArray,
+    TensorEntry,
+    Value,
+)
+
+Plain = bool | int | float | str | list[int] | list[float] | list[str]
+Row = tuple[str, tuple[int, ...], str]
+"""One row of a tensor table: name, shape (fastest dimension first), type."""
+
+_NUMBERS = {kind.name: number for number, kind in BY_NUMBER.items()}
+_VERSION = 3
+_START = struct.Struct("<4sIQQ")
+_SCALARS: Mapping[type, tuple[int, str]] = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
+_ELEMENTS: Mapping[type, tuple[int, str]] = {int: (5, "i"), float: (6, "f")}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A file's bytes up to its first tensor, and the header that reading them gives."""
+
+    raw: bytes
+    header: Header
+
+
+def encode(keys: Mapping[str, Plain], rows: Iterable[Row], source: str) -> Encoded:
+    """Encode the head of a file whose tensors lie one after another, each padded to the alignment."""
+    parts: list[bytes] = []
+    values: dict[str, Value] = {}
+    places: dict[str, KeyBytes] = {}
+    position = _START.size
+    for name, value in keys.items():
+        start = text(name)
+        body = _encoded(value)
+        values[name] = _as_read(value, position + len(start), len(body))
+        places[name] = KeyBytes(position, len(start) + len(body))
+        position += places[name].bytes
+        parts += (start, body)
+    tensors = _place(rows)
+    raw = assemble(len(values), b"".join(parts), tensors, DEFAULT_ALIGNMENT)
+    size = len(raw) + data_bytes(tensors, DEFAULT_ALIGNMENT)
+    return Encoded(raw, Header(source, size, _VERSION, DEFAULT_ALIGNMENT, values, places, tensors, len(raw)))
+
+
+def assemble(key_count: int, keys: bytes, tensors: Sequence[TensorEntry], alignment: int) -> bytes:
+    """The head's bytes from keys that are already encoded and tensors that have their places."""
+    table = b"".join(
+        text(tensor.name)
+        + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+        + struct.pack("<IQ", tensor.number, tensor.offset)
+        for tensor in tensors
+    )
+    head = _START.pack(b"GGUF", _VERSION, len(tensors), key_count) + keys + table
+    return head.ljust(padded(len(head), alignment), b"\0")
+
+
+def data_bytes(tensors: Sequence[TensorEntry], alignment: int) -> int:
+    """How far the data reaches; the last tensor is padded too."""
+    return max((padded(tensor.offset + tensor.bytes, alignment) for tensor in tensors), default=0)
+
+
+def padded(count: int, alignment: int = DEFAULT_ALIGNMENT) -> int:
+    """The next multiple of the alignment."""
+    return -(-count // alignment) * alignment
+
+
+def pair(name: str, value: Plain) -> bytes:
+    """One key and its value."""
+    return text(name) + _encoded(value)
+
+
+def text(value: str) -> bytes:
+    """A length-prefixed string."""
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def as_f32(value: float) -> float:
+    """The nearest number that a file's f32 can hold."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def _place(rows: Iterable[Row]) -> tuple[TensorEntry, ...]:
+    offset, placed = 0, []
+    for name, shape, kind in rows:
+        size = tensor_bytes(kind, shape)
+        placed.append(TensorEntry(name, shape, kind, _NUMBERS[kind], offset, size))
+        offset += padded(size)
+    return tuple(placed)
+
+
+def _encoded(value: Plain) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + text(value)
+    if not isinstance(value, list):
+        number, letter = _SCALARS[type(value)]
+        return struct.pack(f"<I{letter}", number, value)
+    if isinstance(value[0], str):
+        head = struct.pack("<IIQ", _ARRAY, _STRING, len(value))
+        return head + b"".join([text(item) for item in value if isinstance(item, str)])
+    number, letter = _ELEMENTS[type(value[0])]
+    return struct.pack(f"<IIQ{len(value)}{letter}", _ARRAY, number, len(value), *value)
+
+
+def _as_read(value: Plain, offset: int, length: int) -> Value:
+    """What the reader makes of a value encoded at `offset`: long arrays by reference, floats as f32."""
+    if isinstance(value, float):
+        return as_f32(value)
+    if not isinstance(value, list):
+        return value
+    before = 16  # type, element type and count come before an array's items
+    if isinstance(value[0], str):
+        return LongArray(_STRING, len(value), offset + before, length - before)
+    if len(value) > KEPT_ARRAY_ITEMS:
+        return LongArray(_ELEMENTS[type(value[0])][0], len(value), offset + before, length - before)
+    return tuple(as_f32(item) if isinstance(item, float) else item for item in value)

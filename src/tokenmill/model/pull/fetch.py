@@ -1,0 +1,160 @@
+"""One file of known size over HTTP, resumed where it was cut off.
+
+The bytes gather in a part file; the server's ETag or date is kept beside it and sent as If-Range, so that
+a file that has changed starts over instead of being glued together. A connection that drops is taken up
+again a few times while the process lives, and by the next run after that. Whether the bytes are the right
+ones is the caller's business: it knows the hash.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from tokenmill.errors import ChecksumMismatch, PullError
+from tokenmill.model.pull.store import Progress, disk_errors
+from tokenmill.units import format_bytes
+
+ATTEMPTS = 5  # in a row without a single new byte
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REFUSED = frozenset({401, 403, 407})
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
+
+
+class Refused(PullError):
+    """The server does not serve us: credentials, certificates or the network forbid it."""
+
+
+class _Broken(Exception):
+    """This attempt failed; the next one may not."""
+
+
+def fetch(
+    url: str,
+    part: Path,
+    *,
+    size_bytes: int,
+    client: httpx.Client,
+    progress: Progress,
+    pause: Callable[[float], None] = time.sleep,
+) -> int:
+    """Bring `part` to `size_bytes` and return how many bytes came over the network for that."""
+    fetched_bytes = failures = 0
+
+    def arrived(count: int, done: int) -> None:
+        nonlocal fetched_bytes, failures
+        fetched_bytes += count
+        failures = 0
+        progress(done, size_bytes)
+
+    while True:
+        try:
+            with disk_errors(part.parent):
+                _attempt(url, part, size_bytes, client, arrived)
+        except (_Broken, httpx.TransportError) as error:
+            failures += 1
+            hopeless = "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(error, httpx.UnsupportedProtocol)
+            if hopeless or failures >= ATTEMPTS:
+                raise _given_up(url, part, error, fetched_bytes) from error
+            pause(2.0 ** (failures - 1))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise PullError(f"cannot download {_spoken(url)}: {error}") from error
+        else:
+            return fetched_bytes
+
+
+def discard(part: Path) -> None:
+    """Remove a part and what is known about it."""
+    part.unlink(missing_ok=True)
+    _validator(part).unlink(missing_ok=True)
+
+
+def _attempt(url: str, part: Path, size_bytes: int, client: httpx.Client, arrived: Callable[[int, int], None]) -> None:
+    """Ask once for what is missing and write what comes."""
+    have = part.stat().st_size if part.exists() else 0
+    if have == size_bytes:
+        return
+    if have > size_bytes:
+        discard(part)
+        have = 0
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+        if _validator(part).exists():
+            headers["If-Range"] = _validator(part).read_text(encoding="utf-8")
+    with client.stream("GET", url, headers=headers) as response:
+        start = _start(response, part, have)
+        length = response.headers.get("content-length", "")
+        if length.isdigit() and start + int(length) != size_bytes:
+            discard(part)
+            raise ChecksumMismatch(f"{_spoken(url)} has {start + int(length)} bytes, not {size_bytes}")
+        if start == 0:
+            _remember(response, part)
+        _write(response, part, start, size_bytes, arrived)
+
+
+def _start(response: httpx.Response, part: Path, have: int) -> int:
+    """The offset of the first byte of this answer; raises where the answer is none."""
+    status = response.status_code
+    if status == 206:
+        match = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
+        if match and int(match[1]) == have:
+            return have
+        discard(part)
+        raise _Broken("the server answered with another range than was asked for")
+    if status == 200:  # all of it: nothing was asked for, the file has changed, or ranges are not known there
+        return 0
+    if status == 416:
+        discard(part)
+        raise _Broken("the server has less than what is already here")
+    where = _spoken(str(response.request.url))
+    if status in _REFUSED:
+        raise Refused(f"{where}: the server answered {status}", hint="check the credentials of your package index")
+    if status in _RETRIED:
+        raise _Broken(f"the server answered {status}")
+    raise PullError(f"{where}: the server answered {status}", hint="try again later, or check the index")
+
+
+def _write(
+    response: httpx.Response, part: Path, start: int, size_bytes: int, arrived: Callable[[int, int], None]
+) -> None:
+    done = start
+    with part.open("ab" if start else "wb") as file:
+        for piece in response.iter_raw():
+            if done + len(piece) > size_bytes:
+                discard(part)
+                raise ChecksumMismatch(f"{_spoken(str(response.request.url))} has more than {size_bytes} bytes")
+            file.write(piece)
+            done += len(piece)
+            arrived(len(piece), done)
+    if done != size_bytes:
+        raise _Broken(f"the connection ended after {format_bytes(done)}")
+
+
+def _validator(part: Path) -> Path:
+    return part.with_name(part.name + ".etag")
+
+
+def _remember(response: httpx.Response, part: Path) -> None:
+    """Keep what If-Range may be asked with: a strong ETag, else the date."""
+    etag = response.headers.get("etag", "")
+    validator = etag if etag.startswith('"') else response.headers.get("last-modified", "")
+    if validator:
+        _validator(part).write_text(validator, encoding="utf-8")
+    else:
+        _validator(part).unlink(missing_ok=True)
+
+
+def _given_up(url: str, part: Path, error: Exception, fetched_bytes: int) -> PullError:
+    kept = format_bytes(part.stat().st_size) if part.exists() else None
+    message = f"the download of {_spoken(url)} failed: {str(error) or type(error).__name__}"
+    hint = f"{kept} are kept; the same command goes on from there" if kept else "check the network and the proxy"
+    return PullError(message, hint=hint) if fetched_bytes else Refused(message, hint=hint)
+
+
+def _spoken(url: str) -> str:
+    """File and host; the rest of a URL may carry secrets."""
+    parsed = httpx.URL(url)
+    return f"{parsed.path.rpartition('/')[2]} on {parsed.host}"

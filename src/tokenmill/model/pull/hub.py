@@ -1,0 +1,284 @@
+"""GGUFs from a Hugging Face hub: what a repository offers, and every split of it, resumed where it stopped.
+
+The library is asked for names, sizes, hashes, logins and bytes. Its own `hf_hub_download` is not used: it
+throws away what has arrived when it is interrupted, over Xet as well (huggingface_hub#4196). `http_get`
+underneath it resumes. Files over 50 GB, which the hub does not send in one answer, are asked for in pieces.
+Every byte is hashed on its way to the disk.
+"""
+
+import hashlib
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+from urllib.parse import urlsplit
+
+from tokenmill.errors import ChecksumMismatch, PullError, UsageError
+from tokenmill.model.pull.hub_errors import hub_errors
+from tokenmill.model.pull.quants import FileSet, RemoteFile, choose, file_sets
+from tokenmill.model.pull.store import (
+    Notify,
+    Progress,
+    Pulled,
+    check_space,
+    disk_errors,
+    drop_other_parts,
+    is_whole,
+    locked,
+    part_of,
+    pulled,
+    settle,
+    write_note,
+)
+from tokenmill.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi, ModelInfo
+
+LARGEST_ANSWER_BYTES = 50 * 10**9
+PIECE_BYTES = 32 * GIB
+_HASHED_AT_ONCE_BYTES = 4 << 20
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `hf:REPO:QUANT` says."""
+
+    repo: str
+    quant: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HubOffer:
+    """What would be downloaded, from one fixed commit."""
+
+    name: str
+    repo: str
+    commit: str
+    chosen: FileSet
+    urls: tuple[str, ...]  # one for each file
+    headers: dict[str, str] = field(repr=False)  # may carry a token
+
+    def folder(self, models_path: Path) -> Path:
+        """Where it lies once it is pulled."""
+        return models_path.joinpath(*self.repo.split("/"), self.chosen.label)
+
+    def remaining_bytes(self, models_path: Path) -> int:
+        """What is still to come."""
+        return sum(_remaining(self, models_path, file) for file in self.chosen.files)
+
+
+def parse(name: str) -> Wanted:
+    """Read `hf:REPO:QUANT` or `hf:REPO:FILE.gguf`."""
+    repo, _, quant = name.removeprefix("hf:").partition(":")
+    if not _REPO.fullmatch(repo):
+        raise UsageError(
+            f"{name!r} does not name a repository",
+            hint="write hf:OWNER/REPO:QUANT, such as hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S",
+        )
+    return Wanted(repo, quant.strip() or None)
+
+
+def here(wanted: Wanted, models_path: Path, *, verify: bool = False) -> Pulled | None:
+    """The pulled model, where all of it is in the cache; nobody is asked."""
+    name = f"hf:{wanted.repo}:{wanted.quant}".casefold()
+    found = [model for model in pulled(models_path) if model.complete and model.name.casefold() == name]
+    if len(found) != 1:
+        return None
+    whole = all(is_whole(file, found[0].name, None, verify=verify) for file in found[0].files)
+    return found[0] if whole else None
+
+
+def ask(wanted: Wanted, *, endpoint: str | None = None) -> HubOffer:
+    """Ask the hub what the repository has; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
+    with hub_errors(wanted.repo):
+        from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  an extra, and slow to import
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
+
+        api = HfApi(endpoint=endpoint, library_name="tokenmill")
+        _check_endpoint(api.endpoint)
+        info = _model_info(api, wanted.repo)
+        sets = file_sets(
+            RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
+            for sibling in info.siblings or ()
+            if sibling.size is not None
+        )
+        chosen = choose(wanted.repo, sets, wanted.quant)
+        _check_names(wanted.repo, chosen)
+        unique = sum(item.label == chosen.label for item in sets) == 1
+        commit = info.sha or "main"
+        return HubOffer(
+            name=f"hf:{wanted.repo}:{chosen.label if unique else chosen.files[0].path}",
+            repo=wanted.repo,
+            commit=commit,
+            chosen=chosen,
+            urls=tuple(
+                hf_hub_url(wanted.repo, file.path, revision=commit, endpoint=api.endpoint) for file in chosen.files
+            ),
+            headers=build_hf_headers(library_name="tokenmill"),
+        )
+
+
+def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    try:
+        return api.model_info(repo, files_metadata=True, timeout=60)
+    except (HfHubHTTPError, HFValidationError):
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PullError(
+            f"{api.endpoint} does not answer like a hub", hint="check HF_ENDPOINT and the proxy settings"
+        ) from error
+
+
+def take(offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: Progress, notify: Notify) -> Pulled:
+    """Download every file that is not here yet."""
+    folder, total_bytes = offer.folder(models_path), offer.chosen.bytes
+    check_space(offer.name, folder, offer.remaining_bytes(models_path), keep_free_bytes)
+    with locked(folder, offer.name, notify), hub_errors(offer.repo), disk_errors(folder):
+        done = downloaded = fetched = 0
+        for file, url in zip(offer.chosen.files, offer.urls, strict=True):
+
+            def report(file_bytes: int, before: int = done) -> None:
+                progress(before + file_bytes, total_bytes)
+
+            if not is_whole(folder / file.name, offer.name, file.sha256):
+                fetched += _download(offer, file, url, folder, report=report, notify=notify)
+                downloaded += 1
+            done += file.bytes
+            progress(done, total_bytes)
+    paths = tuple(folder / file.name for file in offer.chosen.files)
+    return Pulled(offer.name, paths[0], paths, total_bytes, was_here=not downloaded, fetched_bytes=fetched)
+
+
+def _download(
+    offer: HubOffer, file: RemoteFile, url: str, folder: Path, *, report: Callable[[int], None], notify: Notify
+) -> int:
+    """One file, whole and checked; returns the bytes that came over the network."""
+    path = folder / file.name
+    part_path = part_of(path, _identity(offer, file))
+    drop_other_parts(path, part_path)
+    with _Part(part_path, file.bytes, report, notify) as part:
+        had = part.tell()
+        while part.tell() < file.bytes:
+            _next_piece(url, offer.headers, part, file.bytes)
+        found = part.sha256()
+    if found != (file.sha256 or found):
+        part_path.unlink()
+        raise ChecksumMismatch(
+            f"{file.path} of {offer.repo} arrived damaged: its sha256 is {found}, not {file.sha256}",
+            hint="it has been removed; pull again",
+        )
+    settle(part_path, path)
+    write_note(path, offer.name, found)
+    return file.bytes - had
+
+
+def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: int) -> None:
+    """Ask for the rest of the file, or for as much of it as the hub sends at once."""
+    from huggingface_hub.file_download import http_get  # noqa: PLC0415
+
+    have = part.tell()
+    if size_bytes <= LARGEST_ANSWER_BYTES:
+        resume_bytes, expected_bytes = have, size_bytes
+    else:
+        end = min(have + PIECE_BYTES, size_bytes)
+        headers = headers | {"Range": f"bytes={have}-{end - 1}"}
+        resume_bytes, expected_bytes = 0, end - have
+    http_get(
+        url, cast("Any", part), resume_size=resume_bytes, headers=headers, expected_size=expected_bytes,
+        displayed_filename=part.name, _tqdm_bar=cast("Any", _NoBar()),
+    )  # fmt: skip
+
+
+class _Part:
+    """A part file that hashes what passes; as much of a file as `http_get` uses."""
+
+    def __init__(self, path: Path, size_bytes: int, report: Callable[[int], None], notify: Notify) -> None:
+        self.name, self._report = path.name, report
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        have = self._file.seek(0, io.SEEK_END)
+        if have > size_bytes:
+            have = self._file.truncate(0)
+        if have:
+            notify(f"going on from {format_bytes(have)} of {path.name.rpartition('.part')[0].rpartition('.')[0]}")
+        self._hash_again()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> int:
+        """Append."""
+        view = memoryview(data)
+        while view:
+            count = self._file.write(view)
+            self._sha256.update(view[:count])
+            view = view[count:]
+        self._report(self._file.tell())
+        return len(data)
+
+    def tell(self) -> int:
+        """Bytes that are here."""
+        return self._file.tell()
+
+    def seek(self, offset: int) -> int:
+        """Go back: the server began anew."""
+        return self._file.seek(offset)
+
+    def truncate(self) -> None:
+        """Forget what comes after here."""
+        self._file.truncate()
+        self._hash_again()
+
+    def sha256(self) -> str:
+        """Of all that is here."""
+        return self._sha256.hexdigest()
+
+    def _hash_again(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._file.seek(0)
+        while piece := self._file.read(_HASHED_AT_ONCE_BYTES):
+            self._sha256.update(piece)
+
+
+class _NoBar:
+    """The progress bar that `http_get` insists on; ours hangs on the file."""
+
+    def update(self, count: float | None = 1) -> None:
+        """Draw nothing."""
+
+
+def _remaining(offer: HubOffer, models_path: Path, file: RemoteFile) -> int:
+    path = offer.folder(models_path) / file.name
+    if path.exists():
+        return 0
+    part = part_of(path, _identity(offer, file))
+    return max(0, file.bytes - part.stat().st_size) if part.exists() else file.bytes
+
+
+def _identity(offer: HubOffer, file: RemoteFile) -> str:
+    return file.sha256 or hashlib.sha256(f"{offer.commit} {file.path}".encode()).hexdigest()
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"HF_ENDPOINT is not a web address: {endpoint!r}", hint="write https://HOST")
+
+
+def _check_names(repo: str, chosen: FileSet) -> None:
+    """A server's names become paths here: refuse what could lead elsewhere or mislead a terminal."""
+    for path in (chosen.label, *(file.path for file in chosen.files)):
+        if not path.isprintable() or any(step.startswith(".") for step in path.split("/")):
+            raise PullError(f"{repo} has a file name that is not accepted: {path!r}")

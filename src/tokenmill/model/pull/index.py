@@ -1,0 +1,226 @@
+"""Where a wheel lies, according to the user's own package index, and how to get it from there.
+
+Only the user's installer knows the index, its mirrors, find-links, proxies, certificates and passwords, so
+it is asked: `pip install --dry-run --report` (or `uv pip compile` where this Python has no pip) answers with
+a URL after reading a few kilobytes of metadata and installs nothing. The bytes are then fetched by us,
+because pip shows its progress only to people and begins again after an interruption. Where the server
+refuses us (a keyring, a client certificate, a private authority), `pip download` fetches them after all,
+with progress and without resuming.
+"""
+
+import ast
+import importlib.util
+import json
+import netrc
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from tokenmill.errors import PullError
+from tokenmill.model.pull.fetch import Refused
+from tokenmill.model.pull.store import Progress
+
+_TIMEOUT = httpx.Timeout(60.0, connect=20.0)
+# A dry run must not stumble over settings that are about installing.
+_ENVIRONMENT = {
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_NO_INPUT": "1",
+    "PIP_REQUIRE_HASHES": "0",
+    "PIP_REQUIRE_VIRTUALENV": "0",
+    "PIP_USER": "0",
+}
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One wheel in the user's index."""
+
+    requirement: str
+    url: str  # https, http or file
+    pip: tuple[str, ...] | None  # the pip that found it; None: uv did
+    raw_progress: bool = False  # whether that pip can print its progress for programs
+
+    @property
+    def local_path(self) -> Path | None:
+        """Its path, where it lies on this machine."""
+        parts = urlsplit(self.url)
+        return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What the user's pip is configured to connect with."""
+
+    proxy: str | None = None
+    authorities: tuple[str, ...] = ()  # files or folders of certificates
+    logins: tuple[tuple[str, str, str], ...] = ()  # host, user, password
+
+    def client(self, url: str) -> httpx.Client:
+        """An HTTP client for `url` that trusts and goes through what pip does."""
+        try:
+            context = httpx.create_ssl_context()  # SSL_CERT_FILE, SSL_CERT_DIR, else certifi's
+            context.load_default_certs()  # the system's, as pip does
+            for authority in self.authorities:
+                folder = Path(authority).is_dir()
+                context.load_verify_locations(None if folder else authority, authority if folder else None)
+            return httpx.Client(
+                auth=self.login(url), verify=context, proxy=self.proxy, follow_redirects=True, timeout=_TIMEOUT
+            )
+        except OSError as error:
+            raise Refused(f"certificates cannot be read: {error}", hint="check PIP_CERT") from error
+        except (ValueError, httpx.InvalidURL, ImportError) as error:  # httpx has no SOCKS on its own
+            raise Refused(f"the proxy cannot be used: {error}", hint="check PIP_PROXY and HTTPS_PROXY") from error
+
+    def login(self, url: str) -> httpx.BasicAuth | None:
+        """The one for a URL: from an index URL on the same host, else from ~/.netrc."""
+        host = urlsplit(url).hostname or ""
+        for known, user, password in self.logins:
+            if known == host:
+                return httpx.BasicAuth(user, password)
+        try:
+            entry = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+        except (OSError, netrc.NetrcParseError):
+            return None
+        return httpx.BasicAuth(entry[0], entry[2] or "") if entry else None
+
+
+def find(requirement: str) -> Found:
+    """Ask the user's installer where the wheel of `name==version` lies."""
+    if importlib.util.find_spec("pip"):
+        return _ask_pip((sys.executable, "-m", "pip"), requirement)
+    if uv := shutil.which("uv"):
+        return _ask_uv(uv, requirement)
+    if pip := shutil.which("pip3") or shutil.which("pip"):
+        return _ask_pip((pip,), requirement)
+    raise PullError(
+        f"this Python ({sys.executable}) has no pip, and neither pip nor uv is on PATH",
+        hint="python -m ensurepip, or install uv",
+    )
+
+
+def connection(found: Found) -> Connection:
+    """Read how the user's pip connects; where uv found the wheel, the environment says it all."""
+    return read_settings(_run([*found.pip, "config", "list"]).stdout) if found.pip else read_settings("")
+
+
+def read_settings(listing: str) -> Connection:
+    """Read the output of `pip config list`; the environment wins over sections, these over [global]."""
+    settings: dict[str, str] = {}
+    for line in listing.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in ("global", "install", ":env:") and value[:1] in ("'", '"'):
+            rank = ("global", "install", ":env:").index(section)
+            settings[f"{rank} {name}"] = ast.literal_eval(value)
+    last = {key.partition(" ")[2]: settings[key] for key in sorted(settings)}
+    bundles = (last.get("cert"), os.environ.get("REQUESTS_CA_BUNDLE"), os.environ.get("CURL_CA_BUNDLE"))
+    urls = f"{last.get('index-url', '')} {last.get('extra-index-url', '')} {last.get('find-links', '')}".split()
+    return Connection(
+        proxy=last.get("proxy") or None,
+        authorities=tuple(dict.fromkeys(path for path in bundles if path and Path(path).exists())),
+        logins=tuple(
+            (parts.hostname, unquote(parts.username), unquote(parts.password or ""))
+            for parts in map(urlsplit, urls)
+            if parts.hostname and parts.username
+        ),
+    )
+
+
+def download(found: Found, folder: Path, progress: Progress) -> Path:
+    """Let pip itself fetch the wheel into `folder`; the way that knows every kind of login."""
+    if found.pip is None:
+        raise PullError("uv cannot download a wheel on its own", hint="install pip beside it: uv pip install pip")
+    command = [*found.pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), found.requirement]
+    if found.raw_progress:
+        command.append("--progress-bar=raw")
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            command, env=os.environ | _ENVIRONMENT, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                if match := _PROGRESS.match(line):
+                    progress(int(match[1]), int(match[2]) or None)
+        except BaseException:
+            process.kill()
+            raise
+        process.wait()
+        complaints.seek(0)
+        complaint = complaints.read()
+    wheels = list(folder.glob("*.whl"))
+    if process.returncode != 0 or not wheels:
+        raise _not_found(found.requirement, "pip", complaint)
+    return wheels[0]
+
+
+def _ask_pip(pip: tuple[str, ...], requirement: str) -> Found:
+    name = requirement.partition("==")[0]
+    command = [*pip, "install", "--dry-run", "--ignore-installed", "--no-deps", f"--only-binary={name}",
+               "--quiet", "--report", "-", requirement]  # fmt: skip
+    # fast-deps spares the whole wheel where an index has no metadata files; it is experimental and may go.
+    for extra in (["--use-feature=fast-deps"], []):
+        answer = _run([*command, *extra])
+        if answer.returncode == 0:
+            break
+    else:
+        raise _not_found(requirement, "pip", answer.stderr)
+    try:
+        report = json.loads(answer.stdout[answer.stdout.index("{") :])
+        url = report["install"][0]["download_info"]["url"]
+        version = tuple(int(part) for part in re.findall(r"\d+", report["pip_version"])[:2])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise PullError(
+            f"pip's report on {requirement} cannot be read", hint="python -m pip install --upgrade pip"
+        ) from error
+    return Found(requirement, str(url), pip, raw_progress=version >= (24, 1))
+
+
+def _ask_uv(uv: str, requirement: str) -> Found:
+    name = requirement.partition("==")[0]
+    answer = _run([uv, "pip", "compile", "-", "--no-deps", "--no-header", "--quiet", "--format=pylock.toml",
+                   f"--only-binary={name}", "--python", sys.executable], requirement)  # fmt: skip
+    if answer.returncode != 0:
+        raise _not_found(requirement, "uv", answer.stderr)
+    try:
+        wheel: dict[str, Any] = tomllib.loads(answer.stdout)["packages"][0]["wheels"][0]
+        url = str(wheel["url"]) if "url" in wheel else Path(wheel["path"]).absolute().as_uri()
+    except (tomllib.TOMLDecodeError, KeyError, IndexError, TypeError) as error:
+        raise PullError(f"uv's answer on {requirement} cannot be read", hint="uv self update") from error
+    return Found(requirement, url, None)
+
+
+def _run(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, env=os.environ | _ENVIRONMENT, input=given, capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        raise PullError(f"cannot run {command[0]}: {error.strerror}") from error
+
+
+def _not_found(requirement: str, tool: str, complaint: str) -> PullError:
+    if "Retrying (" in complaint or "error sending request" in complaint:
+        reason = "your package index could not be reached"
+    else:
+        lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+        errors = [line for line in lines if line.lower().startswith(("error", "cause"))]
+        last = (errors or lines or ["it does not say why"])[-1]
+        reason = re.sub(r"^(error|cause):\s*", "", last, flags=re.IGNORECASE)
+    return PullError(
+        f"{tool} cannot get {requirement}: {reason}",
+        hint=f"without a network, put the wheel into a folder and set {tool.upper()}_FIND_LINKS to it; "
+        f"otherwise check the index that {tool} is configured for",
+    )

@@ -1,0 +1,232 @@
+"""The folder of pulled models: what is in it, whether it is whole, and whether the disk can take more.
+
+Beside each pulled file lies a note (`FILE.pulled.json`) with its size, time and sha256, so that "already
+here" costs one stat and not one pass over the bytes. Nothing here opens a connection.
+"""
+
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tokenmill.errors import ChecksumMismatch, NoSpace, PullError
+from tokenmill.units import format_bytes
+
+Progress = Callable[[int, int | None], None]
+"""Told (bytes that are here, bytes there will be) as they arrive."""
+Notify = Callable[[str], None]
+"""Told one sentence for the operator."""
+
+_NOTE = ".pulled.json"
+_PART = re.compile(r"(?P<file>.+\.gguf)\.[0-9a-f]{12}\.part", re.IGNORECASE)
+_SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
+_MOVE_HINT = "set models_dir in tokenmill.toml to a folder that you may write to"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """One model in the folder."""
+
+    name: str  # what pulls it: smollm2, hf:REPO:QUANT; a path for files that nobody pulled
+    path: Path  # the file, or the first split
+    files: tuple[Path, ...]
+    bytes: int
+    missing: int = 0  # splits that are not here yet
+    partial_bytes: int = 0  # of downloads that were cut off
+    was_here: bool = True  # False: this pull brought it
+    fetched_bytes: int = 0  # over the network, by this pull
+
+    @property
+    def complete(self) -> bool:
+        """Whether it can be loaded."""
+        return self.missing == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was true of a file when it was pulled."""
+
+    name: str
+    bytes: int
+    mtime_ns: int
+    sha256: str | None  # None: the source did not say
+
+
+def split_of(file_name: str) -> tuple[str, int, int]:
+    """(stem, index, count) of a GGUF's file name; a file that is not split is 1 of 1."""
+    stem = file_name[: -len(".gguf")] if file_name.lower().endswith(".gguf") else file_name
+    match = _SPLIT.fullmatch(stem)
+    return (match["stem"], int(match["index"]), int(match["count"])) if match else (stem, 1, 1)
+
+
+def sha256_of(path: Path) -> str:
+    """Hash one file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_note(path: Path, name: str, sha256: str | None) -> None:
+    """Remember a file that has just been checked."""
+    stat = path.stat()
+    note = path.with_name(path.name + _NOTE)
+    temporary = note.with_name(note.name + ".tmp")
+    temporary.write_text(json.dumps(asdict(Note(name, stat.st_size, stat.st_mtime_ns, sha256))), encoding="utf-8")
+    temporary.replace(note)
+
+
+def read_note(path: Path) -> Note | None:
+    """What was remembered of a file; None where nothing was, or where it does not read."""
+    try:
+        return Note(**json.loads(path.with_name(path.name + _NOTE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False) -> bool:
+    """Whether `path` is the file that `sha256` promises; hashes only what the note does not answer for.
+
+    A file that turns out to be another one is removed; with `verify` that is an error.
+    """
+    if not path.is_file():
+        return False
+    note, stat = read_note(path), path.stat()
+    known = note is not None and (note.bytes, note.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
+    if known and not verify and note is not None and sha256 in (None, note.sha256):
+        return True
+    expected = sha256 or (note.sha256 if note else None)
+    if expected is None:
+        return known
+    found = sha256_of(path)
+    if found != expected:
+        forget(path)
+        if verify:
+            raise ChecksumMismatch(
+                f"{path} is damaged: its sha256 is {found}, not {expected}; it has been removed",
+                hint=f"tokenmill models pull {name}",
+            )
+        return False
+    write_note(path, name, expected)
+    return True
+
+
+def part_of(path: Path, identity: str) -> Path:
+    """Where the bytes of a download gather until all are here.
+
+    `identity` is hexadecimal and names the content, so that two versions never end up in one file.
+    """
+    return path.with_name(f"{path.name}.{identity[:12]}.part")
+
+
+def drop_other_parts(path: Path, part: Path) -> None:
+    """Remove what was left of versions that the source no longer has."""
+    for other in path.parent.glob(glob.escape(path.name) + ".*.part*"):
+        if not other.name.startswith(part.name):
+            other.unlink()
+
+
+def forget(path: Path) -> None:
+    """Remove a file and its note."""
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + _NOTE).unlink(missing_ok=True)
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Give a finished file its name so that a power cut leaves either nothing or all of it."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def check_space(name: str, folder: Path, needed_bytes: int, keep_free_bytes: int) -> None:
+    """Refuse a download that the disk under `folder` cannot hold."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes - needed_bytes < keep_free_bytes:
+        raise NoSpace(
+            f"{name} needs {format_bytes(needed_bytes)} more in {folder}, where {format_bytes(free_bytes)} "
+            f"are free and {format_bytes(keep_free_bytes)} have to stay free",
+            hint="free some space, set models_dir in tokenmill.toml to another disk, or lower pull.keep_free_bytes",
+        )
+
+
+@contextmanager
+def locked(folder: Path, name: str, notify: Notify) -> Iterator[None]:
+    """Keep a second pull of the same model waiting until this one is done."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            notify(f"another tokenmill is pulling {name}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn the disk's refusals into sentences."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(
+                f"the disk under {folder} is full; what has arrived is kept", hint="free some space and pull again"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            raise PullError(f"cannot use {folder}: {error.strerror}", hint=_MOVE_HINT) from error
+        raise
+
+
+def pulled(models_path: Path) -> tuple[Pulled, ...]:
+    """Every model in the folder, by name; what is still arriving is there with its gaps."""
+    sets: dict[tuple[Path, str, int], dict[int, Path]] = {}
+    with disk_errors(models_path):
+        for path in sorted(models_path.rglob("*.gguf*")) if models_path.is_dir() else ():
+            match = _PART.fullmatch(path.name)
+            name = match["file"] if match else path.name
+            if name.lower().endswith(".gguf") and path.is_file():
+                stem, index, count = split_of(name)
+                sets.setdefault((path.parent, stem, count), {}).setdefault(index, path)
+        found = [_one(models_path, files, count) for (_, _, count), files in sets.items()]
+    return tuple(sorted(found, key=lambda model: model.name))
+
+
+def _one(models_path: Path, by_index: dict[int, Path], count: int) -> Pulled:
+    paths = [path for _, path in sorted(by_index.items())]
+    parts = [path for path in paths if path.suffix == ".part"]
+    files = tuple(path for path in paths if path.suffix != ".part")
+    first = files[0] if files else parts[0]
+    return Pulled(
+        name=_name(models_path, first),
+        path=first,
+        files=files,
+        bytes=sum(path.stat().st_size for path in files),
+        missing=count - len(files),
+        partial_bytes=sum(path.stat().st_size for path in parts),
+    )
+
+
+def _name(models_path: Path, path: Path) -> str:
+    note, folders = read_note(path), path.relative_to(models_path).parts[:-1]
+    if note:
+        return note.name
+    if path.suffix == ".part" and len(folders) == 1:
+        return folders[0]
+    if path.suffix == ".part" and len(folders) == 3:
+        return f"hf:{folders[0]}/{folders[1]}:{folders[2]}"
+    return str(path.relative_to(models_path))

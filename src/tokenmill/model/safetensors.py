@@ -1,0 +1,254 @@
+"""Reads a folder of safetensors with its config.json, as vLLM and transformers load it, into a `Profile`.
+
+Only headers are read. Experts that stand as one tensor each become one row per layer and projection, as a GGUF
+has them. Sizes come from the table; what the config has to tell (layers, experts per token, cache) is said in
+the guesses where it does not.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from tokenmill.errors import CorruptModel, UnknownModel, UsageError
+from tokenmill.model.hf_cache import layout
+from tokenmill.model.hf_config import (
+    Settings,
+    declared_context,
+    declared_experts,
+    declared_heads,
+    declared_layers,
+    language_model,
+    read_object,
+    tokenizer_in,
+)
+from tokenmill.model.hf_names import EXPERT_INDEX, Place, classify_hf
+from tokenmill.model.hf_projections import projections
+from tokenmill.model.hf_quant import Meaning, Scheme, meaning, scheme_of
+from tokenmill.model.profile import Experts, ModelFile, Profile, Tensor, TensorClass
+from tokenmill.model.safetensors_files import headers_of, shards_in
+from tokenmill.model.safetensors_header import DTYPE_BITS, Header, Stored
+
+MOST_LAYERS = 4096
+MOST_TENSORS = 1_000_000
+MOST_ROWS = 100_000  # with experts folded together, the largest models have a few thousand
+_TYPE_NAMES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
+
+
+def read_folder(path: Path) -> Profile:
+    """Read a folder of safetensors, or one such file with config.json beside it."""
+    if not path.exists():
+        raise UnknownModel(f"no model at {path}", hint="give a folder that holds config.json and *.safetensors")
+    folder = path if path.is_dir() else path.parent
+    shards = shards_in(folder, None if path.is_dir() else path)
+    name = _folder_name(folder) if path.is_dir() or len(shards) > 1 else path.stem
+    about = _about(folder, name)
+    return _profile(about, _fold(headers_of(shards)))
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the JSON files beside the weights say."""
+
+    folder: Path
+    name: str
+    architecture: str
+    settings: Settings
+    scheme: Scheme
+
+
+def _about(folder: Path, name: str) -> _About:
+    if not (folder / "config.json").is_file():
+        raise UsageError(
+            f"{folder} has no config.json, which says what the tensors are for",
+            hint="put the model's config.json beside its safetensors files",
+        )
+    config = read_object(folder / "config.json")
+    quant_path = folder / "hf_quant_config.json"
+    quant_file = read_object(quant_path) if quant_path.is_file() else None
+    outer, settings = Settings(config), language_model(config)
+    architecture = outer.word("model_type") or next(iter(outer.words("architectures")), None)
+    return _About(folder, name, architecture or "unknown", settings, scheme_of(settings.values, quant_file))
+
+
+@dataclass(slots=True)
+class _Row:
+    """Tensors that differ only in the number of their expert."""
+
+    count: int
+    bytes: int
+    file: int
+    offset: int
+
+
+@dataclass(slots=True)
+class _Table:
+    """The tensor table of all files, experts folded together; keyed by name and how it is stored."""
+
+    rows: dict[tuple[str, Stored], _Row] = field(default_factory=dict)
+    files: list[ModelFile] = field(default_factory=list)
+
+    def places(self, experts: int | None, layers: int) -> dict[tuple[str, Stored], Place]:
+        return {key: classify_hf(key[0], key[1].shape, experts=experts, layers=layers) for key in self.rows}
+
+    def first_stored(self) -> dict[str, Stored]:
+        stored: dict[str, Stored] = {}
+        for name, kept in self.rows:
+            stored.setdefault(name, kept)
+        return stored
+
+
+def _fold(headers: Iterable[Header]) -> _Table:
+    table, seen = _Table(), set[str]()
+    for file, header in enumerate(headers):
+        table.files.append(ModelFile(str(header.path), header.file_bytes))
+        for name, stored, begin, end in header.entries:
+            if name in seen:
+                raise CorruptModel(f"{header.path} holds tensor {name!r}, which an earlier file holds too")
+            seen.add(name)
+            folded = EXPERT_INDEX.sub("*", name, count=1) if "experts." in name else name
+            key = folded, stored
+            row = table.rows.get(key)
+            if row is None:
+                table.rows[key] = _Row(1, end - begin, file, header.data_offset + begin)
+            else:
+                row.count += 1
+                row.bytes += end - begin
+        if len(seen) > MOST_TENSORS or len(table.rows) > MOST_ROWS:
+            raise CorruptModel(f"{header.path.parent} holds {len(seen)} tensors, more than any model")
+    return table
+
+
+def _profile(about: _About, table: _Table) -> Profile:
+    settings, stored = about.settings, table.first_stored()
+    layers, guesses = _layers(settings, stored, about.folder)
+    mixture = _mixture(settings, table, layers, about.folder)
+    places = table.places(mixture.size if mixture else None, layers)
+    meanings = {key: meaning(key[0], key[1], stored.get, about.scheme) for key in table.rows}
+    tensors = tuple(_tensor(key, row, places[key], meanings[key]) for key, row in table.rows.items())
+    if not any(tensor.elements for tensor in tensors):
+        raise CorruptModel(f"{about.folder} holds no weights", hint="this may be an unfinished download")
+    cache = layout(settings, layers, projections((key[0], key[1], places[key]) for key in table.rows))
+    heads, kv_heads = declared_heads(settings)
+    return Profile(
+        name=about.name,
+        format="safetensors",
+        architecture=about.architecture,
+        tensors=tensors,
+        files=tuple(table.files),
+        layers=layers,
+        cache=cache.layers,
+        experts=mixture.experts if mixture else None,
+        embedding_length=settings.count("hidden_size", "n_embd", "d_model"),
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        training_context=declared_context(settings),
+        tokenizer=tokenizer_in(about.folder, settings),
+        quantisation=about.scheme.name or _commonest(tensors),
+        guesses=(*guesses, *(mixture.guesses if mixture else ()), *_storage_doubts(table, meanings), *cache.guesses),
+    )
+
+
+def _tensor(key: tuple[str, Stored], row: _Row, place: Place, stands_for: Meaning) -> Tensor:
+    name, stored = key
+    shape = tuple(reversed(stored.shape))
+    if place.cls is TensorClass.ROUTED_EXPERTS and len(shape) > 3:  # blocks of mxfp4: matrices cut into rows of blocks
+        shape = (prod(shape[:-2]), *shape[-2:])
+    return Tensor(
+        name=name,
+        cls=place.cls,
+        layer=place.layer,
+        shape=(*shape, row.count) if "experts.*." in name else shape,
+        type=stands_for.type,
+        bytes=row.bytes,
+        elements=stands_for.parameters * row.count,
+        file=row.file,
+        offset=row.offset,
+    )
+
+
+def _layers(settings: Settings, stored: Mapping[str, Stored], folder: Path) -> tuple[int, list[str]]:
+    """Layers that decode; those that only predict further tokens come after them and are left out."""
+    declared, guesses = declared_layers(settings), []
+    places = (classify_hf(name, kept.shape) for name, kept in stored.items())
+    present = 1 + max((place.layer for place in places if place.layer is not None), default=-1)
+    if (declared or present) > MOST_LAYERS:
+        raise CorruptModel(f"{folder} claims {declared or present} layers")
+    if settings.flag("is_encoder_decoder"):
+        guesses.append("an encoder-decoder: layers of both halves are counted together, its cache as a decoder's")
+        declared = max(declared or 0, present)
+    if declared is None:
+        guesses.append("config.json does not say how many layers there are: they are counted from the tensor names")
+    elif declared > present:
+        guesses.append(f"config.json says {declared} layers, the tensors show {present}")
+    elif declared < present and not settings.count("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        guesses.append(
+            f"layers {declared} to {present - 1} are taken for multi-token prediction: config.json counts {declared}"
+        )
+    return declared or present, guesses
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """What is known of the experts; `size` 0 where there are some but nothing says how many."""
+
+    size: int
+    experts: Experts | None
+    guesses: tuple[str, ...] = ()
+
+
+def _mixture(settings: Settings, table: _Table, layers: int, folder: Path) -> _Mixture | None:
+    declared, used, shared = declared_experts(settings)
+    shown = _stacked(table, declared, layers)
+    if shown is None:
+        return None
+    size = shown or declared
+    if size is None or used is None:
+        doubt = "config.json does not say how many experts answer: all of them are counted as read for every token"
+        return _Mixture(size or 0, None, (doubt,))
+    if used > size:
+        raise CorruptModel(f"{folder / 'config.json'} claims to use {used} of {size} experts")
+    if shared is None:
+        shared = int(any(place.cls is TensorClass.SHARED_EXPERTS for place in table.places(size, layers).values()))
+    differ = f"config.json says {declared} experts, the tensors show {shown}: {shown} are counted"
+    return _Mixture(size, Experts(size, used, shared), (differ,) if declared and declared != size else ())
+
+
+def _stacked(table: _Table, declared: int | None, layers: int) -> int | None:
+    """Experts that the table shows in one layer: tensors counted, or a stack's first dimension; None: no experts."""
+    counts: dict[str, int] = {}
+    for (name, kept), place in table.places(declared or 0, layers).items():
+        if place.cls is TensorClass.ROUTED_EXPERTS:
+            single = "experts.*." in name
+            stacked = table.rows[name, kept].count if single else kept.shape[0] if len(kept.shape) > 2 else 0
+            counts[name] = counts.get(name, 0) + stacked
+    return max(counts.values(), default=None)
+
+
+def _storage_doubts(table: _Table, meanings: Mapping[tuple[str, Stored], Meaning]) -> list[str]:
+    doubts = []
+    strange = sorted({kept.dtype for _, kept in table.rows if kept.dtype not in DTYPE_BITS})
+    if strange:
+        doubts.append(f"type {', '.join(strange)} is not known here: each number is counted as one parameter")
+    if any(item.guessed for item in meanings.values()):
+        doubts.append("how many weights one stored number packs is not said: 4 bits for each are assumed")
+    return doubts
+
+
+def _commonest(tensors: Iterable[Tensor]) -> str | None:
+    """The type most weights have, where no scheme is declared."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        if tensor.elements:
+            totals[tensor.type] = totals.get(tensor.type, 0) + tensor.bytes
+    kind = max(totals, key=lambda name: totals[name], default=None)
+    return None if kind is None else _TYPE_NAMES.get(kind, kind.lower())
+
+
+def _folder_name(folder: Path) -> str:
+    """The folder's name; in a Hugging Face cache, where that is a commit, the repository's."""
+    folder = folder.resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return folder.name

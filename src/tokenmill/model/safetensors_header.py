@@ -1,0 +1,209 @@
+"""Reads the header of one safetensors file: a length, a JSON table, then data that is never touched.
+
+Everything in the header is checked against the file's size before it is believed: the table's length,
+every tensor's place, type and shape, and that the tensors cover the data without overlap or holes, as the
+format demands. What the names mean is not known here.
+"""
+
+import json
+import stat
+from dataclasses import dataclass
+from math import prod
+from operator import itemgetter
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, NoReturn, TypeGuard
+
+from tokenmill.errors import CorruptModel, MissingSplit, ModelError
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_TENSORS = 300_000  # a trillion-parameter checkpoint with one tensor per expert has about 200 000
+MAX_DIMENSIONS = 16
+MAX_NAME_CHARS = 512
+_METADATA_ENTRIES = 8192  # what __metadata__ may hold is counted as so many tensors: 8 MB, 200 000 delimiters
+
+DTYPE_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+
+_DOWNLOAD_AGAIN = "the download may have stopped early or the file is damaged: fetch it again"
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class Stored(NamedTuple):
+    """How a tensor is kept."""
+
+    dtype: str
+    shape: tuple[int, ...]  # slowest dimension first, as the file has it
+
+
+class Entry(NamedTuple):
+    """One tensor as the file declares it; offsets count from the start of the data."""
+
+    name: str
+    stored: Stored
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one file declares."""
+
+    path: Path
+    file_bytes: int
+    data_offset: int
+    entries: tuple[Entry, ...]
+
+
+class _Malformed(ValueError):
+    """The header breaks a rule of the format; the text completes `FILE: ...`."""
+
+
+def read_header(path: Path, *, split: bool = False) -> Header:
+    """Read and check one file's header; `split` says that the file is one of several."""
+    try:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):  # a FIFO would block for ever
+            raise CorruptModel(f"{path} is not a regular file")
+        with path.open("rb") as file:
+            raw = _read_table(file, path, info.st_size, split=split)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        entries = parse_table(raw)
+        covered = check_places(entries)
+    except _Malformed as error:
+        raise CorruptModel(f"{path}: {error}", hint=_DOWNLOAD_AGAIN) from None
+    data_offset, size = 8 + len(raw), info.st_size
+    if data_offset + covered > size:
+        _too_short(path, size, data_offset + covered, split=split)
+    if data_offset + covered < size:
+        raise CorruptModel(
+            f"{path} has {size - data_offset - covered} bytes after its last tensor; loaders refuse such a file",
+            hint=_DOWNLOAD_AGAIN,
+        )
+    return Header(path, size, data_offset, entries)
+
+
+def _read_table(file: BinaryIO, path: Path, size: int, *, split: bool) -> bytes:
+    start = file.read(len(_LFS_POINTER))
+    if start == _LFS_POINTER:
+        raise MissingSplit(f"{path} is a Git LFS pointer, not the model itself", hint="run: git lfs pull")
+    if len(start) < 10:
+        _too_short(path, size, 10, split=split)
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER_BYTES or start[8:9] != b"{":
+        raise CorruptModel(f"{path} does not begin with a safetensors header", hint=_DOWNLOAD_AGAIN)
+    if 8 + length > size:
+        _too_short(path, size, 8 + length, split=split)
+    file.seek(8)
+    return _read_plausible(file, path, length)
+
+
+def _read_plausible(file: BinaryIO, path: Path, length: int) -> bytes:
+    """Read a header piece by piece and stop where it is no table of tensors: 100 MB of anything else never pile up."""
+    raw, tensors, delimiters = bytearray(), 0, 0
+    while len(raw) < length:
+        piece = file.read(min(length - len(raw), 1 << 20))
+        raw += piece
+        tensors += piece.count(b"data_offsets")
+        delimiters += piece.count(b",") + piece.count(b":") + piece.count(b"[")
+        room = tensors + _METADATA_ENTRIES
+        if not piece or b"\0" in piece or delimiters > 24 * room or len(raw) > 2 * MAX_NAME_CHARS * room:
+            raise CorruptModel(f"{path}: its header is no table of tensors", hint=_DOWNLOAD_AGAIN)
+        if tensors > MAX_TENSORS:
+            raise CorruptModel(f"{path}: its header lists more than {MAX_TENSORS} tensors")
+    return bytes(raw)
+
+
+def _too_short(path: Path, size: int, wanted: int, *, split: bool) -> NoReturn:
+    message = f"{path} is cut off: {size} of at least {wanted} bytes are there"
+    raise (MissingSplit if split else CorruptModel)(message, hint=_DOWNLOAD_AGAIN)
+
+
+def parse_table(raw: bytes) -> tuple[Entry, ...]:
+    """Parse a header's JSON; _Malformed says what is wrong with it."""
+    read = _Declarations()
+    try:
+        table = json.loads(raw.decode("utf-8"), object_pairs_hook=read)
+    except _Malformed:
+        raise
+    except (ValueError, RecursionError):
+        raise _Malformed("its header is not valid JSON") from None
+    if not isinstance(table, dict):
+        raise _Malformed("its header is not a table of tensors")
+    table.pop("__metadata__", None)
+    return tuple(_entry(name, declared, read.sizes) for name, declared in table.items())
+
+
+class _Declarations:
+    """Turns each JSON object that declares a tensor into (stored, begin, end); few kinds of tensors repeat often."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[object, ...], Stored] = {}
+        self.sizes: dict[Stored, int | None] = {}  # bytes; None: a type this module does not know
+
+    def __call__(self, pairs: list[tuple[str, object]]) -> object:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            raise _Malformed("its header names the same thing twice")
+        if "data_offsets" not in table or "dtype" not in table or "shape" not in table:
+            return table
+        offsets = table["data_offsets"]
+        if not _counts(offsets) or len(offsets) != 2:
+            raise _Malformed("a tensor's place is not a pair of offsets")
+        return self._keep(table["dtype"], table["shape"]), offsets[0], offsets[1]
+
+    def _keep(self, dtype: object, shape: object) -> Stored:
+        try:
+            key = (dtype, *shape) if isinstance(shape, list) else ()
+            if known := self._kept.get(key):
+                return known
+        except TypeError:  # something unhashable among the sizes
+            key = ()
+        if not isinstance(dtype, str) or not (dtype.isascii() and dtype.isprintable() and 0 < len(dtype) <= 32):
+            raise _Malformed("a tensor's type is not a name")
+        if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
+            raise _Malformed("a tensor's shape is not a short list of sizes")
+        stored = self._kept[key] = Stored(dtype, tuple(shape))
+        bits = DTYPE_BITS.get(dtype)
+        self.sizes[stored] = None if bits is None else -(-prod(shape) * bits // 8)
+        return stored
+
+
+def _counts(value: object) -> TypeGuard[list[int]]:
+    if not isinstance(value, list):
+        return False
+    for item in value:  # noqa: SIM110  a plain loop: this runs twice for each of 200 000 tensors
+        if type(item) is not int or not 0 <= item < 1 << 63:
+            return False
+    return True
+
+
+def _entry(name: str, declared: object, sizes: dict[Stored, int | None]) -> Entry:
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
+        raise _Malformed("a tensor has no proper name")
+    if not isinstance(declared, tuple):
+        raise _Malformed(f"tensor {name!r} lacks a type, a shape or a place")
+    stored, begin, end = declared
+    size = sizes[stored]
+    if begin > end:
+        raise _Malformed(f"tensor {name!r} ends before it begins")
+    if size is not None and size != end - begin:
+        raise _Malformed(f"tensor {name!r} is {stored.dtype} {list(stored.shape)} but takes {end - begin} bytes")
+    return Entry(name, stored, begin, end)
+
+
+def check_places(entries: tuple[Entry, ...]) -> int:
+    """Bytes of data the tensors cover; they must follow one another without overlap or hole."""
+    at = 0
+    for entry in sorted(entries, key=itemgetter(2, 3)):
+        if entry.begin < at:
+            raise _Malformed(f"tensor {entry.name!r} overlaps another")
+        if entry.begin > at:
+            raise _Malformed(f"{entry.begin - at} bytes before tensor {entry.name!r} belong to none")
+        at = entry.end
+    return at

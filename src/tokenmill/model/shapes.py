@@ -1,0 +1,195 @@
+"""Which tensors an architecture has and what shape each is, from its GGUF keys alone.
+
+The rules are those of llama.cpp's per-architecture loaders: given the same keys, llama.cpp asks for exactly
+these tensors. What the keys do not say (biases, head norms, a stored rope table) is an `Extras`.
+Knows no types and no bytes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.model.tensors import layer_of
+
+Slot = tuple[str, tuple[int, ...]]
+"""A tensor's name and shape, fastest dimension first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What differs between models of one architecture and is in no key."""
+
+    tied_output: bool = False  # the embedding table is the output matrix too
+    head_norms: bool = False  # attn_q_norm, attn_k_norm: one norm over each head
+    qkv_bias: bool = False
+    rope_table: bool = False  # rope_freqs.weight: llama-3 style scaling, stored
+    router_bias: bool = False  # exp_probs_b.bias: load-balancing bias of the router
+
+
+class Keys:
+    """The architecture's own keys, read by their short names."""
+
+    def __init__(self, architecture: str, keys: Mapping[str, Any]) -> None:
+        self._prefix = f"{architecture}."
+        self._keys = keys
+
+    def __getitem__(self, name: str) -> int:
+        return int(self._keys[self._prefix + name])
+
+    def get(self, name: str, default: int = 0) -> int:
+        """The number under `name`, or the default where the key is absent."""
+        return int(self._keys.get(self._prefix + name, default))
+
+
+def file_order(name: str) -> tuple[int, str]:
+    """Sort key: the order in which llama-quantize writes tensors."""
+    layer = layer_of(name)
+    return (-1 if layer is None else layer), name
+
+
+def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: Extras) -> list[Slot]:
+    """Every tensor of the model, in file order."""
+    build = _ARCHITECTURES.get(architecture)
+    if build is None:
+        known = ", ".join(sorted(_ARCHITECTURES))
+        raise UsageError(f"no tensor list is known for the architecture {architecture!r}", hint=f"known: {known}")
+    own = Keys(architecture, keys)
+    embed = own["embedding_length"]
+    found: list[Slot] = [("token_embd.weight", (embed, vocabulary)), ("output_norm.weight", (embed,))]
+    if not extras.tied_output:
+        found.append(("output.weight", (embed, vocabulary)))
+    if extras.rope_table:
+        found.append(("rope_freqs.weight", (own["rope.dimension_count"] // 2,)))
+    for layer in range(own["block_count"]):
+        found += [(f"blk.{layer}.{name}", shape) for name, shape in build(own, layer, extras)]
+    for layer in range(own["block_count"] - own.get("nextn_predict_layers"), own["block_count"]):
+        found += [(f"blk.{layer}.nextn.{name}", shape) for name, shape in _prediction(embed, vocabulary)]
+    return sorted(found, key=lambda slot: file_order(slot[0]))
+
+
+def _attention(own: Keys, extras: Extras) -> Iterator[Slot]:
+    """Ordinary attention, grouped or not."""
+    embed, heads, kv_heads = own["embedding_length"], own["attention.head_count"], own["attention.head_count_kv"]
+    head = own.get("attention.key_length", embed // heads)
+    value = own.get("attention.value_length", embed // heads)
+    yield "attn_norm.weight", (embed,)
+    for name, rows in (("q", heads * head), ("k", kv_heads * head), ("v", kv_heads * value)):
+        yield f"attn_{name}.weight", (embed, rows)
+        if extras.qkv_bias:
+            yield f"attn_{name}.bias", (rows,)
+    yield "attn_output.weight", (heads * value, embed)
+    if extras.head_norms:
+        yield "attn_q_norm.weight", (head,)
+        yield "attn_k_norm.weight", (head,)
+
+
+def _latent_attention(own: Keys) -> Iterator[Slot]:
+    """Multi-head latent attention with the k and v halves of kv_b stored apart, as llama.cpp absorbs them."""
+    embed, heads = own["embedding_length"], own["attention.head_count"]
+    q_rank, kv_rank, rope = own["attention.q_lora_rank"], own["attention.kv_lora_rank"], own["rope.dimension_count"]
+    key, value = own["attention.key_length_mla"], own["attention.value_length_mla"]
+    yield "attn_norm.weight", (embed,)
+    yield "attn_q_a.weight", (embed, q_rank)
+    yield "attn_q_a_norm.weight", (q_rank,)
+    yield "attn_q_b.weight", (q_rank, heads * key)
+    yield "attn_kv_a_mqa.weight", (embed, kv_rank + rope)
+    yield "attn_kv_a_norm.weight", (kv_rank,)
+    yield "attn_k_b.weight", (key - rope, kv_rank, heads)
+    yield "attn_v_b.weight", (kv_rank, value, heads)
+    yield "attn_output.weight", (heads * value, embed)
+
+
+def _dense(own: Keys) -> Iterator[Slot]:
+    embed, hidden = own["embedding_length"], own["feed_forward_length"]
+    yield "ffn_gate.weight", (embed, hidden)
+    yield "ffn_up.weight", (embed, hidden)
+    yield "ffn_down.weight", (hidden, embed)
+
+
+def _experts(own: Keys, shared: int, extras: Extras) -> Iterator[Slot]:
+    """Router, routed experts and, `shared` wide in experts, the shared one."""
+    embed, count, hidden = own["embedding_length"], own["expert_count"], own["expert_feed_forward_length"]
+    yield "ffn_gate_inp.weight", (embed, count)
+    if extras.router_bias:
+        yield "exp_probs_b.bias", (count,)
+    yield "ffn_gate_exps.weight", (embed, hidden, count)
+    yield "ffn_up_exps.weight", (embed, hidden, count)
+    yield "ffn_down_exps.weight", (hidden, embed, count)
+    if shared:
+        yield "ffn_gate_shexp.weight", (embed, hidden * shared)
+        yield "ffn_up_shexp.weight", (embed, hidden * shared)
+        yield "ffn_down_shexp.weight", (hidden * shared, embed)
+
+
+def _prediction(embed: int, vocabulary: int) -> Iterator[Slot]:
+    """What a multi-token-prediction layer has beside an ordinary layer."""
+    yield "eh_proj.weight", (2 * embed, embed)
+    yield "embed_tokens.weight", (embed, vocabulary)
+    yield "enorm.weight", (embed,)
+    yield "hnorm.weight", (embed,)
+    yield "shared_head_head.weight", (embed, vocabulary)
+    yield "shared_head_norm.weight", (embed,)
+
+
+def _deepseek2(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+    yield from _latent_attention(own)
+    yield "ffn_norm.weight", (own["embedding_length"],)
+    if layer < own["leading_dense_block_count"]:
+        yield from _dense(own)
+    else:
+        yield from _experts(own, own["expert_shared_count"], extras)
+
+
+def _llama4(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+    yield from _attention(own, extras)
+    yield "ffn_norm.weight", (own["embedding_length"],)
+    if (layer + 1) % own["interleave_moe_layer_step"]:
+        yield from _dense(own)
+    else:
+        yield from _experts(own, 1, extras)
+
+
+def _glm4moe(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+    yield from _attention(own, extras)
+    yield "post_attention_norm.weight", (own["embedding_length"],)
+    if layer < own["leading_dense_block_count"]:
+        yield from _dense(own)
+    else:
+        yield from _experts(own, own["expert_shared_count"], extras)
+
+
+def _qwen3moe(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+    yield from _attention(own, extras)
+    yield "ffn_norm.weight", (own["embedding_length"],)
+    yield from _experts(own, 0, extras)
+
+
+def _plain(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+    yield from _attention(own, extras)
+    yield "ffn_norm.weight", (own["embedding_length"],)
+    yield from _dense(own)
+
+
+def _gpt_oss(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+    embed, count, hidden = own["embedding_length"], own["expert_count"], own["expert_feed_forward_length"]
+    yield from _attention(own, extras)
+    yield "attn_output.bias", (embed,)
+    yield "attn_sinks.weight", (own["attention.head_count"],)
+    yield "post_attention_norm.weight", (embed,)
+    yield from _experts(own, 0, extras)
+    yield "ffn_gate_inp.bias", (count,)
+    yield "ffn_gate_exps.bias", (hidden, count)
+    yield "ffn_up_exps.bias", (hidden, count)
+    yield "ffn_down_exps.bias", (embed, count)
+
+
+_ARCHITECTURES: dict[str, Callable[[Keys, int, Extras], Iterator[Slot]]] = {
+    "deepseek2": _deepseek2,
+    "llama4": _llama4,
+    "glm4moe": _glm4moe,
+    "qwen3moe": _qwen3moe,
+    "gpt-oss": _gpt_oss,
+    "qwen3": _plain,
+    "llama": _plain,
+}
