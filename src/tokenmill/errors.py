@@ -4,12 +4,15 @@
     ├── UsageError                the request itself is wrong              exit 2   http 400
     │   ├── ConfigError           a TOML file has a wrong key or value
     │   ├── UnknownMachine        no such catalogue machine or file        http 404
-    │   └── UnknownModel          no such catalogue model or file          http 404
+    │   ├── UnknownModel          no such catalogue model or file          http 404
+    │   ├── FlagUnknown           the engine that will run has no such flag
+    │   └── NotSpellable          no flags of the engine say what the plan says
     ├── ProbeError                this machine could not be read
     ├── ModelError                a model could not be read                http 422
     │   ├── CorruptModel          the bytes are not what the format says
     │   ├── MissingSplit          one file of a split model is not there
     │   └── RemoteError           a server did not give the bytes          http 502
+    ├── EngineError               an engine is missing, wrong or failed    http 502
     └── PullError                 a download did not finish                http 502
         ├── ChecksumMismatch      the bytes that came are not the right ones
         └── NoSpace               the disk cannot hold it                  http 507
@@ -56,6 +59,14 @@ class UnknownModel(UsageError):
     http_status = 404
 
 
+class FlagUnknown(UsageError):
+    """The engine version that will run has no such flag; the hint says what took its place."""
+
+
+class NotSpellable(UsageError):
+    """The plan is sound, but this engine's flags cannot express it: change the plan or the engine."""
+
+
 class ProbeError(TokenmillError):
     """This machine could not be read or measured."""
 
@@ -76,6 +87,12 @@ class MissingSplit(ModelError):
 
 class RemoteError(ModelError):
     """The server holding the model file did not answer with the bytes that were asked for."""
+
+    http_status = 502
+
+
+class EngineError(TokenmillError):
+    """The engine is not installed, is not the version this program speaks to, or stopped; the message says which."""
 
     http_status = 502
 

@@ -96,8 +96,8 @@ def _reads(profile: Profile) -> Table:
     for sequences in SEQUENCES:
         table.add_column(str(sequences), justify="right")
     steps = [profile.read_bytes(sequences) for sequences in SEQUENCES]
-    table.add_row("GB per step", *(f"{step / 1e9:.1f}" for step in steps))
-    table.add_row("GB per token", *(f"{step / count / 1e9:.2f}" for step, count in zip(steps, SEQUENCES, strict=True)))
+    table.add_row("GB per step", *(f"{step / 1e9:.3g}" for step in steps))
+    table.add_row("GB per token", *(f"{step / count / 1e9:.3g}" for step, count in zip(steps, SEQUENCES, strict=True)))
     if profile.experts:
         table.add_row("distinct experts", *(f"{profile.experts.distinct(count):.0f}" for count in SEQUENCES))
     return table

@@ -38,8 +38,11 @@ class Common:
 def show(*parts: RenderableType) -> None:
     """Print data for a person on stdout."""
     console = Console(highlight=False, soft_wrap=False)
-    for part in parts:
-        console.print(part)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    # Tables are padded to their width; a file or a copied terminal should not carry that.
+    sys.stdout.write("\n".join(line.rstrip() for line in capture.get().split("\n")))
 
 
 def show_json(value: Any) -> None:

@@ -61,8 +61,8 @@ class Experts:
         return self.count * (1.0 - (1.0 - self.used / self.count) ** tokens)
 
 
-TOKEN_EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
-"""Names of the table that a model without an output matrix multiplies with instead."""
+TOKEN_EMBEDDINGS = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+"""How the table's name ends that a model without an output matrix multiplies with instead."""
 
 CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
 
@@ -227,8 +227,10 @@ class Profile:
                 total += weight(tensor) * share
             elif tensor.cls is TensorClass.EMBEDDING:
                 rows = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-                whole = self.tied_output and tensor.name in TOKEN_EMBEDDINGS
+                whole = self.tied_output and tensor.name.endswith(TOKEN_EMBEDDINGS)
                 total += weight(tensor) * (1.0 if whole else min(1.0, tokens / rows))
+            elif tensor.cls is TensorClass.OTHER and tensor.layer is None:
+                continue  # vision towers, rope tables: not read for every token
             elif tensor.cls is not TensorClass.MTP:
                 total += weight(tensor)
         return total

@@ -172,8 +172,6 @@ def _layers(settings: Settings, stored: Mapping[str, Stored], folder: Path) -> t
     declared, guesses = declared_layers(settings), []
     places = (classify_hf(name, kept.shape) for name, kept in stored.items())
     present = 1 + max((place.layer for place in places if place.layer is not None), default=-1)
-    if (declared or present) > MOST_LAYERS:
-        raise CorruptModel(f"{folder} claims {declared or present} layers")
     if settings.flag("is_encoder_decoder"):
         guesses.append("an encoder-decoder: layers of both halves are counted together, its cache as a decoder's")
         declared = max(declared or 0, present)
@@ -185,7 +183,10 @@ def _layers(settings: Settings, stored: Mapping[str, Stored], folder: Path) -> t
         guesses.append(
             f"layers {declared} to {present - 1} are taken for multi-token prediction: config.json counts {declared}"
         )
-    return declared or present, guesses
+    layers = declared or present
+    if layers > MOST_LAYERS:
+        raise CorruptModel(f"{folder} claims {layers} layers")
+    return layers, guesses
 
 
 @dataclass(frozen=True, slots=True)
