@@ -1,8 +1,8 @@
 /* The multi-threaded peer of bench/bandwidth.py: the read and copy loops of STREAM, on pinned POSIX threads.
 
    bandwidth_peer read|copy BYTES REPEATS CPU...
-   Each thread touches its own arrays after pinning, BYTES in all. Each repeat starts at a barrier and sweeps the
-   arrays once; one line per repeat says GB/s from the first start to the last end. Reads count bytes read, copies
+   Each thread touches its own arrays, BYTES in all, after pinning. In each repeat all start at a barrier and stream
+   for a tenth of a second; one line per repeat says the sum of their rates in GB/s. Reads count bytes read, copies
    count each byte once. Pages come as the system hands them out. The copy's target is a cache line off its page,
    because equal low address bits make loads wait for stores (STREAM has its OFFSET for this). */
 #define _GNU_SOURCE
@@ -14,10 +14,13 @@
 #include <string.h>
 #include <time.h>
 
+#define REPEAT_S 0.1
+#define PART (64ul << 20) /* bytes read between looks at the clock */
+
 static int copying, repeats, threads;
 static size_t bytes;
 static int *cpus;
-static double *starts, *ends;
+static double *rates;
 static pthread_barrier_t gate;
 static volatile uint64_t sink;
 
@@ -55,15 +58,23 @@ static void *work(void *argument) {
     size_t size = (copying ? bytes / 2 : bytes) / 4096 * 4096;
     uint64_t *a = array(size, 1), *b = copying ? array(size, 2) + 64 / 8 : NULL;
     for (int r = 0; r < repeats; r++) {
+        size_t moved = 0, at = 0;
         pthread_barrier_wait(&gate);
-        starts[r * threads + me] = now();
-        if (copying) {
-            memcpy(b, a, size);
-            sink += b[r];
-        } else {
-            sink += sum(a, size);
+        double start = now(), end = start;
+        while (end - start < REPEAT_S) {
+            if (copying) {
+                memcpy(b, a, size);
+                sink += b[r];
+                moved += size;
+            } else {
+                size_t part = size - at < PART ? size - at : PART;
+                sink += sum(a + at / 8, part);
+                moved += part;
+                at = at + part < size ? at + part : 0;
+            }
+            end = now();
         }
-        ends[r * threads + me] = now();
+        rates[r * threads + me] = moved / (end - start) / 1e9;
     }
     return NULL;
 }
@@ -75,21 +86,16 @@ int main(int count, char **words) {
     repeats = atoi(words[3]);
     threads = count - 4;
     cpus = calloc(threads, sizeof *cpus);
-    starts = calloc((size_t)repeats * threads, sizeof *starts);
-    ends = calloc((size_t)repeats * threads, sizeof *ends);
+    rates = calloc((size_t)repeats * threads, sizeof *rates);
     pthread_t *running = calloc(threads, sizeof *running);
     pthread_barrier_init(&gate, NULL, threads);
     for (int i = 0; i < threads; i++) cpus[i] = atoi(words[4 + i]);
     for (long i = 0; i < threads; i++) pthread_create(&running[i], NULL, work, (void *)i);
     for (int i = 0; i < threads; i++) pthread_join(running[i], NULL);
-    double moved = (double)((copying ? bytes / 2 : bytes) / 4096 * 4096) * threads;
     for (int r = 0; r < repeats; r++) {
-        double first = starts[r * threads], last = ends[r * threads];
-        for (int i = 1; i < threads; i++) {
-            if (starts[r * threads + i] < first) first = starts[r * threads + i];
-            if (ends[r * threads + i] > last) last = ends[r * threads + i];
-        }
-        printf("%.3f\n", moved / (last - first) / 1e9);
+        double all = 0;
+        for (int i = 0; i < threads; i++) all += rates[r * threads + i];
+        printf("%.3f\n", all);
     }
     return 0;
 }

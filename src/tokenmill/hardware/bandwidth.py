@@ -1,13 +1,12 @@
 """`probe --measure`: what each memory of this machine really moves, in seconds.
 
-Figures are the best short stretch seen, not the mean (as STREAM does it: other work can only take away), with
-as many threads as helped. Reads count bytes read. Copies count each byte once, as mbw does; STREAM's copy
-figure, which counts the read and the write, is twice as high. Only a card's own memory (`gpu0`), which is
+Figures are the best tenth of a second (other work can only take away; STREAM reports its best too), with as many
+threads as helped; the disk's is the mean. Reads count bytes read. Copies count each byte once, as mbw does; STREAM's
+copy figure, which counts the read and the write, is twice as high. Only a card's own memory (`gpu0`), which is
 measured by copying within it, counts both. What cannot be measured here is left out and the reason told.
 """
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from math import floor
 from pathlib import Path
@@ -16,13 +15,14 @@ from tokenmill.errors import ProbeError, UsageError
 from tokenmill.hardware.bandwidth_disk import largest_model, measure_disk
 from tokenmill.hardware.bandwidth_gpu import measure_gpus
 from tokenmill.hardware.bandwidth_memory import measure_mapped, measure_memory, working_set_bytes
-from tokenmill.hardware.bandwidth_threads import read_places, spread_cores, thread_counts
+from tokenmill.hardware.bandwidth_threads import Progress, read_places, spread_cores, thread_counts
 from tokenmill.hardware.linux import parse_meminfo
 from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.hardware.mounts import mount_of, parse_mountinfo
 from tokenmill.units import format_bytes
 
-Progress = Callable[[str], None]
+BUSY_SHARE = 0.25
+"""Of the cores, from which on other work shows in the figures."""
 
 
 def measure(
@@ -42,6 +42,8 @@ def measure(
     total_bytes = working_set_bytes(machine.cpu.l3_bytes, free_bytes(machine), thread_counts(len(cores)))
     if machine.pmem is not None and machine.pmem.mode in ("memory", "mixed"):
         tell("dram: PMem is in Memory Mode; buffers this small stay in its DRAM cache, and what misses it is slower")
+    if (load := os.getloadavg()[0]) > len(cores) * BUSY_SHARE:
+        tell(f"this machine is busy (load {load:.1f} on {len(cores)} cores): all figures will be low")
     tell(f"dram: streaming through {format_bytes(total_bytes)} and more")
     rates = measure_memory(cores, total_bytes, seconds, tell)
     rates += _pmem(machine, cores, total_bytes, seconds, tell)

@@ -13,11 +13,11 @@ import mmap
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-from tokenmill.hardware.bandwidth_threads import Step, as_rate, best_window_gb_s, climb, stream, thread_counts
+from tokenmill.hardware.bandwidth_threads import Progress, Step, as_rate, climb, stream, thread_counts, whole_gb_s
 from tokenmill.hardware.machine import Rate
 from tokenmill.hardware.mounts import mount_of, parse_mountinfo
 from tokenmill.units import GIB, MIB, format_bytes
@@ -32,8 +32,6 @@ MODEL_SUFFIXES = (".gguf", ".safetensors")
 MOST_ENTRIES = 5000
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
-Progress = Callable[[str], None]
-
 
 def measure_disk(path: Path, seconds: float, progress: Progress) -> Rate | None:
     """`disk`: the rate under `path` in about `seconds`, or None with the reason told."""
@@ -44,16 +42,14 @@ def measure_disk(path: Path, seconds: float, progress: Progress) -> Rate | None:
     try:
         found = path if path.is_file() else largest_model(path, LEAST_FILE_BYTES)
         if found is not None and is_solid(found.stat()):
-            with contextlib.suppress(DirectRefused):
-                return _read_existing(found, seconds, progress)
+            with found.open("rb", buffering=0) as opened:
+                if _make_direct(opened.fileno()):
+                    progress(f"disk: reading {found} with O_DIRECT")
+                    return _climb(opened.fileno(), seconds, direct=True)
         return _read_temporary(path if path.is_dir() else path.parent, seconds, progress)
     except OSError as error:
         progress(f"disk: left out, {error.strerror or error} ({error.filename or path})")
         return None
-
-
-class DirectRefused(OSError):
-    """This file system has no O_DIRECT; caught in this module."""
 
 
 def is_solid(status: os.stat_result) -> bool:
@@ -64,15 +60,14 @@ def is_solid(status: os.stat_result) -> bool:
 def largest_model(folder: Path, least_bytes: int) -> Path | None:
     """The largest solid model file on the folder's own file system, among the first few thousand entries."""
     device = folder.stat().st_dev
-    best: tuple[int, Path] | None = None
+    found: list[tuple[int, str]] = []
     for entry in itertools.islice(_entries(folder), MOST_ENTRIES):
-        if not entry.name.endswith(MODEL_SUFFIXES) or not entry.is_file(follow_symlinks=False):
-            continue
-        status = entry.stat(follow_symlinks=False)
-        size = status.st_size
-        if status.st_dev == device and size >= least_bytes and is_solid(status) and (best is None or size > best[0]):
-            best = (size, Path(entry.path))
-    return best[1] if best else None
+        if entry.name.endswith(MODEL_SUFFIXES):
+            with contextlib.suppress(OSError):  # gone since, or a link that leads nowhere
+                status = entry.stat()
+                if status.st_dev == device and status.st_size >= least_bytes and is_solid(status):
+                    found.append((status.st_size, entry.path))
+    return Path(max(found)[1]) if found else None
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
@@ -84,13 +79,6 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 yield entry
-
-
-def _read_existing(file: Path, seconds: float, progress: Progress) -> Rate:
-    progress(f"disk: reading {file} with O_DIRECT")
-    with file.open("rb", buffering=0) as opened:
-        _make_direct(opened.fileno())
-        return _climb(opened.fileno(), seconds, direct=True)
 
 
 def _read_temporary(folder: Path, seconds: float, progress: Progress) -> Rate | None:
@@ -106,11 +94,7 @@ def _read_temporary(folder: Path, seconds: float, progress: Progress) -> Rate | 
         if written < LEAST_TEMPORARY_BYTES:
             progress(f"disk: left out, only {format_bytes(written)} could be written there in time")
             return None
-        try:
-            _make_direct(descriptor)
-            direct = True
-        except DirectRefused:
-            direct = False
+        direct = _make_direct(descriptor)
         way = "O_DIRECT" if direct else "buffered reads after dropping it from the page cache"
         progress(f"disk: reading a temporary file of {format_bytes(written)} in {folder} with {way}")
         return _climb(descriptor, seconds, direct=direct)
@@ -131,34 +115,33 @@ def _fill(descriptor: int, size_bytes: int, seconds: float) -> int:
     return written
 
 
-def _make_direct(descriptor: int) -> None:
+def _make_direct(descriptor: int) -> bool:
+    """Whether reads now pass the page cache by."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
         # Some accept the flag and refuse the read.
         os.preadv(descriptor, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
-    except OSError as error:
-        raise DirectRefused(*error.args) from error
+    except OSError:
+        return False
+    return True
 
 
 def _climb(descriptor: int, seconds: float, *, direct: bool) -> Rate:
     blocks = os.fstat(descriptor).st_size // BLOCK_BYTES
+    turn = itertools.count()  # goes on from depth to depth, so that a large file is never read twice
+
+    def prepare(_index: int) -> Step:
+        buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
+
+        def step() -> int:
+            block = next(turn) % blocks
+            if not direct and block == 0:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            return os.preadv(descriptor, [buffer], block * BLOCK_BYTES)
+
+        return step
 
     def rate_at(depth: int) -> float:
-        if not direct:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        turn = itertools.count()
-
-        def prepare(_index: int) -> Step:
-            buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
-
-            def step() -> int:
-                block = next(turn) % blocks
-                if not direct and block == 0:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                return os.preadv(descriptor, [buffer], block * BLOCK_BYTES)
-
-            return step
-
-        return best_window_gb_s(stream([None] * depth, prepare, seconds / len(DEPTHS)))
+        return whole_gb_s(stream([None] * depth, prepare, seconds / len(DEPTHS)))
 
     return as_rate("disk", climb(DEPTHS, rate_at))

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from time import perf_counter
 
 from tokenmill.errors import ProbeError
+from tokenmill.hardware.bandwidth_threads import Progress
 from tokenmill.hardware.cuda import Cuda, load
 from tokenmill.hardware.machine import Gpu, Machine, Rate
 from tokenmill.units import MIB, format_bytes
@@ -20,8 +21,6 @@ WANTED_BYTES, LEAST_BYTES = 1024 * MIB, 64 * MIB
 LINK_BYTES = 256 * MIB
 SHARE_OF_FREE = 4
 COPIES_PER_WAIT = 8
-
-Progress = Callable[[str], None]
 
 
 def measure_gpus(machine: Machine, seconds: float, progress: Progress) -> list[Rate]:

@@ -1,11 +1,10 @@
 """Read and copy bandwidth of memory, without a compiler.
 
-Reading is numpy's maximum over bytes: it releases the interpreter's lock, is vectorised by numpy's own
-run-time dispatch whatever the C library, and goes through cached data at some 90 GB/s a core, well over
-twice what a core draws from memory (34 GB/s on that machine). memchr, memcmp, sums and xor reached the same
-rate from memory within noise, float sums and dot products less. Copying is numpy's copyto, which for
-plain blocks is one memmove of the C library, the routine mbw calls; its choice of streaming stores for large
-blocks is part of the result.
+Reading is numpy's maximum over bytes: it releases the interpreter's lock, is vectorised by numpy's own run-time
+dispatch whatever the C library, and goes through cached data at 70 to 90 GB/s a core, over twice what a core drew
+from memory on the machine it was chosen on. memchr, integer sums and xor read memory as fast within noise; memcmp,
+dot products and float sums slower. Copying is numpy's copyto, which for plain blocks is one memmove of the C library,
+the routine mbw calls; its choice of streaming stores for large blocks is part of the result.
 
 Pages come as the system hands them out, with huge pages only where it gives them unasked: so do STREAM's,
 mbw's and an engine's. Advising huge pages reads up to a fifth faster on one core and no faster on all.
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import ProbeError
-from tokenmill.hardware.bandwidth_threads import Step, as_rate, best_window_gb_s, climb, stream, thread_counts
+from tokenmill.hardware.bandwidth_threads import Progress, Step, as_rate, best_window_gb_s, climb, stream, thread_counts
 from tokenmill.hardware.machine import Rate
 from tokenmill.units import MIB, format_bytes
 
@@ -84,9 +83,7 @@ class Memory:
         return self._blocks[index][:size]
 
 
-def measure_memory(
-    cores: Sequence[int], total_bytes: int, seconds: float, progress: Callable[[str], None]
-) -> list[Rate]:
+def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progress: Progress) -> list[Rate]:
     """`dram` and `dram->dram`, each for about `seconds`, with 1, 2, 4, ... threads on `cores` in their order."""
     memory = Memory(total_bytes)
 
@@ -103,7 +100,7 @@ def measure_memory(
 
 
 def measure_mapped(
-    file: Path, cores: Sequence[int], total_bytes: int, seconds: float, progress: Callable[[str], None]
+    file: Path, cores: Sequence[int], total_bytes: int, seconds: float, progress: Progress
 ) -> list[Rate]:
     """`pmem` and `pmem->dram` over a file mapped from persistent memory; the file has at least `total_bytes`."""
     memory = Memory(total_bytes)
@@ -112,7 +109,7 @@ def measure_mapped(
         whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def part(index: int, threads: int) -> Block:
-        size = min(whole.size // threads, slice_bytes(total_bytes, threads))
+        size = min(whole.size // threads // mmap.PAGESIZE * mmap.PAGESIZE, slice_bytes(total_bytes, threads))
         return whole[index * size : (index + 1) * size]
 
     def reader(index: int, threads: int) -> Step:
@@ -167,7 +164,7 @@ def _climb(
     stepper: Callable[[int, int], Step],
     cores: Sequence[int],
     seconds: float,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Rate:
     counts = thread_counts(len(cores))
 

@@ -23,7 +23,7 @@ from tokenmill.hardware.machine import Rate
 RISE = 1.03
 """A step up the ladder counts as rising when it beats the best so far by this factor."""
 STEPS_WITHOUT_RISE = 2
-WINDOW_S = 0.02
+WINDOW_S = 0.1  # long enough that stragglers and bursts even out, short enough to fit between other work
 PASSES_PER_WINDOW = 2
 
 
@@ -35,6 +35,7 @@ class Pass(NamedTuple):
     size_bytes: int
 
 
+Progress = Callable[[str], None]
 Step = Callable[[], int]
 """Streams once and returns how many bytes that was."""
 
@@ -87,9 +88,7 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
     typical_s = median(each.end_s - each.start_s for each in every)
     windows = int((end - start) / max(WINDOW_S, PASSES_PER_WINDOW * typical_s))
     if windows < 1:
-        # Too few passes to look inside: from the first start to the last end, which can only be too low.
-        whole_s = max(each.end_s for each in every) - min(each.start_s for each in every)
-        return sum(each.size_bytes for each in every) / whole_s / 1e9
+        return whole_gb_s(threads)  # too few passes to look inside
     length = (end - start) / windows
     moved = [0.0] * windows
     for each in every:
@@ -99,6 +98,13 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
             low, high = start + index * length, start + (index + 1) * length
             moved[index] += per_s * max(0.0, min(high, each.end_s) - max(low, each.start_s))
     return max(moved) / length / 1e9
+
+
+def whole_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
+    """Everything moved between the first start and the last end: for what caches could make look fast for a moment."""
+    every = [each for passes in threads for each in passes]
+    whole_s = max(each.end_s for each in every) - min(each.start_s for each in every)
+    return sum(each.size_bytes for each in every) / whole_s / 1e9
 
 
 def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, Place]:
