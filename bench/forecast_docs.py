@@ -78,8 +78,8 @@ def page(text: str) -> str:
 def _span(values: Sequence[float]) -> str:
     if not values:
         return ""
-    low, high = min(values), max(values)
-    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+    low, high = (f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def main() -> None:

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("", "probe", "machines", "inspect", "models", "models list", "models pull", "models ghost", "models synth")
+COMMANDS = (
+    *("", "probe", "machines", "inspect", "plan"),
+    *("models", "models list", "models pull", "models ghost", "models synth"),
+)
 
 
 def help_text(command: str) -> str:

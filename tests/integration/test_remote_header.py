@@ -52,6 +52,15 @@ def test_servers_that_misbehave(behaviour: str, message: str, tmp_path: Path) ->
         read_headers(f"{server.url}/m.gguf")
 
 
+def test_the_users_proxy_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with range_server(tmp_path) as proxy:
+        for variable in ("HTTP_PROXY", "http_proxy"):
+            monkeypatch.setenv(variable, proxy.url)
+        with pytest.raises(RemoteError, match="answered 404"):
+            read_headers("http://models.invalid/m.gguf")
+        assert proxy.requests[0].startswith("http://models.invalid/m.gguf")
+
+
 def test_empty_missing_and_unreachable(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
     with range_server(tmp_path) as server:

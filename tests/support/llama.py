@@ -1,7 +1,7 @@
 """The real llama.cpp inside the xllamacpp wheel, for tests: what it makes of a file, in a process of its own.
 
 `plan` never reads or maps weights, so it is safe for ghosts; `run` loads a small model and decodes greedily.
-Structures are those of include/llama.h of the very build in the pinned wheel.
+Structures are the product's own, with what decoding needs besides.
 """
 
 import argparse
@@ -12,45 +12,17 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-CDEF = """
-typedef struct llama_model llama_model;
-typedef struct llama_context llama_context;
+from tokenmill.engine.native.abi import LOAD_MODE_NONE, LOG_CONTINUED, LOG_DEBUG, open_library
+
+DECODING = """
 typedef struct llama_vocab llama_vocab;
-struct llama_model_params {
-    void * devices; const void * tensor_buft_overrides;
-    int32_t n_gpu_layers; int split_mode; int load_mode; int lazy_mode; int32_t main_gpu;
-    const float * tensor_split; void * progress_callback; void * progress_callback_user_data;
-    const void * kv_overrides;
-    bool vocab_only; bool check_tensors; bool use_extra_bufts; bool no_host; bool no_alloc; bool load_mtp;
-};
-struct llama_context_params {
-    uint32_t n_ctx; uint32_t n_batch; uint32_t n_ubatch; uint32_t n_seq_max; uint32_t n_rs_seq;
-    uint32_t n_outputs_max; uint32_t n_outputs_max_per_seq; int32_t n_threads; int32_t n_threads_batch;
-    int ctx_type; int rope_scaling_type; int pooling_type; int attention_type; int flash_attn_type;
-    float rope_freq_base; float rope_freq_scale; float yarn_ext_factor; float yarn_attn_factor;
-    float yarn_beta_fast; float yarn_beta_slow; uint32_t yarn_orig_ctx; float defrag_thold;
-    void * cb_eval; void * cb_eval_user_data; int type_k; int type_v; size_t moe_cache_size;
-    void * abort_callback; void * abort_callback_data;
-    bool embeddings; bool offload_kqv; bool no_perf; bool op_offload; bool swa_full; bool kv_unified;
-    void * samplers; size_t n_samplers; llama_context * ctx_other;
-};
 typedef struct llama_batch {
     int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id; int32_t ** seq_id;
     int8_t * logits;
 } llama_batch;
-void llama_log_set(void (*callback)(int level, const char * text, void * data), void * data);
-void llama_backend_init(void);
-struct llama_model_params llama_model_default_params(void);
-struct llama_context_params llama_context_default_params(void);
-llama_model * llama_model_load_from_file(const char * path, struct llama_model_params params);
-llama_context * llama_init_from_model(llama_model * model, struct llama_context_params params);
-uint64_t llama_model_size(const llama_model * model);
-uint64_t llama_model_n_params(const llama_model * model);
-int32_t llama_model_desc(const llama_model * model, char * buffer, size_t size);
 const llama_vocab * llama_model_get_vocab(const llama_model * model);
 int32_t llama_vocab_n_tokens(const llama_vocab * vocab);
 int32_t llama_tokenize(const llama_vocab * vocab, const char * text, int32_t length, int32_t * tokens,
@@ -60,12 +32,8 @@ int32_t llama_detokenize(const llama_vocab * vocab, const int32_t * tokens, int3
 llama_batch llama_batch_get_one(int32_t * tokens, int32_t count);
 int32_t llama_decode(llama_context * context, llama_batch batch);
 float * llama_get_logits_ith(llama_context * context, int32_t index);
-void llama_free(llama_context * context);
-void llama_model_free(llama_model * model);
 """
-LOAD_MODE_NONE = 0
 FLASH_ATTENTION_ON = 1
-DEBUG, CONTINUED = 1, 5  # levels of llama.cpp's log
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +85,17 @@ class Llama:
     """One process's llama.cpp."""
 
     def __init__(self) -> None:
-        from cffi import FFI
-
-        self.ffi = FFI()
-        self.ffi.cdef(CDEF)
-        spec = find_spec("xllamacpp")
-        assert spec is not None
-        assert spec.origin is not None
-        self.lib = self.ffi.dlopen(str(Path(spec.origin).with_name("xllamacpp.abi3.so")))
+        library = open_library(more=DECODING)
+        self.ffi, self.lib = library.ffi, library.lib
         self.log: list[str] = []
-        self._level = DEBUG
+        self._level = LOG_DEBUG
         self._keep = self.ffi.callback("void(int, const char *, void *)")(self._logged)
         self.lib.llama_log_set(self._keep, self.ffi.NULL)
         self.lib.llama_backend_init()
 
     def _logged(self, level: int, message: Any, _data: Any) -> None:
-        self._level = self._level if level == CONTINUED else level
-        if self._level != DEBUG:
+        self._level = self._level if level == LOG_CONTINUED else level
+        if self._level != LOG_DEBUG:
             self.log.append(self.ffi.string(message).decode(errors="replace"))
 
     def load(self, path: str, *, weights: bool) -> Any:

@@ -1,5 +1,6 @@
 """The command line: one command per file, and the only room that prints or exits."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tokenmill import __version__
 from tokenmill.errors import TokenmillError, UsageError
+
+_DISK_HINT = "check the path, who may use it, and the room on its disk"
 
 app = App(
     name="tokenmill",
@@ -21,16 +24,23 @@ app = App(
     help_format="markdown",
     default_parameter=Parameter(negative=(), show_default=False),
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
 )
 # Commands are named by module so that running one imports only that one.
 app.command("tokenmill.cli.probe:probe")
 app.command("tokenmill.cli.machines:machines")
 app.command("tokenmill.cli.inspect:inspect")
+app.command("tokenmill.cli.plan:plan")
 app.command("tokenmill.cli.models:app", name="models")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with the code the operator can rely on."""
+    if sys.stdout is None:  # started with >&-
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123  open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Paths need not be Unicode; they leave as the bytes they came as.
+        sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -40,26 +50,51 @@ def run(arguments: Sequence[str]) -> int:
         if not arguments or arguments[-1] in ("--help", "-h"):
             _load_all(app)
         result = app(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()  # here, where what goes wrong can still be told
     except CycloptsError as error:
-        words = [word for word in arguments if not word.startswith("-")][:1]
-        return _fail(UsageError(str(error), hint=f"tokenmill {' '.join([*words, '--help'])}"))
+        return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments), "--help"])))
     except TokenmillError as error:
         return _fail(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (head, less) is gone; keep Python from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # the reader (head, less) is gone; rich exits then
+        _let_go_of_stdout()
         return 0
     except Exception as error:
         if os.environ.get("TOKENMILL_TRACEBACK"):
             raise
-        return _fail(TokenmillError(
-            f"tokenmill itself failed: {type(error).__name__}: {error}",
-            hint="this is a bug; TOKENMILL_TRACEBACK=1 shows where, please report it",
-        ))  # fmt: skip
+        return _fail(_unexpected(error))
     return result if isinstance(result, int) else 0
+
+
+def _unexpected(error: Exception) -> TokenmillError:
+    if isinstance(error, OSError):
+        if error.filename is None:
+            _let_go_of_stdout()
+        # Where it matters the rooms say more; this is a full disk behind stdout, or a folder nobody may look into.
+        return TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT)
+    return TokenmillError(
+        f"tokenmill itself failed: {type(error).__name__}: {error}",
+        hint="this is a bug; TOKENMILL_TRACEBACK=1 shows where, please report it",
+    )
+
+
+def _let_go_of_stdout() -> None:
+    """What is still to be written goes nowhere, so that Python does not complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _command(arguments: Sequence[str]) -> list[str]:
+    """The words that name a command, as far as they do."""
+    words: list[str] = []
+    group = app
+    for word in arguments:
+        if word.startswith("-") or word not in group:
+            break
+        words.append(word)
+        group = group[word]
+    return words
 
 
 def _load_all(group: App) -> None:
@@ -70,7 +105,9 @@ def _load_all(group: App) -> None:
 
 
 def _fail(error: TokenmillError) -> int:
-    print(f"error: {error.message}", file=sys.stderr)
+    from tokenmill.cli.output import harmless  # noqa: PLC0415  most runs have no error, and rich takes its time
+
+    print(f"error: {harmless(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        print(f"hint: {harmless(error.hint)}", file=sys.stderr)
     return error.exit_code

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import Common, show, show_json
+from tokenmill.errors import UnknownModel
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
 from tokenmill.model.read import read
 from tokenmill.units import format_bytes, format_count
@@ -29,14 +30,14 @@ def inspect(
     Parameters
     ----------
     model:
-        A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, or a
-        catalogue name with a quant, such as kimi-k2.5:Q4_K_S.
+        A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, a
+        catalogue name with a quant, such as kimi-k2.5:Q4_K_S, or the name of a pulled model, such as smollm2.
     layers:
         Also show the bytes of each class in each layer.
     tensors:
         Also list every tensor.
     """
-    profile = read(model)
+    profile = _read(model, common)
     if common.json:
         show_json(_document(profile, tensors=tensors))
         return
@@ -47,6 +48,20 @@ def inspect(
         show(Text(), _tensors(profile))
     for guess in profile.guesses:
         show(Text(f"guess: {guess}"))
+
+
+def _read(model: str, common: Common) -> Profile:
+    """Whatever is not a file, an address or a catalogue name may be a model that was pulled by this name."""
+    try:
+        return read(model)
+    except UnknownModel:
+        from tokenmill.model.pull import locate, names  # noqa: PLC0415  an HTTP client, and only for these
+
+        if path := locate(model, common.load_config().models_path):
+            return read(path)
+        if model in names() or model.startswith("hf:"):
+            raise UnknownModel(f"{model} is not here", hint=f"tokenmill models pull {model}") from None
+        raise
 
 
 def _summary(profile: Profile) -> Table:

@@ -4,6 +4,7 @@ Colours and widths are rich's business: NO_COLOR is honoured, a pipe gets 80 pla
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from tokenmill.config import Config, load
+
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+_NOT_UNICODE = re.compile("[\ud800-\udfff]")
 
 
 @Parameter(name="*")
@@ -37,23 +41,35 @@ class Common:
 
 def show(*parts: RenderableType) -> None:
     """Print data for a person on stdout."""
-    console = Console(highlight=False, soft_wrap=False)
+    # Names come from files and servers: no markup of theirs is obeyed.
+    console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
     with console.capture() as capture:
         for part in parts:
             console.print(part)
     # Tables are padded to their width; a file or a copied terminal should not carry that.
-    sys.stdout.write("\n".join(line.rstrip() for line in capture.get().split("\n")))
+    sys.stdout.write("\n".join(line.rstrip() for line in harmless(capture.get()).split("\n")))
+
+
+def show_text(text: str) -> None:
+    """Print text on stdout as it is: something to copy, which must not be folded."""
+    sys.stdout.write(text.rstrip("\n") + "\n")
 
 
 def show_json(value: Any) -> None:
     """Print one JSON document on stdout."""
-    json.dump(jsonable(value), sys.stdout, indent=2, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
+    # Paths need not be Unicode; what UTF-8 cannot hold is written as JSON's own escape.
+    sys.stdout.write(_NOT_UNICODE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def say(text: str) -> None:
     """Print talk for a person on stderr."""
-    Console(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+    Console(stderr=True, highlight=False, emoji=False).print(harmless(text), markup=False, soft_wrap=True)
+
+
+def harmless(text: str) -> str:
+    """Control characters made visible: what a hostile file is called must not steer a terminal. Styles stay."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 @contextmanager

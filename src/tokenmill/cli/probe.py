@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import Common, say, show, show_json
-from tokenmill.errors import UsageError
+from tokenmill.errors import ConfigError, UsageError
 from tokenmill.hardware import Machine, catalog
 from tokenmill.hardware import probe as read_machine
 from tokenmill.hardware.cpu import format_numbers
@@ -43,6 +43,8 @@ def probe(
     machine:
         Show this catalogue machine or machine file instead of reading the one at hand.
     """
+    if output:
+        _check_output(output)
     if machine not in (None, catalog.THIS):
         if measure or path:
             option = "--measure" if measure else "--path"
@@ -86,6 +88,18 @@ def _measure(machine: Machine, place: Path) -> Measurements:
 
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     return measure_all(machine, path=existing, progress=say)
+
+
+def _check_output(path: Path) -> None:
+    """A machine file may be written over; a model, or anything else, may not."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        catalog.read(path)
+    except ConfigError as error:
+        raise UsageError(
+            f"{path} exists and is not a machine file", hint="name another file, or remove this one first"
+        ) from error
 
 
 def _sections() -> Table:
@@ -183,7 +197,7 @@ def _gpus(gpus: tuple[Gpu, ...]) -> Table:
 
 def _link(pcie: PcieLink) -> tuple[str, str]:
     ends = (pcie.generation, pcie.width), (pcie.max_generation, pcie.max_width)
-    now, best = (UNKNOWN if None in end else f"{end[0]}.0 x{end[1]}" for end in ends)
+    now, best = (UNKNOWN if end == (None, None) else f"{end[0] or '?'}.0 x{end[1] or '?'}" for end in ends)
     return now, best
 
 
@@ -224,6 +238,8 @@ def _huge_pages(machine: Machine) -> str:
 
 
 def _limits(limits: Limits) -> list[str]:
+    if limits == Limits():  # a machine of the catalogue says nothing of them
+        return ["none known"]
     cpus = "CPUs: all" if limits.cpuset is None else f"CPUs {format_numbers(limits.cpuset)}"
     quota = "" if limits.cgroup_cpus is None else f", time of {limits.cgroup_cpus:g} CPUs"
     memory = "all" if limits.cgroup_memory_bytes is None else format_bytes(limits.cgroup_memory_bytes)

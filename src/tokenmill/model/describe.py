@@ -12,6 +12,7 @@ from tokenmill.model.profile import Experts, Format, ModelFile, Profile, Tensor,
 from tokenmill.model.tensors import classify, layer_of
 
 MOST_LAYERS = 4096
+LONGEST_NAME = 256  # of anything that is shown to a person
 
 
 def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
@@ -24,6 +25,8 @@ def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
         )
     if not any(header.tensors for header in headers):
         raise ModelError(f"{first.source} holds no tensors", hint="this may be a vocabulary file")
+    if len(architecture) > LONGEST_NAME:
+        raise CorruptModel(f"{first.source}: its architecture is a text of {len(architecture)} letters")
     numbers = _Numbers(first.keys, architecture)
     entries = [(index, header, entry) for index, header in enumerate(headers) for entry in header.tensors]
     names = [entry.name for _, _, entry in entries]
@@ -33,7 +36,7 @@ def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
     experts, expert_guesses = _experts(numbers, [(entry.name, entry.shape) for _, _, entry in entries], first.source)
     cache = layout(first.keys, architecture, layers)
     return Profile(
-        name=first.text("general.name") or Path(first.source).stem,
+        name=_short(first.text("general.name")) or Path(first.source).stem,
         format=format,
         architecture=architecture,
         tensors=tuple(
@@ -87,7 +90,7 @@ def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, 
         count = present
         guesses.append("block_count is missing: the layers are counted from the tensor names")
     if count > MOST_LAYERS or present > MOST_LAYERS:
-        raise CorruptModel(f"{source} claims {max(count, present)} layers")
+        raise CorruptModel(f"{source} claims more than {MOST_LAYERS} layers")
     return max(0, count - (numbers.largest("nextn_predict_layers") or 0)), guesses
 
 
@@ -107,11 +110,15 @@ def _experts(
 def _tokenizer(header: Header) -> Tokenizer:
     tokens = header.keys.get("tokenizer.ggml.tokens")
     return Tokenizer(
-        model=header.text("tokenizer.ggml.model"),
-        pre=header.text("tokenizer.ggml.pre"),
+        model=_short(header.text("tokenizer.ggml.model")),
+        pre=_short(header.text("tokenizer.ggml.pre")),
         tokens=tokens.count if isinstance(tokens, LongArray) else len(tokens) if isinstance(tokens, tuple) else None,
         chat_template="tokenizer.chat_template" in header.keys,
     )
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None or len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."
 
 
 def _quantisation(header: Header) -> str | None:

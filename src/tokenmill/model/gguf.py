@@ -17,11 +17,12 @@ from tokenmill.units import format_bytes
 
 MOST_KEYS = 4096
 MOST_TENSORS = 1 << 17
-MOST_STRINGS = 1 << 22  # in all arrays; the largest vocabularies and merges have a few hundred thousand
+MOST_STRINGS = 1 << 21  # in all arrays; the largest vocabularies and merges have a few hundred thousand
 LONGEST_KEY_BYTES = 65535  # the format's own limit
 LONGEST_TENSOR_NAME_BYTES = 1024
 MOST_DIMENSIONS = 4
 KEPT_ARRAY_ITEMS = 1024  # enough for one value per layer
+MOST_KEPT_ITEMS = 1 << 16  # in all arrays that are kept; the rest are passed over like long ones
 DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {
@@ -30,6 +31,7 @@ _SCALARS = {
     10: U64, 11: struct.Struct("<q"), 12: struct.Struct("<d"),
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_DAMAGED = "the file is damaged, or something else under this name: fetch it again"
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf(?:$|[?#]))")
 
 Scalar = int | float | bool | str
@@ -142,7 +144,11 @@ def _read_split(name: str, headers: dict[str, str] | None) -> Header:
 def read_header(where: str | Path, headers: dict[str, str] | None = None) -> Header:
     """Read one file's header and check it against the file's length."""
     with Cursor(open_source(where, headers)) as cursor:
-        return _parse(cursor)
+        try:
+            return _parse(cursor)
+        except CorruptModel as error:
+            error.hint = error.hint or _DAMAGED
+            raise
 
 
 def open_source(where: str | Path, headers: dict[str, str] | None = None) -> Source:
@@ -179,7 +185,7 @@ def _parse(cursor: Cursor) -> Header:
         start = cursor.position
         key = cursor.string(f"key {index}", LONGEST_KEY_BYTES)
         if not key or key in keys:
-            raise CorruptModel(f"{name}: key {index} is {'there twice: ' + key if key else 'empty'}")
+            raise CorruptModel(f"{name}: key {index} is {f'there twice: {key[:80]}' if key else 'empty'}")
         keys[key] = _value(cursor, key)
         key_bytes[key] = KeyBytes(start, cursor.position - start)
     alignment = _alignment(keys.get("general.alignment", DEFAULT_ALIGNMENT), name)
@@ -237,7 +243,8 @@ def _array(cursor: Cursor, key: str) -> Value:
     start = cursor.position
     if element in _SCALARS:
         layout = _SCALARS[element]
-        if count <= KEPT_ARRAY_ITEMS:
+        if count <= KEPT_ARRAY_ITEMS and cursor.items_kept + count <= MOST_KEPT_ITEMS:
+            cursor.items_kept += count
             raw = cursor.take(count * layout.size, key)
             return tuple(value for (value,) in layout.iter_unpack(raw))
         cursor.skip(count * layout.size, key)
@@ -254,7 +261,7 @@ def _array(cursor: Cursor, key: str) -> Value:
 def _alignment(value: Value, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 20 and value & (value - 1) == 0:
         return value
-    raise CorruptModel(f"{name}: general.alignment is {value!r}, not a power of two")
+    raise CorruptModel(f"{name}: general.alignment is {str(value)[:80]!r}, not a power of two")
 
 
 _Entry = tuple[str, tuple[int, ...], int, int]  # name, shape, type number, offset

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenmill.errors import CorruptModel, TokenmillError
+from tokenmill.errors import CorruptModel, TokenmillError, UsageError
 from tokenmill.model import catalog
 from tokenmill.model.gguf import Header, TensorEntry, is_url, open_source, read_headers
 from tokenmill.model.header import assemble, data_bytes, padded, pair
@@ -38,7 +38,7 @@ def write(source: str, target: Path, *, force: bool = False) -> Written:
         made = catalog.encoded(source)
         raw, size, header = made.raw, made.header.file_bytes, made.header
     else:
-        raw, size, header = _copied(source)
+        raw, size, header = _copied(source, target)
     disk = _write(raw, size, target, force=force)
     return Written(
         path=str(target),
@@ -51,9 +51,11 @@ def write(source: str, target: Path, *, force: bool = False) -> Written:
     )
 
 
-def _copied(source: str) -> tuple[bytes, int, Header]:
+def _copied(source: str, target: Path) -> tuple[bytes, int, Header]:
     """The head of one file with all keys and tensors of an existing model, whatever files that is in."""
     headers = read_headers(source)
+    if target.is_file() and any(not is_url(h.source) and target.samefile(h.source) for h in headers):
+        raise UsageError(f"{target} is the model itself: its ghost would take its place", hint="give another name")
     first = headers[0]
     kept = {
         key: place

@@ -62,7 +62,7 @@ class _Keys:
         value = self._keys.get(self._prefix + name)
         if isinstance(value, tuple):
             value = value[layer] if layer < len(value) else None
-        return int(value) if isinstance(value, int) else None  # bool patterns count as 0 and 1
+        return int(value) if isinstance(value, int) and value >= 0 else None  # bool patterns count as 0 and 1
 
     def is_array(self, name: str) -> bool:
         return isinstance(self._keys.get(self._prefix + name), tuple)

@@ -221,13 +221,14 @@ class Profile:
 
     def _read(self, weight: Callable[[Tensor], int], tokens: int) -> float:
         share = self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
+        tied = self.tied_output  # asked once: it looks through all tensors
         total = 0.0
         for tensor in self.tensors:
             if tensor.cls is TensorClass.ROUTED_EXPERTS:
                 total += weight(tensor) * share
             elif tensor.cls is TensorClass.EMBEDDING:
                 rows = tensor.shape[-1] if len(tensor.shape) > 1 else 1
-                whole = self.tied_output and tensor.name.endswith(TOKEN_EMBEDDINGS)
+                whole = tied and tensor.name.endswith(TOKEN_EMBEDDINGS)
                 total += weight(tensor) * (1.0 if whole else min(1.0, tokens / rows))
             elif tensor.cls is TensorClass.OTHER and tensor.layer is None:
                 continue  # vision towers, rope tables: not read for every token

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from tokenmill.errors import UnknownModel
+from tokenmill.errors import ModelError, UnknownModel
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url, read_headers
 from tokenmill.model.profile import Profile
 from tokenmill.model.safetensors import read_folder
+from tokenmill.model.sources import UNREADABLE
 
 
 def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile:
@@ -17,13 +18,21 @@ def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile
     """
     if is_url(where):
         return describe(read_headers(where, headers))
-    path = Path(where)
+    if not str(where) or "://" in str(where):
+        raise UnknownModel(f"{str(where)!r} is no model", hint="give a file, a folder, an http(s) address, or a name")
+    try:
+        return _read_path(Path(where), str(where))
+    except OSError as error:  # a folder on the way that may not be entered, a name too long
+        raise ModelError(f"cannot read {where}: {error.strerror}", hint=UNREADABLE) from error
+
+
+def _read_path(path: Path, name: str) -> Profile:
     if path.is_dir():
         return _read_directory(path)
     if path.suffix == ".safetensors" and path.is_file():
         return read_folder(path)
-    if not path.exists() and catalog.looks_like_name(str(where)):
-        return describe((catalog.header(str(where)),), format="catalog")
+    if not path.exists() and catalog.looks_like_name(name):
+        return describe((catalog.header(name),), format="catalog")
     return describe(read_headers(path))
 
 

@@ -11,9 +11,8 @@ class UrlSource:
 
     def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
         self.name = url
-        self._client = httpx.Client(
-            headers=headers, follow_redirects=True, timeout=30, transport=httpx.HTTPTransport(retries=2)
-        )
+        # No transport of our own: httpx would then ignore HTTPS_PROXY.
+        self._client = httpx.Client(headers=headers, follow_redirects=True, timeout=30)
         self._first = b""
         try:
             self._first, self.size = self._get(0, FIRST_PIECE_BYTES)
@@ -49,13 +48,19 @@ class UrlSource:
         for piece in response.iter_raw():
             body += piece
             if len(body) > length:
-                raise RemoteError(f"{self.name}: the server sent more than was asked for")
+                raise RemoteError(
+                    f"{self.name}: the server sent more than was asked for",
+                    hint="download the file and inspect it locally",
+                )
         return bytes(body)
 
     def _total(self, response: httpx.Response) -> int:
         total = response.headers.get("content-range", "").rpartition("/")[2]
-        if not total.isdigit():
-            raise RemoteError(f"{self.name}: the server does not say how long the file is")
+        if not (total.isascii() and total.isdigit() and len(total) < 20):
+            raise RemoteError(
+                f"{self.name}: the server does not say how long the file is",
+                hint="download the file and inspect it locally",
+            )
         return int(total)
 
     def _refused(self, status: int) -> RemoteError:

@@ -5,6 +5,7 @@ length costs a comparison and not an allocation.
 """
 
 import os
+import stat
 import struct
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,10 @@ FIRST_PIECE_BYTES = 64 * KIB
 LARGEST_PIECE_BYTES = 4 * MIB
 LONGEST_STRING_BYTES = 32 * MIB  # the longest real ones are embedded tokenizer.json files of a few MB
 MOST_HEADER_BYTES = 64 * MIB  # read and kept, beside the arrays that are passed over
+MOST_PASSED_BYTES = 256 * MIB  # in strings that are passed over; the largest vocabularies take a few
+
+
+UNREADABLE = "check the path and who may read it"
 
 
 class Source(Protocol):
@@ -42,10 +47,14 @@ class FileSource:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
-            raise UnknownModel(f"no such file: {path}") from error
+            raise UnknownModel(f"no such file: {path}", hint="tokenmill models list shows what is here") from error
         except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from error
-        self.size = os.fstat(self._fd).st_size
+            raise ModelError(f"cannot read {path}: {error.strerror}", hint=UNREADABLE) from error
+        found = os.fstat(self._fd)
+        self.size = found.st_size
+        if not stat.S_ISREG(found.st_mode):  # a pipe has no length and cannot be read twice
+            os.close(self._fd)
+            raise ModelError(f"{path} is not an ordinary file", hint="give a file, not a pipe or a device")
 
     def read(self, offset: int, length: int) -> bytes:
         """Read up to `length` bytes."""
@@ -66,6 +75,7 @@ class Cursor:
         self.source = source
         self.position = 0
         self.strings_skipped = 0
+        self.items_kept = 0
         self._taken = 0
         self._piece = b""
         self._piece_start = 0
@@ -117,6 +127,8 @@ class Cursor:
     def skip_strings(self, count: int, what: str) -> None:
         """Pass over `count` length-prefixed strings."""
         self.strings_skipped += count
+        # Every leap beyond the piece at hand reads another one: without an end to them, most of the file.
+        furthest = min(self.position + 8 * count + MOST_PASSED_BYTES, self.source.size)
         for _ in range(count):
             start = self.position - self._piece_start
             if 0 <= start <= len(self._piece) - 8:
@@ -124,9 +136,13 @@ class Cursor:
                 self.position += 8
             else:
                 length = int(self.number(U64, what))
-            if length > self.left:
-                raise self.truncated(what)
             self.position += length
+            if self.position > furthest:
+                raise self.truncated(what) if furthest == self.source.size else self.too_long(what)
+
+    def too_long(self, what: str) -> CorruptModel:
+        """The error for strings that no vocabulary needs."""
+        return CorruptModel(f"{self.source.name}: {what} claims more than {format_bytes(MOST_PASSED_BYTES)} of text")
 
     def truncated(self, what: str) -> CorruptModel:
         """The error for a file that ends inside `what`."""

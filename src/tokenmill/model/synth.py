@@ -30,6 +30,9 @@ _TEMPLATE = (
 )
 _FILE_TYPES = {"Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q3_K": "Q3_K_S", "MXFP4": "MXFP4_MOE"}
 _LITE_LAYERS = (26, 27)
+# llama.cpp's own limits where it has some; beyond the others lie slips of the pen, which would fill the memory.
+_MOST = {"layers": 512, "experts": 1024, "vocab": 1 << 20, "context": (1 << 31) - 1}
+_MOST_ELSE = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ def sizes(kind: Kind, asked: dict[str, int | None]) -> Sizes:
             raise UsageError(f"a {kind} model has no {name.replace('_', '-')}", hint=f"it has {known}")
         if value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value} is not a size", hint="give a whole number above 0")
+        if value > (most := _MOST.get(name, _MOST_ELSE)):
+            raise UsageError(f"--{name.replace('_', '-')} {value} is too large", hint=f"{most} is the most")
     chosen = replace(default, **given)
     _check(kind, chosen)
     return chosen
@@ -99,6 +104,8 @@ def write(
     """Write the model, one tensor after another; `progress` hears (bytes written, bytes in all)."""
     if type not in weights.TYPES:
         raise UsageError(f"cannot make {type} weights", hint=f"known: {', '.join(weights.TYPES)}")
+    if seed < 0:
+        raise UsageError(f"--seed {seed} is below 0", hint="give a whole number from 0 on")
     head = _head(kind, chosen, type, seed)
     total = head.header.file_bytes
     with new_file(target, force=force) as file:

@@ -69,6 +69,13 @@ def test_measured_beside_nominal(captured: Captured) -> None:
     assert "probe --measure" not in text
 
 
+def test_what_a_catalogue_machine_does_not_say_is_not_said_for_it() -> None:
+    text = shown(catalog.find("epyc-7532-8x3090"))
+    assert "limits      none known" in text
+    assert "unlimited" not in text
+    assert "936 GB/s   unknown   4.0 x?" in text  # the generation is known, the width is not
+
+
 @pytest.mark.parametrize("machine", catalog.load_all(), ids=lambda machine: machine.name)
 def test_every_catalogue_machine_fits_80_columns(machine: Machine) -> None:
     assert max(map(len, shown(machine).splitlines())) <= 80

@@ -1,5 +1,6 @@
 """From headers to a profile: classes, reads, parameters, guesses."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, write
+from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, value, write
 from tokenmill.errors import CorruptModel, ModelError
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
@@ -98,7 +99,8 @@ def test_splits_are_one_model(tmp_path: Path) -> None:
     ("change", "error", "message"),
     [
         ({"general.architecture": 3}, ModelError, "does not say its architecture"),
-        ({"llama.block_count": 4_000_000_000}, CorruptModel, "claims 4000000000 layers"),
+        ({"llama.block_count": 4_000_000_000}, CorruptModel, "claims more than 4096 layers"),
+        ({"general.architecture": "a" * 300}, CorruptModel, "its architecture is a text of 300 letters"),
         ({"llama.expert_count": 2, "llama.expert_used_count": 3}, CorruptModel, "claims to use 3 of 2 experts"),
     ],
 )
@@ -135,3 +137,34 @@ def test_distinct_experts(count: int, data: st.DataObject) -> None:
     counts = [experts.distinct(tokens) for tokens in (1, 2, 4, 64, 100_000)]
     assert counts == sorted(counts)
     assert counts[-1] <= count
+
+
+def test_names_are_cut_to_what_a_person_reads(tmp_path: Path) -> None:
+    keys = TINY_KEYS | {"general.name": "n" * 100_000, "tokenizer.ggml.model": "m" * 100_000}
+    found = profile(tmp_path, keys, TINY_TABLE)
+    assert found.name == "n" * 256 + "..."
+    assert found.tokenizer.model == "m" * 256 + "..."
+
+
+def test_numbers_below_zero_are_not_believed(tmp_path: Path) -> None:
+    keys = TINY_KEYS | {"llama.attention.head_count": value(-4, 5), "llama.attention.head_count_kv": value(-2, 5)}
+    found = profile(tmp_path, keys, TINY_TABLE)
+    assert found.cache_bytes(1000) == 0
+    assert any("do not say how large the KV cache is" in guess for guess in found.guesses)
+
+
+def test_many_embeddings_cost_no_more_than_many_other_tensors(tmp_path: Path) -> None:
+    table = [(f"token_embd.{number}", (1,), "F32") for number in range(20_000)]
+    found = profile(tmp_path, TINY_KEYS, table)
+    asked = 0
+
+    class Counted(Profile):
+        @property
+        def tied_output(self) -> bool:
+            nonlocal asked
+            asked += 1
+            return True
+
+    counted = Counted(**{field.name: getattr(found, field.name) for field in dataclasses.fields(found)})
+    assert counted.read_bytes() == pytest.approx(20_000 * 4)
+    assert asked == 1

@@ -1,5 +1,6 @@
 """The header reader on right files, wrong files and files made to mislead."""
 
+import os
 import struct
 import time
 import tracemalloc
@@ -11,7 +12,9 @@ import pytest
 
 from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, entry, header, tensors, text, value, write
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, TokenmillError, UnknownModel
-from tokenmill.model.gguf import KEPT_ARRAY_ITEMS, LongArray, read_header, read_headers
+from tokenmill.model.gguf import KEPT_ARRAY_ITEMS, MOST_KEPT_ITEMS, LongArray, read_header, read_headers
+from tokenmill.model.read import read
+from tokenmill.units import MIB
 
 
 def test_reads_keys_and_tensors(tmp_path: Path) -> None:
@@ -224,3 +227,51 @@ def test_ik_types_have_bytes_per_row(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", TINY_KEYS, [("blk.0.ffn_up_exps.weight", (512, 64, 8), "IQ4_KS")])
     assert read_header(path).tensors[0].bytes == (2 * 136 + 4) * 64 * 8
     assert read_header(path).guesses == ()
+
+
+def test_arrays_are_kept_only_so_far(tmp_path: Path) -> None:
+    keys = {f"a.{number}": array(10, range(1000)) for number in range(100)}
+    found = read_header(write(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}, []))
+    kept = sum(len(item) for item in found.keys.values() if isinstance(item, tuple))
+    assert kept == MOST_KEPT_ITEMS // 1000 * 1000
+    assert isinstance(found.keys["a.99"], LongArray)
+
+
+def test_strings_far_apart_are_not_followed_through_the_file(tmp_path: Path) -> None:
+    path, leap = tmp_path / "m.gguf", 5 * MIB
+    with path.open("wb") as file:
+        file.write(header({"a": struct.pack("<IIQ", 9, 8, 200)}, []))
+        for _ in range(200):
+            file.write(struct.pack("<Q", leap))
+            file.seek(leap, os.SEEK_CUR)
+        file.write(b"end")
+    with pytest.raises(CorruptModel, match="claims more than 256.0 MiB of text"):
+        read_header(path)
+
+
+def test_what_is_shown_of_a_hostile_key_is_short(tmp_path: Path) -> None:
+    twice = text("k" * 60_000) + value(1)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + twice * 2)
+    with pytest.raises(CorruptModel, match="is there twice: k+$") as caught:
+        read_header(path)
+    assert len(caught.value.message) < 300
+    path = write(path, TINY_KEYS | {"general.alignment": "a" * 60_000}, [])
+    with pytest.raises(CorruptModel, match="not a power of two") as caught:
+        read_header(path)
+    assert len(caught.value.message) < 300
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelError, match="is not an ordinary file"):
+        read_header(tmp_path / "pipe.gguf")
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "file/below", "", "ftp://host/model.gguf"])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ModelError if name.startswith(("a", "file")) else UnknownModel) as caught:
+        read(name)
+    assert caught.value.hint

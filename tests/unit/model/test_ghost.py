@@ -1,5 +1,6 @@
 """Ghosts on disk: small, true, never half-written, from names, files and splits."""
 
+import os
 import resource
 import struct
 from collections.abc import Iterator
@@ -53,6 +54,31 @@ def test_a_missing_folder_is_said(tmp_path: Path) -> None:
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a folder"):
         ghost.write("qwen3-32b:Q4_K_M", tmp_path, force=True)
+
+
+def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is not an ordinary file"):
+        ghost.write("qwen3-32b:Q4_K_M", tmp_path / "pipe", force=True)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["file/ghost.gguf", "g" * 300])
+def test_a_name_that_cannot_be_written_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TokenmillError, match="cannot write") as caught:
+        ghost.write("qwen3-32b:Q4_K_M", tmp_path / name)
+    assert caught.value.hint
+
+
+def test_a_ghost_never_takes_the_place_of_its_model(tmp_path: Path) -> None:
+    model, other = write(tmp_path / "model.gguf", KEYS, TINY_TABLE), tmp_path / "link.gguf"
+    before = model.read_bytes()
+    other.symlink_to(model)
+    for target in (model, other):
+        with pytest.raises(UsageError, match="is the model itself"):
+            ghost.write(str(model), target, force=True)
+    assert model.read_bytes() == before
 
 
 @pytest.fixture

@@ -136,12 +136,22 @@ def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Pa
         ("moe", {"layers": 0}, "not a size"),
         ("moe-mla", {"layers": 1}, "--layers is less than 2"),
         ("moe-mla", {"layers": 27}, "DeepSeek-V2-Lite"),
+        ("dense", {"layers": 10**20}, "--layers 100000000000000000000 is too large"),
+        ("dense", {"vocab": 4_000_000_000}, "--vocab 4000000000 is too large"),
+        ("moe", {"experts": 1 << 32}, "--experts 4294967296 is too large"),
+        ("moe", {"context": 1 << 32}, "--context 4294967296 is too large"),
+        ("moe", {"expert_ff": 1 << 32}, "--expert-ff 4294967296 is too large"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(kind: Kind, asked: dict[str, int | None], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         synth.sizes(kind, asked)
     assert caught.value.hint
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--seed -1"):
+        synth.write("dense", synth.sizes("dense", {}), tmp_path / "model.gguf", seed=-1)
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones(tmp_path: Path) -> None:

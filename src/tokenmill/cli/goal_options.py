@@ -1,0 +1,144 @@
+"""The options that say what a plan must reach and what it may use."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from tokenmill.errors import UsageError
+from tokenmill.plan.goal import DialectName, Goal
+from tokenmill.units import MIB, parse_bytes
+
+
+def _size(_type: Any, tokens: Any) -> int:
+    try:
+        return parse_bytes(tokens[0].value)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+Size = Annotated[int, Parameter(converter=_size)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class GoalOptions:
+    """What the user wants."""
+
+    context: int | None = None
+    """Tokens of context for each sequence."""
+
+    sequences: int | None = None
+    """Sequences worked on at once."""
+
+    engine: DialectName = "llama.cpp"
+    """llama.cpp (today's), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
+
+    ubatch: int | None = None
+    """Tokens computed at once in prefill; default: what the forecast says is best."""
+
+    batch: int | None = None
+    """Tokens submitted at once."""
+
+    cache_type: str | None = None
+    """Type of K and V in the cache: f16, q8_0, q4_0, ..."""
+
+    cache_type_k: str | None = None
+    """Type of K alone."""
+
+    cache_type_v: str | None = None
+    """Type of V alone."""
+
+    threads: int | None = None
+    """Threads for decoding; default: physical cores less those reserved."""
+
+    threads_batch: int | None = None
+    """Threads for prefill."""
+
+    cpu_only: bool = False
+    """Use no GPU."""
+
+    gpus: str | None = None
+    """Use only these GPUs, such as 0,2."""
+
+    reserve_ram: Size = 0
+    """Memory to keep for other work, such as "64 GiB"."""
+
+    reserve_cores: int = 0
+    """Cores to keep for other work."""
+
+    margin: Size = 512 * MIB
+    """Memory to keep free on every GPU at full context; default: 512 MiB."""
+
+    cache_ram: Size = 0
+    """Host memory for the engine's prompt cache."""
+
+    mmap: Annotated[bool | None, Parameter(negative="--no-mmap")] = None
+    """Map the model file, or read it; default: map it where both copies fit."""
+
+    repack: Annotated[bool | None, Parameter(negative="--no-repack")] = None
+    """Let the engine rewrite host weights for its kernels, or not."""
+
+    mlock: bool = False
+    """Lock weights in memory."""
+
+    allow_disk: bool = False
+    """Let experts that no memory holds stay on disk."""
+
+    own_fit: bool = False
+    """Let the engine place layers by its own rule (ik_llama's --fit)."""
+
+    fit_margin: str | None = None
+    """MiB for that rule: one number, or one for each GPU."""
+
+    gpu_memory_utilization: float = 0.9
+    """Share of each GPU that vLLM may use; default: 0.9."""
+
+    tensor_parallel: int = 1
+    """GPUs that vLLM splits every layer over."""
+
+    def goal(self) -> Goal:
+        """The goal these options describe."""
+        for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.reserve_cores < 0:
+            raise UsageError("--reserve-cores cannot be negative")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError("--gpu-memory-utilization is a share between 0 and 1")
+        margins = _numbers(self.fit_margin, "--fit-margin") or ()
+        return Goal(
+            context=self.context,
+            sequences=self.sequences,
+            engine=self.engine,
+            cache_type_k=self.cache_type_k or self.cache_type,
+            cache_type_v=self.cache_type_v or self.cache_type,
+            ubatch=self.ubatch,
+            batch=self.batch,
+            threads=self.threads,
+            threads_batch=self.threads_batch,
+            cpu_only=self.cpu_only,
+            gpus=_numbers(self.gpus, "--gpus"),
+            reserve_ram_bytes=self.reserve_ram,
+            reserve_cores=self.reserve_cores,
+            gpu_margin_bytes=self.margin,
+            cache_ram_bytes=self.cache_ram,
+            mmap=self.mmap,
+            mlock=self.mlock,
+            repack=self.repack,
+            allow_disk=self.allow_disk,
+            own_fit=self.own_fit,
+            fit_margin_bytes=tuple(size * MIB for size in margins),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"{option} takes numbers with commas between them, not {text!r}")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,256 @@
+"""`tokenmill plan`: what will happen, before an hour is spent loading."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
+from tokenmill.cli.plan_view import document, explained, render
+from tokenmill.engine.dialects import Command, Finding, findings_for, flags_of, read_command, spell, to_placement
+from tokenmill.engine.dialects.patterns import tiers_by_pattern
+from tokenmill.engine.verify import Verification
+from tokenmill.engine.verify import verify as verify_plan
+from tokenmill.engine.written import write_as
+from tokenmill.errors import UsageError
+from tokenmill.hardware.catalog import find, names
+from tokenmill.hardware.machine import Machine
+from tokenmill.model import catalog, ghost
+from tokenmill.model.profile import Profile
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.place import host_tier
+from tokenmill.plan.plan import Plan
+from tokenmill.units import format_bytes
+
+DOES_NOT_FIT = 3
+SEVERITY = {"error": "bold red", "warning": "yellow"}
+Written = Literal["shell", "podman", "quadlet", "systemd", "compose"]
+
+
+def plan(
+    model: str | None = None,
+    /,
+    *,
+    machine: str | None = None,
+    options: GoalOptions = GoalOptions(),  # noqa: B008  frozen
+    explain: bool = False,
+    compare: str | None = None,
+    written: Annotated[Written | None, Parameter(name="--as")] = None,
+    verify: bool = False,
+    from_command: str | None = None,
+    binary: str | None = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Say whether a model fits a machine, where every tensor goes, how fast it will be, and what to run.
+
+    Nothing is loaded. Sizes are computed as the engine computes them; speeds are forecasts and say how sure they are.
+
+    Parameters
+    ----------
+    model:
+        A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, or a catalogue name
+        with a quant, such as kimi-k2.5:Q4_K_S.
+    machine:
+        this, a name from tokenmill machines, or a machine file; default: the configuration's, else this.
+    explain:
+        Also give the reason of every choice and what a token's time is made of.
+    compare:
+        Plan several in one table: quants, contexts or machines with commas between them.
+    written:
+        Write only what to run: a shell script, a podman command, a quadlet, a systemd unit or a compose file.
+    verify:
+        Run the real llama.cpp dry on the model and show predicted against projected.
+    from_command:
+        Read a llama-server or ik_llama.cpp command line: say what it costs and what is wrong with it.
+    binary:
+        The engine's program; its --help decides how flags are spelled.
+    """
+    found = find(machine or common.load_config().machine)
+    goal = options.goal()
+    if from_command is not None:
+        return _from_command(from_command, model, found, explain=explain, common=common)
+    if model is None:
+        raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
+    if compare is not None:
+        return _compare(model, found, goal, compare, common)
+    made = make(found, read(model), goal, alternatives=_alternatives(model))
+    flags = flags_of(binary) if binary else None
+    command = spell(made, model=_file_name(model), binary=binary, flags=flags) if made.fits else None
+    if written is not None and command is not None:
+        return _write(written, command, made, common)
+    checked = _verified(made, model) if verify else None
+    if common.json:
+        found_patterns = tiers_by_pattern(made.placement, made.profile)
+        show_json(document(made, found_patterns, _command(command)) | _verification(checked))
+    else:
+        show(*render(made), *(explained(made) if explain else ()))
+        if command is not None:
+            show(Text(), Text("run:", style="bold"))
+            show_text(_folded(command))
+        if checked is not None:
+            show(Text(), _verification_table(checked))
+    if checked is not None and not checked.agrees:
+        return 1
+    return 0 if made.fits else DOES_NOT_FIT
+
+
+def _file_name(model: str) -> str:
+    """What stands for the model in a command: its file, or the file that its name would have."""
+    if Path(model).exists() or not catalog.looks_like_name(model):
+        return model
+    return f"/path/to/models/{model.replace(':', '-')}.gguf"
+
+
+def _write(kind: Written, command: Command, made: Plan, common: Common) -> int:
+    text = write_as(kind, command, made)
+    if common.json:
+        show_json({"kind": kind, "text": text})
+    else:
+        show_text(text)
+    return 0
+
+
+def _from_command(text: str, model: str | None, machine: Machine, *, explain: bool, common: Common) -> int:
+    """Cost a command line that somebody runs, and criticise it."""
+    found = read_command(text)
+    source = model or found.model
+    if source is None:
+        raise UsageError(
+            "the command names no model", hint="give the model too: tokenmill plan MODEL --from-command '...'"
+        )
+    if model is None and not Path(source).exists():
+        raise UsageError(
+            f"the command's model is not here: {source}",
+            hint="name it as a catalogue model: tokenmill plan kimi-k2.5:Q4_X --from-command '...'",
+        )
+    profile = read(source)
+    findings = findings_for(found, machine, profile)
+    goal, placement = found.goal, None
+    if not goal.own_fit:
+        placement = to_placement(found, profile, len(machine.gpus), host=host_tier(machine))
+    elif not goal.engine.startswith("ik_llama"):
+        goal = replace(goal, own_fit=False)
+        note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
+        findings = (*findings, note)
+    made = make(machine, profile, goal, placement=placement)
+    if common.json:
+        body = document(made, tiers_by_pattern(made.placement, profile), None)
+        show_json(body | {"findings": jsonable(findings), "unknown_flags": jsonable(found.unknown)})
+    else:
+        show(*render(made), *(explained(made) if explain else ()), Text())
+        for finding in findings:
+            show(Text(f"{finding.severity}: {finding.text}", style=SEVERITY.get(finding.severity, "")))
+            if finding.hint:
+                show(Text(f"  hint: {finding.hint}"))
+        if not findings:
+            show(Text("nothing wrong was found in the command"))
+    return 0 if made.fits else DOES_NOT_FIT
+
+
+def _alternatives(model: str) -> Iterator[tuple[str, Profile]]:
+    """Smaller quantisations of a catalogue model, the best of them first; read one by one as they are asked for."""
+    if Path(model).exists() or not catalog.looks_like_name(model):
+        return
+    name, _ = catalog.resolve(model)
+    size = read(model).bytes
+    for quant in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_M", "Q2_K", "IQ2_XXS", "IQ1_S"):
+        profile = read(f"{name}:{quant}")
+        if profile.bytes < size:
+            yield quant, profile
+
+
+def _compare(model: str, machine: Machine, goal: Goal, what: str, common: Common) -> int:
+    """One row for each quant, context or machine."""
+    plans = list(_variants(model, machine, goal, [part.strip() for part in what.split(",") if part.strip()]))
+    if common.json:
+        show_json([{"variant": name, **document(made, [], None)} for name, made in plans])
+        return 0
+    table = Table("", box=None, pad_edge=False)
+    for column in ("fits", "weights", "GPU", "host", "decode", "at full", "prefill"):
+        table.add_column(column, justify="right")
+    for name, made in plans:
+        gpu = sum(made.ledger.total(tier.name) for tier in made.machine.tiers() if tier.kind == "vram")
+        host = sum(made.ledger.total(tier.name) for tier in made.machine.tiers() if tier.kind in ("dram", "pmem"))
+        alone = [speed for speed in made.forecast.decode if speed.sequences == 1]
+        cells = (f"{speed.tok_s:.3g}" for speed in (*alone[:1], *alone[-1:], *made.forecast.prefill[:1]))
+        table.add_row(name, "yes" if made.fits else "NO", format_bytes(made.profile.bytes), format_bytes(gpu),
+                      format_bytes(host), *cells)  # fmt: skip
+    show(table, Text("decode and prefill in tok/s, forecast; memory at full context, reserves included"))
+    return 0
+
+
+def _variants(model: str, machine: Machine, goal: Goal, parts: list[str]) -> Iterator[tuple[str, Plan]]:
+    if not parts:
+        raise UsageError("--compare needs something to compare", hint="--compare Q4_K_S,Q4_K_M or --compare 8192,32768")
+    base = model.partition(":")[0]
+    for part in parts:
+        if part.isdigit():
+            yield f"context {part}", make(machine, read(model), replace(goal, context=int(part)))
+        elif part in names() or part == "this" or part.endswith(".toml"):
+            yield part, make(find(part), read(model), goal)
+        elif catalog.looks_like_name(base):
+            yield part, make(machine, read(f"{base}:{part}"), goal)
+        else:
+            raise UsageError(f"cannot compare {part!r}: it is neither a context, nor a machine, nor a quant of {model}")
+
+
+def _verified(made: Plan, model: str) -> Verification:
+    """Run llama.cpp dry on the file, or on a ghost of what the name stands for."""
+    path = Path(model)
+    if path.is_file():
+        return verify_plan(made, path)
+    with TemporaryDirectory(prefix="tokenmill-") as folder:
+        target = Path(folder) / "ghost.gguf"
+        ghost.write(model, target)
+        return verify_plan(made, target)
+
+
+def _verification(checked: Verification | None) -> dict[str, Any]:
+    if checked is None:
+        return {}
+    rows = [
+        {"tier": row.tier, "item": row.item, "predicted_bytes": row.predicted_bytes,
+         "projected_bytes": row.projected_bytes, "agrees": row.agrees}
+        for row in checked.rows
+    ]  # fmt: skip
+    return {"verification": {"engine": checked.version, "agrees": checked.agrees, "rows": rows,
+                             "notes": list(checked.notes)}}  # fmt: skip
+
+
+def _verification_table(checked: Verification) -> Table:
+    title = f"predicted against {checked.version}, dry run"
+    table = Table("memory", "item", title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("predicted", "projected", "difference"):
+        table.add_column(column, justify="right")
+    for row in checked.rows:
+        difference = "" if row.difference is None else f"{100 * row.difference:+.2f} %"
+        table.add_row(row.tier, row.item, format_bytes(row.predicted_bytes), format_bytes(row.projected_bytes),
+                      difference + ("" if row.agrees else " !"))  # fmt: skip
+    for note in checked.notes:
+        table.add_row("", note)
+    return table
+
+
+def _command(command: Command | None) -> dict[str, Any] | None:
+    return None if command is None else {"argv": list(command.argv), "env": command.env, "notes": list(command.notes)}
+
+
+def _folded(command: Command) -> str:
+    """One flag on a line."""
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in command.env.items()]
+    line = ""
+    for word in command.argv:
+        if word.startswith("-") and line:
+            lines.append(f"{line} \\")
+            line = "   "
+        line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
+    return "\n".join([*lines, line])

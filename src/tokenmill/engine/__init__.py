@@ -1,0 +1,1 @@
+"""Running things that answer: how engines are spelled, started and watched."""

@@ -1,0 +1,48 @@
+"""How each engine, in each version, spells a plan, and how a command line is read back into one."""
+
+from tokenmill.engine.dialects import ik_llama, llama_cpp, vllm
+from tokenmill.engine.dialects.command_line import read_command
+from tokenmill.engine.dialects.dialect import Command
+from tokenmill.engine.dialects.flagset import FlagSet, family, flags_of, stored
+from tokenmill.engine.dialects.machine_findings import findings_for
+from tokenmill.engine.dialects.patterns import patterns, tiers_by_pattern
+from tokenmill.engine.dialects.placed import to_placement
+from tokenmill.engine.dialects.said import Finding, ReadCommand
+from tokenmill.errors import UsageError
+from tokenmill.plan.plan import Plan
+
+__all__ = [
+    "Command",
+    "Finding",
+    "FlagSet",
+    "ReadCommand",
+    "findings_for",
+    "flags_of",
+    "patterns",
+    "read_command",
+    "spell",
+    "tiers_by_pattern",
+    "to_placement",
+]
+
+_SPELLERS = {"llama.cpp": llama_cpp.spell, "ik_llama": ik_llama.spell, "vllm": vllm.spell}
+
+
+def spell(
+    plan: Plan,
+    *,
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    binary: str | None = None,
+    flags: FlagSet | None = None,
+) -> Command:
+    """Spell a plan for its engine; `flags` are those of the version that will run, else of the captured build."""
+    engine = plan.settings.engine
+    if flags is not None and family(flags.dialect) != family(engine):
+        raise UsageError(
+            f"{flags.version} is {flags.dialect}, and the plan is for {engine}",
+            hint=f"plan again with --engine {flags.dialect}: memory and flags differ",
+        )
+    write = _SPELLERS[family(engine)]
+    return write(plan, model=model, host=host, port=port, binary=binary, flags=flags or stored(engine))

@@ -1,0 +1,1 @@
+"""llama.cpp through its C API."""

@@ -1,0 +1,181 @@
+"""A plan's predictions beside what the real llama.cpp projects for the same model, item by item.
+
+`request` turns a plan into a dry run, `compare` sets its answer against the plan's ledger; both are pure. `verify` runs
+it. Where the plan uses GPUs that the llama.cpp at hand was not built for, weights and cache are compared as sums over
+all memories, and compute buffers not at all.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
+from tokenmill.errors import UsageError
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.plan.kv_cells import context_of
+from tokenmill.plan.plan import Item, Placement, Plan
+from tokenmill.units import MIB
+
+ComparedItem = Literal["weights", "kv", "compute", "repack"]
+ITEMS: tuple[ComparedItem, ...] = ("weights", "kv", "compute", "repack")
+# What must hold: (share of the projection, or bytes, whichever is more).
+TOLERANCE: dict[ComparedItem, tuple[float, int]] = {
+    "weights": (0.001, 0), "kv": (0.001, 0), "compute": (0.1, 64 * MIB), "repack": (0.001, 0),
+}  # fmt: skip
+# The engine's words for what the ledger counts in finer items.
+_LEDGER_ITEMS: dict[ComparedItem, tuple[Item, ...]] = {
+    "weights": ("weights",), "kv": ("kv",), "compute": ("compute", "staging"), "repack": ("repack",),
+}  # fmt: skip
+HOST, ALL = "host", "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One item in one memory, predicted by the plan and projected by the engine."""
+
+    tier: str  # gpu0, ...; host: every memory that is no GPU's; all: every memory
+    item: ComparedItem
+    predicted_bytes: int
+    projected_bytes: int
+
+    @property
+    def difference(self) -> float | None:
+        """Share by which the prediction is too high; None where nothing was projected."""
+        return self.predicted_bytes / self.projected_bytes - 1 if self.projected_bytes else None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the prediction is as close as it has to be."""
+        share, least = TOLERANCE[self.item]
+        return abs(self.predicted_bytes - self.projected_bytes) <= max(share * self.projected_bytes, least)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of verifying a plan."""
+
+    rows: tuple[Comparison, ...]
+    library: str  # path of the llama.cpp that was asked
+    version: str
+    source: Literal["breakdown", "log"]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every row does."""
+        return all(row.agrees for row in self.rows)
+
+
+def verify(
+    plan: Plan, model: Path, *, library: Path | None = None, header: Path | None = None, outputs: int | None = None,
+    unified: bool = True,
+) -> Verification:  # fmt: skip
+    """Run llama.cpp dry on a model file, which may be a ghost, as the plan would run it.
+
+    `outputs` and `unified` are what the plan's engine asks for beside its settings: logits kept of one batch (None:
+    all), and one cache for all sequences.
+    """
+    if plan.settings.engine != "llama.cpp":
+        raise UsageError(
+            f"a plan for {plan.settings.engine} cannot be verified by llama.cpp",
+            hint="plan for --engine llama.cpp, or run that engine's own dry run",
+        )
+    gpus = plan.placement.gpus
+    wanted = request(plan, outputs=outputs, unified=unified)
+    notes: list[str] = []
+    summed = False
+    if gpus:
+        about = project(model, DryRun((), gpus=wanted.gpus), library=library, header=header)
+        there = sum(1 for name in about.devices if Buffer(name).gpu is not None)
+        if there < len(gpus):
+            notes.append(
+                f"this llama.cpp sees {there or 'no'} GPU{'s' * (there != 1)}, the plan uses {len(gpus)}:"
+                " sums over all memories are compared, and no compute buffers"
+            )
+            wanted, summed = DryRun(wanted.contexts, repack=wanted.repack), True
+    answer = project(model, wanted, library=library, header=header)
+    found = answer.contexts[0]
+    if found.source == "log":
+        notes.append("sizes are from the log, to a hundredth of a MiB; weights are one sum")
+        summed = True
+    rows = compare(plan, found, summed=summed)
+    return Verification(rows, answer.library, answer.version, found.source, tuple(notes))
+
+
+def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> DryRun:
+    """The dry run of a plan: its context, and its placement in llama.cpp's words."""
+    placement, profile = plan.placement, plan.profile
+    gpus = placement.gpus
+    context = context_of(plan.settings, outputs=outputs, unified=unified)
+    if not gpus:
+        return DryRun((context,), repack=plan.settings.repack)
+    # Layers that only predict further tokens stand between the last one and the output.
+    idle = 1 + max((tensor.layer for tensor in profile.tensors if tensor.layer is not None), default=-1)
+    idle = max(0, idle - len(placement.layers))
+    counts = [sum(1 for tier in placement.layers if tier == gpu) for gpu in gpus]
+    last = gpus.index(placement.head) if placement.head in gpus else len(gpus) - 1
+    counts[last] += idle + 1
+    return DryRun(
+        (context,),
+        repack=plan.settings.repack,
+        gpus=tuple(int(gpu[3:]) for gpu in gpus),
+        gpu_layers=sum(counts),
+        tensor_split=tuple(float(count) for count in counts),
+        overrides=overrides(profile, placement),
+    )
+
+
+def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], ...]:
+    """Patterns for tensors that live elsewhere than the device that computes with them."""
+    names = {gpu: f"GPU{index}" for index, gpu in enumerate(placement.gpus)}
+    elsewhere: dict[tuple[str, str], list[int]] = {}  # (short name, device) -> layers
+    patterns = []
+    for tensor, home in zip(profile.tensors, placement.homes, strict=True):
+        computed, device = names.get(placement.device_of(tensor), "CPU"), names.get(home, "CPU")
+        if device == computed or tensor.cls in (TensorClass.EMBEDDING, TensorClass.MTP):
+            continue  # llama.cpp keeps embeddings on the host and leaves prediction layers out by itself
+        if tensor.layer is None:
+            patterns.append((f"^{re.escape(tensor.name)}$", device))
+        else:
+            short = tensor.name.split(f"blk.{tensor.layer}.", 1)[-1]
+            elsewhere.setdefault((short, device), []).append(tensor.layer)
+    for (short, device), layers in elsewhere.items():
+        patterns.append((rf"^blk\.({'|'.join(map(str, layers))})\.{re.escape(short)}$", device))
+    return tuple(patterns)
+
+
+def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tuple[Comparison, ...]:
+    """The plan's ledger at full context beside a projection; `summed` over all memories."""
+    gpus = plan.placement.gpus
+    # The ledger counts the host's room for logits among its compute buffers.
+    buffers = (*found.buffers, Buffer("logits", compute_bytes=found.output_bytes))
+    if summed:
+        items: tuple[ComparedItem, ...] = ("weights", "kv") if gpus else ("weights", "kv", "compute")
+        return tuple(Comparison(ALL, item, _predicted(plan, None, item), _projected(buffers, item)) for item in items)
+    rows = []
+    for position, tier in ((None, HOST), *enumerate(gpus)):
+        mine = [buffer for buffer in buffers if buffer.gpu == position]
+        for item in ITEMS:
+            predicted, projected = _predicted(plan, tier, item), _projected(mine, item)
+            # What is rewritten is only a second copy, and so an item of the ledger, where the file stays mapped.
+            if predicted or (projected and item != "repack"):
+                rows.append(Comparison(tier, item, predicted, projected))
+    return tuple(rows)
+
+
+def _predicted(plan: Plan, tier: str | None, item: ComparedItem) -> int:
+    def counts(name: str) -> bool:
+        return tier is None or name == tier or (tier == HOST and not name.startswith("gpu"))
+
+    return sum(row.bytes for row in plan.ledger.full_context if row.item in _LEDGER_ITEMS[item] and counts(row.tier))
+
+
+def _projected(buffers: Sequence[Buffer], item: ComparedItem) -> int:
+    if item == "kv":
+        return sum(buffer.context_bytes for buffer in buffers)
+    if item == "compute":
+        return sum(buffer.compute_bytes for buffer in buffers)
+    return sum(buffer.model_bytes for buffer in buffers if item == "weights" or buffer.name == "CPU_REPACK")

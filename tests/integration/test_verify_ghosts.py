@@ -1,0 +1,152 @@
+"""The real llama.cpp, run dry on ghosts, projects what the plan predicts: weights, caches, buffers, to the byte or so."""
+
+import shutil
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from support import llama
+from support.plans import placed, settings
+from tokenmill.engine import fit_params
+from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
+from tokenmill.engine.verify import verify
+from tokenmill.errors import EngineError
+from tokenmill.model import ghost, synth
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.model.read import read
+from tokenmill.model.synth import Kind
+from tokenmill.plan.arena import buffer_bytes
+from tokenmill.plan.graph import draw
+from tokenmill.plan.kv_cells import Context, kv_bytes, largest_batch, output_bytes
+from tokenmill.plan.repack import repack_bytes
+from tokenmill.units import KIB, MIB
+
+GHOSTS = [
+    "kimi-k2.5:Q4_K_S", "deepseek-v3:Q4_K_M", "llama-4-maverick:Q4_K_M", "llama-4-scout:nvfp4",
+    "qwen3-235b-a22b:Q4_K_M", "gpt-oss-120b:MXFP4", "glm-4.5:Q4_K_M", "llama-3.3-70b:Q4_K_M", "qwen3-32b:Q8_0",
+]  # fmt: skip
+MATRIX = tuple(
+    Context(tokens, ubatch=ubatch, type_k=cache, type_v=cache)
+    for tokens, ubatch, cache in product((8192, 32768, 131072), (512, 2048), ("f16", "q8_0", "q4_0"))
+)
+# Rounding and padding, several sequences together and apart, few logits, whole windows, no flash attention.
+CORNERS = (
+    Context(300),
+    Context(5001, 3),
+    Context(2048, 4, unified=False),
+    Context(1000, 3, unified=False, type_k="q5_1", type_v="q5_1"),
+    Context(4096, 8, outputs=8),
+    Context(4096, batch=256),
+    Context(20000, full_windows=True),
+    Context(8192, flash_attention=False, ubatch=256),
+    Context(32768, 2, flash_attention=False),
+)
+
+
+def check(profile: Profile, context: Context, found: ContextProjection, *, compute_share: float) -> None:
+    assert found.source == "breakdown"
+    loaded = profile.bytes - sum(tensor.bytes for tensor in profile.of(TensorClass.MTP))
+    assert sum(buffer.model_bytes for buffer in found.buffers) == pytest.approx(loaded, rel=1e-6)
+    assert sum(buffer.context_bytes for buffer in found.buffers) == sum(kv_bytes(profile, context))
+    computed = sum(buffer.compute_bytes for buffer in found.buffers)
+    predicted = buffer_bytes(draw(profile, largest_batch(profile, context)).steps)
+    assert predicted == pytest.approx(computed, rel=compute_share, abs=128 * KIB), context
+    assert output_bytes(profile, context) == pytest.approx(found.output_bytes, abs=0.01 * MIB)
+
+
+@pytest.mark.parametrize("name", GHOSTS)
+def test_projected_as_predicted(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "ghost.gguf"
+    written = ghost.write(name, path)
+    profile, projected = read(path), project(path, DryRun(MATRIX + CORNERS))
+    for context, found in zip(MATRIX + CORNERS, projected.contexts, strict=True):
+        check(profile, context, found, compute_share=0.001)
+    repacked = [buffer.model_bytes for buffer in projected.contexts[0].buffers if buffer.name == "CPU_REPACK"]
+    assert sum(repacked) == repack_bytes(profile)
+    assert path.stat().st_blocks * 512 == written.disk_bytes  # nothing touched the hole
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16"])  # fmt: skip
+def test_rewritten_types(quant: str, tmp_path: Path) -> None:
+    for model in ("kimi-k2.5", "qwen3-32b"):  # stacks of experts and latent projections; plain matrices
+        path = tmp_path / f"{model}.gguf"
+        ghost.write(f"{model}:{quant}", path)
+        found = project(path, DryRun((Context(512),))).contexts[0].buffers
+        assert sum(buffer.model_bytes for buffer in found if buffer.name == "CPU_REPACK") == repack_bytes(read(path))
+
+
+def test_nothing_is_rewritten_when_told_not_to(tmp_path: Path) -> None:
+    ghost.write("qwen3-32b:Q4_K_M", tmp_path / "ghost.gguf")
+    found = project(tmp_path / "ghost.gguf", DryRun((Context(512),), repack=False)).contexts[0].buffers
+    assert [buffer.name for buffer in found] == ["CPU"]
+
+
+@pytest.mark.parametrize("name", ["kimi-k2.5:Q4_K_S", "gpt-oss-120b:MXFP4", "llama-3.3-70b:Q4_K_M"])
+def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "ghost.gguf"
+    ghost.write(name, path)
+    profile = read(path)
+    found = verify(placed(profile, settings(32768, 2, cache_type="q8_0")), path)
+    assert [(row.tier, row.item) for row in found.rows] == [
+        ("host", "weights"), ("host", "kv"), ("host", "compute"), ("host", "repack"),
+    ]  # fmt: skip
+    assert [row.difference for row in found.rows] == pytest.approx([0, 0, 0, 0], abs=1e-4)
+    assert (found.agrees, found.source, found.notes) == (True, "breakdown", ())
+    # With cards that are not here, what can be compared is.
+    away = verify(placed(profile, settings(), cards=2, resident=range(4)), path)
+    assert [(row.tier, row.item, row.agrees) for row in away.rows] == [("all", "weights", True), ("all", "kv", True)]
+    assert away.notes == (
+        "this llama.cpp sees no GPUs, the plan uses 2: sums over all memories are compared, and no compute buffers",
+    )
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_real_model_takes_what_its_dry_run_said(kind: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth.write(kind, synth.sizes(kind, {}), path)
+    wanted = Context(512, batch=512, full_windows=True)
+    found = project(path, DryRun((wanted,), repack=False)).contexts[0]
+    check(read(path), wanted, found, compute_share=0.01)
+    log = llama.run(path, "the tide", tokens=1, context=512).log
+    (real,) = fit_params.parse_log(log)
+    (dry,) = found.buffers
+    assert real.model_bytes == pytest.approx(dry.model_bytes, abs=0.01 * MIB)
+    assert real.context_bytes == pytest.approx(dry.context_bytes, abs=0.01 * MIB)
+    assert real.compute_bytes == pytest.approx(dry.compute_bytes, abs=0.01 * MIB)
+
+
+def test_what_llama_cpp_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+    path = tmp_path / "ghost.gguf"
+    ghost.write("kimi-k2.5:Q4_K_S", path)
+    with pytest.raises(EngineError, match="refuses a context of 4096 tokens") as caught:
+        project(path, DryRun((Context(4096, type_k="q8_0", type_v="f16"),)))
+    assert "different K" in (caught.value.hint or "")
+    with pytest.raises(EngineError, match="no cache type q6_0"):
+        project(path, DryRun((Context(4096, type_k="q6_0"),)))
+    with pytest.raises(EngineError, match="has no GPU0") as caught:
+        project(path, DryRun((Context(4096),), overrides=(("exps", "GPU0"),)))
+    assert caught.value.hint == "it has CPU"
+    with pytest.raises(EngineError, match="did not plan ghost.gguf in 0 s"):
+        project(path, DryRun((Context(4096),)), time_limit_s=0.01)
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
+    with pytest.raises(EngineError, match=r"cannot load broken.gguf") as caught:
+        project(broken, DryRun((Context(512),)))
+    assert caught.value.hint
+    with pytest.raises(EngineError, match="no model file"):
+        project(tmp_path / "absent.gguf", DryRun((Context(512),)))
+
+
+def test_a_library_of_ones_own(tmp_path: Path) -> None:
+    about = project(Path("unused"), DryRun(()))
+    assert (about.devices, about.contexts) == (("CPU",), ())
+    copy = tmp_path / "libllama.so"
+    shutil.copy(about.library, copy)
+    assert project(Path("unused"), DryRun(()), library=copy).library == str(copy)
+    with pytest.raises(EngineError, match="cannot be opened"):
+        project(Path("unused"), DryRun(()), library=tmp_path / "absent.so")
