@@ -14,7 +14,7 @@ venv: .venv/ready ## create .venv and install tokenmill and all that its tests n
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh
 	@touch $@
 
-demo: venv ## probe this machine, pull and inspect SmolLM2, inspect a ghost of a 1T model
+demo: venv ## probe this machine, pull and inspect SmolLM2, inspect and plan a 1T model
 	@sh examples/demo.sh
 
 test: check ## run every check and every test
@@ -29,8 +29,9 @@ check: venv ## lint, types, import rules
 format: venv ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-bench: venv ## compare measured bandwidth with mbw and a C program, and write bench/results/
+bench: venv ## measured bandwidth beside mbw and C, forecasts beside published runs; into bench/results/
 	@$(BIN)/python bench/bandwidth.py
+	@$(BIN)/python bench/forecast.py
 
 clean: ## remove the environment and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -31,7 +31,12 @@ class Config:
     @property
     def models_path(self) -> Path:
         """The folder of pulled models."""
-        return Path(self.models_dir).expanduser() if self.models_dir else cache_home() / "models"
+        if not self.models_dir:
+            return cache_home() / "models"
+        try:
+            return Path(self.models_dir).expanduser()
+        except RuntimeError as error:
+            raise ConfigError(f"models_dir: {self.models_dir} names a user that is not here") from error
 
 
 def load(path: Path | None = None) -> Config:

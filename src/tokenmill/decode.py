@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 
 def _bytes_from_text(value: object) -> object:
+    if isinstance(value, bool) or (isinstance(value, int) and value < 0):
+        raise ValueError(f'{str(value).lower()} is not a size; write bytes, or a text such as "24 GiB"')
     return parse_bytes(value) if isinstance(value, str) else value
 
 

@@ -122,9 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[: int(cut.removeprefix("stall:"))])
                 self.connection.recv(1)
                 return
-            self.wfile.write(body)
-            if status in (200, 206):
+            if status in (200, 206):  # counted first: the client may be done before this thread goes on
                 self.server.shelf.sent_bytes[path] = self.server.shelf.sent_bytes.get(path, 0) + len(body)
+            self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 

@@ -68,8 +68,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         try:
+            self.server.bytes_sent += len(body)  # first: the client may be done before this thread goes on
             self.wfile.write(body)
-            self.server.bytes_sent += len(body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 

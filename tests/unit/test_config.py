@@ -67,6 +67,8 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
         ("machine = 3", "machine: input should be a valid string", None),
         ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs' is not a size", None),
         ("pull = 3", "pull:", None),
+        ("[pull]\nkeep_free_bytes = true", "true is not a size", None),
+        ("[pull]\nkeep_free_bytes = -5", "-5 is not a size", None),
         ("machine = ", "is not valid TOML", "check the line that it names"),
     ],
 )
@@ -86,3 +88,8 @@ def test_missing_and_unreadable(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not valid TOML"):
         config.load(tmp_path / "binary.toml")
+
+
+def test_a_user_that_is_not_here() -> None:
+    with pytest.raises(ConfigError, match="names a user that is not here"):
+        _ = Config(models_dir="~nobody_of_that_name/x").models_path

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tokenmill.cli.output import Common, show, show_json
 from tokenmill.errors import UnknownModel
+from tokenmill.model.blocks import CACHE_TYPES
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
 from tokenmill.model.read import read
 from tokenmill.units import format_bytes, format_count
@@ -189,4 +190,7 @@ def _document(profile: Profile, *, tensors: bool) -> dict[str, Any]:
         "bytes_by_layer": [{"layer": layer, **row} for layer, row in profile.by_layer().items()],
         "read_bytes_per_step": {count: round(profile.read_bytes(count)) for count in SEQUENCES},
         "kv_bytes_per_token": profile.kv_bytes_per_token(),
+        "kv_bytes_per_token_by_layer": {
+            name: [layer.bytes_per_token(name, name) for layer in profile.cache] for name in CACHE_TYPES
+        },
     }

@@ -5,7 +5,7 @@ Nothing here knows how fast anything is.
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tokenmill.model.profile import TOKEN_EMBEDDINGS, Experts, LayerCache, Profile, Tensor, TensorClass
@@ -79,6 +79,9 @@ def device_of(tier: str) -> str:
 
 def work(profile: Profile, placement: Placement) -> Work:
     """Sum up one step."""
+    # The processors compute from whatever memory is the host's: pmem, where DRAM is only its cache.
+    devices = tuple(device_of(tier) for tier in placement.layers)
+    placement = replace(placement, layers=devices, head=device_of(placement.head))
     sums: dict[tuple[str, bool, Family], list[float]] = {}
     streams: Counter[str] = Counter()
     homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]

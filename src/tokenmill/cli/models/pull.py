@@ -136,6 +136,26 @@ def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
     what = f"weights and {_CONTEXT_TOKENS} tokens of cache" if needed else "the weights alone"
     needed = needed or offer.bytes
     yield f"{what} take {format_bytes(needed)}: they {'fit' if needed <= free else 'do not fit'}"
+    if outlook.profile and outlook.machine and outlook.profile.format == "gguf":
+        yield _planned(outlook.machine, outlook.profile)
+
+
+def _planned(machine: Machine, profile: Profile) -> str:
+    """The plan for this machine in one line."""
+    from tokenmill.plan.goal import Goal  # noqa: PLC0415
+    from tokenmill.plan.make import make  # noqa: PLC0415
+
+    plan = make(
+        machine, profile, Goal(context=min(_CONTEXT_TOKENS, profile.training_context or _CONTEXT_TOKENS), sequences=1)
+    )
+    settings = plan.settings
+    words = f"plan here, llama.cpp with {settings.context} tokens of context"
+    if not plan.fits:
+        lacking = ", ".join(f"{item.tier} lacks {format_bytes(item.missing_bytes)}" for item in plan.shortfalls)
+        return f"{words}: does not fit, {lacking}"
+    if not plan.forecast.decode:
+        return f"{words}: fits; its speed cannot be forecast before tokenmill probe --measure"
+    return f"{words}: fits, about {plan.forecast.decode[0].tok_s:.3g} tok/s ({plan.forecast.decode[0].confidence})"
 
 
 def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
