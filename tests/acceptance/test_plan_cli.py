@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_person_sees_it_in_80_columns() -> None:
     assert done.returncode == 0
     before_command = done.stdout.partition("run:")[0]
     assert max(len(line) for line in before_command.splitlines()) <= 80
-    for words in ("gpu0", "dram", "decode, tok/s", "estimated", "fits"):
+    for words in ("gpu0", "dram", "decode, tok/s", "estimated", "fits", "of decode is", "what helps most is"):
         assert words in done.stdout
 
 
@@ -98,6 +99,21 @@ def test_comparison_in_one_table() -> None:
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--cache-type", "q9"), "q9"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-ram", "lots"), "'lots' is not a size"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--engine", "ollama"), "ollama"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "7"), "epyc-9175f has no GPU 7"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "0", "--cpu-only"), "contradict"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-cores", "16"), "16 of 16 cores"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--fit-margin", "9"), "add --own-fit"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--batch", "64", "--ubatch", "128"), "smaller than --ubatch"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "0"), "context of 0"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "Q8_0", "--verify"), "do not go together"),
+        (
+            ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", "llama-server", "--context", "1"),
+            "--context is the command's to say",
+        ),
+        (
+            ("llama-3.3-70b:Q4_K_M", "--machine", "epyc-7532-8x3090", "--engine", "vllm", "--tensor-parallel", "3"),
+            "cannot split the 64 heads",
+        ),
     ],
 )
 def test_wrong_use_says_what_is_right(words: tuple[str, ...], message: str) -> None:
@@ -106,3 +122,200 @@ def test_wrong_use_says_what_is_right(words: tuple[str, ...], message: str) -> N
     assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+# --- a command that somebody runs ---------------------------------------------------------------------------------
+
+COMMANDS = Path(__file__).parents[1] / "data" / "commands"
+EIGHT_CARDS = ("kimi-k2.5:Q4_X", "--machine", "epyc-7532-8x3090")
+
+
+def used_mib(found: dict[str, Any], moment: str = "ledger_after_load") -> list[float]:
+    sums = {f"gpu{index}": 0.0 for index in range(8)}
+    for row in found[moment]:
+        if row["tier"] in sums and row["item"] != "reserve":
+            sums[row["tier"]] += row["bytes"] / 2**20
+    return list(sums.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "engine", "measured"),
+    [
+        ("001-fit", "ik_llama-2026-03", (22303, 21962, 21961, 21744, 22248, 21744, 21962, 22933)),
+        ("001-fit-margins", "ik_llama-2026-04",
+         tuple(1024 * gib for gib in (21.2, 20.9, 20.9, 20.7, 20.9, 20.9, 20.9, 13.5))),
+    ],
+)  # fmt: skip
+def test_a_published_command_costs_what_was_measured(command: str, engine: str, measured: tuple[float, ...]) -> None:
+    text = (COMMANDS / f"{command}.txt").read_text(encoding="utf-8")
+    done = tokenmill("plan", *EIGHT_CARDS, "--from-command", text, "--engine", engine, "--json")
+    assert done.returncode == 3, "both ran out of memory before their context was full, margins counted"
+    found = json.loads(done.stdout)
+    assert used_mib(found) == pytest.approx(measured, abs=1024)
+    assert found["settings"]["engine"] == engine
+
+
+def test_what_is_wrong_with_a_command_is_said() -> None:
+    text = (COMMANDS / "001-overrides.txt").read_text(encoding="utf-8")
+    done = tokenmill("plan", *EIGHT_CARDS, "--from-command", text)
+    assert done.returncode == 0, done.stderr
+    for words in ("-ub 256", "-muge builds merged copies", "180 override clauses say what"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("llama-server -m x --fit on -ngl 99 -ot exps=CPU -c 8192", "--fit"),
+        ("llama-server -m x -ngl 99 -ncmoe 40 -ts 1,1,1,1,1,1,1,1 -c 8192", "pile up"),
+        ("llama-server -m x -ngl 99 -ot exps=CPU -np 4 -c 32768 --no-kv-unified", "8192 tokens each"),
+    ],
+)
+def test_common_mistakes_are_found(command: str, words: str) -> None:
+    done = tokenmill("plan", *EIGHT_CARDS, "--from-command", command, "--json")
+    assert words in " ".join(finding["text"] for finding in json.loads(done.stdout)["findings"]), done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "llama-server -c -5",
+        "llama-server -c abc",
+        "llama-server -ts a,b -ngl 99",
+        "vllm serve x --gpu-memory-utilization abc",
+        "ls -l",
+        "llama-server 'x",
+    ],
+)
+def test_a_command_that_cannot_be_read_is_wrong_use(command: str) -> None:
+    done = tokenmill("plan", "kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", command)
+    assert done.returncode == 2
+    assert "error:" in done.stderr
+    assert "itself failed" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["llama-server -t 0 -c 4096", "llama-server -t -1 -ngl -1 -c 4096",
+                                     "GGML_OP_OFFLOAD_MIN_BATCH=x llama-server -ngl 99 -ncmoe 60 -np 64 -c 65536"])  # fmt: skip
+def test_defaults_that_engines_know_are_read(command: str) -> None:
+    done = tokenmill("plan", "kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["settings"]["threads"] > 0
+
+
+# --- files to run -------------------------------------------------------------------------------------------------
+
+TO_RUN = ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "32768", "--sequences", "1", "--mlock",
+          "--reserve-cores", "3")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("shell", ("numactl --physcpubind=0-12", "--host 127.0.0.1", "ulimit -l unlimited", "/health")),
+        ("podman", ("--cpuset-cpus 0-12", "--publish 127.0.0.1:", "--ulimit memlock=-1:-1", "--health-cmd")),
+        ("quadlet", ("--cpuset-cpus=0-12", "PublishPort=127.0.0.1:", "Ulimit=memlock=-1:-1", "HealthCmd=")),
+        ("systemd", ("AllowedCPUs=0-12", "--host 127.0.0.1", "LimitMEMLOCK=infinity", "/health")),
+        ("compose", ('cpuset: "0-12"', '"127.0.0.1:8080:8080"', "memlock", "healthcheck:")),
+    ],
+)
+def test_files_to_run(kind: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    done = tokenmill("plan", *TO_RUN, "--as", kind)
+    assert done.returncode == 0, done.stderr
+    for word in words:
+        assert word in done.stdout
+    assert done.stdout.count("_exps") <= 3, "one override for a run of layers"
+    if kind in ("shell", "podman"):
+        script = tmp_path / "run.sh"
+        script.write_text(done.stdout, encoding="utf-8")
+        subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_nothing_is_written_for_what_does_not_fit() -> None:
+    done = tokenmill("plan", "kimi-k2.5:Q4_K_M", "--machine", "epyc-7763", "--as", "shell")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "dram lacks" in done.stderr
+
+
+# --- against the real engine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--cpu-only", "--context", "32768", "--sequences", "1"),
+        ("gpt-oss-120b:MXFP4", "--machine", "epyc-9175f", "--cpu-only", "--context", "8192", "--sequences", "4",
+         "--ubatch", "1024", "--cache-type", "q8_0"),
+    ],
+    ids=["kimi", "gpt-oss"],
+)  # fmt: skip
+def test_prediction_and_projection_agree(words: tuple[str, ...]) -> None:
+    found = plan_json(*words, "--verify")["verification"]
+    assert found["agrees"] is True
+    rows = {row["item"]: row for row in found["rows"]}
+    assert set(rows) >= {"weights", "kv", "compute"}
+    for item in ("weights", "kv"):
+        assert rows[item]["predicted_bytes"] == pytest.approx(rows[item]["projected_bytes"], rel=0.001)
+
+
+def test_an_engine_that_cannot_be_asked_is_not_verified() -> None:
+    done = tokenmill("plan", *KIMI[:3], "--engine", "ik_llama", "--context", "8192", "--verify")
+    assert done.returncode == 2
+    assert "cannot be verified" in done.stderr
+
+
+# --- what does not fit --------------------------------------------------------------------------------------------
+
+
+def test_changes_make_it_fit() -> None:
+    words = ("gpt-oss-120b:MXFP4", "--machine", "desktop-ddr5-3090", "--context", "131072", "--sequences", "64")
+    done = tokenmill("plan", *words, "--json")
+    assert done.returncode == 3
+    changes = json.loads(done.stdout)["changes"]
+    assert len(changes) == 3
+    assert [change["cost"] for change in changes] == sorted(change["cost"] for change in changes)
+    assert len({change["what"].split()[0] for change in changes}) > 1, "not one knob alone"
+    for change in changes:
+        option, value = change["what"].split()
+        given = list(words)
+        given[given.index(option) + 1] = value
+        assert plan_json(*given)["fits"] is True
+
+
+def test_two_changes_together_where_one_is_not_enough() -> None:
+    done = tokenmill("plan", "llama-3.3-70b:F16", "--machine", "desktop-ddr5", "--context", "131072", "--sequences",
+                     "4")  # fmt: skip
+    assert done.returncode == 3
+    assert "--sequences 1 and quantisation Q8_0" in done.stdout
+
+
+def test_tensor_parallel_shows_all_its_gpus() -> None:
+    words = ("llama-3.3-70b:Q4_K_M", "--machine", "epyc-7532-8x3090", "--engine", "vllm", "--tensor-parallel", "4")
+    command = plan_json(*words)["command"]
+    assert command["env"]["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+APP_DIRECT = """
+name = "app-direct"
+[cpu]
+cores = 12
+[dram]
+total_bytes = "192 GiB"
+nominal_gb_s = 140.8
+[pmem]
+mode = "app-direct"
+nominal_gb_s = 39
+[[pmem.namespaces]]
+name = "namespace0.0"
+mode = "fsdax"
+size_bytes = "740 GiB"
+mount = "/mnt/pmem"
+"""
+
+
+def test_persistent_memory_beside_dram_is_read_through_the_mapped_file(tmp_path: Path) -> None:
+    machine = tmp_path / "machine.toml"
+    machine.write_text(APP_DIRECT, encoding="utf-8")
+    found = plan_json("kimi-k2.5:Q4_K_S", "--machine", str(machine), "--context", "8192", "--sequences", "1")
+    assert set(found["placement"].values()) == {"dram", "pmem"}
+    assert (found["settings"]["mmap"], found["settings"]["repack"]) == (True, False)
+    assert any("/mnt/pmem" in warning for warning in found["warnings"])

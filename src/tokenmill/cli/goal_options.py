@@ -1,6 +1,6 @@
 """The options that say what a plan must reach and what it may use."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -31,8 +31,8 @@ class GoalOptions:
     sequences: int | None = None
     """Sequences worked on at once."""
 
-    engine: DialectName = "llama.cpp"
-    """llama.cpp (today's), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
+    engine: DialectName | None = None
+    """llama.cpp (today's, the default), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
 
     ubatch: int | None = None
     """Tokens computed at once in prefill; default: what the forecast says is best."""
@@ -107,11 +107,19 @@ class GoalOptions:
             raise UsageError("--reserve-cores cannot be negative")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError("--gpu-memory-utilization is a share between 0 and 1")
+        if self.cpu_only and self.gpus is not None:
+            raise UsageError("--cpu-only and --gpus contradict each other", hint="give one of them")
+        if self.fit_margin is not None and not self.own_fit:
+            raise UsageError("--fit-margin is for the engine's own fit", hint="add --own-fit, or use --margin")
+        if self.batch is not None and self.ubatch is not None and self.batch < self.ubatch:
+            raise UsageError(
+                f"--batch {self.batch} is smaller than --ubatch {self.ubatch}", hint=f"--batch {self.ubatch} or more"
+            )
         margins = _numbers(self.fit_margin, "--fit-margin") or ()
         return Goal(
             context=self.context,
             sequences=self.sequences,
-            engine=self.engine,
+            engine=self.engine or "llama.cpp",
             cache_type_k=self.cache_type_k or self.cache_type,
             cache_type_v=self.cache_type_v or self.cache_type,
             ubatch=self.ubatch,
@@ -133,6 +141,18 @@ class GoalOptions:
             gpu_memory_utilization=self.gpu_memory_utilization,
             tensor_parallel=self.tensor_parallel,
         )
+
+    def beside_command(self, read: Goal) -> Goal:
+        """A command's goal with what the user adds to it; UsageError where the command decides."""
+        own = ("engine", "reserve_ram", "margin")
+        said = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        decided = [name for name in said if name not in own]
+        if decided:
+            raise UsageError(
+                f"--{decided[0].replace('_', '-')} is the command's to say",
+                hint="change it in the command; --engine, --reserve-ram and --margin go beside --from-command",
+            )
+        return replace(read, reserve_ram_bytes=self.reserve_ram, gpu_margin_bytes=self.margin)
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:

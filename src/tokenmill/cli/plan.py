@@ -12,9 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.goal_options import GoalOptions
-from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
+from tokenmill.cli.output import Common, jsonable, say, show, show_json, show_text
 from tokenmill.cli.plan_view import document, explained, render
-from tokenmill.engine.dialects import Command, Finding, findings_for, flags_of, read_command, spell, to_placement
+from tokenmill.engine.dialects import (
+    Command,
+    Finding,
+    findings_for,
+    flags_of,
+    free_of,
+    read_command,
+    spell,
+    to_placement,
+)
 from tokenmill.engine.dialects.patterns import tiers_by_pattern
 from tokenmill.engine.verify import Verification
 from tokenmill.engine.verify import verify as verify_plan
@@ -75,9 +84,10 @@ def plan(
         The engine's program; its --help decides how flags are spelled.
     """
     found = find(machine or common.load_config().machine)
-    goal = options.goal()
+    _check_together(compare=compare, written=written, verify=verify, from_command=from_command, binary=binary)
     if from_command is not None:
-        return _from_command(from_command, model, found, explain=explain, common=common)
+        return _from_command(from_command, model, found, options, explain=explain, common=common)
+    goal = options.goal()
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
     if compare is not None:
@@ -85,7 +95,7 @@ def plan(
     made = make(found, read(model), goal, alternatives=_alternatives(model))
     flags = flags_of(binary) if binary else None
     command = spell(made, model=_file_name(model), binary=binary, flags=flags) if made.fits else None
-    if written is not None and command is not None:
+    if written is not None:
         return _write(written, command, made, common)
     checked = _verified(made, model) if verify else None
     if common.json:
@@ -110,7 +120,22 @@ def _file_name(model: str) -> str:
     return f"/path/to/models/{model.replace(':', '-')}.gguf"
 
 
-def _write(kind: Written, command: Command, made: Plan, common: Common) -> int:
+def _check_together(**given: object) -> None:
+    """Modes that answer different questions; none is dropped silently."""
+    alone = {"compare": ("as", "verify", "from-command", "binary"), "as": ("verify", "from-command"),
+             "verify": ("from-command",), "from-command": ("binary",)}  # fmt: skip
+    said = {"as" if name == "written" else name.replace("_", "-") for name, value in given.items() if value}
+    for name, others in alone.items():
+        other = next((other for other in others if {name, other} <= said), None)
+        if other is not None:
+            raise UsageError(f"--{name} and --{other} do not go together", hint="run tokenmill plan once for each")
+
+
+def _write(kind: Written, command: Command | None, made: Plan, common: Common) -> int:
+    if command is None:
+        missing = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in made.shortfalls)
+        say(f"error: nothing was written, for the plan does not fit: {missing}\nhint: leave --as out to see what would")
+        return DOES_NOT_FIT
     text = write_as(kind, command, made)
     if common.json:
         show_json({"kind": kind, "text": text})
@@ -119,9 +144,12 @@ def _write(kind: Written, command: Command, made: Plan, common: Common) -> int:
     return 0
 
 
-def _from_command(text: str, model: str | None, machine: Machine, *, explain: bool, common: Common) -> int:
+def _from_command(
+    text: str, model: str | None, machine: Machine, options: GoalOptions, *, explain: bool, common: Common
+) -> int:
     """Cost a command line that somebody runs, and criticise it."""
-    found = read_command(text)
+    found = read_command(text, options.engine)
+    goal, placement = options.beside_command(found.goal), None
     source = model or found.model
     if source is None:
         raise UsageError(
@@ -134,9 +162,11 @@ def _from_command(text: str, model: str | None, machine: Machine, *, explain: bo
         )
     profile = read(source)
     findings = findings_for(found, machine, profile)
-    goal, placement = found.goal, None
+    if goal.context is None and not goal.own_fit:
+        goal = replace(goal, context=profile.training_context)  # what engines take where nothing is said
     if not goal.own_fit:
-        placement = to_placement(found, profile, len(machine.gpus), host=host_tier(machine))
+        free = free_of(found, machine)
+        placement = to_placement(found, profile, len(machine.gpus), free_bytes=free, host=host_tier(machine))
     elif not goal.engine.startswith("ik_llama"):
         goal = replace(goal, own_fit=False)
         note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
@@ -172,7 +202,10 @@ def _compare(model: str, machine: Machine, goal: Goal, what: str, common: Common
     """One row for each quant, context or machine."""
     plans = list(_variants(model, machine, goal, [part.strip() for part in what.split(",") if part.strip()]))
     if common.json:
-        show_json([{"variant": name, **document(made, [], None)} for name, made in plans])
+        show_json([
+            {"variant": name, **document(made, tiers_by_pattern(made.placement, made.profile), None)}
+            for name, made in plans
+        ])  # fmt: skip
         return 0
     table = Table("", box=None, pad_edge=False)
     for column in ("fits", "weights", "GPU", "host", "decode", "at full", "prefill"):
@@ -194,6 +227,8 @@ def _variants(model: str, machine: Machine, goal: Goal, parts: list[str]) -> Ite
     base = model.partition(":")[0]
     for part in parts:
         if part.isdigit():
+            if int(part) < 1:
+                raise UsageError("a context of 0 tokens cannot be planned")
             yield f"context {part}", make(machine, read(model), replace(goal, context=int(part)))
         elif part in names() or part == "this" or part.endswith(".toml"):
             yield part, make(find(part), read(model), goal)

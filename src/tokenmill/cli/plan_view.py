@@ -8,10 +8,11 @@ from rich.text import Text
 
 from tokenmill.cli.output import jsonable
 from tokenmill.hardware.machine import Tier
+from tokenmill.plan.explain import to_buy
 from tokenmill.plan.plan import ITEMS, Item, Plan, Speed
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
-BAR = 20
+BAR = 16  # so that a row of large sizes still has 80 columns
 SHADES: dict[str, tuple[str, str]] = {
     "weights": ("█", "blue"),
     "kv": ("▓", "green"),
@@ -39,7 +40,7 @@ def render(plan: Plan) -> list[RenderableType]:
     for change in plan.changes:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
-        parts.append(Text("  no single change of quantisation, context, cache, micro-batch or sequences makes it fit"))
+        parts.append(Text("  no change of quantisation, context, cache, micro-batch or sequences makes it fit"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 
@@ -52,7 +53,7 @@ def explained(plan: Plan) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(), table]
     for name, speeds in (("decode", plan.forecast.decode), ("prefill", plan.forecast.prefill)):
         if speeds:
-            parts += [Text(), _terms(name, speeds[0])]
+            parts += [Text(), _terms(name, speeds[0]), Text(to_buy(name, speeds[0]) or "")]
     parts += [Text(), _ledger(plan)]
     return parts
 
@@ -64,7 +65,9 @@ def _ledger(plan: Plan) -> Table:
         table.add_column(name, justify="right")
     moments = (plan.ledger.load_peak, plan.ledger.after_load, plan.ledger.full_context)
     sizes = [{(row.tier, row.item): row.bytes for row in rows} for rows in moments]
-    for key in dict.fromkeys(key for moment in sizes for key in moment):
+    order = {tier.name: index for index, tier in enumerate(plan.machine.tiers())}
+    keys = dict.fromkeys(key for moment in sizes for key in moment)
+    for key in sorted(keys, key=lambda key: (order[key[0]], ITEMS.index(key[1]))):
         table.add_row(*key, *(format_bytes(moment.get(key, 0)) for moment in sizes))
     return table
 

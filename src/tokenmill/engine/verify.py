@@ -150,8 +150,7 @@ def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], 
 def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tuple[Comparison, ...]:
     """The plan's ledger at full context beside a projection; `summed` over all memories."""
     gpus = plan.placement.gpus
-    # The ledger counts the host's room for logits among its compute buffers.
-    buffers = (*found.buffers, Buffer("logits", compute_bytes=found.output_bytes))
+    buffers = found.buffers  # without the room for logits, which the ledger counts as the process's own
     if summed:
         items: tuple[ComparedItem, ...] = ("weights", "kv") if gpus else ("weights", "kv", "compute")
         return tuple(Comparison(ALL, item, _predicted(plan, None, item), _projected(buffers, item)) for item in items)

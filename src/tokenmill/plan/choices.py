@@ -15,7 +15,7 @@ def choose_settings(
 ) -> tuple[Settings, tuple[Decision, ...]]:
     """Everything but the layout of weights in host memory."""
     decisions = []
-    context = goal.context or DEFAULT_CONTEXT
+    context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     if profile.training_context and context > profile.training_context:
         raise UsageError(
             f"{profile.name} was trained for {profile.training_context} tokens of context, not {context}",
@@ -26,13 +26,13 @@ def choose_settings(
     threads, reason = _threads(machine, goal, with_gpu=with_gpu)
     if goal.threads is None:
         decisions.append(Decision("threads", str(threads), reason))
-    ubatch = min(goal.ubatch or 512, context)
+    ubatch = min(goal.ubatch or 512, context, goal.batch or context)
     settings = Settings(
         engine=goal.engine,
         context=context,
         sequences=goal.sequences or 1,
         ubatch=ubatch,
-        batch=max(goal.batch or 2048, ubatch),
+        batch=goal.batch or max(2048, ubatch),
         cache_type_k=goal.cache_type_k or "f16",
         cache_type_v=_cache_type_v(profile, goal),
         threads=threads,
@@ -73,7 +73,12 @@ def _threads(machine: Machine, goal: Goal, *, with_gpu: bool) -> tuple[int, str]
     if cores is None:
         return 8, "the number of cores is unknown: set --threads"
     allowed = min(cores, int(machine.limits.cgroup_cpus or cores) or 1)
-    threads = max(1, allowed - goal.reserve_cores)
+    if goal.reserve_cores >= allowed:
+        raise UsageError(
+            f"{goal.reserve_cores} of {allowed} cores cannot be kept free: none would be left",
+            hint=f"--reserve-cores {max(0, allowed - 1)} or fewer",
+        )
+    threads = allowed - goal.reserve_cores
     words = f"{allowed} physical cores"
     if goal.reserve_cores:
         words += f" less {goal.reserve_cores} kept for the pipeline"

@@ -77,7 +77,7 @@ def devices(
     for tier in (tier for tier in machine.tiers() if tier.kind != "vram"):
         memory = memory_rate(machine, tier.name, resident_bytes.get(tier.name, 0.0), rates, notes)
         if memory is None:
-            missing[tier.name] = f"the bandwidth of {tier.name} is neither stated nor measured"
+            missing[tier.name] = f"the bandwidth of {tier.name}, neither stated nor measured"
         else:
             memories[tier.name] = memory
     sides = []
@@ -95,7 +95,7 @@ def devices(
         name = f"gpu{gpu.index}"
         card = _card(machine, gpu, settings, rates)
         if card is None:
-            missing[name] = f"the memory bandwidth of {gpu.name} ({name}) is neither stated nor measured"
+            missing[name] = f"the memory bandwidth of {gpu.name} ({name}), neither stated nor measured"
         else:
             cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
     measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)

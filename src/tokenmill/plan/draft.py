@@ -60,6 +60,11 @@ def _vllm_draft(
             f"vLLM needs {goal.tensor_parallel} of the GPUs that may be used, and there are {len(gpus)}",
             hint="--engine llama.cpp plans for processors too",
         )
+    if profile.heads and profile.heads % goal.tensor_parallel:
+        raise UsageError(
+            f"vLLM cannot split the {profile.heads} heads of {profile.name} over {goal.tensor_parallel} GPUs",
+            hint="--tensor-parallel 1, 2, 4 or 8",
+        )
     placement, found, tokens = vllm.place(machine, profile, settings, goal)
     needed = round(vllm.bytes_per_token(profile, settings) * settings.cells)
     why = f"{settings.gpu_memory_utilization:.0%} of each GPU less weights and activations, in blocks of {vllm.BLOCK}"
@@ -155,12 +160,21 @@ def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) ->
     host = host_tier(machine)
     room = capacity(machine, host)
     mapped = replace(settings, mmap=True if goal.mmap is None else goal.mmap)
-    total = ledger(machine, costs_of(costs.profile, mapped), placement, goal).total(host, "load_peak")
+    is_open = goal.mmap is None and settings.repack
+
+    def peak(way: Settings) -> int:
+        return ledger(machine, costs_of(costs.profile, way), placement, goal).total(host, "load_peak")
+
+    total = peak(mapped)
     if total <= room:
         settings = mapped
         if goal.mmap is None:
             decisions.append(Decision("mmap", "on", "the file's pages survive a restart, so the next load is warm"))
-    elif goal.mmap is None and settings.repack:
+    elif is_open and goal.repack is None and _beyond_host(machine, goal) and peak(replace(settings, mmap=False)) > room:
+        settings = replace(mapped, repack=False)
+        reason = f"what {host} cannot hold is read from the mapped file, and that cannot be rewritten"
+        decisions.append(Decision("repack", "off", reason))
+    elif is_open:
         settings = replace(settings, mmap=False)
         decisions.append(
             Decision("mmap", "off", f"mapped and repacked weights together need {format_bytes(total)} in {host}")
@@ -187,13 +201,18 @@ def _spilled(
     over = found.needed(host, "load_peak") - capacity(machine, host)
     if over <= 0:
         return placement, found
-    further = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
-    if goal.allow_disk and machine.disk is not None and costs.settings.mmap:
-        further.append("disk")
-    if not further:
+    further = _beyond_host(machine, goal)
+    if not further or not costs.settings.mmap:
         return placement, found
     moved = spill(costs.profile, placement, host, over, [(name, capacity(machine, name)) for name in further])
     return moved, ledger(machine, costs, moved, goal)
+
+
+def _beyond_host(machine: Machine, goal: Goal) -> list[str]:
+    """Slower memories that a mapped file can be read from in place: PMem with a file system on it, then disk."""
+    host = host_tier(machine)
+    further = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
+    return [*further, "disk"] if goal.allow_disk and machine.disk is not None else further
 
 
 def _shortfalls(machine: Machine, found: Ledger) -> Iterator[Shortfall]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tokenmill.model.blocks import cache_bytes
 from tokenmill.model.profile import LayerCache, Profile, Tensor
 from tokenmill.plan.feedforward import dense, experts
+from tokenmill.plan.layer_tensors import by_layer
 from tokenmill.plan.sketch import F16, F32, I32, I64, Batch, Sketch
 
 __all__ = ["Batch", "Sketch", "draw"]
@@ -27,7 +28,7 @@ def draw(profile: Profile, batch: Batch, layers: Sequence[int] | None = None, *,
     another device), `head` the output matrix. Experts of `staged` layers live in host memory and are copied to the
     device, one tensor at a time, while they are used. With a GPU, the host's own buffer is `draw(..., layers=())`.
     """
-    table = _by_layer(profile)
+    table = by_layer(profile)
     sketch = Sketch(batch, batch.tokens)
     wanted = range(profile.layers) if layers is None else layers
     hidden = _embedded(sketch, profile.embedding_length or 0, looked_up=embed, used=0 in wanted)
@@ -38,16 +39,6 @@ def draw(profile: Profile, batch: Batch, layers: Sequence[int] | None = None, *,
     if head:
         _head(sketch, profile, hidden)
     return sketch
-
-
-def _by_layer(profile: Profile) -> dict[int, dict[str, Tensor]]:
-    """Tensors of each layer by their short names: `attn_q`, `ffn_down_exps`."""
-    table: dict[int, dict[str, Tensor]] = {}
-    for tensor in profile.tensors:
-        if tensor.layer is not None:
-            short = tensor.name.split(f"{tensor.layer}.", 1)[1].removesuffix(".weight")
-            table.setdefault(tensor.layer, {})[short] = tensor
-    return table
 
 
 def _embedded(sketch: Sketch, width: int, *, looked_up: bool, used: bool) -> int:

@@ -18,9 +18,9 @@ from itertools import accumulate
 from tokenmill.model.blocks import BY_NAME
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.plan.ik_attention import latent_of
-from tokenmill.plan.ik_graph import by_layer
 from tokenmill.plan.ik_memory import BEFORE_FIT_BYTES, TODAY, kv_row_bytes
 from tokenmill.plan.ik_options import IkOptions
+from tokenmill.plan.layer_tensors import by_layer
 from tokenmill.plan.plan import Settings
 from tokenmill.plan.sketch import F32
 from tokenmill.units import MIB

@@ -11,22 +11,13 @@ from tokenmill.model.profile import Experts, Profile, Tensor
 from tokenmill.plan.ik_attention import Attention, latent_of
 from tokenmill.plan.ik_feedforward import ExpertsAre, dense, experts
 from tokenmill.plan.ik_options import IkOptions
+from tokenmill.plan.layer_tensors import by_layer
 from tokenmill.plan.plan import Settings
 from tokenmill.plan.sketch import F16, F32, I32, Batch, Sketch
 
 PAD_CELLS = 256  # the cache is a multiple of this
 PAD_MASK_ROWS = 64
 LEAST_ROWS = 32  # rows of each expert from which on host experts are copied to a GPU
-
-
-def by_layer(profile: Profile) -> dict[int, dict[str, Tensor]]:
-    """Tensors of each layer by their short names: `attn_q`, `ffn_down_exps`."""
-    table: dict[int, dict[str, Tensor]] = {}
-    for tensor in profile.tensors:
-        if tensor.layer is not None:
-            short = tensor.name.split(f"{tensor.layer}.", 1)[1].removesuffix(".weight")
-            table.setdefault(tensor.layer, {})[short] = tensor
-    return table
 
 
 def cells_of(settings: Settings) -> int:

@@ -10,8 +10,9 @@ from tokenmill.model.blocks import BY_NAME, cache_bytes
 from tokenmill.model.profile import Profile, Tensor
 from tokenmill.plan.arena import buffer_bytes
 from tokenmill.plan.ik_attention import LEAST_PROMPT, latent_of
-from tokenmill.plan.ik_graph import by_layer, cells_of, draw, draw_host, draw_processors
+from tokenmill.plan.ik_graph import cells_of, draw, draw_host, draw_processors
 from tokenmill.plan.ik_options import IkOptions
+from tokenmill.plan.layer_tensors import by_layer
 from tokenmill.plan.plan import Settings
 from tokenmill.plan.sketch import F16, F32
 from tokenmill.units import MIB

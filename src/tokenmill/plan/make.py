@@ -7,6 +7,7 @@ to a question that the goal left open carries its reason.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.plan.changes import Alternatives, changes_that_fit
@@ -14,6 +15,7 @@ from tokenmill.plan.choices import DEFAULT_CONTEXT
 from tokenmill.plan.draft import Draft, make_draft
 from tokenmill.plan.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.plan.goal import Goal
+from tokenmill.plan.place import host_tier
 from tokenmill.plan.plan import Decision, Placement, Plan
 from tokenmill.units import format_bytes
 
@@ -32,6 +34,10 @@ def make(
     alternatives: Alternatives = (),
 ) -> Plan:
     """Plan a model on a machine; with `placement` given, only account for it."""
+    absent = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
+    if absent and not goal.cpu_only:
+        there = ", ".join(str(gpu.index) for gpu in machine.gpus) or "none"
+        raise UsageError(f"{machine.name} has no GPU {', '.join(map(str, absent))}", hint=f"its GPUs: {there}")
     best = _choose(machine, profile, goal, placement)
     plan = _finished(machine, profile, goal, best)
     if plan.fits:
@@ -80,8 +86,8 @@ def _memory_options(profile: Profile, goal: Goal) -> Iterator[tuple[Goal, tuple[
 def _ubatches(goal: Goal) -> tuple[int, ...]:
     if goal.ubatch is not None:
         return (goal.ubatch,)
-    context = goal.context or DEFAULT_CONTEXT
-    return tuple(size for size in UBATCHES if size <= context) or (context,)
+    most = min(goal.context or DEFAULT_CONTEXT, goal.batch or max(UBATCHES))
+    return tuple(size for size in UBATCHES if size <= most) or (most,)
 
 
 def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft]) -> Draft:
@@ -89,7 +95,7 @@ def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft]) -> Dra
     best, least = drafts[0], _job_seconds(machine, profile, drafts[0])
     for draft in drafts[1:]:
         seconds = _job_seconds(machine, profile, draft)
-        if seconds is not None and (least is None or seconds * WORTH < least):
+        if seconds is not None and least is not None and seconds * WORTH < least:
             best, least = draft, seconds
     return best
 
@@ -160,6 +166,10 @@ def _warnings(machine: Machine, draft: Draft) -> Iterator[str]:
             )
     if any(home == "disk" for home in draft.placement.homes):
         yield "experts are read from disk at every token: expect the disk's speed, not the memory's"
+    if host_tier(machine) != "pmem" and any(home == "pmem" for home in draft.placement.homes):
+        spaces = machine.pmem.namespaces if machine.pmem else ()
+        mounts = ", ".join(space.mount for space in spaces if space.mount) or "a DAX file system on it"
+        yield f"experts are read from persistent memory in place: the model file must lie there ({mounts})"
     for tier in machine.tiers():
         if tier.capacity_bytes is None and tier.kind != "disk":
             yield f"the size of {tier.name} is unknown: it counts as nothing"

@@ -4,7 +4,7 @@ from tokenmill.engine.dialects import ik_llama, llama_cpp, vllm
 from tokenmill.engine.dialects.command_line import read_command
 from tokenmill.engine.dialects.dialect import Command
 from tokenmill.engine.dialects.flagset import FlagSet, family, flags_of, stored
-from tokenmill.engine.dialects.machine_findings import findings_for
+from tokenmill.engine.dialects.machine_findings import findings_for, free_of
 from tokenmill.engine.dialects.patterns import patterns, tiers_by_pattern
 from tokenmill.engine.dialects.placed import to_placement
 from tokenmill.engine.dialects.said import Finding, ReadCommand
@@ -18,6 +18,7 @@ __all__ = [
     "ReadCommand",
     "findings_for",
     "flags_of",
+    "free_of",
     "patterns",
     "read_command",
     "spell",

@@ -101,18 +101,20 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
     margins = _margins(options)
     fit = options.switched_on("--fit", default=False) if options.has("--fit") else None
     ngl = _gpu_layers(options)
-    split = tuple(float(part) for part in re.split(r"[,/]+", options.last("--tensor-split") or "") if part)
+    split = tuple(
+        _share(part, "--tensor-split") for part in re.split(r"[,/]+", options.last("--tensor-split") or "") if part
+    )
     cpu_only = ngl == 0 or options.last("--device") == "none" or bool(found.container and not found.container.gpus)
     placed = ngl is not None or bool(split or overrides)
     fork = family(engine) == "ik_llama"
     refused = fork and (fit is not True or bool(overrides))
     own_fit = not cpu_only and not refused and fit is not False and (fork or not placed)
-    threads = options.number("--threads")
-    ubatch = options.number("--ubatch-size") or 512
-    batch = options.number("--batch-size") or 2048
+    threads = _at_least_one(options, "--threads")
+    ubatch = _at_least_one(options, "--ubatch-size") or 512
+    batch = _at_least_one(options, "--batch-size") or 2048
     shared = 1 if unified and not options.has("--parallel") else slots
     goal = Goal(
-        context=context if context is None or shared == 1 else context // shared,
+        context=None if context is None else max(1, context // shared),
         sequences=shared,
         engine=engine,
         cache_type_k=(options.last("--cache-type-k") or "f16").split(",")[0],
@@ -120,7 +122,7 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
         ubatch=min(batch, ubatch),
         batch=batch,
         threads=threads,
-        threads_batch=options.number("--threads-batch") or threads,
+        threads_batch=_at_least_one(options, "--threads-batch") or threads,
         cpu_only=cpu_only,
         gpus=_gpus(found, options),
         cache_ram_bytes=_cache_ram(options, program),
@@ -150,15 +152,30 @@ def _slots(program: Program, engine: DialectName, options: Options) -> tuple[int
         tokens = sum(options.number(name) or 0 for name in _BENCH_TOKENS)
         return tokens or 640, 1, False  # pp512 and tg128 where nothing is said
     context = options.number("--ctx-size") or None
+    if context is not None and context < 0:
+        raise UsageError(f"--ctx-size {context}: no number of tokens", hint="check the command")
     slots = options.number("--parallel")
     auto = program == "llama-server" and family(engine) != "ik_llama" and (slots is None or slots < 0)
     unified = auto or (options.has("--kv-unified") and not options.has("--no-kv-unified"))
     return context, AUTO_SLOTS if auto else max(1, slots or 1), unified
 
 
+def _at_least_one(options: Options, name: str) -> int | None:
+    """A flag's number; None where it is not given, or 0 or less, which engines take for their default."""
+    value = options.number(name)
+    return None if value is None or value < 1 else value
+
+
+def _share(text: str, flag: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise UsageError(f"{flag} {text}: not a number", hint="check the command") from error
+
+
 def _gpu_layers(options: Options) -> int | None:
     text = options.last("--n-gpu-layers")
-    if text in (None, "auto"):
+    if text in (None, "auto", "-1"):
         return None
     return ALL_LAYERS if text == "all" else options.number("--n-gpu-layers")
 
@@ -256,15 +273,15 @@ def _repack(options: Options, engine: DialectName) -> bool:
 
 def _read_vllm(found: Unwrapped, options: Options) -> ReadCommand:
     cache = options.last("--kv-cache-dtype") or "auto"
-    context, sequences = options.number("--max-model-len"), options.number("--max-num-seqs")
+    context, sequences = _at_least_one(options, "--max-model-len"), _at_least_one(options, "--max-num-seqs")
     goal = Goal(
         context=context, sequences=sequences, engine="vllm",
         cache_type_k=None if cache == "auto" else cache, cache_type_v=None if cache == "auto" else cache,
-        batch=options.number("--max-num-batched-tokens"),
+        batch=_at_least_one(options, "--max-num-batched-tokens"),
         cpu_only=options.last("--device") == "cpu" or bool(found.container and not found.container.gpus),
         gpus=_gpus(found, options),
-        gpu_memory_utilization=float(options.last("--gpu-memory-utilization") or 0.9),
-        tensor_parallel=options.number("--tensor-parallel-size") or 1,
+        gpu_memory_utilization=_share(options.last("--gpu-memory-utilization") or "0.9", "--gpu-memory-utilization"),
+        tensor_parallel=_at_least_one(options, "--tensor-parallel-size") or 1,
     )  # fmt: skip
     model = options.last("--model") or next(iter(options.positional), None)
     return ReadCommand(

@@ -8,6 +8,7 @@ from tokenmill.engine.dialects.layers import gpu_order, layer_flags
 from tokenmill.engine.dialects.patterns import patterns
 from tokenmill.errors import UsageError
 from tokenmill.model.profile import TensorClass
+from tokenmill.plan.place import usable_gpus
 from tokenmill.plan.plan import Plan
 from tokenmill.units import MIB
 
@@ -155,6 +156,8 @@ def offload_floor(plan: Plan, *, default: int = 32) -> int | None:
 
 
 def _gpus_seen(plan: Plan) -> tuple[str, ...]:
+    if plan.settings.engine == "vllm":
+        return usable_gpus(plan.machine, plan.goal)[: plan.settings.tensor_parallel]
     if plan.goal.own_fit and not plan.goal.cpu_only:
         chosen = plan.goal.gpus if plan.goal.gpus is not None else [gpu.index for gpu in plan.machine.gpus]
         return tuple(f"gpu{index}" for index in chosen)

@@ -172,7 +172,8 @@ def _batches(read: ReadCommand) -> Iterator[Finding]:
             f"often as with -ub {GOOD_UBATCH}; one measured card prefilled 98 tok/s at 256, 194 at 512, 530 at 2048",
             f"-b {GOOD_UBATCH} -ub {SMALL_UBATCH} or more, and give the compute buffer its room",
         )
-    floor = int(read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "32") or 32)
+    told = read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
+    floor = int(told) if told.isdigit() else 32
     if read.hybrid and not read.fork and read.slots >= CLIFF_SEQUENCES and read.slots >= floor:
         yield Finding(
             "warning",

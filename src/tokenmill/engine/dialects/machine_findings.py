@@ -71,7 +71,7 @@ def _model(read: ReadCommand, machine: Machine, profile: Profile) -> Iterator[Fi
     yield from _dead_clauses(read, profile)
     count = _gpu_count(read, machine)
     try:
-        placement = to_placement(read, profile, count, free_bytes=_free(read, machine))
+        placement = to_placement(read, profile, count, free_bytes=free_of(read, machine))
     except UsageError as error:
         yield Finding("error", error.message, error.hint)
         return
@@ -134,7 +134,7 @@ def _gpu_count(read: ReadCommand, machine: Machine) -> int:
     return len(read.goal.gpus) if read.goal.gpus is not None else len(machine.gpus)
 
 
-def _free(read: ReadCommand, machine: Machine) -> tuple[int, ...]:
+def free_of(read: ReadCommand, machine: Machine) -> tuple[int, ...]:
     """Free memory of the GPUs in the engine's order, by which it splits where -ts is not given; empty: unknown."""
     by_index = {gpu.index: gpu.free_bytes or gpu.vram_bytes for gpu in machine.gpus}
     found = [by_index.get(index) for index in (read.goal.gpus if read.goal.gpus is not None else by_index)]
