@@ -7,8 +7,8 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, show, show_json
-from tokenmill.errors import UnknownModel
 from tokenmill.model.blocks import CACHE_TYPES
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
 from tokenmill.model.read import read
@@ -38,7 +38,7 @@ def inspect(
     tensors:
         Also list every tensor.
     """
-    profile = _read(model, common)
+    profile = read(where(model, common))
     if common.json:
         show_json(_document(profile, tensors=tensors))
         return
@@ -49,20 +49,6 @@ def inspect(
         show(Text(), _tensors(profile))
     for guess in profile.guesses:
         show(Text(f"guess: {guess}"))
-
-
-def _read(model: str, common: Common) -> Profile:
-    """Whatever is not a file, an address or a catalogue name may be a model that was pulled by this name."""
-    try:
-        return read(model)
-    except UnknownModel:
-        from tokenmill.model.pull import locate, names  # noqa: PLC0415  an HTTP client, and only for these
-
-        if path := locate(model, common.load_config().models_path):
-            return read(path)
-        if model in names() or model.startswith("hf:"):
-            raise UnknownModel(f"{model} is not here", hint=f"tokenmill models pull {model}") from None
-        raise
 
 
 def _summary(profile: Profile) -> Table:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, jsonable, say, show, show_json, show_text
 from tokenmill.cli.plan_view import document, explained, render
 from tokenmill.engine.dialects import (
@@ -25,13 +26,14 @@ from tokenmill.engine.dialects import (
     to_placement,
 )
 from tokenmill.engine.dialects.patterns import tiers_by_pattern
-from tokenmill.engine.verify import Verification
+from tokenmill.engine.verify import Verification, verify_by_binary
 from tokenmill.engine.verify import verify as verify_plan
 from tokenmill.engine.written import write_as
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find, names
 from tokenmill.hardware.machine import Machine
 from tokenmill.model import catalog, ghost
+from tokenmill.model.describe import describe
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 from tokenmill.plan.goal import Goal
@@ -67,7 +69,7 @@ def plan(
     ----------
     model:
         A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, or a catalogue name
-        with a quant, such as kimi-k2.5:Q4_K_S.
+        with a quant, such as kimi-k2.5:Q4_K_S, or the name of a pulled model, such as smollm2.
     machine:
         this, a name from tokenmill machines, or a machine file; default: the configuration's, else this.
     explain:
@@ -77,7 +79,8 @@ def plan(
     written:
         Write only what to run: a shell script, a podman command, a quadlet, a systemd unit or a compose file.
     verify:
-        Run the real llama.cpp dry on the model and show predicted against projected.
+        Run the real llama.cpp dry on the model and show predicted against projected; with --binary, the
+        llama-fit-params beside it, or ik_llama.cpp's own --dry-run.
     from_command:
         Read a llama-server or ik_llama.cpp command line: say what it costs and what is wrong with it.
     binary:
@@ -90,6 +93,7 @@ def plan(
     goal = options.goal()
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
+    model = where(model, common)
     if compare is not None:
         return _compare(model, found, goal, compare, common)
     made = make(found, read(model), goal, alternatives=_alternatives(model))
@@ -97,7 +101,7 @@ def plan(
     command = spell(made, model=_file_name(model), binary=binary, flags=flags) if made.fits else None
     if written is not None:
         return _write(written, command, made, common)
-    checked = _verified(made, model) if verify else None
+    checked = _verified(made, model, command, binary) if verify else None
     if common.json:
         found_patterns = tiers_by_pattern(made.placement, made.profile)
         show_json(document(made, found_patterns, _command(command)) | _verification(checked))
@@ -171,6 +175,9 @@ def _from_command(
         goal = replace(goal, own_fit=False)
         note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
         findings = (*findings, note)
+    elif goal.engine == "ik_llama":
+        words = "counted as today's ik_llama.cpp does; its --fit was another in spring 2026"
+        findings = (*findings, Finding("note", words, "--engine ik_llama-2026-03 or ik_llama-2026-04 for such a build"))
     made = make(machine, profile, goal, placement=placement)
     if common.json:
         body = document(made, tiers_by_pattern(made.placement, profile), None)
@@ -190,12 +197,17 @@ def _alternatives(model: str) -> Iterator[tuple[str, Profile]]:
     """Smaller quantisations of a catalogue model, the best of them first; read one by one as they are asked for."""
     if Path(model).exists() or not catalog.looks_like_name(model):
         return
-    name, _ = catalog.resolve(model)
-    size = read(model).bytes
+    name, chosen = catalog.resolve(model)
+    size = _weights(f"{name}:{chosen}").bytes
     for quant in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_M", "Q2_K", "IQ2_XXS", "IQ1_S"):
-        profile = read(f"{name}:{quant}")
+        profile = _weights(f"{name}:{quant}")
         if profile.bytes < size:
             yield quant, profile
+
+
+def _weights(name: str) -> Profile:
+    """A catalogue model without its vocabulary, which no plan needs."""
+    return describe((catalog.header(name, words=False),), format="catalog")
 
 
 def _compare(model: str, machine: Machine, goal: Goal, what: str, common: Common) -> int:
@@ -238,9 +250,15 @@ def _variants(model: str, machine: Machine, goal: Goal, parts: list[str]) -> Ite
             raise UsageError(f"cannot compare {part!r}: it is neither a context, nor a machine, nor a quant of {model}")
 
 
-def _verified(made: Plan, model: str) -> Verification:
-    """Run llama.cpp dry on the file, or on a ghost of what the name stands for."""
+def _verified(made: Plan, model: str, command: Command | None, binary: str | None) -> Verification:
+    """Run the engine's own program dry, or the llama.cpp at hand, on the file or on a ghost of the name."""
     path = Path(model)
+    if binary is not None and command is not None:
+        if not path.is_file():
+            raise UsageError(
+                f"{binary} needs a model file, and {model} is none", hint="tokenmill models ghost makes one"
+            )
+        return verify_by_binary(made, command.argv, binary)
     if path.is_file():
         return verify_plan(made, path)
     with TemporaryDirectory(prefix="tokenmill-") as folder:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.fit_params import Buffer, run_dry, run_fit_params
 from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
 from tokenmill.errors import UsageError
 from tokenmill.model.profile import Profile, TensorClass
@@ -30,6 +30,9 @@ _LEDGER_ITEMS: dict[ComparedItem, tuple[Item, ...]] = {
     "weights": ("weights",), "kv": ("kv",), "compute": ("compute", "staging"), "repack": ("repack",),
 }  # fmt: skip
 HOST, ALL = "host", "all"
+FIT_PARAMS = "llama-fit-params"
+# Flags of a server that a program for memory does not know: how many values each takes.
+SERVING = {"--alias": 1, "--host": 1, "--port": 1, "--jinja": 0, "--metrics": 0, "--cache-ram": 1, "--fit": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,35 @@ def verify(
         summed = True
     rows = compare(plan, found, summed=summed)
     return Verification(rows, answer.library, answer.version, found.source, tuple(notes))
+
+
+def verify_by_binary(plan: Plan, argv: Sequence[str], binary: str) -> Verification:
+    """Ask the engine's own program: `llama-fit-params` beside llama.cpp's, or ik_llama.cpp's server with `--dry-run`.
+
+    `argv` is the plan as it is spelled for that engine. ik_llama.cpp allocates what it logs, so it needs the memory.
+    """
+    arguments = _without_serving(argv[1:])
+    if plan.settings.engine.startswith("ik_llama"):
+        buffers, tool = run_dry(binary, arguments), binary
+    else:
+        path = Path(binary)
+        tool = binary if path.name == FIT_PARAMS else str(path.with_name(FIT_PARAMS))
+        buffers = run_fit_params(tool, arguments)
+    found = ContextProjection(buffers, 0, "log")
+    return Verification(compare(plan, found), tool, Path(tool).name, "log", ("sizes are from the program's own text",))
+
+
+def _without_serving(arguments: Sequence[str]) -> list[str]:
+    """The words of a server's command that have nothing to do with memory, left out."""
+    kept, skip = [], 0
+    for word in arguments:
+        if skip:
+            skip -= 1
+        elif word in SERVING:
+            skip = SERVING[word]
+        else:
+            kept.append(word)
+    return kept
 
 
 def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> DryRun:

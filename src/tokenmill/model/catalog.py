@@ -127,14 +127,17 @@ def looks_like_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and not text.lower().endswith((".gguf", ".safetensors"))
 
 
-def header(name: str) -> Header:
-    """The header that a ghost of this model has on disk, but for the mark that makes it a ghost."""
-    ghost = encoded(name).header
+def header(name: str, *, words: bool = True) -> Header:
+    """The header that a ghost of this model has on disk, but for the mark that makes it a ghost.
+
+    Without `words` there is no vocabulary in it, which is most of the work.
+    """
+    ghost = encoded(name, words=words).header
     return replace(ghost, keys={key: value for key, value in ghost.keys.items() if key != GHOST_KEY})
 
 
-def encoded(name: str) -> Encoded:
-    """The head of this model's ghost."""
+def encoded(name: str, *, words: bool = True) -> Encoded:
+    """The head of this model's ghost, with or without its vocabulary."""
     model, quant = resolve(name)
     found = entry(model)
     mix = found.mixes.get(quant, Mix(base=quant))
@@ -146,7 +149,7 @@ def encoded(name: str) -> Encoded:
         "general.quantization_version": _QUANTISATION_VERSION,
         GHOST_KEY: True,
     }
-    keys = {**general, **found.full_keys(), **_words(found.words)}
+    keys = {**general, **found.full_keys(), **(_words(found.words) if words else {})}
     return encode(keys, _tensors(found, mix), f"{model}:{quant}")
 
 

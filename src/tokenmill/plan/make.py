@@ -48,7 +48,11 @@ def make(
 def _choose(machine: Machine, profile: Profile, goal: Goal, placement: Placement | None) -> Draft:
     """The best draft: the first context and cache type that fit, then the micro-batch, then the sequences."""
     first: Draft | None = None
-    for asked, reasons in _memory_options(profile, goal):
+    options = list(_memory_options(profile, goal))
+    least = options[-1][0]
+    if make_draft(machine, profile, replace(least, ubatch=min(_ubatches(least))), placement, even=False).shortfalls:
+        options = options[:1]  # what needs least does not fit: one draft says why
+    for asked, reasons in options:
         sizes = _ubatches(asked)
         drafts = [make_draft(machine, profile, replace(asked, ubatch=s), placement, even=False) for s in sizes]
         first = first or drafts[0]

@@ -13,9 +13,7 @@ from tokenmill.plan.plan import Ledger, LedgerRow, Placement, Settings
 from tokenmill.units import GIB, MIB
 
 BLOCK = 16  # tokens in one KV block
-ACTIVATION_BYTES = (
-    448 * MIB
-)  # profiling run, sampler and graph pools beyond weights: estimated from one published start
+ACTIVATION_BYTES = 1024 * MIB  # driver, profiling run, sampler, graph pools: estimated from one published start
 HOST_BYTES = 6 * GIB  # the Python processes and their pinned buffers: estimated
 
 

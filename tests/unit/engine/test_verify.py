@@ -9,7 +9,7 @@ import pytest
 from support.plans import placed, settings
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.native.dryrun import ContextProjection
-from tokenmill.engine.verify import Comparison, compare, overrides, request, verify
+from tokenmill.engine.verify import Comparison, compare, overrides, request, verify, verify_by_binary
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
@@ -109,3 +109,31 @@ def test_plans_for_other_engines_are_refused() -> None:
     plan = placed(KIMI, replace(settings(), engine="ik_llama"))
     with pytest.raises(UsageError, match="ik_llama cannot be verified"):
         verify(plan, Path("kimi.gguf"))
+
+
+def test_a_program_beside_the_server_is_asked(tmp_path: Path) -> None:
+    """llama-fit-params gets the plan's memory flags and none of the server's; its lines are compared device by device."""
+    program = tmp_path / "llama-fit-params"
+    program.write_text('#!/bin/sh\necho "$@" > "$0.argv"\nprintf "Host 10 2 64 \\n"\n')
+    program.chmod(0o755)
+    argv = (
+        "llama-server",
+        "--model",
+        "m.gguf",
+        "--alias",
+        "m",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "1",
+        "--ctx-size",
+        "512",
+        "--jinja",
+    )
+    found = verify_by_binary(placed(KIMI, settings(16384, 1)), argv, str(tmp_path / "llama-server"))
+    assert (tmp_path / "llama-fit-params.argv").read_text().split() == [
+        "--model", "m.gguf", "--ctx-size", "512", "--fit-print", "on",
+    ]  # fmt: skip
+    assert {(row.tier, row.item, row.projected_bytes) for row in found.rows} >= {
+        ("host", "weights", 10 * MIB), ("host", "kv", 2 * MIB), ("host", "compute", 64 * MIB),
+    }  # fmt: skip
