@@ -1,5 +1,6 @@
 """The documentation says what the program says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -34,3 +35,15 @@ def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_in_the_readme_is_what_is_printed() -> None:
+    block = (ROOT / "README.md").read_text().partition("```console\n$ ")[2].partition("```")[0]
+    command, *shown = block.splitlines()
+    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()], env=environment, capture_output=True, text=True, check=False
+    )
+    printed = iter(done.stdout.splitlines())
+    for line in shown:
+        assert line == "..." or line in printed, line  # in this order

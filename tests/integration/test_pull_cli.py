@@ -66,6 +66,7 @@ def test_a_pull_tells_the_outlook_and_prints_the_path_alone(shell: Shell) -> Non
     assert "read for each token" in answer.stderr
     assert "weights and 16384 tokens of cache take" in answer.stderr
     assert "they fit" in answer.stderr
+    assert "plan here, llama.cpp with" in answer.stderr
     again = shell("pull", NAME, "--verify")
     assert (again.returncode, again.stdout) == (0, f"{path}\n")
     assert "already here, and whole" in again.stderr

@@ -165,6 +165,11 @@ def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) ->
     def peak(way: Settings) -> int:
         return ledger(machine, costs_of(costs.profile, way), placement, goal).total(host, "load_peak")
 
+    if goal.mmap is None and costs.moves_to_gpu and _streams(costs, placement):
+        read = replace(settings, mmap=False)
+        if peak(read) <= room:
+            reason = "experts cross PCIe several times faster from pinned memory than from a mapped file"
+            return read, (Decision("mmap", "off", reason),)
     total = peak(mapped)
     if total <= room:
         settings = mapped
@@ -180,6 +185,16 @@ def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) ->
             Decision("mmap", "off", f"mapped and repacked weights together need {format_bytes(total)} in {host}")
         )
     return settings, tuple(decisions)
+
+
+def _streams(costs: Costs, placement: Placement) -> bool:
+    """Whether some layer that a GPU computes has its experts in host memory."""
+    return any(
+        tensor.cls is TensorClass.ROUTED_EXPERTS
+        and not home.startswith("gpu")
+        and placement.device_of(tensor).startswith("gpu")
+        for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
+    )
 
 
 def capacity(machine: Machine, tier: str) -> int:
