@@ -1,7 +1,7 @@
 """The options that say what a plan must reach and what it may use."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
 
@@ -18,6 +18,18 @@ def _size(_type: Any, tokens: Any) -> int:
 
 
 Size = Annotated[int, Parameter(converter=_size)]
+ALIASES = {"llama_cpp": "llama.cpp", "llamacpp": "llama.cpp", "ik_llama.cpp": "ik_llama", "ik": "ik_llama"}
+
+
+def _engine(_type: Any, tokens: Any) -> str:
+    said = str(tokens[0].value)
+    name: str = ALIASES.get(said.lower(), said.lower())
+    if name not in get_args(DialectName):
+        raise UsageError(f"no engine {said!r} is known", hint=f"known: {', '.join(get_args(DialectName))}")
+    return name
+
+
+Engine = Annotated[DialectName, Parameter(converter=_engine)]
 
 
 @Parameter(name="*")
@@ -31,7 +43,7 @@ class GoalOptions:
     sequences: int | None = None
     """Sequences worked on at once."""
 
-    engine: DialectName | None = None
+    engine: Engine | None = None
     """llama.cpp (today's, the default), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
 
     ubatch: int | None = None
