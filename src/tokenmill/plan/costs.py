@@ -81,6 +81,21 @@ class Costs:
         typical = tuple(sorted({*self._typical(layers), largest}))
         return max(0, self._device(typical, False, head, True) - self.compute(layers, head=head))
 
+    @property
+    def lends_host_layers(self) -> bool:
+        """Whether the first GPU also computes large batches of the layers that live on the host."""
+        return self.moves_to_gpu
+
+    def lent(self, layers: Sequence[int]) -> int:
+        """What copying in their cache takes there and, where they have no experts, their largest matrix."""
+        if not layers or not self.lends_host_layers:
+            return 0
+        # K and V of a latent cache are two views of one tensor, and both are copied.
+        twice = max(self.kv[layer] * (2 if self.profile.cache[layer].kind == "latent" else 1) for layer in layers)
+        if any(self.experts(layer) for layer in layers):
+            return twice
+        return twice + max((tensor.bytes for layer in layers for tensor in self.tensors[layer]), default=0)
+
     def host_compute(self, layers: Sequence[int], *, head: bool) -> int:
         """Compute buffer in host memory; `layers` are those the processors compute."""
         return self._device(self._typical(layers), True, head, False)
@@ -148,6 +163,11 @@ class IkCosts(Costs):
     def moves_to_gpu(self) -> bool:
         """Whether a full micro-batch's products with host experts are computed on the GPU."""
         return experts_travel(self.profile, self.settings, self.options)
+
+    @property
+    def lends_host_layers(self) -> bool:
+        """Not known of ik_llama.cpp: the processors are taken to compute their own layers."""
+        return False
 
     def derived(self, layer: int) -> int:
         """`attn_kv_b`, made out of its two halves."""

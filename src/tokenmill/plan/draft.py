@@ -100,6 +100,10 @@ def _place(
     }
     room = [max(0, capacity(machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
     found = split(layers, room, lambda _card, head, staged: beside[head, staged], even=even)
+    if found.first:
+        # Layers that stay on the host are lent to the first card in large batches.
+        lent = costs.lent(range(found.first))
+        found = split(layers, room, lambda card, head, staged: beside[head, staged] + (0 if card else lent), even=even)
     devices = [host] * found.first
     resident: set[int] = set()
     for gpu, share in zip(gpus, found.shares, strict=True):

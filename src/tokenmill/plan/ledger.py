@@ -53,15 +53,21 @@ def _layers_on(placement: Placement, gpu: str) -> list[int]:
     return [index for index, tier in enumerate(placement.layers) if tier == gpu]
 
 
+def _host_layers(placement: Placement) -> list[int]:
+    return [index for index, tier in enumerate(placement.layers) if not tier.startswith("gpu")]
+
+
 def _card(costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozenset[int]) -> Rows:
     layers = _layers_on(placement, gpu)
     head = placement.head == gpu
-    staged = [layer for layer in layers if layer in away]
+    lent = _host_layers(placement) if costs.lends_host_layers and gpu == placement.gpus[0] else []
+    computed = sorted([*layers, *lent])
+    staged = [layer for layer in computed if layer in away or layer in lent]
     return [
         (gpu, "weights", sum(costs.derived(layer) for layer in layers)),
         (gpu, "kv", sum(costs.kv[layer] for layer in layers)),
-        (gpu, "compute", costs.compute(layers, head=head)),
-        (gpu, "staging", costs.staging(layers, head=head, staged=staged)),
+        (gpu, "compute", costs.compute(computed, head=head)),
+        (gpu, "staging", costs.staging(computed, head=head, staged=staged) + costs.lent(lent)),
         (gpu, "runtime", costs.runtime(len(placement.gpus))),
         (gpu, "reserve", goal.gpu_margin_bytes),
     ]
@@ -77,11 +83,13 @@ def _staged(costs: Costs, placement: Placement) -> frozenset[int]:
 
 
 def _host(costs: Costs, placement: Placement, host: str, reserve: int, repack: int) -> Rows:
-    layers = [index for index, tier in enumerate(placement.layers) if not tier.startswith("gpu")]
+    layers = _host_layers(placement)
     settings = costs.settings
+    elsewhere = bool(placement.gpus) and costs.lends_host_layers
+    computed = [] if elsewhere else layers
     return [
         (host, "kv", sum(costs.kv[layer] for layer in layers)),
-        (host, "compute", costs.host_compute(layers, head=not placement.head.startswith("gpu"))),
+        (host, "compute", costs.host_compute(computed, head=not placement.head.startswith("gpu"))),
         # Mapped, the file's own pages stay beside the rewritten ones; read, each tensor is rewritten and let go.
         (host, "repack", repack if settings.mmap else 0),
         (host, "prompt_cache", settings.cache_ram_bytes),

@@ -8,6 +8,7 @@ Knows layouts, not models; opening maps a hundred megabytes and runs no computat
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -134,6 +135,8 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
         ffi.cdef(declare(structs) + more)
     except CDefError as error:
         raise EngineError(f"{header} is not understood here: {error}", hint=INSTALL_HINT) from error
+    if path is not None:
+        _load_cpp_runtime(ffi)
     try:
         lib = ffi.dlopen(str(source))
     except OSError as error:
@@ -149,6 +152,19 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
         )
     _check_defaults(FFI, ffi, source, anchored=header is not None)
     return Library(ffi, lib, source, version)
+
+
+def _load_cpp_runtime(ffi: Any) -> None:
+    """Put the system's C++ library before all others.
+
+    A CUDA build's libggml-cuda carries parts of it inside, and a program that does not use C++ itself, as Python, finds
+    those first: llama.cpp then dies in a regular expression.
+    """
+    with suppress(OSError):  # where it has another name, nothing of this happens either
+        _CPP.append(ffi.dlopen("libstdc++.so.6", ffi.RTLD_NOW | ffi.RTLD_GLOBAL))
+
+
+_CPP: list[Any] = []  # kept open for good
 
 
 def wheel_library() -> Path:
