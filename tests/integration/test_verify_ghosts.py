@@ -20,7 +20,7 @@ from tokenmill.model.synth import Kind
 from tokenmill.plan.arena import buffer_bytes
 from tokenmill.plan.graph import draw
 from tokenmill.plan.kv_cells import Context, kv_bytes, largest_batch, output_bytes
-from tokenmill.plan.repack import repack_bytes
+from tokenmill.plan.repack import is_repacked
 from tokenmill.units import KIB, MIB
 
 GHOSTS = [
@@ -64,7 +64,7 @@ def test_projected_as_predicted(name: str, tmp_path: Path) -> None:
     for context, found in zip(MATRIX + CORNERS, projected.contexts, strict=True):
         check(profile, context, found, compute_share=0.001)
     repacked = [buffer.model_bytes for buffer in projected.contexts[0].buffers if buffer.name == "CPU_REPACK"]
-    assert sum(repacked) == repack_bytes(profile)
+    assert sum(repacked) == sum(tensor.bytes for tensor in profile.tensors if is_repacked(tensor))
     assert path.stat().st_blocks * 512 == written.disk_bytes  # nothing touched the hole
 
 
@@ -74,7 +74,9 @@ def test_rewritten_types(quant: str, tmp_path: Path) -> None:
         path = tmp_path / f"{model}.gguf"
         ghost.write(f"{model}:{quant}", path)
         found = project(path, DryRun((Context(512),))).contexts[0].buffers
-        assert sum(buffer.model_bytes for buffer in found if buffer.name == "CPU_REPACK") == repack_bytes(read(path))
+        assert sum(buffer.model_bytes for buffer in found if buffer.name == "CPU_REPACK") == sum(
+            tensor.bytes for tensor in read(path).tensors if is_repacked(tensor)
+        )
 
 
 def test_nothing_is_rewritten_when_told_not_to(tmp_path: Path) -> None:

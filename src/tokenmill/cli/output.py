@@ -6,7 +6,7 @@ Colours and widths are rich's business: NO_COLOR is honoured, a pipe gets 80 pla
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
@@ -16,6 +16,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
 
 from tokenmill.config import Config, load
 
@@ -48,6 +50,16 @@ def show(*parts: RenderableType) -> None:
             console.print(part)
     # Tables are padded to their width; a file or a copied terminal should not carry that.
     sys.stdout.write("\n".join(line.rstrip() for line in harmless(capture.get()).split("\n")))
+
+
+def facts(rows: Mapping[str, str]) -> Table:
+    """Labels and what they stand for, one on a line; long ones are folded."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in rows.items():
+        table.add_row(label, Text(value))
+    return table
 
 
 def show_text(text: str) -> None:

@@ -48,7 +48,11 @@ class Costs:
     def base(self, layer: int) -> int:
         """What a layer takes on the device that computes it, without its routed experts."""
         weights = sum(tensor.bytes for tensor in self.tensors[layer] if tensor.cls is not EXPERTS)
-        return self.kv[layer] + weights + self.derived(layer)
+        return self.kv[layer] + weights + self.derived(layer) + self.expert_cache(1)
+
+    def expert_cache(self, layers: int) -> int:
+        """The device's cache for experts kept on the host: divided over the cards as the layers are."""
+        return -(-self.settings.moe_cache_bytes * layers // self.profile.layers) if self.profile.layers else 0
 
     def experts(self, layer: int) -> int:
         """A layer's routed experts."""

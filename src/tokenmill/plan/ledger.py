@@ -68,6 +68,7 @@ def _card(costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozen
         (gpu, "kv", sum(costs.kv[layer] for layer in layers)),
         (gpu, "compute", costs.compute(computed, head=head)),
         (gpu, "staging", costs.staging(computed, head=head, staged=staged) + costs.lent(lent)),
+        (gpu, "staging", costs.expert_cache(len(layers))),
         (gpu, "runtime", costs.runtime(len(placement.gpus))),
         (gpu, "reserve", goal.gpu_margin_bytes),
     ]

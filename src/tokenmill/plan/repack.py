@@ -7,7 +7,7 @@ From ggml/src/ggml-cpu/repack.cpp of b11549; AMX builds have a buffer of their o
 
 from collections.abc import Collection
 
-from tokenmill.model.profile import Profile, Tensor, TensorClass
+from tokenmill.model.profile import Tensor, TensorClass
 
 WHEEL_ISA = frozenset({"avx2", "fma", "f16c"})
 """What the x86-64 xllamacpp wheel is built for."""
@@ -43,8 +43,3 @@ def is_repacked(tensor: Tensor, isa: Collection[str] = WHEEL_ISA) -> bool:
     unused = tensor.cls in (TensorClass.EMBEDDING, TensorClass.NORM, TensorClass.MTP)
     stacked = len(tensor.shape) == 3 and tensor.cls is not TensorClass.ROUTED_EXPERTS
     return not unused and not stacked and repacked(tensor.type, tensor.shape, isa)
-
-
-def repack_bytes(profile: Profile, isa: Collection[str] = WHEEL_ISA) -> int:
-    """Bytes of all weights that are rewritten when the processors hold the whole model."""
-    return sum(tensor.bytes for tensor in profile.tensors if is_repacked(tensor, isa))

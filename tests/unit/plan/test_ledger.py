@@ -106,3 +106,13 @@ def test_a_small_micro_batch_stages_nothing(slice_of_kimi: Profile) -> None:
     assert (
         Costs(slice_of_kimi, settings(8192, ubatch=32)).staging(everything, head=True, staged=everything) > 2000 * MIB
     )
+
+
+def test_a_device_cache_for_experts_is_counted(slice_of_kimi: Profile) -> None:
+    placement = assemble(slice_of_kimi, "dram", ["gpu0"] * 2 + ["gpu1"] * 3, "gpu1", frozenset())
+    plain = Costs(slice_of_kimi, settings(8192))
+    cached = Costs(slice_of_kimi, replace(settings(8192), moe_cache_bytes=1000 * MIB))
+    before, after = (ledger(find("h200-1x"), costs, placement, Goal()) for costs in (plain, cached))
+    grown = [after.total(gpu) - before.total(gpu) for gpu in ("gpu0", "gpu1")]
+    assert grown == [400 * MIB, 600 * MIB]
+    assert cached.base(1) - plain.base(1) == 200 * MIB

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
-from rich.text import Text
 
-from tokenmill.cli.output import Common, show, show_json
+from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.model import ghost as ghosts
 from tokenmill.units import format_bytes, format_count
@@ -44,14 +42,13 @@ def ghost(
     if common.json:
         show_json(written)
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for label, value in (
-        ("ghost", written.path),
-        ("of", f"{written.source} ({written.architecture or 'architecture not stated'})"),
-        ("tensors", f"{written.tensors}, {format_count(written.parameters)} parameters"),
-        ("size", f"{format_bytes(written.apparent_bytes)}, of which {format_bytes(written.disk_bytes)} on disk"),
-    ):
-        table.add_row(label, Text(value))
-    show(table)
+    show(
+        facts(
+            {
+                "ghost": written.path,
+                "of": f"{written.source} ({written.architecture or 'architecture not stated'})",
+                "tensors": f"{written.tensors}, {format_count(written.parameters)} parameters",
+                "size": f"{format_bytes(written.apparent_bytes)}, of which {format_bytes(written.disk_bytes)} on disk",
+            }
+        )
+    )

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.table import Table
-from rich.text import Text
 
-from tokenmill.cli.output import Common, byte_progress, show, show_json
+from tokenmill.cli.output import Common, byte_progress, facts, show, show_json
 from tokenmill.model import synth as making
 from tokenmill.units import format_bytes, format_count
 
@@ -90,14 +88,13 @@ def synth(
     if common.json:
         show_json(made)
         return
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for label, value in (
-        ("model", made.path),
-        ("kind", f"{made.kind} ({made.architecture}), seed {made.seed}"),
-        ("tensors", f"{made.tensors}, {format_count(made.parameters)} parameters in {made.type}"),
-        ("size", format_bytes(made.bytes)),
-    ):
-        table.add_row(label, Text(value))
-    show(table)
+    show(
+        facts(
+            {
+                "model": made.path,
+                "kind": f"{made.kind} ({made.architecture}), seed {made.seed}",
+                "tensors": f"{made.tensors}, {format_count(made.parameters)} parameters in {made.type}",
+                "size": format_bytes(made.bytes),
+            }
+        )
+    )
