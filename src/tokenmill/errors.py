@@ -6,13 +6,18 @@
     │   ├── UnknownMachine        no such catalogue machine or file        http 404
     │   ├── UnknownModel          no such catalogue model or file          http 404
     │   ├── FlagUnknown           the engine that will run has no such flag
-    │   └── NotSpellable          no flags of the engine say what the plan says
+    │   ├── NotSpellable          no flags of the engine say what the plan says
+    │   └── RequestRefused        a request that no engine could answer
+    │       └── TooLong           the prompt does not fit the context
     ├── ProbeError                this machine could not be read
     ├── ModelError                a model could not be read                http 422
     │   ├── CorruptModel          the bytes are not what the format says
     │   ├── MissingSplit          one file of a split model is not there
     │   └── RemoteError           a server did not give the bytes          http 502
     ├── EngineError               an engine is missing, wrong or failed    http 502
+    │   ├── EngineDied            it died with work in hand; send it again http 503
+    │   ├── EngineTimeout         it took longer than it was given         http 504
+    │   └── ForeignState          a saved head of another model or build   http 409
     └── PullError                 a download did not finish                http 502
         ├── ChecksumMismatch      the bytes that came are not the right ones
         └── NoSpace               the disk cannot hold it                  http 507
@@ -67,6 +72,19 @@ class NotSpellable(UsageError):
     """The plan is sound, but this engine's flags cannot express it: change the plan or the engine."""
 
 
+class RequestRefused(UsageError):
+    """The request cannot be answered as it is, however often it is sent; the message says why."""
+
+
+class TooLong(RequestRefused):
+    """The prompt, or the prompt with what it asks for, is longer than the context; the message says by how much."""
+
+    def __init__(self, message: str, *, needed_tokens: int, context_tokens: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.needed_tokens = needed_tokens
+        self.context_tokens = context_tokens
+
+
 class ProbeError(TokenmillError):
     """This machine could not be read or measured."""
 
@@ -95,6 +113,24 @@ class EngineError(TokenmillError):
     """The engine is not installed, is not the version this program speaks to, or stopped; the message says which."""
 
     http_status = 502
+
+
+class EngineDied(EngineError):
+    """The engine ended or hung with this work in hand; it is being restarted, and the work can be sent again."""
+
+    http_status = 503
+
+
+class EngineTimeout(EngineError):
+    """The work took longer than it was given; what was computed is dropped."""
+
+    http_status = 504
+
+
+class ForeignState(EngineError):
+    """The file holds the state of another model, build or cache type, and was not loaded."""
+
+    http_status = 409
 
 
 class PullError(TokenmillError):

@@ -63,7 +63,7 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
     [
         ("machin = 'x'", "unknown key 'machin'", "did you mean 'machine'?"),
         ("[pull]\nkeep_fre_bytes = 1", "unknown key 'pull.keep_fre_bytes'", "did you mean 'keep_free_bytes'?"),
-        ("zzz = 1", "unknown key 'zzz'", "known keys here: machine, models_dir, pull"),
+        ("zzz = 1", "unknown key 'zzz'", "known keys here: engine, machine, models_dir, pull, state_dir"),
         ("machine = 3", "machine: input should be a valid string", None),
         ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs' is not a size", None),
         ("pull = 3", "pull:", None),
