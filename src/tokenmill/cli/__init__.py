@@ -32,6 +32,9 @@ app.command("tokenmill.cli.machines:machines")
 app.command("tokenmill.cli.inspect:inspect")
 app.command("tokenmill.cli.plan:plan")
 app.command("tokenmill.cli.models:app", name="models")
+app.command("tokenmill.cli.serve:serve")
+app.command("tokenmill.cli.engines:app", name="engines")
+app.command("tokenmill.cli.doctor:doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

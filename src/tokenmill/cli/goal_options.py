@@ -34,17 +34,14 @@ Engine = Annotated[DialectName, Parameter(converter=_engine)]
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class GoalOptions:
-    """What the user wants."""
+class Knobs:
+    """What the user wants of a plan, whatever engine it is for."""
 
     context: int | None = None
     """Tokens of context for each sequence."""
 
     sequences: int | None = None
     """Sequences worked on at once."""
-
-    engine: Engine | None = None
-    """llama.cpp (today's, the default), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
 
     ubatch: int | None = None
     """Tokens computed at once in prefill; default: what the forecast says is best."""
@@ -109,8 +106,8 @@ class GoalOptions:
     tensor_parallel: int = 1
     """GPUs that vLLM splits every layer over."""
 
-    def goal(self) -> Goal:
-        """The goal these options describe."""
+    def goal_for(self, engine: DialectName) -> Goal:
+        """The goal these options describe, for one engine."""
         for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -131,7 +128,7 @@ class GoalOptions:
         return Goal(
             context=self.context,
             sequences=self.sequences,
-            engine=self.engine or "llama.cpp",
+            engine=engine,
             cache_type_k=self.cache_type_k or self.cache_type,
             cache_type_v=self.cache_type_v or self.cache_type,
             ubatch=self.ubatch,
@@ -153,6 +150,19 @@ class GoalOptions:
             gpu_memory_utilization=self.gpu_memory_utilization,
             tensor_parallel=self.tensor_parallel,
         )
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class GoalOptions(Knobs):
+    """What the user wants of a plan."""
+
+    engine: Engine | None = None
+    """llama.cpp (today's, the default), llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama, or vllm."""
+
+    def goal(self) -> Goal:
+        """The goal these options describe."""
+        return self.goal_for(self.engine or "llama.cpp")
 
     def beside_command(self, read: Goal) -> Goal:
         """A command's goal with what the user adds to it; UsageError where the command decides."""

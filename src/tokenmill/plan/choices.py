@@ -44,6 +44,8 @@ def choose_settings(
         cache_ram_bytes=goal.cache_ram_bytes,
         ik=goal.ik,
         moe_cache_bytes=goal.moe_cache_bytes,
+        full_windows=goal.full_windows,
+        output_rows=goal.output_rows,
         gpu_memory_utilization=goal.gpu_memory_utilization,
         tensor_parallel=goal.tensor_parallel,
     )

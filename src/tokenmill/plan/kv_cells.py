@@ -65,7 +65,8 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
         type_v=settings.cache_type_v,
         flash_attention=settings.flash_attention,
         unified=unified,
-        outputs=outputs,
+        full_windows=settings.full_windows,
+        outputs=settings.output_rows if outputs is None else outputs,
     )
 
 

@@ -40,6 +40,8 @@ class Settings:
     cache_ram_bytes: int
     ik: IkOptions | None = None  # ik_llama.cpp only
     moe_cache_bytes: int = 0
+    full_windows: bool = False
+    output_rows: int | None = None
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1
 

@@ -13,7 +13,7 @@ from tokenmill.engine.dialects.flagset import captured, stored
 from tokenmill.errors import FlagUnknown, UsageError
 from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.plan.ik_options import IkOptions
-from tokenmill.plan.plan import Placement, Plan
+from tokenmill.plan.plan import LedgerRow, Placement, Plan
 from tokenmill.units import GIB, MIB
 
 
@@ -225,10 +225,23 @@ def test_vllm() -> None:
         spell(replace(plan, settings=replace(plan.settings, cache_type_k="q8_0")), model="m")
 
 
-def test_vllm_on_the_processors_pages_by_32() -> None:
-    flags = pairs(spell(on_cpu("vllm"), model="m"))
+def test_vllm_on_the_processors_pages_by_32_and_takes_what_the_ledger_counts() -> None:
+    plan = on_cpu("vllm")
+    plan = replace(plan, ledger=replace(plan.ledger, full_context=(LedgerRow("dram", "kv", 3 * MIB),)))
+    command = spell(plan, model="m")
+    flags = pairs(command)
     assert flags["--block-size"] == "32"
+    assert flags["--kv-cache-memory-bytes"] == str(3 * MIB)
+    assert {"--enforce-eager", "--enable-prompt-tokens-details"} <= set(flags)
     assert "--gpu-memory-utilization" not in flags
+    assert command.env["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
+
+
+@pytest.mark.parametrize(("model", "offline"), [("/m/moe", True), ("./moe", True), ("~/moe", True), ("org/moe", False)])
+def test_vllm_asks_nobody_about_a_folder_that_is_here(model: str, offline: bool) -> None:
+    env = spell(on_cpu("vllm"), model=model).env
+    assert ("HF_HUB_OFFLINE" in env) is offline
+    assert env["VLLM_NO_USAGE_STATS"] == "1"
 
 
 def test_vllm_with_weights_on_the_host_says_how_many() -> None:

@@ -32,15 +32,30 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
         line.add("--max-num-batched-tokens", settings.batch)
     line.add("--kv-cache-dtype", _cache_type(line, plan))
     line.add("--enable-prefix-caching")
+    line.add_if_known("--enable-prompt-tokens-details")  # else no answer says how much of its prompt was reused
     if on_gpu:
         line.add("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}")
         line.add("--tensor-parallel-size", settings.tensor_parallel)
         _offload(line, plan)
     else:
-        line.add("--block-size", CPU_BLOCK)
-        line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
+        _processors(line, plan)
     line.env |= visible_gpus(plan)
+    line.env["VLLM_NO_USAGE_STATS"] = "1"
+    if model.startswith(("/", "./", "../", "~")):
+        line.env["HF_HUB_OFFLINE"] = "1"  # a folder that is here needs no answer from outside, and waits for none
     return line.done()
+
+
+def _processors(line: Line, plan: Plan) -> None:
+    """What vLLM needs to be told where no GPU limits it."""
+    line.add("--block-size", CPU_BLOCK)
+    cache = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
+    if cache:
+        line.add("--kv-cache-memory-bytes", cache)
+        line.note("--kv-cache-memory-bytes: without it vLLM takes nearly all of the host's memory for its cache")
+    line.add("--enforce-eager")
+    line.note("--enforce-eager: compiled kernels need a C++ compiler beside vLLM")
+    line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
 
 
 def _cache_type(line: Line, plan: Plan) -> str:

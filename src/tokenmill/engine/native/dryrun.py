@@ -20,6 +20,7 @@ from tokenmill.decode import decode
 from tokenmill.engine import fit_params
 from tokenmill.engine.fit_params import Buffer, last_lines
 from tokenmill.engine.native import abi, breakdown
+from tokenmill.engine.native.placed_params import cache_type, place
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.plan.kv_cells import Context
 from tokenmill.units import GIB, MIB
@@ -143,40 +144,21 @@ class _Llama:
         params = self.lib.llama_model_default_params()
         # Mapping a file populates it: a ghost would fill all memory with zeros.
         params.load_mode, params.no_alloc = abi.LOAD_MODE_NONE, True
-        params.use_extra_bufts = run.repack
-        params.n_gpu_layers = run.gpu_layers
-        kept = []  # what the parameters point to, alive until the model is loaded
-        if run.tensor_split:
-            shares = list(run.tensor_split) + [0.0] * (int(self.lib.llama_max_devices()) - len(run.tensor_split))
-            kept.append(self.ffi.new("float[]", shares))
-            params.tensor_split = kept[-1]
-        if run.overrides:
-            table = self.ffi.new("struct llama_model_tensor_buft_override[]", len(run.overrides) + 1)  # NULL ends it
-            for row, (pattern, device) in zip(table, run.overrides, strict=False):
-                kept.append(self.ffi.new("char[]", pattern.encode()))
-                row.pattern, row.buft = kept[-1], self.lib.ggml_backend_dev_buffer_type(self._device(device))
-            kept.append(table)
-            params.tensor_buft_overrides = table
+        _kept = place(  # what the parameters point to, alive until the model is loaded
+            self.library, params, repack=run.repack, gpu_layers=run.gpu_layers, tensor_split=run.tensor_split,
+            overrides=run.overrides,
+        )  # fmt: skip
         model = self.lib.llama_model_load_from_file(path.encode(), params)
         if model == self.ffi.NULL:
             raise EngineError(f"llama.cpp cannot load {Path(path).name}", hint=last_lines("".join(self.log)))
         return model
-
-    def _device(self, name: str) -> Any:
-        """CPU, or GPU0 for what the backend calls CUDA0, ROCm0 or Vulkan0."""
-        devices = self.library.devices()
-        for own, device in devices.items():
-            number = Buffer(own).gpu
-            if name == (own if number is None else f"GPU{number}"):
-                return device
-        raise EngineError(f"this llama.cpp has no {name}", hint=f"it has {', '.join(devices)}")
 
     def _context(self, model: Any, weights: int, wanted: Context) -> ContextProjection:
         params = self.lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max = wanted.size, wanted.sequences
         params.n_batch, params.n_ubatch = wanted.batch, wanted.ubatch
         params.n_outputs_max = wanted.outputs or 0
-        params.type_k, params.type_v = (_cache_type(name) for name in (wanted.type_k, wanted.type_v))
+        params.type_k, params.type_v = (cache_type(name) for name in (wanted.type_k, wanted.type_v))
         params.flash_attn_type = int(wanted.flash_attention)
         params.kv_unified, params.swa_full = wanted.unified, wanted.full_windows
         self.log.clear()
@@ -187,12 +169,6 @@ class _Llama:
         exact = breakdown.read(self.library, context)
         self.lib.llama_free(context)
         return assemble(exact, log, weights)
-
-
-def _cache_type(name: str) -> int:
-    if name not in abi.GGML_TYPES:
-        raise EngineError(f"llama.cpp has no cache type {name}", hint=f"it has {', '.join(sorted(abi.GGML_TYPES))}")
-    return abi.GGML_TYPES[name]
 
 
 def _limit_addresses() -> None:

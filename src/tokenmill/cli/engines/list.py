@@ -1,0 +1,77 @@
+"""`tokenmill engines list`: what runs here and how it is."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tokenmill.cli.output import Common, jsonable, show, show_json
+from tokenmill.engine import records
+from tokenmill.engine.engine import Status
+from tokenmill.engine.records import Record
+from tokenmill.engine.start import adopt
+from tokenmill.errors import TokenmillError
+from tokenmill.units import format_seconds
+
+_ASK_S = 5.0
+
+
+def list_engines(
+    *,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """List the engines that run on this machine, with what they are doing.
+
+    Each is asked for its state; one that does not answer within five seconds is shown as silent.
+    """
+    state = common.load_config().state_path
+    found = records.listed(state)
+    asked = asyncio.run(_ask_all(state, found))
+    if common.json:
+        show_json([{**jsonable(record), "status": _told(how)} for record, how in zip(found, asked, strict=True)])
+        return
+    if not found:
+        show(f"no engines run here (looked in {state})", "to start one: tokenmill serve --engine-only smollm2")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "kind", "model", "state", "up", "address"):
+        table.add_column(column, overflow="fold")
+    for record, how in zip(found, asked, strict=True):
+        up = format_seconds(max(0.0, time.time() - record.started))
+        table.add_row(record.name, record.kind, record.model, _state(how), up, record.address)
+    show(table)
+
+
+async def _ask_all(state: Path, found: tuple[Record, ...]) -> list[Status | str]:
+    return await asyncio.gather(*(_ask(state, record) for record in found))
+
+
+async def _ask(state: Path, record: Record) -> Status | str:
+    """How an engine is, or why that cannot be told."""
+    try:
+        async with asyncio.timeout(_ASK_S):
+            engine = await adopt(state, record.name)
+            if engine is None:
+                return "gone"
+            try:
+                return await engine.status()
+            finally:
+                await engine.close()
+    except TimeoutError:
+        return "silent"
+    except TokenmillError as error:
+        return error.message
+
+
+def _state(how: Status | str) -> str:
+    if isinstance(how, str):
+        return how
+    running, waiting = how.counters.running, how.counters.waiting
+    busy = f", {running} running" if running else ""
+    return how.state + busy + (f", {waiting} waiting" if waiting else "")
+
+
+def _told(how: Status | str) -> Any:
+    return {"state": None, "detail": how} if isinstance(how, str) else how

@@ -1,0 +1,154 @@
+"""`tokenmill serve`: an engine that stays."""
+
+import asyncio
+import signal
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
+from tokenmill.cli.plan_view import render
+from tokenmill.cli.starting import EngineOptions, Findings, Wanted, load_shown, planned
+from tokenmill.engine.bring_up import Up, bring_up
+from tokenmill.engine.reconcile import Reconciliation
+from tokenmill.engine.watched import Watched
+from tokenmill.engine.written.launch import slug
+from tokenmill.errors import UsageError
+from tokenmill.units import format_bytes, format_seconds
+
+DOES_NOT_FIT = 3
+
+
+def serve(
+    model: str | None = None,
+    /,
+    *,
+    engine_only: bool = False,
+    detach: bool = False,
+    name: str | None = None,
+    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Plan, load, warm and watch an engine until it is stopped.
+
+    The engine is ready when it is warm: the model is in memory, the first decode has run. What it took is shown beside
+    what the plan said. It is started again when it dies. Ctrl-C stops it and leaves nothing behind.
+
+    Parameters
+    ----------
+    model:
+        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model, such as smollm2.
+    engine_only:
+        Serve the engine's own interface, nothing before it: a server's URL, or the native engine's socket, which
+        `tokenmill engines` and `tokenmill run` use.
+    detach:
+        Leave it running and come back; `tokenmill engines` shows it, `tokenmill engines stop` ends it.
+    name:
+        What to call it; default: after the model.
+    """
+    if not engine_only:
+        raise UsageError("only --engine-only can be served in this version", hint="add --engine-only")
+    if model is None:
+        raise UsageError("no model given", hint="for example: tokenmill serve --engine-only smollm2")
+    wanted = planned(model, options, common)
+    if not wanted.plan.fits:
+        show(*render(wanted.plan))
+        return DOES_NOT_FIT
+    try:
+        asyncio.run(_serve(wanted, name or slug(wanted.plan.profile.name).lower(), detach, common))
+    except asyncio.CancelledError:
+        return 0
+    return 0
+
+
+async def _serve(wanted: Wanted, name: str, detach: bool, common: Common) -> None:
+    state = common.load_config().state_path
+    _end_on_signals()
+    with load_shown() as tell:
+        up = await bring_up(
+            wanted.plan, model_path=wanted.model_path, config=wanted.config, state=state, name=name, tell=tell,
+            slow=Findings().tell, detach=detach,
+        )  # fmt: skip
+    if common.json:
+        show_json(_document(name, up))
+    else:
+        show(*_shown(name, up, detach=detach))
+    try:
+        if not detach and isinstance(up.engine, Watched):
+            await _stay(up.engine)
+    finally:
+        await up.engine.close()
+        if not detach:
+            say(f"{name} has stopped")
+
+
+def _end_on_signals() -> None:
+    task = asyncio.current_task()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if task is not None:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+
+
+async def _stay(engine: Watched) -> None:
+    """Say when it dies and comes back; leave when it has failed for good."""
+    before = "ready"
+    while not engine.failed.done():
+        await asyncio.wait({engine.failed}, timeout=0.5)
+        status = await engine.status()
+        if status.state != before:
+            say(f"{status.state}: {status.detail}" if status.detail else status.state)
+            before = status.state
+    raise engine.failed.result()
+
+
+def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
+    identity = up.engine.identity
+    rows = {
+        "engine": f"{name}: {identity.kind}, {identity.build}",
+        "model": identity.model,
+        "address": identity.address,
+        "lanes": f"{identity.lanes} of {identity.context} tokens",
+        "load": format_seconds(up.load_s) + _read_ahead(up),
+    }
+    if up.warmth is not None:
+        rows["warm"] = up.warmth.cold_against_warm.as_words()
+    notes = (*up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
+    for number, note in enumerate(notes):
+        rows["note" if number == 0 else " " * (number + 3)] = note
+    left = f"to stop it: tokenmill engines stop {name}" if detach else "ready; Ctrl-C stops it"
+    return [facts(rows), "", *held_against_plan(up.held), "", left]
+
+
+def _read_ahead(up: Up) -> str:
+    if up.filled is None or not up.filled.read_bytes:
+        return ""
+    return f", after reading {format_bytes(up.filled.read_bytes)} ahead in {format_seconds(up.filled.seconds)}"
+
+
+def held_against_plan(held: Reconciliation) -> list[RenderableType]:
+    """Predicted beside measured, item by item, and why they differ where they do."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("memory", "item"):
+        table.add_column(column)
+    for column in ("predicted", "measured", "difference"):
+        table.add_column(column, justify="right")
+    for row in held.rows:
+        if row.measured_bytes is None or not (row.measured_bytes or row.predicted_bytes):
+            continue
+        share = "" if row.share is None else f"{row.share:+.1%}"
+        table.add_row(row.tier, row.item, format_bytes(row.predicted_bytes), format_bytes(row.measured_bytes),
+                      share + (" *" if row.flagged else ""))  # fmt: skip
+    told = [f"* {row.tier} {row.item}: {row.explanation}" for row in held.flagged if row.explanation]
+    return [table, *told]
+
+
+def _document(name: str, up: Up) -> dict[str, Any]:
+    engine = up.engine
+    return {
+        "name": name, **jsonable(engine.identity), "capabilities": jsonable(engine.capabilities), "load_s": up.load_s,
+        "read_ahead": jsonable(up.filled), "warm": jsonable(up.warmth),
+        "reconciliation": [
+            {**jsonable(row), "difference_bytes": row.difference_bytes, "flagged": row.flagged} for row in up.held.rows
+        ],
+    }  # fmt: skip

@@ -1,0 +1,264 @@
+"""Why a load is slow, in words, each with the command that helps.
+
+`diagnose` is pure over facts; `facts` makes them of two looks. A load is only called slow beside something: the
+plan's forecast, or what the disk was measured to give. Where neither is known nothing is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tokenmill.engine.binding import HOST_TIERS, binding
+from tokenmill.engine.dialects.said import Finding
+from tokenmill.engine.loading import LoadProgress, Sample
+from tokenmill.engine.loading_system import System
+from tokenmill.engine.logs.faults import MEMLOCK
+from tokenmill.plan.plan import Plan
+from tokenmill.units import MIB, format_bytes, format_seconds
+
+SLOWER_THAN_FORECAST = 1.5  # times
+SHARE_OF_DISK = 0.5
+LEAST_ELAPSED_S = 10.0  # before that a load has not found its pace
+STALL_S = 60.0
+SWAPPING_BYTES_S = MIB
+PRESSURE = 0.2
+BUSY = 0.9
+ONE_SIDED = 0.9  # of what was taken, on one NUMA node
+SMALL_READ_BYTES = 64 << 10
+WINDOW_S = 30.0
+
+Look = TypeVar("Look", System, Sample)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    """What is known of a load between two looks; rates are of that time. None: not known."""
+
+    elapsed_s: float  # since the start
+    bytes_loaded: int | None = None
+    bytes_total: int | None = None
+    rate_bytes_s: float | None = None
+    forecast_s: float | None = None  # the plan's for this load
+    disk_expected_bytes_s: float | None = None
+    disk_measured: bool = False  # the expectation was measured here, not stated
+    disk: str | None = None
+    disk_rate_bytes_s: float | None = None  # what everyone read
+    disk_busy: float | None = None
+    own_disk_rate_bytes_s: float | None = None  # what the engine made it read
+    network: bool = False  # the model lies on another machine
+    major_faults_s: float | None = None
+    swap_in_bytes_s: float | None = None
+    swap_out_bytes_s: float | None = None
+    io_waits: float | None = None
+    memory_waits: float | None = None
+    available_bytes: int | None = None
+    node_growth_bytes: dict[int, int] = field(default_factory=dict)
+    spread: bool = False  # the plan spreads memory over all nodes
+    cgroup: str | None = None
+    cgroup_high_bytes: int | None = None
+    throttled: int | None = None  # times in this time
+    mlock_bytes: int | None = None  # that the plan locks; None: none
+    memlock_known: bool = False
+    memlock_bytes: int | None = None
+    idle_s: float = 0.0  # since bytes last came
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long the whole load would take at the present rate."""
+        if not self.rate_bytes_s or self.bytes_loaded is None or self.bytes_total is None:
+            return None
+        return self.elapsed_s + (self.bytes_total - self.bytes_loaded) / self.rate_bytes_s
+
+
+def slow(facts: LoadFacts) -> str | None:
+    """Beside what the load is slow, in words; None where it is not, is done, or nothing to compare with is known."""
+    done = facts.bytes_loaded is not None and facts.bytes_total is not None and facts.bytes_loaded >= facts.bytes_total
+    if facts.elapsed_s < LEAST_ELAPSED_S or done:
+        return None
+    expected, forecast = facts.expected_s, facts.forecast_s
+    if forecast and forecast >= LEAST_ELAPSED_S and expected and expected > SLOWER_THAN_FORECAST * forecast:
+        return f"the load will take {format_seconds(expected)}, {format_seconds(forecast)} were forecast"
+    rate, disk = facts.rate_bytes_s, facts.disk_expected_bytes_s
+    if not forecast and rate is not None and disk and rate < SHARE_OF_DISK * disk:
+        return f"{_rate(rate)} are loaded, and the disk can give {_rate(disk)}"
+    if (forecast or disk) and facts.idle_s >= STALL_S:
+        return f"nothing was loaded for {format_seconds(facts.idle_s)}"
+    return None
+
+
+def diagnose(facts: LoadFacts) -> tuple[Finding, ...]:
+    """What holds a load up, the likeliest first, and what will not work as planned after it."""
+    beside = slow(facts)
+    findings = [] if beside is None else [*_swap(facts), *_throttle(facts), *_disk(facts), *_pressure(facts)]
+    if beside is not None and not findings:
+        hint = "cat /proc/PID/stack and top -H say what it waits for" if facts.idle_s >= STALL_S else None
+        findings.append(Finding("warning", f"{beside}; neither disk nor memory shows why", hint))
+    elif beside is not None:
+        findings.insert(0, Finding("warning", beside))
+    return (*findings, *_locking(facts), *_nodes(facts))
+
+
+def _swap(facts: LoadFacts) -> Iterator[Finding]:
+    out, back = facts.swap_out_bytes_s or 0.0, facts.swap_in_bytes_s or 0.0
+    if max(out, back) < SWAPPING_BYTES_S:
+        return
+    left = "" if facts.available_bytes is None else f" with {format_bytes(facts.available_bytes)} of memory left"
+    yield Finding(
+        "warning",
+        f"swapping: {_rate(out)} go out and {_rate(back)} come back{left}",
+        "ps aux --sort=-rss | head shows what else fills memory; plan with --mmap, less --context or a smaller quant",
+    )
+
+
+def _throttle(facts: LoadFacts) -> Iterator[Finding]:
+    if not facts.throttled or facts.cgroup_high_bytes is None:
+        return
+    yield Finding(
+        "warning",
+        f"the control group may hold {format_bytes(facts.cgroup_high_bytes)}, and was slowed down {facts.throttled} "
+        "times for more",
+        f"echo max | sudo tee {facts.cgroup}/memory.high, or MemoryHigh=infinity in the unit",
+    )
+
+
+def _disk(facts: LoadFacts) -> Iterator[Finding]:
+    rate, expected = facts.own_disk_rate_bytes_s, facts.disk_expected_bytes_s
+    if facts.network:
+        yield Finding("warning", f"the model lies on another machine, which gives {_rate(rate or 0.0)}",
+                      "copy it to a local disk: cp --sparse=never MODEL /local/, and plan with that path")  # fmt: skip
+        return
+    if rate is None or not rate:
+        return
+    known = "" if expected is None else f" of the {_rate(expected)} {'measured' if facts.disk_measured else 'stated'}"
+    if expected is not None and rate >= SHARE_OF_DISK * expected:
+        return
+    others = (facts.disk_rate_bytes_s or 0.0) - rate
+    if others > max(rate, SWAPPING_BYTES_S):
+        yield Finding("warning", f"the disk gives {_rate(rate)}{known}: others read {_rate(others)} from it meanwhile",
+                      "sudo iotop -oPa shows them")  # fmt: skip
+        return
+    per_fault = rate / facts.major_faults_s if facts.major_faults_s else None
+    if per_fault is not None and per_fault < SMALL_READ_BYTES and (facts.disk_busy or 0.0) < BUSY:
+        yield Finding(
+            "warning",
+            f"the disk gives {_rate(rate)}{known}: the mapped file comes in pieces of {format_bytes(round(per_fault))}",
+            "cat MODEL* > /dev/null reads it ahead in large pieces; or load with --no-mmap",
+        )
+    elif facts.disk_busy is not None and facts.disk_busy >= BUSY:
+        yield Finding("warning", f"the disk gives {_rate(rate)}{known}, and is busy {facts.disk_busy:.0%} of the time",
+                      f"it can do no more: tokenmill probe --measure; sudo smartctl -a /dev/{facts.disk}")  # fmt: skip
+    elif expected is not None:
+        yield Finding("warning", f"the disk gives {_rate(rate)}{known}, and it could give more",
+                      "one thread reads: cat MODEL* > /dev/null beside it fills the page cache ahead")  # fmt: skip
+
+
+def _pressure(facts: LoadFacts) -> Iterator[Finding]:
+    if (facts.memory_waits or 0.0) >= PRESSURE:
+        yield Finding("warning", f"tasks waited for memory in {facts.memory_waits:.0%} of the last ten seconds",
+                      "ps aux --sort=-rss | head; plan with --reserve-ram for what else runs")  # fmt: skip
+    elif (facts.io_waits or 0.0) >= PRESSURE and facts.own_disk_rate_bytes_s is None:
+        yield Finding("note", f"tasks waited for a disk in {facts.io_waits:.0%} of the last ten seconds",
+                      "iostat -x 1 shows which")  # fmt: skip
+
+
+def _locking(facts: LoadFacts) -> Iterator[Finding]:
+    need, limit = facts.mlock_bytes, facts.memlock_bytes
+    if need is None or not facts.memlock_known or limit is None or limit >= need:
+        return
+    yield Finding("warning", f"mlock needs {format_bytes(need)}, the limit is {format_bytes(limit)}", MEMLOCK)
+
+
+def _nodes(facts: LoadFacts) -> Iterator[Finding]:
+    grown = {node: size for node, size in facts.node_growth_bytes.items() if size > 0}
+    total = sum(grown.values())
+    if not facts.spread or len(facts.node_growth_bytes) < 2 or total < 1024 * MIB:
+        return
+    node = max(grown, key=grown.__getitem__)
+    if grown[node] < ONE_SIDED * total:
+        return
+    yield Finding(
+        "warning",
+        f"{grown[node] / total:.0%} of the memory lies on node {node} of {len(facts.node_growth_bytes)}: the other "
+        "nodes' processors wait for it",
+        "numactl --interleave=all in front of the command, after sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, "
+        "since pages cached earlier stay where they are",
+    )
+
+
+def facts(
+    plan: Plan, systems: Sequence[System], samples: Sequence[Sample], progress: LoadProgress, *, idle_s: float = 0.0,
+    warm: bool = False,
+) -> LoadFacts:  # fmt: skip
+    """What looks at the machine and at the processes tell beside the plan; `warm`: the file was in memory before.
+
+    Rates are of the last `WINDOW_S`; elapsed time and growth are since the first look.
+    """
+    before, after = recent(systems), systems[-1]
+    first, last = recent(samples), samples[-1]
+    machine = plan.machine
+    measured = machine.measured.gb_s("disk") if machine.measured else None
+    stated = machine.disk.nominal_gb_s if machine.disk else None
+    expected = measured if measured is not None else stated
+    span, looks = after.time_s - before.time_s, last.time_s - first.time_s
+    busy = _per_second(before.disk_busy_s, after.disk_busy_s, span)
+    throttled = _less(after.cgroup_throttled, before.cgroup_throttled)
+    forecast = plan.forecast.load_warm_s if warm else plan.forecast.load_cold_s
+    return LoadFacts(
+        elapsed_s=after.time_s - systems[0].time_s,
+        bytes_loaded=progress.bytes_loaded,
+        bytes_total=progress.bytes_total,
+        rate_bytes_s=progress.rate_bytes_s,
+        forecast_s=forecast,
+        disk_expected_bytes_s=None if expected is None else expected * 1e9,
+        disk_measured=measured is not None,
+        disk=after.disk,
+        disk_rate_bytes_s=_per_second(before.disk_read_bytes, after.disk_read_bytes, span),
+        disk_busy=None if busy is None else min(1.0, busy),
+        own_disk_rate_bytes_s=_per_second(first.disk_bytes, last.disk_bytes, looks),
+        network=machine.disk is not None and machine.disk.kind == "network",
+        major_faults_s=_per_second(first.major_faults, last.major_faults, looks),
+        swap_in_bytes_s=_per_second(before.swapped_in_bytes, after.swapped_in_bytes, span),
+        swap_out_bytes_s=_per_second(before.swapped_out_bytes, after.swapped_out_bytes, span),
+        io_waits=after.io.some,
+        memory_waits=after.memory.some,
+        available_bytes=after.available_bytes,
+        node_growth_bytes={
+            node: size - systems[0].node_bytes[node]
+            for node, size in after.node_bytes.items()
+            if node in systems[0].node_bytes
+        },
+        spread=binding(plan).interleave,
+        cgroup=after.cgroup,
+        cgroup_high_bytes=after.cgroup_high_bytes,
+        throttled=throttled,
+        mlock_bytes=_locked(plan) if plan.settings.mlock else None,
+        memlock_known=after.memlock_known,
+        memlock_bytes=after.memlock_bytes,
+        idle_s=idle_s,
+    )
+
+
+def recent(looks: Sequence[Look]) -> Look:
+    """The look that rates are counted from: the oldest of the last `WINDOW_S`, at least the one before the last."""
+    inside = [look for look in looks[:-1] if looks[-1].time_s - look.time_s <= WINDOW_S]
+    return inside[0] if inside else looks[max(0, len(looks) - 2)]
+
+
+def _locked(plan: Plan) -> int:
+    """Weights in host memory, rewritten ones too: what engines lock."""
+    items = ("weights", "repack")
+    return sum(row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in items)
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else max(0, after - before)
+
+
+def _per_second(before: float | None, after: float | None, span_s: float) -> float | None:
+    if before is None or after is None or span_s <= 0:
+        return None
+    return max(0.0, (after - before) / span_s)
+
+
+def _rate(bytes_s: float) -> str:
+    return f"{bytes_s / 1e9:.1f} GB/s" if bytes_s >= 1e9 else f"{bytes_s / 1e6:.0f} MB/s"

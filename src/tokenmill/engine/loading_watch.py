@@ -1,0 +1,173 @@
+"""Looks at an engine's processes while it loads: /proc, the GPUs and the end of its log, one sample at each look.
+
+Works for any engine, its child processes included; needs no word from it. What may not be read is None.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tokenmill.engine import logs
+from tokenmill.engine.dialects.said import Finding
+from tokenmill.engine.engine import EngineKind
+from tokenmill.engine.loading import LoadProgress, Sample, Work, points, progress, since_growth
+from tokenmill.engine.loading_process import (
+    maps_any,
+    parse_io,
+    parse_major_faults,
+    parse_status,
+)
+from tokenmill.engine.loading_slow import diagnose, facts
+from tokenmill.engine.loading_system import System, read_system
+from tokenmill.engine.logs.said import Hint
+from tokenmill.engine.pids import descendants
+from tokenmill.hardware.host import Host, LocalHost
+from tokenmill.plan.plan import Plan
+from tokenmill.units import MIB
+
+LOG_BYTES = MIB  # of the log at one look, at most: its end
+MOST_LOOKS = 7200
+
+
+class Watch:
+    """One load being watched. `look` takes a sample; nothing else reads the system."""
+
+    def __init__(
+        self, pid: int, files: Sequence[Path], *, log: Path | None = None, kind: EngineKind = "llama-server",
+        copied_bytes: int = 0, host: Host | None = None,
+        tree: Callable[[int], tuple[int, ...]] = descendants,
+        vram: Callable[[tuple[int, ...]], int | None] | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """Watch a process load these files, or folders of them.
+
+        `vram` tells the GPU memory of processes; `copied_bytes` is what the plan copies out of a mapped file.
+        """
+        self.pid = pid
+        self.work = Work(size_of(files), copied_bytes)
+        self.samples: list[Sample] = []
+        self.systems: list[System] = []
+        self._model = next(_weights(files), None)
+        self._files = frozenset(_identities(files))
+        self._host: Host = host or LocalHost()
+        self._tree, self._vram, self._clock = tree, vram, clock
+        self._log = Tail(log, kind) if log is not None else None
+
+    def look(self) -> LoadProgress:
+        """Take a sample and say how far the load has come."""
+        self.samples.append(self._sample())
+        if self._model is not None:
+            self.systems.append(read_system(self._host, self.samples[-1].time_s, pid=self.pid, model=self._model))
+        for looks in (self.samples, self.systems):
+            if len(looks) > MOST_LOOKS:  # the first ones hold what was there before the weights
+                del looks[MOST_LOOKS // 4 : MOST_LOOKS // 2]
+        return progress(self.samples, self.work)
+
+    def findings(self, plan: Plan, *, warm: bool = False) -> tuple[Finding, ...]:
+        """What holds the load up, as far as the looks so far tell; `warm`: the file was in memory before."""
+        if not self.systems:
+            return ()
+        now = progress(self.samples, self.work)
+        idle_s = since_growth(list(points(self.samples, self.work)))
+        return diagnose(facts(plan, self.systems, self.samples, now, idle_s=idle_s, warm=warm))
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The engine's processes now."""
+        return (self.pid, *self._tree(self.pid))
+
+    def _sample(self) -> Sample:
+        text = self._host.text
+        file_bytes: list[int] = []
+        anon: list[int] = []
+        read: list[int] = []
+        disk: list[int] = []
+        faults: list[int] = []
+        mapped: bool | None = None
+        pids = self.pids
+        for pid in pids:
+            memory = parse_status(text(f"/proc/{pid}/status") or "")
+            reads = parse_io(text(f"/proc/{pid}/io") or "")
+            major = parse_major_faults(text(f"/proc/{pid}/stat") or "")
+            maps = text(f"/proc/{pid}/maps")
+            for found, value in ((file_bytes, memory.file_bytes), (anon, memory.anon_bytes), (read, reads.chars),
+                                 (disk, reads.disk_bytes), (faults, major)):  # fmt: skip
+                if value is not None:
+                    found.append(value)
+            if maps is not None:
+                mapped = bool(mapped) or maps_any(maps, self._files)
+        return Sample(
+            time_s=self._clock(),
+            # Workers that share a model each map and read all of it.
+            file_bytes=max(file_bytes, default=None),
+            mapped=mapped,
+            anon_bytes=sum(anon) if anon else None,
+            read_bytes=max(read, default=None),
+            disk_bytes=sum(disk) if disk else None,
+            vram_bytes=self._vram(pids) if self._vram else None,
+            major_faults=sum(faults) if faults else None,
+            hint=self._log.hint() if self._log else None,
+        )
+
+
+def copied_bytes(plan: Plan, *, vram: bool = False) -> int:
+    """What a load copies out of the mapped file; to cards only where their memory can be watched."""
+    if not plan.settings.mmap or plan.settings.engine == "vllm":
+        return 0
+    rows = plan.ledger.after_load
+    to_cards = sum(row.bytes for row in rows if row.item == "weights" and row.tier.startswith("gpu")) if vram else 0
+    return to_cards + sum(row.bytes for row in rows if row.item == "repack")
+
+
+class Tail:
+    """The end of a log that grows, read once; a log that shrinks or is replaced is read anew."""
+
+    def __init__(self, path: Path, kind: EngineKind) -> None:
+        """Read from the log's start."""
+        self._path, self._kind = path, kind
+        self._offset, self._inode = 0, 0
+        self._rest = b""
+        self._last: Hint | None = None
+
+    def hint(self) -> Hint | None:
+        """The latest word on how far the load has come; the unfinished last line counts too."""
+        new = self._new()
+        text = (self._rest + new).decode(errors="replace")
+        for line in logs.lines(text):
+            found = logs.hint(self._kind, line)
+            if found is not None and not (self._last is not None and self._last.phase == "ready"):
+                self._last = found
+        self._rest = (self._rest + new).rpartition(b"\n")[2][-LOG_BYTES:]
+        return self._last
+
+    def _new(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                size, inode = file.seek(0, 2), self._path.stat().st_ino
+                if size < self._offset or inode != self._inode:  # what was said in the file before still holds
+                    self._offset, self._inode, self._rest = 0, inode, b""
+                file.seek(max(self._offset, size - LOG_BYTES))
+                self._offset = size
+                return file.read(LOG_BYTES)
+        except OSError:
+            return b""
+
+
+def size_of(files: Sequence[Path]) -> int | None:
+    """Bytes of a model's files, of the weights in folders; None where one cannot be seen."""
+    try:
+        return sum(file.stat().st_size for file in _weights(files)) or None
+    except OSError:
+        return None
+
+
+def _weights(files: Sequence[Path]) -> Iterator[Path]:
+    for path in files:
+        yield from sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
+def _identities(files: Sequence[Path]) -> Iterator[tuple[str, int]]:
+    """Name and inode of each file, links followed as the kernel follows them."""
+    for file in _weights(files):
+        with suppress(OSError):
+            yield file.resolve().name, file.stat().st_ino

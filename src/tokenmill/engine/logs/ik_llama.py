@@ -1,0 +1,65 @@
+"""The log of ik_llama.cpp's server: llama.cpp's of 2024 with its own names, and buffers split over all GPUs.
+
+`CUDA_Split` is one buffer spread over several cards. Its share of each is told apart where the log lists the devices,
+and stays one sum where it does not.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.logs import llama_cpp
+from tokenmill.engine.logs.lines import Line, lines
+from tokenmill.engine.logs.said import EngineLog
+from tokenmill.units import MIB
+
+SPLIT = "CUDA_Split"
+_LISTS = {
+    "model_bytes": re.compile(r"model buffer size per device"),
+    "context_bytes": re.compile(r"KV cache size per device"),
+}
+_DEVICE = re.compile(r"^\s*Device (\d+): +([\d.]+) MiB")
+_CLOSE = 0.02  # the list is an estimate of the buffer
+
+
+def read(text: str) -> EngineLog:
+    """Everything the last run in a log says."""
+    log = llama_cpp.read(text)
+    said = llama_cpp.last_run(list(lines(text)))
+    return replace(log, buffers=told_apart(log.buffers, said))
+
+
+def told_apart(buffers: tuple[Buffer, ...], said: Sequence[Line]) -> tuple[Buffer, ...]:
+    """Split buffers divided over their cards where the log says how."""
+    whole = {buffer.name: buffer for buffer in buffers}
+    for column, regex in _LISTS.items():
+        split = whole.get(SPLIT)
+        shares = _shares(said, regex)
+        total = getattr(split, column) if split else 0
+        if split is None or not total or abs(sum(shares.values()) - total) > _CLOSE * total:
+            continue
+        for device, size in shares.items():
+            name = f"CUDA{device}"
+            card = whole.get(name, Buffer(name))
+            whole[name] = replace(card, **{column: getattr(card, column) + size})
+        nothing: dict[str, Any] = {column: 0}
+        whole[SPLIT] = replace(split, **nothing)
+    return tuple(buffer for buffer in whole.values() if buffer.name != SPLIT or any(_sizes(buffer)))
+
+
+def _shares(said: Sequence[Line], regex: re.Pattern[str]) -> dict[int, int]:
+    shares: dict[int, int] = {}
+    for index, line in enumerate(said):
+        if regex.search(line.text):
+            for following in said[index + 1 :]:
+                match = _DEVICE.match(following.text)
+                if match is None:
+                    break
+                shares[int(match[1])] = round(float(match[2]) * MIB)
+    return shares
+
+
+def _sizes(buffer: Buffer) -> tuple[int, int, int]:
+    return buffer.model_bytes, buffer.context_bytes, buffer.compute_bytes

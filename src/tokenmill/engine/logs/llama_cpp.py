@@ -1,0 +1,178 @@
+"""The log of llama.cpp's server, and what its forks share with it.
+
+Since 2026 llama-server names its buffers only with `--verbosity 4`; at its default it says when it listens and what
+requests took. Buffer lines are read by `fit_params`; here they are only made to look alike over the years.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from tokenmill.engine import fit_params
+from tokenmill.engine.logs import faults
+from tokenmill.engine.logs.lines import Line, lines
+from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, Timing
+from tokenmill.units import MIB, format_bytes
+
+# A log file may hold several runs; what stands before the last of these belongs to an earlier one.
+_START = re.compile(r"^(?:srv +init: initializing \.\.\.|main: build = |build info \||build: \d+ \(|version: \d+ \()")
+_BUILDS = (
+    re.compile(r"^build info \|.*\bbuild=(\d+) commit=\"(\w+)\""),
+    re.compile(r"\bbuild(?: =|:)? (\d+) \((\w+)\)"),
+    re.compile(r"^version: (\d+) \((\w+)\)"),
+    re.compile(r"build_info: b(\d+)-(\w+)"),
+)
+_PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
+    (re.compile(r"server is listening on|^srv +\w+: listening on |^HTTP server listening"), "ready", None),
+    (re.compile(r"^(?:srv +\w+: |main: )?model loaded\b"), "ready", None),
+    (re.compile(r"warming up the model"), "warming", "a first run"),
+    (re.compile(r"^(?:llama_context: constructing|llama_new_context_with_model: n_ctx|llama_init_from_model: n_ctx)"),
+     "context", "cache and compute buffers"),
+    (re.compile(r"load_tensors: (?:loading|offload|ggml ctx size)|^llama_model_loader: |load_model: loading model"),
+     "reading", "the weights"),
+)  # fmt: skip
+_DOTS = re.compile(r"^\.{2,}$")  # one for each hundredth
+_MODEL_BUFFER = re.compile(r"load_tensors: +(\S+) +(?:model )?buffer size = +([\d.,]+) MiB")
+_STATE = re.compile(r"^(\w+:\s+\w+ )(?:\w+ )*state (buffer size)")
+_COMMA = re.compile(r"(\d),(\d+ MiB)")
+_ASKED = re.compile(r"^llama(?:_context|_new_context_with_model|_init_from_model): (\w+) += (\w+)")
+_SLOT = re.compile(r"\bid +(\d+) \| task (\d+)|id_slot=(\d+) id_task=(\d+)")
+_RATE = r"(?: *\( *[\d.]+ ms per token, +([\d.]+) tokens per second)?"
+_PROMPT = re.compile(r"prompt eval time += +([\d.]+) ms / +(\d+) tokens" + _RATE)
+_DECODE = re.compile(r"(?<!prompt )eval time += +([\d.]+) ms / +(\d+) (?:tokens|runs)" + _RATE)
+_CACHED = re.compile(r"(?:kv cache rm|memory_seq_rm) \[(\w+), end\)(?:.*\bp0=(\d+))?")
+_TOTALS = re.compile(r"^llama_(?:print_timings|perf)")  # of the whole process, printed at its end
+_PROMPT_CACHE = re.compile(r"cache state: \d+ prompts, ([\d.]+) MiB")
+_MAPPED = re.compile(r"\b(?:mmap = (true|false)|load_mode = (\S+?)\))")
+
+
+def read(text: str) -> EngineLog:
+    """Everything the last run in a log says."""
+    said = last_run(list(lines(text)))
+    buffers = fit_params.parse_log(alike(said))
+    asked = _asked(said)
+    return EngineLog(
+        build=_build(said),
+        buffers=buffers,
+        output_bytes=fit_params.parse_output(alike(said)) if _says_output(said) else None,
+        prompt_cache_bytes=_prompt_cache(said),
+        kv_tokens=asked.tokens,
+        asked=asked,
+        hint=last_hint(said),
+        faults=tuple(problems(said)),
+        timings=tuple(timings(said)),
+        mapped=_mapped(said),
+    )
+
+
+def last_run(said: Sequence[Line]) -> Sequence[Line]:
+    """The lines since the engine last started."""
+    starts = [index for index, line in enumerate(said) if _START.search(line.text)]
+    return said[starts[-1] :] if starts else said
+
+
+def hint(line: Line) -> Hint | None:
+    """What one line tells of a load's progress."""
+    if _DOTS.match(line.text):
+        return Hint("reading", min(1.0, len(line.text) / 100), "the weights")
+    if match := _MODEL_BUFFER.search(line.text):
+        size = format_bytes(round(float(match[2].replace(",", ".")) * MIB))
+        return Hint("reading", None, f"{size} into {match[1]}")
+    return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
+
+
+def last_hint(said: Iterable[Line]) -> Hint | None:
+    """The latest word on how far a load has come; requests that follow do not take `ready` back."""
+    last: Hint | None = None
+    for line in said:
+        last = hint(line) or last
+        if last is not None and last.phase == "ready":
+            break
+    return last
+
+
+def problems(said: Sequence[Line]) -> Iterator[Fault]:
+    """What went wrong, the cause first."""
+    copies = any("pipeline parallelism enabled (n_copies=4)" in line.text for line in said)
+    for fault in faults.found(said, faults.GGML):
+        if fault.kind == "vram" and copies:
+            why = "buffers are kept four times for pipelining: build with -DGGML_SCHED_MAX_COPIES=1"
+            yield Fault(fault.kind, fault.message, fault.line, f"{why}; else {fault.hint}", fault.fatal, fault.device,
+                        fault.needed_bytes)  # fmt: skip
+        else:
+            yield fault
+
+
+def timings(said: Iterable[Line]) -> Iterator[Timing]:
+    """Every request that was answered, with what was found in the cache where the log says it."""
+    slot, task = None, None
+    prompt: re.Match[str] | None = None
+    cached: dict[int, int] = {}
+    for line in said:
+        if _TOTALS.search(line.text):
+            continue
+        if ids := _SLOT.search(line.text):
+            slot, task = int(ids[1] or ids[3]), int(ids[2] or ids[4])
+        if (match := _CACHED.search(line.text)) and task is not None:
+            start = match[2] or match[1]
+            if start.isdigit():
+                cached.setdefault(task, int(start))  # a long prompt says it for every batch
+        if match := _PROMPT.search(line.text):
+            prompt = match
+        elif (match := _DECODE.search(line.text)) and prompt is not None:
+            found = None if task is None else cached.get(task)
+            yield Timing(
+                int(prompt[2]), float(prompt[1]) / 1000, _number(prompt[3]),
+                int(match[2]), float(match[1]) / 1000, _number(match[3]), found, slot, task,
+            )  # fmt: skip
+            prompt = None
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+def alike(said: Iterable[Line]) -> str:
+    """Buffer lines as `fit_params` reads them: decimal points, compressed states counted as recurrent ones are."""
+    sizes = (line.text for line in said if "buffer size" in line.text)
+    return "\n".join(_COMMA.sub(r"\1.\2", _STATE.sub(r"\1RS \2", text)) for text in sizes)
+
+
+def _says_output(said: Iterable[Line]) -> bool:
+    return any("output buffer size" in line.text for line in said)
+
+
+def _build(said: Iterable[Line]) -> str | None:
+    for line in said:
+        for regex in _BUILDS:
+            if (match := regex.search(line.text)) and match[1] != "0":
+                return f"b{match[1]} ({match[2]})"
+    return None
+
+
+def _asked(said: Iterable[Line]) -> Asked:
+    values: dict[str, str] = {}
+    for line in said:
+        if match := _ASKED.match(line.text):
+            values.setdefault(match[1], match[2])  # a draft model's context comes second
+
+    def number(name: str) -> int | None:
+        value = values.get(name, "")
+        return int(value) if value.isdigit() else None
+
+    unified = values.get("kv_unified")
+    return Asked(
+        number("n_ctx"), number("n_seq_max"), number("n_ubatch"), number("n_outputs_max"),
+        None if unified is None else unified in ("true", "1"),
+    )  # fmt: skip
+
+
+def _prompt_cache(said: Iterable[Line]) -> int | None:
+    sizes = [match[1] for line in said if (match := _PROMPT_CACHE.search(line.text))]
+    return round(float(sizes[-1]) * MIB) if sizes else None
+
+
+def _mapped(said: Iterable[Line]) -> bool | None:
+    for line in said:
+        if "load_tensors: loading" in line.text and (match := _MAPPED.search(line.text)):
+            return match[1] == "true" if match[1] else "mmap" in match[2]
+    return None

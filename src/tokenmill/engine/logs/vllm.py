@@ -1,0 +1,166 @@
+"""vLLM's log, V1's and V0's: memory of each worker, how far it has loaded, and why it did not start.
+
+Sizes come in hundredths of GiB. A worker's rank is the GPU it has; a log of one process is that of the first. The
+space it calls available is what it then takes for the cache.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.logs import faults
+from tokenmill.engine.logs.faults import Pattern
+from tokenmill.engine.logs.lines import Line, lines
+from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase
+from tokenmill.units import GIB
+
+_START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
+_BUILD = re.compile(r"(?:API server version |\bversion +|LLM engine \(v)(\d+\.\d+\.\d+[\w.+-]*)")
+_RANK = re.compile(r"(?:_TP|rank=|-)(\d+)$")
+_WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) (GiB|GB)")  # GB was GiB all along
+_AVAILABLE = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB|reserved for KV Cache is (-?[\d.]+)GiB")
+_EXPLICIT = re.compile(r"(?:Explicitly set|Auto set) \(([\d.]+)/[\d.]+\) GiB for KV cache")
+_ACTIVATIONS = re.compile(r"PyTorch activation peak memory takes ([\d.]+)GiB")
+_TOKENS = re.compile(r"(GPU|CPU) KV cache size: ([\d,]+) tokens")
+_MAXIMUM = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request: ([\d.]+)x")
+_GRAPHS = re.compile(r"Graph capturing finished in .* took (-?[\d.]+) GiB")
+_SHARDS = re.compile(r"Loading (?:\w+ )?(?:safetensors|pt|fastsafetensors|bin)? ?checkpoint shards: +(\d+)% ")
+_CAPTURE = re.compile(r"Capturing (?:CUDA|cuda) ?graphs? ?.*?: +(\d+)%")
+_CPU = re.compile(r"device_config=cpu\b|\bCPU KV cache size|for KV cache on node")
+_PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
+    (re.compile(r"Application startup complete"), "ready", None),
+    (re.compile(r"Warming up model|Starting vLLM (?:API )?server|init engine .* took"), "warming", "a first run"),
+    (re.compile(r"KV cache size|Available KV cache memory|for KV cache on node"), "context", "the cache"),
+    (re.compile(r"Dynamo bytecode|Compiling a graph|torch\.compile|compile range"), "compiling", "kernels"),
+    (re.compile(r"(?:Model loading|Loading weights|Loading model weights) took"), "context", "memory is profiled"),
+    (re.compile(r"Starting to load model|Using model weights format"), "reading", "the weights"),
+    (re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine|Resolved architecture"),
+     "starting", "its processes"),
+)  # fmt: skip
+
+_MEMORY = "a smaller --context, a higher --gpu-memory-utilization, or more GPUs with --tensor-parallel"
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        "context",
+        re.compile(r"max seq len \((\d+)\),? \(?([\d.]+) GiB KV cache is needed.*memory \(([\d.]+) GiB\)"
+                   r"(?:.*maximum model length is (\d+))?"),
+        lambda match: f"a context of {match[1]} tokens needs {match[2]} GiB of cache, and {match[3]} GiB are left"
+                      + (f": {match[4]} tokens would fit" if match[4] else ""), _MEMORY,
+    ),
+    Pattern(
+        "context", re.compile(r"max seq len \((\d+)\) is larger than the maximum number of tokens .* \((\d+)\)"),
+        lambda match: f"the cache holds {match[2]} tokens, fewer than the context's {match[1]}", _MEMORY,
+    ),
+    Pattern("vram", re.compile(r"No available memory for the cache blocks"),
+            lambda _: "the weights leave no room for a cache", _MEMORY),
+    Pattern(
+        "vram", re.compile(r"Free memory on device(?: cuda:(?P<gpu>\d+))? \((?P<free>[\d.]+)/[\d.]+ GiB\) .*"
+                           r"utilization \([\d.]+, (?P<gib>[\d.]+) GiB\)"),
+        lambda match: f"{match['free']} GiB of the GPU are free, and vLLM was to take {match['gib']} GiB",
+        "nvidia-smi shows who has the rest; or a lower --gpu-memory-utilization", device="gpu", gib="gib",
+    ),
+    Pattern(
+        "vram", re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ [KMG]iB)\. GPU (?P<gpu>\d+)"),
+        lambda match: f"GPU {match['gpu']} has no {match['size']} left", _MEMORY, device="gpu",
+    ),
+    Pattern("argument", re.compile(r"error: unrecognized arguments: (.+)"),
+            lambda match: f"vLLM has no flag {match[1]}",
+            "it is another version than the command was written for: ask it with --version and --help"),
+    Pattern("architecture", re.compile(r"Model architectures? \[?'?([\w., ']+?)'?\]? (?:are|is) not supported"),
+            lambda match: f"this vLLM does not know the architecture {match[1]}",
+            "a newer version does, perhaps; a failed import above in the log says the same"),
+    Pattern("missing", re.compile(r"(\S+) is not a local folder and is not a valid model identifier"),
+            lambda match: f"there is no model at {match[1]}",
+            "check the path, and in a container what is mounted where"),
+    Pattern("missing", re.compile(r"No such file or directory: '(.+?)'"), lambda match: f"there is no file {match[1]}",
+            "check the path, and in a container what is mounted where"),
+    Pattern("damaged", re.compile(r"SafetensorError: (.+)"), lambda match: f"a weight file is damaged: {match[1]}",
+            "pull it again, or compare its checksum"),
+    Pattern("port", re.compile(r"attempting to bind on address \('[^']*', (\d+)\)"),
+            lambda match: f"port {match[1]} is in use", "another --port, or see who has it: ss -ltnp"),
+    Pattern("port", re.compile(r"\[Errno 98\] Address already in use"), lambda _: "the port is in use",
+            "another --port, or see who has it: ss -ltnp"),
+    Pattern("cuda", re.compile(r"CUDA error: (.+)"), lambda match: f"CUDA: {match[1]}",
+            "dmesg shows whether the driver lost the GPU"),
+    Pattern("assertion", re.compile(r"AssertionError:? ?(.*)"),
+            lambda match: f"vLLM broke off at its own check: {match[1]}".rstrip(": "),
+            "keep the log and look for it in its tracker"),
+    Pattern("load", re.compile(r"EngineCore failed to start|Engine core initialization failed"),
+            lambda _: "the model did not load", "its reason stands above in the log"),
+)  # fmt: skip
+
+
+def read(text: str) -> EngineLog:
+    """Everything the last run in a log says."""
+    said = last_run(list(lines(text)))
+    tokens = [match[2] for line in said if (match := _TOKENS.search(line.text))]
+    most = next((match for line in said if (match := _MAXIMUM.search(line.text))), None)
+    kv_tokens = int(tokens[-1].replace(",", "")) if tokens else None
+    if kv_tokens is None and most:
+        kv_tokens = round(float(most[2]) * int(most[1].replace(",", "")))
+    context = int(most[1].replace(",", "")) if most else None
+    return EngineLog(
+        build=_build(said), buffers=tuple(_buffers(said)), kv_tokens=kv_tokens, asked=Asked(tokens=context),
+        hint=last_hint(said), faults=tuple(problems(said)),
+    )  # fmt: skip
+
+
+def last_run(said: Sequence[Line]) -> Sequence[Line]:
+    """The lines since vLLM last started."""
+    starts = [index for index, line in enumerate(said) if _START.search(line.text)]
+    return said[starts[-1] :] if starts else said
+
+
+def hint(line: Line) -> Hint | None:
+    """What one line tells of a load's progress."""
+    if match := _SHARDS.search(line.text):
+        return Hint("reading", int(match[1]) / 100, "the weights")
+    if match := _CAPTURE.search(line.text):
+        return Hint("warming", int(match[1]) / 100, "CUDA graphs")
+    return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
+
+
+def last_hint(said: Iterable[Line]) -> Hint | None:
+    """The latest word on how far a load has come."""
+    last: Hint | None = None
+    for line in said:
+        last = hint(line) or last
+        if last is not None and last.phase == "ready":
+            break
+    return last
+
+
+def problems(said: Sequence[Line]) -> Iterator[Fault]:
+    """What went wrong, the cause first."""
+    return faults.found(said, PATTERNS)
+
+
+def _build(said: Iterable[Line]) -> str | None:
+    return next((match[1] for line in said if (match := _BUILD.search(line.text))), None)
+
+
+def _buffers(said: Sequence[Line]) -> Iterator[Buffer]:
+    on_cpu = any(_CPU.search(line.text) for line in said)
+    found: dict[str, Buffer] = {}
+
+    def put(line: Line, column: str, gib: str) -> None:
+        rank = _RANK.search(line.who or "")
+        name = "CPU" if on_cpu else f"CUDA{int(rank[1]) if rank else 0}"
+        buffer = found.get(name, Buffer(name))
+        size: dict[str, Any] = {column: max(0, round(float(gib) * GIB))}
+        found[name] = replace(buffer, **size)
+
+    for line in said:
+        if match := _WEIGHTS.search(line.text):
+            put(line, "model_bytes", match[1])
+        if match := _AVAILABLE.search(line.text):
+            put(line, "context_bytes", match[1] or match[2])
+        if match := _EXPLICIT.search(line.text):
+            put(line, "context_bytes", match[1])
+        if match := _ACTIVATIONS.search(line.text):
+            put(line, "compute_bytes", match[1])
+        if match := _GRAPHS.search(line.text):
+            put(line, "compute_bytes", match[1])
+    return iter(found.values())

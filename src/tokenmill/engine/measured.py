@@ -1,0 +1,139 @@
+"""What plans predicted and machines then took, kept for the forecast's calibration: one line of JSON for each load.
+
+`<state>/measured/loads.jsonl` only grows, by whole lines under a lock, until it is too long; then its older half is
+dropped. A line that cannot be read (a crash in the middle of a write, another version's) is passed over. Holds sizes,
+settings and names of machine and model; no prompts, no paths.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tokenmill.decode import decode
+from tokenmill.engine.reconcile import Reconciliation, Row
+from tokenmill.errors import ConfigError, EngineError
+from tokenmill.hardware.machine import Machine
+from tokenmill.plan.plan import Plan
+from tokenmill.units import MIB
+
+MOST_BYTES = 8 * MIB
+_FOLDER, _FILE, _LOCK = "measured", "loads.jsonl", "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One load."""
+
+    when: str  # ISO 8601, UTC
+    machine: str  # name
+    machine_id: str
+    model: str
+    model_id: str
+    build: str | None
+    settings: dict[str, Any]
+    rows: tuple[Row, ...]
+    load_s: float | None = None  # measured, start to ready
+    load_cold_s: float | None = None  # predicted
+    load_warm_s: float | None = None
+
+
+def record(
+    plan: Plan, found: Reconciliation, *, model_id: str, load_s: float | None = None, when: datetime | None = None
+) -> Record:
+    """What to keep of a load."""
+    moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+    return Record(
+        moment, plan.machine.name, machine_id(plan.machine), plan.profile.name, model_id, found.build,
+        asdict(plan.settings), found.rows, load_s, plan.forecast.load_cold_s, plan.forecast.load_warm_s,
+    )  # fmt: skip
+
+
+def machine_id(machine: Machine) -> str:
+    """The same for the same processors, memory and cards, whatever the machine is called today."""
+    gpus = sorted((gpu.name, gpu.vram_bytes) for gpu in machine.gpus)
+    parts = (machine.cpu.model, machine.cpu.sockets, machine.cpu.cores, machine.dram.total_bytes, machine.dram.mts,
+             machine.pmem.total_bytes if machine.pmem else None, gpus)  # fmt: skip
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def append(state: Path, kept: Record, *, most_bytes: int = MOST_BYTES) -> None:
+    """Add a record, whole or not at all; other processes may do the same at once."""
+    line = json.dumps(asdict(kept), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    folder = state / _FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / _LOCK):
+            path = folder / _FILE
+            if path.exists() and path.stat().st_size + len(line) > most_bytes:
+                _halve(path, most_bytes // 2)
+            _add(path, line)
+    except OSError as error:
+        raise EngineError(
+            f"cannot keep measurements in {folder}: {error.strerror}", hint="check state_dir and the room on its disk"
+        ) from error
+
+
+def read(state: Path) -> tuple[Record, ...]:
+    """Every record that can be read, oldest first."""
+    try:
+        text = (state / _FOLDER / _FILE).read_bytes()
+    except OSError:
+        return ()
+    return tuple(_records(text))
+
+
+def _records(text: bytes) -> Iterator[Record]:
+    for number, line in enumerate(text.split(b"\n"), 1):
+        try:
+            data = json.loads(line)
+            if isinstance(data, dict):
+                yield decode(Record, data, where=f"{_FILE} line {number}")
+        except (ValueError, ConfigError):
+            continue
+
+
+def _add(path: Path, line: bytes) -> None:
+    """One write at the end; a line that a crash cut short is ended first, a write that fails is taken back."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(file).st_size
+        torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        whole = b"\n" + line if torn else line
+        try:
+            if os.write(file, whole) != len(whole):
+                raise OSError(28, "No space left on device")  # noqa: TRY301  told as the kernel tells it
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _halve(path: Path, keep_bytes: int) -> None:
+    """Keep the newest whole lines; the file is replaced in one step."""
+    kept = path.read_bytes()[-keep_bytes:].partition(b"\n")[2]
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        try:
+            file.write(kept)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).replace(path)
+        except OSError:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

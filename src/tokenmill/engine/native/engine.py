@@ -1,0 +1,316 @@
+"""The native engine seen from outside: a worker process of ours behind a Unix socket.
+
+One life of it: when the worker dies or hangs, every stream gets `EngineDied` with the cause and the object is spent;
+starting it again is the watcher's business. Several clients may share a worker; only the one that started it ends it.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tokenmill.engine.engine import Answer, Capabilities, Counters, Identity, Piece, Prompt, Request, State, Status
+from tokenmill.engine.native import wire
+from tokenmill.engine.process import Process
+from tokenmill.errors import EngineDied, EngineError, TokenmillError
+
+SILENCE_S = 1.0  # without a pulse for so long, its status says so
+_LAST_LINES = 5
+
+Loading = Callable[[float | None, str], None]
+"""Told how far the load is, 0 to 1, and what is being done."""
+Inbox = asyncio.Queue[dict[str, Any] | TokenmillError]
+
+
+class NativeEngine:
+    """A connection to a worker that has said hello."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        process: Process | None = None,
+        owned: bool = True,
+        step_limit_s: float | None = None,
+        loading: Loading | None = None,
+    ) -> None:
+        """Take over a fresh connection; `owned` processes are ended with it."""
+        self._writer, self._process, self._owned, self._loading = writer, process, owned, loading
+        self._step_limit_s = step_limit_s
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Inbox] = {}
+        self._greeted: asyncio.Future[wire.Hello] = asyncio.get_running_loop().create_future()
+        self._beat = wire.Beat(None, Counters())
+        self._heard_s = asyncio.get_running_loop().time()
+        self._hung: str | None = None
+        self._closing = False
+        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.create_task(self._read(reader))
+        self._watching = asyncio.create_task(self._watch())
+
+    @staticmethod
+    async def connect(
+        socket: Path,
+        *,
+        process: Process | None = None,
+        owned: bool = True,
+        step_limit_s: float | None = None,
+        loading: Loading | None = None,
+    ) -> "NativeEngine":
+        """Connect to a worker and wait until it can answer."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(socket), limit=wire.MOST_LINE_BYTES)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                if process is None:
+                    raise EngineError(f"no native engine answers at {socket}", hint="tokenmill engines") from error
+                if not process.running:
+                    raise await _failed_start(process) from error
+                await asyncio.sleep(0.02)
+        engine = NativeEngine(
+            reader, writer, process=process, owned=owned, step_limit_s=step_limit_s, loading=loading
+        )  # fmt: skip
+        try:
+            first: set[asyncio.Future[Any]] = {engine._greeted, engine.died}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await engine.close()
+            raise
+        if engine.died.done():
+            await engine.close()
+            raise await _failed_start(process) if process is not None else engine.died.result()
+        return engine
+
+    # ---- the protocol
+
+    @property
+    def hello(self) -> wire.Hello:
+        """What the worker said of itself."""
+        return self._greeted.result()
+
+    @property
+    def identity(self) -> Identity:
+        """What answers."""
+        return self.hello.identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return self.hello.capabilities
+
+    @property
+    def beat(self) -> wire.Beat:
+        """Its last pulse."""
+        return self._beat
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        """Work on one request; the last value is the answer. Closing the generator cancels."""
+        number, inbox = self._expect()
+        try:
+            await self._send({"submit": number, "request": _plain(request)})
+            while True:
+                message = await self._next(number, inbox)
+                if "piece" in message:
+                    yield wire.piece_of(message)
+                else:
+                    del self._waiting[number]
+                    yield wire.answer_of(message)
+                    return
+        finally:
+            if self._waiting.pop(number, None) is not None and not self.died.done():
+                with suppress(EngineDied):
+                    await self._send({"cancel": number})
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens a prompt becomes, its template applied."""
+        return tuple(await self.call("tokenize", request=_plain(Request(prompt))))
+
+    async def status(self) -> Status:
+        """State and counters, as of its last pulse."""
+        silent_s = asyncio.get_running_loop().time() - self._heard_s
+        state: State = "stopped" if self._closing else "failed" if self.died.done() else "ready"
+        detail = str(self.died.result()) if self.died.done() else None
+        if state == "ready" and silent_s > SILENCE_S:
+            detail = f"has not been heard of for {silent_s:.1f} s"
+        return Status(state, self.identity, self._beat.counters, detail)
+
+    async def stop(self) -> None:
+        """End the worker, whoever started it."""
+        self._owned = True
+        if self._process is None:
+            await self.call("stop")
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop the worker if it is ours; else only hang up."""
+        if self._closing:
+            return
+        self._closing = True
+        self._watching.cancel()
+        if self._process is not None and self._owned:
+            await self._process.stop()
+        elif self._process is not None:
+            self._process.let_go()
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+        await asyncio.gather(self._reading, self._watching, return_exceptions=True)
+        if not self._greeted.done():
+            self._greeted.cancel()
+
+    # ---- what only this engine can
+
+    async def set_threads(self, threads: int, threads_batch: int) -> None:
+        """Change both numbers of threads, from the next step on."""
+        await self.call("threads", threads=threads, threads_batch=threads_batch)
+
+    async def set_lanes(self, lanes: int) -> None:
+        """Change how many batch sequences run at once, within what the context was built for."""
+        await self.call("lanes", lanes=lanes)
+
+    async def set_context(self, **changes: object) -> wire.Hello:
+        """Build another context on the same weights: cells, context, ubatch, cache types, flash attention, lanes.
+
+        What runs is not lost: it is computed again in the new one.
+        """
+        hello = wire.HELLO.validate_python(await self.call("context", **changes))
+        self._greeted = asyncio.get_running_loop().create_future()
+        self._greeted.set_result(hello)
+        return hello
+
+    async def pin(self, prompt: Prompt) -> tuple[int, ...]:
+        """Compute a head once and keep it for good; a chat stands for all that begin with its messages."""
+        tokens = tuple(await self.call("pin", request=_plain(Request(prompt))))
+        async for _ in self.stream(Request(tokens, max_tokens=0, priority="interactive")):
+            pass
+        return tokens
+
+    async def unpin(self, prompt: Prompt) -> None:
+        """Let a pinned head go when room is needed."""
+        await self.call("unpin", request=_plain(Request(prompt)))
+
+    async def save_head(self, prompt: Prompt, path: Path) -> int:
+        """Write a computed head to a file; how many tokens it has."""
+        return int(await self.call("save", request=_plain(Request(prompt)), path=str(path)))
+
+    async def restore_head(self, path: Path, *, pin: bool = True) -> int:
+        """Read a head back and pin it; ForeignState if it is another model's, build's or cache type's."""
+        return int(await self.call("restore", path=str(path), pin=pin))
+
+    async def heads(self) -> list[dict[str, Any]]:
+        """What the cells hold: the forest, node by node."""
+        return list(await self.call("heads"))
+
+    async def call(self, name: str, **arguments: Any) -> Any:
+        """Ask the worker itself for something."""
+        number, inbox = self._expect()
+        try:
+            await self._send({"call": number, "name": name, "with": arguments})
+            return (await self._next(number, inbox))["value"]
+        finally:
+            self._waiting.pop(number, None)
+
+    # ---- the connection
+
+    def _expect(self) -> tuple[int, Inbox]:
+        if self.died.done():
+            raise self.died.result()
+        if self._closing:
+            raise EngineError("the engine has been stopped")
+        number = next(self._numbers)
+        inbox: Inbox = asyncio.Queue()
+        self._waiting[number] = inbox
+        return number, inbox
+
+    async def _next(self, number: int, inbox: Inbox) -> dict[str, Any]:
+        message = await inbox.get()
+        if isinstance(message, TokenmillError):
+            self._waiting.pop(number, None)
+            raise message
+        return message
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._writer.write(wire.line(message))
+            await self._writer.drain()
+        except OSError as error:
+            if self._closing:
+                raise EngineDied("the engine was stopped") from error
+            raise (await asyncio.shield(self.died)) from error
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand every message to whoever waits for it, to the end of the connection."""
+        try:
+            while text := await reader.readline():
+                self._hand_on(wire.read(text))
+        except (OSError, ValueError, TokenmillError):
+            pass  # told like an end below: the worker is of no use any more
+        if self._closing:
+            error = EngineDied("the engine was stopped")
+        else:
+            error = await self._cause()
+            self.died.set_result(error)
+        for inbox in self._waiting.values():
+            inbox.put_nowait(error)
+
+    def _hand_on(self, message: dict[str, Any]) -> None:
+        self._heard_s = asyncio.get_running_loop().time()
+        if "beat" in message:
+            self._beat = wire.BEAT.validate_python(message["beat"])
+        elif "hello" in message:
+            if not self._greeted.done():
+                self._greeted.set_result(wire.HELLO.validate_python(message["hello"]))
+        elif "loading" in message:
+            if self._loading is not None:
+                self._loading(message["loading"], str(message.get("detail")))
+        else:
+            number = next(message[key] for key in ("piece", "answer", "result", "error") if key in message)
+            inbox = self._waiting.get(number)
+            if inbox is not None:
+                inbox.put_nowait(wire.error_of(message) if "error" in message else message)
+
+    async def _watch(self) -> None:
+        """The step watchdog: a worker of ours whose step does not end, or that fell silent for as long, is killed."""
+        limit = self._step_limit_s
+        while limit is not None and self._process is not None:
+            await asyncio.sleep(min(wire.BEAT_S, limit / 4))
+            silent_s = asyncio.get_running_loop().time() - self._heard_s
+            step_s = None if self._beat.step_age_s is None else self._beat.step_age_s + silent_s
+            if step_s is not None and step_s > limit:
+                self._hung = f"hung: a step had been running for {step_s:.1f} s, and {limit:g} s are allowed"
+            elif silent_s > max(limit, SILENCE_S) and self._greeted.done():
+                self._hung = f"hung: nothing was heard of it for {silent_s:.1f} s"
+            if self._hung is not None:
+                await self._process.kill()
+                return
+
+    async def _cause(self) -> EngineDied:
+        if self._process is None:
+            return EngineDied("the native engine closed the connection", hint="tokenmill engines shows whether it runs")
+        await self._process.wait()
+        how = self._hung or self._process.words()
+        return EngineDied(f"the native engine {how}", hint=_said(self._process))
+
+
+def _plain(request: Request) -> Any:
+    return wire.REQUEST.dump_python(request, mode="json")
+
+
+async def _failed_start(process: Process) -> EngineError:
+    """Why a worker ended before it said hello: its own words if it left any."""
+    await process.wait()
+    for text in reversed(process.tail(_LAST_LINES)):
+        if text.startswith('{"error"'):
+            said = wire.error_of(json.loads(text))
+            return said if isinstance(said, EngineError) else EngineError(said.message, hint=said.hint)
+    return EngineError(f"the native engine {process.words()} while starting", hint=_said(process))
+
+
+def _said(process: Process) -> str | None:
+    lines = process.tail(_LAST_LINES)
+    return f"its last words, in {process.log}:\n" + "\n".join(f"  {text}" for text in lines) if lines else None

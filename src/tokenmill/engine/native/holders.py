@@ -1,0 +1,199 @@
+"""Who holds the cells of the forest: running sequences, keepers and pins, and which keeper has to yield first.
+
+Every change of the tree that frees cells or ids is made here, together with the same change of the cache.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from tokenmill.engine.native.radix import Node, Tokens, Tree
+
+
+class Cells(Protocol):
+    """What can be done to the cells of a unified cache without computing."""
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        """Let `target`, which is empty, hold the cells of `source` before position `end`; mutates the cache."""
+
+    def cut(self, sequence: int, start: int) -> object:
+        """Let go of a sequence's cells from position `start` on; mutates the cache."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What a sequence id in use is used for."""
+
+    prompt: Tokens  # of a running sequence: what it has promised to compute
+    running: bool
+    from_batch: bool = False  # of a keeper: nobody comes back for its tail
+
+
+class Holders:
+    """The tree with the sequences that hold it."""
+
+    def __init__(self, cells: Cells, sequences: int) -> None:
+        self.tree = Tree()
+        self.held: dict[int, Held] = {}
+        self.pins: dict[bytes, Tokens] = {}
+        self._cells = cells
+        self._unused = list(range(sequences))
+        self._ordinal = 0
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def locked(self) -> set[Node]:
+        """Nodes that a running sequence needs. Mutates nothing."""
+        nodes: set[Node] = set()
+        for sequence, held in self.held.items():
+            if held.running:
+                for node in self.tree.ends[sequence].upward():
+                    if node in nodes:
+                        break
+                    nodes.add(node)
+        return nodes
+
+    def guarded(self) -> dict[Node, int]:
+        """Nodes that a pin protects, with the position up to which it does. Mutates nothing."""
+        nodes: dict[Node, int] = {}
+        for pin in self.pins.values():
+            node, reached = self.tree.walk(pin, len(pin))
+            for above in node.upward():
+                nodes[above] = max(nodes.get(above, 0), min(above.end, reached))
+        return nodes
+
+    def guarded_length(self, sequence: int) -> int:
+        """Tokens of a sequence that a pin protects. Mutates nothing."""
+        if not self.pins:
+            return 0
+        guarded = self.guarded()
+        return max((guarded.get(node, 0) for node in self.tree.ends[sequence].upward()), default=0)
+
+    def last_fork(self, sequence: int, end: int) -> Node | None:
+        """The deepest node on a sequence's path, ending at `end` or before, where sequences parted. Mutates nothing."""
+        path = self.tree.ends[sequence].upward()
+        return next((node for node in path if node.forked and node.end <= end), None)
+
+    # -- holding -----------------------------------------------------------------------------------------------------
+
+    def touch(self, node: Node, *, hits: int = 0) -> None:
+        """Note a use of a whole path; mutates ordinals only. No node is ever older than one below it."""
+        self._ordinal += 1
+        for above in node.upward():
+            above.last_used = self._ordinal
+            above.hits += hits
+
+    def begin(self, sequence: int, node: Node, position: int, held: Held) -> Node:
+        """Let an empty sequence hold a path up to a position; mutates tree and cache."""
+        head = self.tree.attach(sequence, node, position)
+        self.held[sequence] = held
+        if position:
+            self._cells.copy(next(other for other in head.holders() if other != sequence), sequence, position)
+        return head
+
+    def extend(self, sequence: int, tokens: Tokens) -> None:
+        """A sequence has computed more tokens; mutates the tree, and drops tails where this made a fork."""
+        fork = self.tree.extend(sequence, tokens)
+        if fork is not None:
+            self.drop_tails(fork)
+
+    def retreat(self, sequence: int, position: int) -> None:
+        """Let a sequence hold less; mutates tree and cache."""
+        if position < self.tree.ends[sequence].end:
+            self.tree.retreat(sequence, position)
+            self._cells.cut(sequence, position)
+
+    def release(self, sequence: int) -> None:
+        """Let an id go with all it holds; mutates tree and cache."""
+        self.tree.detach(sequence)
+        del self.held[sequence]
+        self.put_back(sequence)
+
+    def put_back(self, sequence: int) -> None:
+        """Empty an id that is not in the tree, for others to use; mutates the cache."""
+        self._cells.cut(sequence, 0)
+        heappush(self._unused, sequence)
+
+    def settle(self, sequence: int) -> None:
+        """Let an idle sequence be its path's only keeper, or go where there is one below; mutates tree and cache.
+
+        A running sequence is no reason to go: it may end and keep nothing.
+        """
+        node = self.tree.ends[sequence]
+        if node is self.tree.root or any(self._is_keeper(other) for other in node.holders() if other != sequence):
+            self.release(sequence)
+            return
+        others = [other for above in node.upward() for other in above.sequences if other != sequence]
+        for other in filter(self._is_keeper, others):
+            self.release(other)
+
+    def drop_tails(self, fork: Node) -> None:
+        """Drop what batch work has left beyond a fork; mutates tree and cache.
+
+        Of tails that are longer than the head before the fork, the newest stays.
+        """
+        tails = [child for child in fork.children if self._is_batch_tail(child)]
+        long = [child for child in tails if len(child.tokens) > fork.end]
+        newest = max(long, key=lambda child: child.last_used, default=None)
+        for child in tails:
+            if child is not newest:
+                (sequence,) = child.sequences
+                self.retreat(sequence, max(fork.end, self.guarded_length(sequence)))
+                self.settle(sequence)
+
+    def evict(self, wanted: int, least: int) -> int:
+        """Cut the end of the least recently used idle leaf, `least` tokens if it has them; mutates tree and cache.
+
+        Returns how many went: as many as wanted, or all that this leaf could give.
+        """
+        guarded = self.guarded()
+        leaves = ((sequence, self.tree.ends[sequence]) for sequence, held in self.held.items() if not held.running)
+        sequence, leaf = min(
+            (
+                (sequence, leaf)
+                for sequence, leaf in leaves
+                if not leaf.children and len(leaf.sequences) == 1 and leaf.end > guarded.get(leaf, leaf.start)
+            ),
+            key=lambda found: found[1].last_used,
+        )
+        count = min(leaf.end - guarded.get(leaf, leaf.start), max(wanted, least))
+        self.retreat(sequence, leaf.end - count)
+        self.settle(sequence)
+        return count
+
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    def claim(self, head: Node, reached: int) -> tuple[int, bool] | None:
+        """An id for a sequence that begins with a head, and whether it holds that head already; None if there is none.
+
+        Mutates tree and cache where all ids are in use: the least recently used keeper goes, unless it is the only
+        holder of the head; then the new sequence takes its place.
+        """
+        if self._unused:
+            return heappop(self._unused), False
+        guarded = self.guarded()
+        keepers = sorted(filter(self._is_keeper, self.held), key=lambda keeper: self.tree.ends[keeper].last_used)
+        for keeper in keepers:
+            if reached and all(other == keeper for other in head.holders()):
+                if self.guarded_length(keeper) <= reached:
+                    self.retreat(keeper, reached)
+                    return keeper, True
+            elif self._can_go(keeper, guarded):
+                self.release(keeper)
+                return heappop(self._unused), False
+        return None
+
+    def _can_go(self, keeper: int, guarded: dict[Node, int]) -> bool:
+        """Whether everything pinned on a keeper's path has another holder. Mutates nothing."""
+        pinned = next((node for node in self.tree.ends[keeper].upward() if node in guarded), None)
+        return pinned is None or any(other != keeper for other in pinned.holders())
+
+    def _is_keeper(self, sequence: int) -> bool:
+        """Whether an id in use is idle. Mutates nothing."""
+        return not self.held[sequence].running
+
+    def _is_batch_tail(self, node: Node) -> bool:
+        """Whether a node is an end that batch work has left and nobody has branched off. Mutates nothing."""
+        if node.children or node.forked:
+            return False
+        return all(not self.held[sequence].running and self.held[sequence].from_batch for sequence in node.sequences)

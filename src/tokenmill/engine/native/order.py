@@ -1,0 +1,45 @@
+"""What a native worker is told when it is started."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from tokenmill.engine.native.context import ContextSettings
+from tokenmill.engine.native.model import ModelSettings
+from tokenmill.plan.goal import Goal
+
+MOST_SEQUENCES = 127  # ids in use: cells can tell 256 apart, and some models need two for each
+INTERACTIVE_LANES = 4  # sequences beyond the plan's, for interactive requests
+KEPT_HEADS = 48  # ids for heads that no sequence is using
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker is told."""
+
+    socket: Path
+    model: Path
+    model_id: str
+    name: str  # of the model, in answers
+    weights: ModelSettings
+    context: ContextSettings
+    lanes: int
+    interactive_lanes: int = INTERACTIVE_LANES
+    library: Path | None = None
+    header: Path | None = None
+
+
+ORDER = TypeAdapter(Order)
+
+
+def goal_for(goal: Goal) -> Goal:
+    """A goal with what this engine does its own way: whole windows, and logits only of tokens that are drawn from."""
+    lanes = goal.sequences or 1
+    return replace(goal, full_windows=True, output_rows=sequences_for(lanes, INTERACTIVE_LANES))
+
+
+def sequences_for(lanes: int, interactive_lanes: int) -> int:
+    """Ids that a context needs: for what runs and for heads that are kept."""
+    running = lanes + interactive_lanes
+    return max(running, min(MOST_SEQUENCES, running + KEPT_HEADS))

@@ -1,0 +1,209 @@
+"""Draws tokens as llama-server does: its chain, its order, its defaults, so that the same seed gives the same tokens.
+
+Each sequence has a sampler and a generator of its own: what runs beside it changes none of its draws.
+
+    logits -> bias -> penalties -> top-k -> top-p -> min-p -> xtc -> temperature -> draw
+                 a drawn token that the grammar refuses: all again, with the grammar first
+
+What llama-server has besides (DRY, typical, top-n-sigma, dynamic temperature) is off by default there and not here at
+all. A greedy choice with nothing else to do is one look for the largest logit.
+"""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenmill.engine.engine import MOST_LOGPROBS, Sampling, TokenLogprob
+from tokenmill.engine.native.constraints import CANDIDATE, Constraint, constraint_of
+from tokenmill.engine.native.context import Context, Logits
+from tokenmill.engine.native.defaults import Defaults
+from tokenmill.engine.native.vocab import Vocab
+from tokenmill.errors import RequestRefused
+
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for a seed that it draws itself
+_BLOCK = 256  # logits looked at together
+MOST_PENALISED = 1 << 20  # tokens a penalty looks back
+
+
+class Sampler:
+    """One sequence's choice of tokens. `prompt` is what penalties see before the first one."""
+
+    def __init__(
+        self, vocab: Vocab, sampling: Sampling, *, prompt: Sequence[int] = (), seed: int | None = None,
+        ignore_eos: bool = False,
+    ) -> None:  # fmt: skip
+        self._ffi, self._lib = vocab.library.ffi, vocab.library.lib
+        self._vocab = vocab
+        wanted = resolve(sampling, vocab.defaults)
+        self.seed = seed_of(sampling.seed if seed is None else seed)
+        self._chain = None
+        biases = _biases(vocab, sampling, ignore_eos)
+        penalised = wanted.penalty_last_n > 0 and (
+            wanted.repeat_penalty != 1 or wanted.frequency_penalty != 0 or wanted.presence_penalty != 0
+        )
+        self._constraint = constraint_of(vocab, sampling)
+        self.greedy = wanted.temperature <= 0 and not (biases or penalised or self._constraint)
+        if self.greedy:
+            return
+        self._chain = self._make_chain(wanted, biases, penalised)
+        if penalised:
+            for token in prompt[-wanted.penalty_last_n :]:
+                self._lib.llama_sampler_accept(self._chain, token)
+        self._candidates = np.zeros(self._vocab.n_tokens, CANDIDATE)
+        self._ids = np.arange(self._vocab.n_tokens, dtype=np.int32)
+        self._id_field, self._logit_field = self._candidates["id"], self._candidates["logit"]
+        self._array = self._ffi.new("llama_token_data_array *")
+
+    def sample(self, context: Context, row: int) -> int:
+        """Draw the token after a row of the last batch, and remember it."""
+        return self.choose(context.logits(row))
+
+    def choose(self, logits: Logits) -> int:
+        """Draw a token by these logits, and remember it."""
+        if self.greedy:
+            return int(logits.argmax())
+        constraint = self._constraint
+        token = self._draw(logits)
+        if constraint is not None:
+            if token is None or not constraint.allows(token):
+                token = self._draw(logits, constraint)
+                if token is None or not constraint.allows(token):
+                    raise RequestRefused(
+                        "the grammar allows none of the model's tokens here",
+                        hint="check that the grammar can end, and that its characters are in the vocabulary",
+                    )
+            constraint.accept(token)
+        if token is None:
+            raise RequestRefused("no token is left to draw", hint="check logit_bias")
+        self._lib.llama_sampler_accept(self._chain, token)
+        return token
+
+    def logprobs(self, context: Context, row: int, token: int, n: int) -> TokenLogprob:
+        """A token's logarithmic probability before any sampler touched it, with the n likeliest, best first."""
+        logprob, best = logprobs(context.logits(row), token, n)
+        return self._told(token, logprob, tuple(self._told(*one) for one in best))
+
+    def _told(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        raw = self._vocab.piece(token, special=True)
+        return TokenLogprob(raw.decode(errors="replace"), token, logprob, raw, top)
+
+    def close(self) -> None:
+        """Free what llama.cpp holds."""
+        if self._chain is not None:
+            self._lib.llama_sampler_free(self._chain)
+            self._chain = None
+        if self._constraint is not None:
+            self._constraint.close()
+            self._constraint = None
+
+    def _draw(self, logits: Logits, constraint: Constraint | None = None) -> int | None:
+        """A token of the chain's choice; None where it has none."""
+        candidates, array = self._candidates, self._array
+        self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers sort them; p they write before they read
+        array.data = self._ffi.cast("llama_token_data *", candidates.ctypes.data)
+        array.size, array.selected, array.sorted = len(candidates), -1, False
+        if constraint is not None:
+            constraint.restrict(candidates, array)
+        self._lib.llama_sampler_apply(self._chain, array)
+        if not 0 <= array.selected < array.size:
+            return None
+        chosen = array.data[array.selected]
+        return None if chosen.logit == -math.inf else int(chosen.id)
+
+    def _make_chain(self, wanted: Defaults, biases: Sequence[tuple[int, float]], penalised: bool) -> Any:
+        lib, size = self._lib, self._vocab.n_tokens
+        params = lib.llama_sampler_chain_default_params()
+        params.no_perf = True
+        chain = lib.llama_sampler_chain_init(params)
+
+        def add(sampler: Any) -> None:
+            lib.llama_sampler_chain_add(chain, sampler)
+
+        if biases:
+            add(lib.llama_sampler_init_logit_bias(size, len(biases), self._ffi.new("llama_logit_bias[]", biases)))
+        if penalised:
+            add(
+                lib.llama_sampler_init_penalties(
+                    size, wanted.penalty_last_n, wanted.repeat_penalty, wanted.frequency_penalty,
+                    wanted.presence_penalty,
+                )
+            )  # fmt: skip
+        add(lib.llama_sampler_init_top_k(wanted.top_k))
+        add(lib.llama_sampler_init_top_p(wanted.top_p, 0))
+        add(lib.llama_sampler_init_min_p(wanted.min_p, 0))
+        if wanted.xtc_probability > 0:
+            add(lib.llama_sampler_init_xtc(wanted.xtc_probability, wanted.xtc_threshold, 0, self.seed))
+        add(lib.llama_sampler_init_temp_ext(wanted.temperature, 0.0, 1.0))
+        add(lib.llama_sampler_init_greedy() if wanted.temperature <= 0 else lib.llama_sampler_init_dist(self.seed))
+        return chain
+
+
+def logprobs(logits: Logits, token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """A token's logarithmic probability, and the n likeliest tokens with theirs, best first."""
+    largest = float(logits.max())
+    norm = largest + math.log(float(np.exp(logits - largest, dtype=np.float32).sum(dtype=np.float64)))
+    best = _largest(logits, min(n, MOST_LOGPROBS, len(logits)))
+    return float(logits[token]) - norm, tuple((int(one), float(logits[one]) - norm) for one in best)
+
+
+def _largest(logits: Logits, n: int) -> NDArray[np.intp]:
+    """Places of the n largest, largest first.
+
+    The n-th largest of the blocks' largest is a floor under all of them, and few others stand on it.
+    """
+    if n <= 0:
+        return np.empty(0, np.intp)
+    whole = len(logits) // _BLOCK * _BLOCK
+    floor = -np.inf
+    if whole >= n * _BLOCK:
+        floor = float(np.partition(logits[:whole].reshape(-1, _BLOCK).max(axis=1), -n)[-n])
+    found = np.flatnonzero(logits >= floor)
+    return found[np.argsort(-logits[found], kind="stable")[:n]]
+
+
+def seed_of(seed: int | None) -> int:
+    """32 bits, as llama-server takes them; drawn here where it would draw, so that it can be told."""
+    wanted = RANDOM_SEED if seed is None else seed & RANDOM_SEED
+    return secrets.randbelow(RANDOM_SEED) if wanted == RANDOM_SEED else wanted
+
+
+def resolve(sampling: Sampling, defaults: Defaults) -> Defaults:
+    """A request's values over the defaults; RequestRefused for what no sampler can use."""
+    given = {
+        name: value
+        for name in _RANGES
+        if (value := getattr(sampling, name)) is not None
+    }  # fmt: skip
+    for name, value in given.items():
+        least, most = _RANGES[name]
+        if not (isinstance(value, (int, float)) and math.isfinite(value) and least <= value <= most):
+            raise RequestRefused(f"{name} is {value}", hint=f"it may be {least} to {most}")
+    if given.get("repeat_penalty") == 0:
+        raise RequestRefused("repeat_penalty is 0", hint="1 means none; it must be more than 0")
+    return replace(defaults, **given)
+
+
+_LARGE = 1e9
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, _LARGE), "top_k": (-1, 2**31 - 1), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
+    "repeat_penalty": (0.0, _LARGE), "presence_penalty": (-_LARGE, _LARGE), "frequency_penalty": (-_LARGE, _LARGE),
+    "penalty_last_n": (0, MOST_PENALISED),
+}  # fmt: skip
+
+
+def _biases(vocab: Vocab, sampling: Sampling, ignore_eos: bool) -> list[tuple[int, float]]:
+    """Additions to logits: the request's, the end tokens' where they are ignored, and what the makers never want."""
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < vocab.n_tokens:
+            raise RequestRefused(
+                f"logit_bias names token {token}", hint=f"the model has tokens 0 to {vocab.n_tokens - 1}"
+            )
+        if math.isnan(bias) or bias == math.inf:
+            raise RequestRefused(f"logit_bias of token {token} is {bias}", hint="a number, or -inf to ban the token")
+    ends = [(token, -math.inf) for token in sorted(vocab.ends)] if ignore_eos else []
+    return [*sampling.logit_bias, *ends, *((token, -math.inf) for token in vocab.suppressed)]

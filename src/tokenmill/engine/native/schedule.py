@@ -1,0 +1,275 @@
+"""Continuous batching as a pure state machine: jobs in, the work of one step out, what was computed back in.
+
+    take commands          submit, cancel
+    decide                 step = plan()
+    perform                the decoder runs step.work; without room: step = failed_for_room()
+    record                 ran(step), then token(id, ...) or finish(id) for all work with logits
+
+Commands belong before `plan`, not between it and the decoder. No clocks, threads, samplers or texts in here.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from tokenmill.engine.engine import Priority
+from tokenmill.engine.native.forest import Forest, Keep
+from tokenmill.engine.native.radix import as_tokens
+from tokenmill.engine.native.work import Draft, Id, Job, Spent, Step, Totals, Work
+from tokenmill.errors import RequestRefused, TooLong
+
+LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
+_MOST_HEADROOM = 64  # cells that are left to each running job's answer when another is let in ...
+_HEADROOM_SHARE = 64  # ... but no more than this part of all cells
+
+
+class Schedule:
+    """Who runs, who waits, and what the next step computes.
+
+    Who claims first: decodes before prefills, interactive before batch, then by arrival. Who yields when cells are
+    short: what is idle, then the youngest batch job, and for an interactive job any batch job and then the youngest
+    interactive one; a job is never preempted for a younger one of its kind. So the oldest goes on whatever happens.
+    """
+
+    def __init__(self, forest: Forest, *, lanes: int, interactive_lanes: int, budget: int, context: int) -> None:
+        self.forest = forest
+        self.lanes = lanes  # batch jobs at once; this and the next three may be assigned at any time
+        self.interactive_lanes = interactive_lanes  # jobs beyond `lanes`, for interactive ones alone
+        self.budget = budget  # tokens of one step
+        self.context = context  # tokens of one sequence
+        self._jobs: dict[Id, Job] = {}
+        self._queues: dict[Priority, deque[Job]] = {"interactive": deque(), "batch": deque()}
+        self._running: dict[int, Job] = {}  # by sequence
+        self._arrivals = 0
+        self._preempted: list[Id] = []  # since the last step
+        self._crowded = False  # the decoder found no room where there should be some: nobody enters until one leaves
+        self._computed = self._reused = self._recomputed = self._preemptions = 0
+
+    @property
+    def totals(self) -> Totals:
+        """Counters. Mutates nothing."""
+        return Totals(
+            self._computed, self._reused, self._recomputed, self._preemptions, self.forest.evicted,
+            running=len(self._running), waiting=len(self._jobs) - len(self._running),
+        )  # fmt: skip
+
+    def spent(self, id: Id) -> Spent:
+        """What a job's prompt has cost so far. Mutates nothing."""
+        return self._jobs[id].spent
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def submit(self, id: Id, tokens: Sequence[int], priority: Priority, *, keep: Keep | None = None) -> None:
+        """Queue a job; mutates. Unless told, batch jobs leave their prompt behind, interactive ones all."""
+        if id in self._jobs:
+            raise ValueError(f"job {id!r} is here already")
+        if not tokens:
+            raise RequestRefused("the prompt has no tokens", hint="send at least one")
+        if len(tokens) > self._limit:
+            raise TooLong(
+                f"the prompt has {len(tokens)} tokens, and a sequence can have {self._limit}",
+                needed_tokens=len(tokens), context_tokens=self._limit,
+                hint="shorten the prompt, or build a larger context",
+            )  # fmt: skip
+        self._arrivals += 1
+        kept = keep or ("prompt" if priority == "batch" else "all")
+        job = Job(id, as_tokens(tokens), len(tokens), priority, kept, self._arrivals)
+        self._jobs[id] = job
+        self._queues[priority].append(job)
+
+    def cancel(self, id: Id) -> Spent | None:
+        """End a job, keeping only what others wait for; mutates: its cells are free at once. None: it was not here."""
+        if id not in self._jobs:
+            return None
+        job = self._jobs[id]
+        waiting = (other for queue in self._queues.values() for other in queue)
+        wanted = any(other.follows is not None and other.follows[0] is job for other in waiting)
+        return self._end(job, "prompt" if wanted else "nothing")
+
+    def finish(self, id: Id) -> Spent:
+        """A job's answer is complete; mutates: what it leaves behind is idle."""
+        job = self._jobs[id]
+        return self._end(job, job.keep)
+
+    def token(self, id: Id, token: int) -> None:
+        """What was sampled for a job, to be decoded in the next step; mutates."""
+        self._jobs[id].sampled(token)
+
+    def restart(self, forest: Forest) -> None:
+        """Go on with other cells, because the context was built anew; mutates: what ran waits, and loses nothing."""
+        for job in sorted(self._running.values(), key=lambda job: -job.arrival):
+            job.stopped()
+            self._queues[job.priority].appendleft(job)
+        self._running.clear()
+        self.forest, self._crowded = forest, False
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Step:
+        """The work of the next step; mutates: lets jobs in, makes room, preempts."""
+        self._admit()
+        draft = Draft()
+        exhausted: list[Id] = []
+        for job in sorted(self._running.values(), key=lambda job: (job.prefills, not job.urgent, job.arrival)):
+            tokens = job.next_tokens(self.budget - draft.tokens)
+            if job.sequence is None or not tokens:
+                continue
+            granted = self._grant(job, min(len(tokens), self._limit - job.position), draft)
+            if granted:
+                last = job.position + granted >= len(job.prompt)
+                draft.add(Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
+            elif job.position >= self._limit or len(self._running) == 1:
+                exhausted.append(job.id)
+        step = Step(tuple(draft.work.values()), tuple(self._preempted), tuple(exhausted))
+        self._preempted.clear()
+        return step
+
+    def ran(self, step: Step) -> None:
+        """A step has been computed; mutates."""
+        for work in step.work:
+            job = self._jobs.get(work.id)
+            if job is None or job.sequence != work.sequence:
+                continue
+            if job.prefills:
+                self.forest.filled(work.sequence, len(work.tokens))
+            else:
+                self.forest.appended(work.sequence, work.tokens[0])
+            new, again = job.advanced(len(work.tokens))
+            self._computed += new
+            self._recomputed += again
+            job.awaits_token = work.logits
+
+    def failed_for_room(self) -> Step:
+        """The decoder found no room for a step that should have had it; mutates: the next that asks for less.
+
+        Everything idle goes; where nothing is, the youngest job does. Nobody enters until somebody has left.
+        """
+        self._crowded = True
+        if self.forest.available == self.forest.free:
+            eldest = min(self._running.values(), key=lambda job: (job.priority == "batch", job.arrival), default=None)
+            victim = None if eldest is None else self._victim(eldest)
+            if victim is None:
+                return Step((), exhausted=tuple(job.id for job in self._running.values()))
+            self._preempt(victim)
+        self.forest.room(self.forest.available)
+        return self.plan()
+
+    # -- who enters --------------------------------------------------------------------------------------------------
+
+    @property
+    def _limit(self) -> int:
+        """Tokens that one sequence can have at most. Mutates nothing."""
+        return min(self.context, self.forest.total_cells)
+
+    def _admit(self) -> None:
+        """Let jobs in, interactive first; mutates. A job that computes an interactive one's head is urgent too."""
+        for job in self._running.values():
+            job.urgent = job.priority == "interactive"
+        for priority, queue in self._queues.items():
+            index = 0
+            while index < min(len(queue), LOOK_AHEAD) and self._has_lane(priority):
+                job = queue[index]
+                if self._must_wait(job):
+                    if priority == "interactive" and job.follows is not None:
+                        job.follows[0].urgent = True
+                    index += 1
+                    continue
+                if not self._has_cells(job):
+                    break
+                opened = self.forest.open(job.prompt)
+                if opened is None:
+                    return
+                del queue[index]
+                job.urgent = priority == "interactive"
+                self._running[opened.sequence] = job
+                self._reused += job.began(opened.sequence, opened.reused)
+
+    def _has_lane(self, priority: Priority) -> bool:
+        """Whether one more job of a kind may run. Mutates nothing."""
+        if len(self._running) >= self.lanes + self.interactive_lanes or (self._crowded and self._running):
+            return False
+        return priority == "interactive" or len(self._of_batch()) < self.lanes
+
+    def _must_wait(self, job: Job) -> bool:
+        """Whether a job's head is being computed by another, or its last token is not in; mutates its `follows`."""
+        if job.awaits_token or job.is_held_up():
+            return True
+        match = self.forest.look(job.prompt)
+        if match.leader is None:
+            job.follows = None
+            return False
+        leader = self._running[match.leader]
+        job.follows = leader, leader.admissions, match.coming
+        return True
+
+    def _has_cells(self, job: Job) -> bool:
+        """Whether a job can run without another having to yield for it soon. Mutates nothing.
+
+        Without this, a batch job would be let in, grow, be preempted and be let in again. An interactive one may
+        drive out batch jobs, and where nothing runs, somebody must.
+        """
+        if not self._running or (job.priority == "interactive" and self._of_batch()):
+            return True
+        headroom = max(1, min(_MOST_HEADROOM, self.forest.total_cells // _HEADROOM_SHARE))
+        promised = sum(max(0, len(other.prompt) - other.position) for other in self._running.values())
+        return self.forest.fits(job.prompt, promised + headroom * (len(self._running) + 1))
+
+    def _of_batch(self) -> list[Job]:
+        """Batch jobs that run. Mutates nothing."""
+        return [job for job in self._running.values() if job.priority == "batch"]
+
+    # -- who gets what, and who yields -------------------------------------------------------------------------------
+
+    def _grant(self, job: Job, wanted: int, draft: Draft) -> int:
+        """Make room for up to `wanted` tokens beside the work so far; mutates: evicts, preempts, takes work back.
+
+        A batch job makes do with what is left before anybody yields; for an urgent one batch jobs yield at once.
+        """
+        while wanted > 0:
+            if self.forest.room(draft.tokens + wanted):
+                return wanted
+            victim, spare = self._victim(job), self.forest.available - draft.tokens
+            hurries = job.urgent and victim is not None and victim.priority == "batch"
+            if spare > 0 and not hurries:
+                wanted = spare
+            elif victim is None:
+                return 0
+            else:
+                self._preempt(victim)
+                draft.drop(victim.id)
+        return 0
+
+    def _victim(self, job: Job) -> Job | None:
+        """Who must yield for a job. Mutates nothing."""
+        batch = [other for other in self._of_batch() if other is not job]
+        younger = [other for other in self._running.values() if other.arrival > job.arrival]
+        if not job.urgent:
+            pool = [other for other in batch if other.arrival > job.arrival]
+        elif job.priority == "batch":
+            pool = batch
+        else:
+            pool = batch or younger
+        return max(pool, key=lambda other: other.arrival, default=None)
+
+    def _preempt(self, job: Job) -> None:
+        """Send a running job back to the head of its queue; mutates. What it had is idle until someone needs room."""
+        if job.sequence is None:
+            return
+        keep: Keep = "nothing" if job.keep == "nothing" else "prompt"
+        self.forest.close(job.sequence, keep, prompt_tokens=job.position)
+        del self._running[job.sequence]
+        job.stopped()
+        self._queues[job.priority].appendleft(job)
+        self._preempted.append(job.id)
+        self._preemptions += 1
+
+    def _end(self, job: Job, keep: Keep) -> Spent:
+        """Take a job out, wherever it is; mutates."""
+        if job.sequence is None:
+            self._queues[job.priority].remove(job)
+        else:
+            self.forest.close(job.sequence, keep, prompt_tokens=job.prompt_tokens)
+            del self._running[job.sequence]
+            job.sequence = None
+            self._crowded = False
+        del self._jobs[job.id]
+        return job.spent

@@ -1,0 +1,164 @@
+"""What a schedule is given and what it hands out: jobs, the work of one step, and what was spent on them."""
+
+from array import array
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tokenmill.engine.engine import Priority
+from tokenmill.engine.native.forest import Keep
+from tokenmill.engine.native.radix import Tokens
+
+Id: TypeAlias = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of one sequence to compute in one step."""
+
+    id: Id
+    sequence: int
+    tokens: Tokens
+    position: int  # of the first of them
+    logits: bool  # of the last of them; of the others never
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the decoder, and what had to happen for it."""
+
+    work: tuple[Work, ...]
+    preempted: tuple[Id, ...] = ()  # back in the queue; their answers go on later where they were
+    exhausted: tuple[Id, ...] = ()  # alone with all cells, or at the context's end: to be finished for length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all work."""
+        return sum(len(work.tokens) for work in self.work)
+
+
+class Draft:
+    """The work of a step while it is being decided. `add` and `drop` mutate."""
+
+    def __init__(self) -> None:
+        self.work: dict[Id, Work] = {}
+        self.tokens = 0
+
+    def add(self, work: Work) -> None:
+        """Put a job's work in."""
+        self.work[work.id] = work
+        self.tokens += len(work.tokens)
+
+    def drop(self, id: Id) -> None:
+        """Take a job's work out again, if there is any."""
+        if id in self.work:
+            self.tokens -= len(self.work.pop(id).tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one prompt has cost. At its end reused + computed is its length."""
+
+    reused: int  # tokens that were in the cells already
+    computed: int
+    recomputed: int  # tokens, of the answer too, that were computed again after a preemption
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a schedule has done since it was made, and how it stands."""
+
+    prompt_tokens_computed: int
+    prompt_tokens_reused: int
+    recomputed_tokens: int
+    preemptions: int
+    evicted_tokens: int
+    running: int
+    waiting: int
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence from its submission to its end; the schedule's own, and changed by it alone."""
+
+    id: Id
+    prompt: Tokens  # never changed in place: the forest holds it too. After a preemption, the answer so far is in it
+    prompt_tokens: int  # of what was submitted
+    priority: Priority
+    keep: Keep
+    arrival: int  # an ordinal; a preempted job keeps its own
+    sequence: int | None = None  # None: waiting
+    admissions: int = 0
+    urgent: bool = False  # interactive, or computing the head of an interactive job that waits for it
+    position: int = 0  # tokens in the cells
+    reached: int = 0  # the most tokens it ever had there
+    pending: int | None = None  # the sampled token that is to be decoded next
+    awaits_token: bool = False  # its logits are out, and what was sampled from them is not in
+    generated: list[int] = field(default_factory=list)
+    in_prompt: int = 0  # generated tokens that are part of `prompt`
+    follows: "tuple[Job, int, int] | None" = None  # the job computing its head, which admission of it, up to where
+    reused: int = 0
+    computed: int = 0
+    recomputed: int = 0
+
+    @property
+    def prefills(self) -> bool:
+        """Whether tokens of its prompt are missing in the cells."""
+        return self.position < len(self.prompt)
+
+    @property
+    def spent(self) -> Spent:
+        """What its prompt has cost so far."""
+        return Spent(self.reused, self.computed, self.recomputed)
+
+    def is_held_up(self) -> bool:
+        """Whether another running job is still computing the head that this one waits for."""
+        if self.follows is None:
+            return False
+        leader, admission, end = self.follows
+        return leader.sequence is not None and leader.admissions == admission and leader.position < end
+
+    def next_tokens(self, most: int) -> Tokens:
+        """What it can compute in one step: part of its prompt, or the token sampled last."""
+        if self.prefills:
+            return self.prompt[self.position : self.position + most]
+        return array("i", () if self.pending is None or most < 1 else (self.pending,))
+
+    def began(self, sequence: int, reused: int) -> int:
+        """It runs from now on; mutates. Returns how many tokens of the prompt it has for nothing."""
+        gained = max(0, min(reused, self.prompt_tokens) - self.reached)
+        self.sequence, self.position, self.follows = sequence, reused, None
+        self.admissions += 1
+        self.reached = max(self.reached, reused)
+        self.reused += gained
+        return gained
+
+    def advanced(self, count: int) -> tuple[int, int]:
+        """Tokens have been computed; mutates. Returns those of the prompt that are new, and those that are not."""
+        end = self.position + count
+        again = max(0, min(end, self.reached) - self.position)
+        new = max(0, min(end, self.prompt_tokens) - max(self.position, self.reached))
+        self.position, self.reached = end, max(self.reached, end)
+        self.computed += new
+        self.recomputed += again
+        self.pending = None
+        return new, again
+
+    def sampled(self, token: int) -> None:
+        """What was sampled from its logits; mutates."""
+        self.awaits_token = False
+        self.generated.append(token)
+        if self.sequence is None:
+            self._take_in_answer()
+        else:
+            self.pending = token
+
+    def stopped(self) -> None:
+        """It waits again, with its answer so far as part of its prompt; mutates."""
+        self.sequence, self.pending, self.position = None, None, 0
+        self._take_in_answer()
+
+    def _take_in_answer(self) -> None:
+        """Make the prompt whole; mutates."""
+        self.prompt = self.prompt + array("i", self.generated[self.in_prompt :])
+        self.in_prompt = len(self.generated)

@@ -1,0 +1,255 @@
+"""The native worker: `python -m tokenmill.engine.native.worker ORDER`, ORDER being JSON.
+
+Loads one model, listens at a Unix socket and works until it is told to stop. Two threads: this one computes
+(session.py), the other talks to clients (hub.py). A failure before it is ready is its log's last line, as JSON.
+"""
+
+import os
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, Identity, Request
+from tokenmill.engine.native import wire
+from tokenmill.engine.native.abi import LOG_DEBUG
+from tokenmill.engine.native.chat import Template, template_of
+from tokenmill.engine.native.constraints import can_follow_schemas
+from tokenmill.engine.native.context import Context, ContextSettings
+from tokenmill.engine.native.forest import Forest
+from tokenmill.engine.native.hub import Hub
+from tokenmill.engine.native.model import Model
+from tokenmill.engine.native.order import ORDER, Order
+from tokenmill.engine.native.running import Log, open_running
+from tokenmill.engine.native.schedule import Schedule
+from tokenmill.engine.native.session import Session
+from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong, UsageError
+from tokenmill.model.gguf import read_headers
+
+SWITCH_S = 0.0005  # how soon the thread that computes gets Python's lock back from the one that talks
+
+
+class Worker:
+    """One model, one context at a time, and those who use it."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.began_s = time.monotonic()
+        self.session: Session | None = None
+        self.stopping = False
+        self._shown = 0.0
+        self.hub = Hub(order.socket, self._beat, self.stop)
+        self.hub.loading(0.0, "opening llama.cpp")
+        self.library = open_running(order.library, header=order.header)
+        log = Log(self.library, sink=_print)
+        self.hub.loading(0.0, "loading weights")
+        self.model = Model.load(self.library, order.model, order.weights, self._progress, log=log)
+        self.hub.loading(1.0, "building the context")
+        self.template, self.template_notes = _template(order.model, self.model)
+        self.lanes = order.lanes
+        self.settings = order.context
+        self.session = self._build(order.context, order.lanes)
+        self.load_s = time.monotonic() - self.began_s
+
+    def run(self) -> None:
+        """Answer until told to stop."""
+        session = self._session
+        session.handlers = {
+            "tokenize": self._tokenize, "threads": self._threads, "lanes": self._lanes, "context": self._context,
+            "pin": self._pin, "unpin": self._unpin, "save": self._save, "restore": self._restore,
+            "heads": self._heads, "stop": lambda _: self.stop(),
+        }  # fmt: skip
+        self.hub.open(self._hello(), self._prepare)
+        if not self.stopping:
+            session.run()
+        self.hub.close()
+
+    def stop(self) -> None:
+        """Leave now: a step in hand is broken off, and so is a load."""
+        self.stopping = True
+        if self.session is not None:
+            self.session.stop()
+
+    # ---- context
+
+    def _make(self, settings: ContextSettings) -> tuple[Context, Forest]:
+        context = Context(self.model, settings)
+        shares, self.why_alone = context.can_cut_and_share()
+        return context, Forest(context, total_cells=context.cells, sequences=settings.sequences, shares=shares)
+
+    def _build(self, settings: ContextSettings, lanes: int) -> Session:
+        context, forest = self._make(settings)
+        schedule = Schedule(
+            forest, lanes=lanes, interactive_lanes=self.order.interactive_lanes, budget=settings.batch,
+            context=settings.context,
+        )  # fmt: skip
+        return Session(self.hub, self.model.vocab, context, forest, schedule)
+
+    @property
+    def _session(self) -> Session:
+        if self.session is None:
+            raise EngineError("the engine is still loading")
+        return self.session
+
+    def _hello(self) -> wire.Hello:
+        order, settings, session = self.order, self.settings, self._session
+        shares = session.forest.shares
+        notes = self.template_notes
+        if not shares:
+            notes += (f"every prompt is computed in full: {self.why_alone}",)
+        identity = Identity(
+            "native", order.name, order.model_id, f"llama.cpp {self.library.version} ({self.library.path.name})",
+            settings.context, self.lanes, str(order.socket), os.getpid(),
+        )  # fmt: skip
+        capabilities = Capabilities(
+            shares_prefixes=shares, keeps_prefixes=shares, chooses_lanes=False, interactive_first=True,
+            pins_heads=shares, saves_heads=shares, changes_threads=True, changes_context=True,
+            reports_cached_tokens=True, grammar=True, json_schema=can_follow_schemas(self.library), logit_bias=True,
+            tools_parsed=False, most_logprobs=MOST_LOGPROBS, notes=notes,
+        )  # fmt: skip
+        buffers = session.context.buffers()
+        return wire.Hello(identity, capabilities, buffers, self.load_s, settings.threads, settings.threads_batch)
+
+    # ---- the other thread asks for these
+
+    def _beat(self) -> wire.Beat:
+        return self._session.beat()
+
+    def _prepare(self, request: Request) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """A request's tokens; TooLong or RequestRefused."""
+        tokens = self._tokens(request)
+        context = self.settings.context
+        if not tokens:
+            raise RequestRefused("the prompt is empty", hint="an answer needs at least one token to start from")
+        if len(tokens) + (request.max_tokens != 0) > context:
+            raise TooLong(
+                f"the prompt has {len(tokens)} tokens and the context {context}: {len(tokens) + 1 - context} too many",
+                needed_tokens=len(tokens) + 1, context_tokens=context,
+                hint="shorten the prompt, or start the engine with a larger --context",
+            )  # fmt: skip
+        return tokens, ()
+
+    def _tokens(self, request: Request) -> tuple[int, ...]:
+        prompt, vocab = request.prompt, self.model.vocab
+        if isinstance(prompt, Chat):
+            return vocab.tokenise(self.template.render(prompt))
+        if isinstance(prompt, str):
+            return vocab.tokenise(prompt)
+        wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
+        if wrong is not None:
+            raise RequestRefused(f"{wrong} is no token of this model", hint=f"it has {vocab.n_tokens} tokens")
+        return prompt
+
+    def _progress(self, share: float) -> bool:
+        if share - self._shown >= 0.002:
+            self._shown = share
+            self.hub.loading(share, "loading weights")
+        return not self.stopping
+
+    # ---- calls
+
+    def _tokenize(self, given: dict[str, Any]) -> list[int]:
+        return list(self._tokens(wire.request_of(given["request"])))
+
+    def _threads(self, given: dict[str, Any]) -> None:
+        threads, batch = int(given["threads"]), int(given["threads_batch"])
+        if threads < 1 or batch < 1:
+            raise UsageError(f"{min(threads, batch)} threads compute nothing")
+        self._session.context.set_threads(threads, batch)
+        self.settings = replace(self.settings, threads=threads, threads_batch=batch)
+
+    def _lanes(self, given: dict[str, Any]) -> None:
+        lanes = int(given["lanes"])
+        if not 1 <= lanes <= self.settings.sequences - self.order.interactive_lanes:
+            raise UsageError(f"{lanes} lanes do not fit a context of {self.settings.sequences} sequences")
+        self.lanes = self._session.schedule.lanes = lanes
+
+    def _context(self, given: dict[str, Any]) -> Any:
+        """Another context on the same weights; what was running goes on in it."""
+        given = dict(given)
+        lanes = int(given.pop("lanes", self.lanes))
+        settings = replace(self.settings, **given)
+        session = self._session
+        session.context.close()  # first: there may not be room for two
+        try:
+            made = self._make(settings)
+        except TokenmillError:
+            session.move_to(*self._make(self.settings))
+            raise
+        session.move_to(*made)
+        self.settings, self.lanes = settings, lanes
+        session.schedule.lanes, session.schedule.budget = lanes, settings.batch
+        session.schedule.context = settings.context
+        return wire.HELLO.dump_python(self._hello(), mode="json")
+
+    def _head(self, given: dict[str, Any]) -> tuple[int, ...]:
+        """The tokens that all prompts beginning like this one have in common."""
+        request = wire.request_of(given["request"])
+        prompt = request.prompt
+        if not isinstance(prompt, Chat):
+            return self._tokens(request)
+        first, second = (
+            self._tokens(replace(request, prompt=replace(prompt, messages=(*prompt.messages, _turn(text)))))
+            for text in ("0", "~")
+        )
+        same = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
+        return first[:same]
+
+    def _pin(self, given: dict[str, Any]) -> list[int]:
+        forest = self._session.forest
+        if not forest.shares:
+            raise EngineError(f"no head can be kept: {self.why_alone}")
+        tokens = self._head(given)
+        if len(tokens) >= self.settings.context:
+            raise TooLong(
+                f"the head has {len(tokens)} tokens and the context {self.settings.context}",
+                needed_tokens=len(tokens) + 1, context_tokens=self.settings.context,
+            )  # fmt: skip
+        forest.pin(tokens)
+        return list(tokens)
+
+    def _unpin(self, given: dict[str, Any]) -> None:
+        self._session.forest.unpin(self._head(given))
+
+    def _save(self, given: dict[str, Any]) -> int:
+        return self._session.save(self._head(given), Path(given["path"]), self.order.model_id)
+
+    def _restore(self, given: dict[str, Any]) -> int:
+        return self._session.restore(Path(given["path"]), self.order.model_id, pin=bool(given.get("pin", True)))
+
+    def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
+        return [asdict(head) for head in self._session.forest.heads()]
+
+
+def _print(level: int, text: str) -> None:
+    if level > LOG_DEBUG:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _turn(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _template(path: Path, model: Model) -> tuple[Template, tuple[str, ...]]:
+    vocab = model.vocab
+    source, notes = template_of(read_headers(path)[0].keys)
+    return Template(
+        source, bos=vocab.bos_text, eos=vocab.eos_text, adds_bos=vocab.adds_bos, adds_eos=vocab.adds_eos
+    ), notes
+
+
+def main() -> int:
+    """Run one worker to its end."""
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        worker = Worker(ORDER.validate_json(sys.argv[1]))
+        worker.run()
+    except TokenmillError as error:
+        sys.stderr.buffer.write(wire.line(wire.failure(0, error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

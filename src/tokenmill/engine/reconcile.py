@@ -1,0 +1,220 @@
+"""A plan's ledger beside what an engine really took, item by item, after it has loaded.
+
+  who says it   items
+  engine        weights, repack, kv, compute, output: its own buffers, from its log or llama.cpp's breakdown
+  process       mapped (pages of the model file), own (everything else that is resident), prompt_cache
+  driver        total and runtime of each GPU: memory of the engine's processes
+
+Pure. Only what both sides know is compared; the rest is None. A difference is flagged when it is more than
+`TOLERANCE` of the measured size and more than `FLOOR_BYTES`, and then has its likely reason where one is known.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenmill.engine.binding import HOST_TIERS
+from tokenmill.engine.dialects.dialect import device_names
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.loading_process import ProcessMemory
+from tokenmill.engine.logs.ik_llama import SPLIT
+from tokenmill.engine.logs.said import Asked, EngineLog
+from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process
+from tokenmill.plan.kv_cells import context_of, output_bytes
+from tokenmill.plan.plan import Item, Plan
+from tokenmill.units import MIB
+
+TOLERANCE = 0.05
+FLOOR_BYTES = 16 * MIB  # logs round to hundredths of GiB in the worst case, and allocators to pages of some MiB
+HOST, GPUS = "host", "gpus"
+
+Source = Literal["engine", "process", "driver"]
+RowItem = Literal["weights", "repack", "kv", "compute", "output", "mapped", "own", "prompt_cache", "total", "runtime"]
+_ENGINE_ITEMS: dict[RowItem, tuple[Item, ...]] = {
+    "weights": ("weights",), "repack": ("repack",), "kv": ("kv",), "compute": ("compute", "staging"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen of a running engine; None: it could not be."""
+
+    buffers: tuple[Buffer, ...] = ()
+    mapped: bool | None = None
+    output_bytes: int | None = None
+    prompt_cache_bytes: int | None = None
+    asked: Asked = field(default_factory=Asked)
+    memory: ProcessMemory = field(default_factory=ProcessMemory)
+    vram_bytes: Mapping[int, int] | None = None  # of the engine's processes, by the machine's number of the GPU
+    build: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One item in one memory, predicted and measured."""
+
+    tier: str  # gpu0, ...; host: every memory that is no GPU's; gpus: all of them together
+    item: RowItem
+    predicted_bytes: int
+    measured_bytes: int | None
+    source: Source
+    as_asked_bytes: int | None = None  # what the plan would have said for what the engine says it was asked
+    explanation: str | None = None  # of a difference that is flagged
+
+    @property
+    def difference_bytes(self) -> int | None:
+        """Predicted too much, or, below 0, too little."""
+        return None if self.measured_bytes is None else self.predicted_bytes - self.measured_bytes
+
+    @property
+    def share(self) -> float | None:
+        """The difference as a share of what was measured."""
+        difference = self.difference_bytes
+        return difference / self.measured_bytes if self.measured_bytes and difference is not None else None
+
+    @property
+    def flagged(self) -> bool:
+        """Whether it is worth showing."""
+        return self.measured_bytes is not None and differs(self.predicted_bytes, self.measured_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What came of it."""
+
+    rows: tuple[Row, ...]
+    build: str | None = None
+
+    @property
+    def flagged(self) -> tuple[Row, ...]:
+        """Rows that differ, the largest difference first."""
+        rows = [row for row in self.rows if row.flagged]
+        return tuple(sorted(rows, key=lambda row: -abs(row.difference_bytes or 0)))
+
+
+def differs(predicted_bytes: int, measured_bytes: int) -> bool:
+    """Whether two sizes are further apart than they may be."""
+    return abs(predicted_bytes - measured_bytes) > max(TOLERANCE * measured_bytes, FLOOR_BYTES)
+
+
+def observed(
+    log: EngineLog, *, memory: ProcessMemory | None = None, vram_bytes: Mapping[int, int] | None = None
+) -> Observed:
+    """What an engine's log says, with what the system says of its processes."""
+    return Observed(
+        log.buffers, log.mapped, log.output_bytes, log.prompt_cache_bytes, log.asked, memory or ProcessMemory(),
+        vram_bytes, log.build,
+    )  # fmt: skip
+
+
+def reconcile(plan: Plan, seen: Observed) -> Reconciliation:
+    """Hold a plan against what was seen after its load."""
+    rows = (*_engine_rows(plan, seen), *_process_rows(plan, seen), *_driver_rows(plan, seen))
+    return Reconciliation(rows, seen.build)
+
+
+def _engine_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+    if not seen.buffers:
+        return
+    for tier, buffers in _by_tier(plan, seen).items():
+        for item, measured in _measured(buffers, mapped=_is_mapped(plan, seen)).items():
+            predicted = _predicted(plan, tier, item)
+            if not predicted and (plan.settings.engine == "vllm" or not measured):
+                continue  # what vLLM takes besides is one estimate, its runtime
+            asked = compute_as_asked(plan, tier, seen.asked) if item == "compute" else None
+            why = why_engine(plan, tier, item, seen.asked, asked, predicted, measured, mapped=seen.mapped)
+            explanation = why if differs(predicted, measured) else None
+            yield Row(tier, item, predicted, measured, "engine", asked, explanation)
+    if seen.output_bytes is not None:
+        predicted = output_bytes(plan.profile, context_of(plan.settings))
+        yield Row(HOST, "output", predicted, seen.output_bytes, "engine")
+
+
+def _by_tier(plan: Plan, seen: Observed) -> dict[str, list[Buffer]]:
+    """Buffers by the plan's name of the memory they are in; all GPUs as one where a split buffer hides which."""
+    tiers = {name: tier for tier, name in device_names(plan).items()}
+    together = any(buffer.name == SPLIT for buffer in seen.buffers)
+    found: dict[str, list[Buffer]] = {HOST: []}
+    for tier in () if together else plan.placement.gpus:
+        found[tier] = []
+    for buffer in seen.buffers:
+        on_gpu = buffer.gpu is not None or buffer.name == SPLIT
+        tier = GPUS if together and on_gpu else tiers.get(buffer.name, buffer.name if on_gpu else HOST)
+        found.setdefault(tier, []).append(buffer)
+    return found
+
+
+def _measured(buffers: list[Buffer], *, mapped: bool) -> dict[RowItem, int]:
+    """Sizes by item: rewritten weights are a copy where the file stays mapped, and the weights themselves elsewhere."""
+    rewritten = sum(buffer.model_bytes for buffer in buffers if is_rewritten(buffer))
+    model = sum(buffer.model_bytes for buffer in buffers)
+    return {
+        "weights": model - rewritten if mapped else model,
+        "repack": rewritten if mapped else 0,
+        "kv": sum(buffer.context_bytes for buffer in buffers),
+        "compute": sum(buffer.compute_bytes for buffer in buffers),
+    }
+
+
+def is_rewritten(buffer: Buffer) -> bool:
+    """Whether a buffer holds weights in a layout for the processor's instructions."""
+    return buffer.name in ("CPU_REPACK", "CPU_AARCH64", "AMX")
+
+
+def _is_mapped(plan: Plan, seen: Observed) -> bool:
+    if seen.mapped is not None:
+        return seen.mapped
+    return plan.settings.mmap and plan.settings.engine != "vllm"
+
+
+def _predicted(plan: Plan, tier: str, item: RowItem) -> int:
+    rows = plan.ledger.after_load
+    return sum(row.bytes for row in rows if row.item in _ENGINE_ITEMS[item] and in_tier(row.tier, tier))
+
+
+def in_tier(name: str, tier: str) -> bool:
+    """Whether a ledger's tier is part of a row's."""
+    if tier == HOST:
+        return name in HOST_TIERS
+    return name.startswith("gpu") if tier == GPUS else name == tier
+
+
+def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+    memory, mapped = seen.memory, _is_mapped(plan, seen)
+    rows = [row for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item != "reserve"]
+    pages = sum(row.bytes for row in rows if row.item == "weights") if mapped else 0
+    if mapped and pages and memory.file_bytes is not None:
+        why = why_process("mapped", plan, pages, memory.file_bytes, seen.buffers)
+        yield Row(HOST, "mapped", pages, memory.file_bytes, "process", None, _if_differs(pages, memory.file_bytes, why))
+    if memory.anon_bytes is not None and not plan.placement.gpus:  # what the driver pins is resident nowhere
+        measured = memory.anon_bytes + (memory.swap_bytes or 0)
+        own = sum(row.bytes for row in rows) - pages
+        why = why_process("own", plan, own, measured, seen.buffers)
+        yield Row(HOST, "own", own, measured, "process", None, _if_differs(own, measured, why))
+    cache = sum(row.bytes for row in rows if row.item == "prompt_cache")
+    if cache and seen.prompt_cache_bytes is not None:
+        why = why_process("prompt_cache", plan, cache, seen.prompt_cache_bytes, seen.buffers)
+        yield Row(HOST, "prompt_cache", cache, seen.prompt_cache_bytes, "process", None,
+                  _if_differs(cache, seen.prompt_cache_bytes, why))  # fmt: skip
+
+
+def _driver_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+    if seen.vram_bytes is None:
+        return
+    buffers = _by_tier(plan, seen)
+    for tier in plan.placement.gpus:
+        measured = seen.vram_bytes.get(int(tier[3:]))
+        rows = [row for row in plan.ledger.after_load if row.tier == tier and row.item != "reserve"]
+        total = sum(row.bytes for row in rows)
+        yield Row(tier, "total", total, measured, "driver")
+        mine = buffers.get(tier, [])
+        runtime = sum(row.bytes for row in rows if row.item == "runtime")
+        if measured is not None and mine:
+            held = sum(buffer.model_bytes + buffer.context_bytes + buffer.compute_bytes for buffer in mine)
+            rest = max(0, measured - held)
+            why = "driver context, kernels and workspaces: estimated by the plan, measured here"
+            yield Row(tier, "runtime", runtime, rest, "driver", None, _if_differs(runtime, rest, why))
+
+
+def _if_differs(predicted: int, measured: int, why: str | None) -> str | None:
+    return why if differs(predicted, measured) else None

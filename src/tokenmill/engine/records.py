@@ -1,0 +1,146 @@
+"""Running engines on disk, so that one that outlived us is found again and none is started twice.
+
+    <state>/engines/NAME/engine.json    what runs under that name, replaced whole or not at all
+                         engine.log     with engine.log.1 before it and engine.log.exit after its end
+                         lock           held while NAME is started, stopped or adopted
+
+A record of a process that is gone (its number may be another's by now) counts for nothing and is removed.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from tokenmill.engine.engine import EngineKind
+from tokenmill.engine.pids import Pid
+from tokenmill.errors import EngineError, UsageError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One engine that runs, or ran."""
+
+    name: str
+    kind: EngineKind
+    engine: Pid
+    minder: Pid
+    address: str  # URL or socket
+    model: str
+    model_id: str
+    build: str
+    argv: tuple[str, ...]
+    started: float  # seconds since 1970
+    log: str
+    detached: bool
+    predicted_host_bytes: int | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the very process runs."""
+        return self.engine.alive
+
+
+def folder(state: Path, name: str) -> Path:
+    """Where everything about an engine of this name lies."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot be an engine's name", hint="letters, digits, dots, dashes and underscores")
+    return state / "engines" / name
+
+
+def log_path(state: Path, name: str) -> Path:
+    """The engine's log."""
+    return folder(state, name) / "engine.log"
+
+
+def write(state: Path, record: Record) -> None:
+    """Keep a record, replacing the former one of that name."""
+    home = folder(state, record.name)
+    home.mkdir(parents=True, exist_ok=True)
+    new = home / f"engine.json.{os.getpid()}"
+    with new.open("w", encoding="utf-8") as file:
+        json.dump(asdict(record), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(home / "engine.json")
+
+
+def read(state: Path, name: str) -> Record | None:
+    """The record of that name, of a dead engine too; None: there is none that can be read."""
+    try:
+        given = json.loads((folder(state, name) / "engine.json").read_text(encoding="utf-8"))
+        record = Record(
+            **{
+                **given,
+                "engine": Pid(**given["engine"]),
+                "minder": Pid(**given["minder"]),
+                "argv": tuple(given["argv"]),
+            }
+        )
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return record if record.kind in get_args(EngineKind) and record.name == name else None
+
+
+def listed(state: Path) -> tuple[Record, ...]:
+    """Engines that run, by name. Records of those that are gone are removed."""
+    homes = sorted((state / "engines").iterdir()) if (state / "engines").is_dir() else []
+    found = []
+    for home in homes:
+        record = read(state, home.name) if _NAME.fullmatch(home.name) else None
+        if record is not None and record.alive:
+            found.append(record)
+        elif record is not None:
+            forget(state, record)
+    return tuple(found)
+
+
+def forget(state: Path, record: Record) -> None:
+    """Remove a record if it still is this one; the log stays."""
+    if read(state, record.name) == record:
+        with suppress(FileNotFoundError):
+            (folder(state, record.name) / "engine.json").unlink()
+
+
+@asynccontextmanager
+async def locked(state: Path, name: str, *, wait_s: float = 0.0) -> AsyncIterator[None]:
+    """Hold a name: two who start the same engine do not both succeed. EngineError names who has it."""
+    home = folder(state, name)
+    home.mkdir(parents=True, exist_ok=True)
+    file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        until = time.monotonic() + wait_s
+        while not _taken(file):
+            if time.monotonic() >= until:
+                raise EngineError(
+                    f"engine {name} is being started, stopped or used by process {_holder(file)}",
+                    hint="wait for it, or choose another name",
+                )
+            await asyncio.sleep(_POLL_S)
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(file)  # the kernel lets go of the lock, also when we are killed
+
+
+def _taken(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(file: int) -> str:
+    return os.pread(file, 32, 0).decode("ascii", errors="replace") or "another"

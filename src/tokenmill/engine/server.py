@@ -1,0 +1,282 @@
+"""An engine behind HTTP: llama.cpp's server, ik_llama.cpp's, vLLM, or anything that speaks OpenAI's protocol.
+
+One life of it, started by us or found running. When its process ends, every stream gets `EngineDied` with the cause
+and the object is spent; starting it again is `Watched`'s business. Closing a stream closes its connection, on which
+the servers stop working for it. What the wire looks like is known in openai_wire.py and server_*.py.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from tokenmill.engine import server_metrics
+from tokenmill.engine.engine import (
+    Answer,
+    Capabilities,
+    Chat,
+    Counters,
+    Identity,
+    Piece,
+    Prompt,
+    Request,
+    State,
+    Status,
+)
+from tokenmill.engine.openai_wire import DONE, Collector, data_of, object_of
+from tokenmill.engine.process import Process
+from tokenmill.engine.server_bodies import LLAMA, Call, Speech, call_of, capabilities_of, chat_body
+from tokenmill.engine.server_faults import fault_of, is_loading
+from tokenmill.errors import EngineDied, EngineTimeout, RequestRefused
+
+_LOADING_S = 0.25  # between two attempts while a server still loads
+_STATUS_S = 2.0  # for a question about its state
+_CAUSE_S = 2.0  # for the process to be seen ending after its connection broke
+_LAST_LINES = 12
+
+
+class ServerEngine:
+    """A running server. Belongs to the event loop in which it was made."""
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        identity: Identity,
+        speech: Speech,
+        *,
+        process: Process | None = None,
+        owned: bool = False,
+        reports_cached: bool = True,
+    ) -> None:
+        """Speak to a server that is ready; an `owned` process is stopped on close."""
+        self._client, self._identity, self.speech = client, identity, speech
+        self.process, self._owned = process, owned
+        self._reports_cached = reports_cached
+        self._saves_heads = False
+        self._closing = False
+        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._watch(process)) if process is not None else None
+
+    # ---- the protocol
+
+    @property
+    def identity(self) -> Identity:
+        """What answers."""
+        return self._identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do."""
+        return capabilities_of(self.speech, reports_cached=self._reports_cached, saves_heads=self._saves_heads)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        """Work on one request; the last value is the answer. Closing the generator cancels."""
+        call = call_of(request, self.speech)
+        collector = Collector(
+            self.speech.kind, isinstance(request.prompt, Chat), request.sampling.top_logprobs, request.max_tokens,
+            request.lane,
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        deadline = None if request.timeout_s is None else loop.time() + request.timeout_s
+        before = await self._counters_before()
+        events = self._events(call)
+        try:
+            while (event := await self._next(events, deadline, request)) is not None:
+                piece = collector.take(event)
+                if piece is not None:
+                    yield piece
+        finally:
+            await events.aclose()
+        if not collector.finished:
+            raise await self._lost("the stream ended in the middle")
+        yield await self._answer(collector, before)
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        """The tokens a prompt becomes, its template applied."""
+        if isinstance(prompt, tuple):
+            return prompt
+        if self.speech.kind in LLAMA:
+            if isinstance(prompt, Chat):
+                prompt = str((await self.ask("POST", "/apply-template", chat_body(prompt)))["prompt"])
+            body: dict[str, Any] = {"content": prompt, "add_special": True, "parse_special": True}
+        elif self.speech.kind == "vllm":
+            body = {"model": self.speech.model, "add_special_tokens": not isinstance(prompt, Chat)}
+            body |= chat_body(prompt) if isinstance(prompt, Chat) else {"prompt": prompt}
+        else:
+            raise RequestRefused("this server cannot be asked for tokens", hint="llama.cpp's and vLLM can")
+        return tuple((await self.ask("POST", "/tokenize", body))["tokens"])
+
+    async def status(self) -> Status:
+        """State and counters, as of now."""
+        if self._closing or self.died.done():
+            detail = str(self.died.result()) if self.died.done() else None
+            return Status("stopped" if self._closing else "failed", self._identity, Counters(), detail)
+        state, detail = await self._health()
+        counters = await self.counters() if state == "ready" else None
+        return Status(state, self._identity, counters or Counters(), detail)
+
+    async def close(self) -> None:
+        """Stop what we started; let go of what we attached to, or what was started to outlive us."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if self.process is not None:
+            if self._owned:
+                await self.process.stop()
+            else:
+                self.process.let_go()
+        await self._client.aclose()
+
+    # ---- more than the protocol
+
+    async def stop(self) -> None:
+        """End the server's process, also one that was started to outlive us."""
+        self._owned = True
+        await self.close()
+
+    def believe_saved_slots(self) -> None:
+        """Say in the capabilities that slots can be saved: for who has seen it work (server_slots.py)."""
+        self._saves_heads = True
+
+    async def counters(self) -> Counters | None:
+        """What the server counts; None where it does not tell."""
+        text = await self._text("/metrics")
+        if self.speech.kind == "vllm":
+            return server_metrics.vllm_counters(server_metrics.samples_of(text)) if text else None
+        if self.speech.kind not in LLAMA:
+            return None
+        slots = await self._text("/slots")
+        known = [slot for slot in _list(slots) if isinstance(slot, dict)] if slots else None
+        return server_metrics.llama_counters(server_metrics.samples_of(text or ""), known)
+
+    async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One question to the server beside the requests: its answer, or our error for its refusal."""
+        try:
+            response = await self._client.request(method, path, json=body)
+        except httpx.TransportError as error:
+            raise await self._lost(_reason(error)) from error
+        if response.status_code != httpx.codes.OK:
+            raise fault_of(response.status_code, response.text)
+        return object_of(response.text)
+
+    # ---- inside
+
+    async def _events(self, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of one answer; waits while the server loads."""
+        while True:
+            async with self._post(call) as response:
+                if response.status_code == httpx.codes.OK:
+                    async for line in response.aiter_lines():
+                        data = data_of(line)
+                        if data == DONE:
+                            return
+                        if data:
+                            yield _chunk(data)
+                    return
+                text = (await response.aread()).decode(errors="replace")
+            if not is_loading(response.status_code, text):
+                raise fault_of(response.status_code, text)
+            await asyncio.sleep(_LOADING_S)
+
+    @asynccontextmanager
+    async def _post(self, call: Call) -> AsyncIterator[httpx.Response]:
+        # a connection of its own: one that the server closed while it idled would look like a dead server
+        headers = {"Connection": "close"} if self.speech.kind in LLAMA else {}
+        async with self._client.stream("POST", call.path, json=call.body, headers=headers) as response:
+            yield response
+
+    async def _next(
+        self, events: AsyncGenerator[dict[str, Any], None], deadline: float | None, request: Request
+    ) -> dict[str, Any] | None:
+        if self.died.done():
+            raise _again(self.died.result())
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await anext(events, None)
+        except TimeoutError as error:
+            raise EngineTimeout(
+                f"no answer within {request.timeout_s:g} s", hint="give it a longer timeout, or fewer lanes at once"
+            ) from error
+        except httpx.TransportError as error:
+            raise await self._lost(_reason(error)) from error
+
+    async def _answer(self, collector: Collector, before: Counters | None) -> Answer:
+        usage = collector.use()
+        if usage.cached_tokens is not None or self.speech.kind != "vllm":
+            self._reports_cached = self._reports_cached and usage.cached_tokens is not None
+            return collector.answer()
+        if before is None:
+            self._reports_cached = False  # from now on its counters are looked at around every request
+            return collector.answer()
+        after = await self.counters()
+        cached = server_metrics.cached_between(before, after, usage.prompt_tokens) if after else None
+        return collector.answer(cached)
+
+    async def _counters_before(self) -> Counters | None:
+        silent = self.speech.kind == "vllm" and not self._reports_cached
+        return await self.counters() if silent else None
+
+    async def _lost(self, why: str) -> EngineDied:
+        """The error for a broken connection, with what the process died of if it did."""
+        if self.process is not None:
+            await asyncio.wait({self.died}, timeout=_CAUSE_S)
+        if self.died.done():
+            return _again(self.died.result())
+        return EngineDied(f"the connection to {self._identity.address} was lost: {why}")
+
+    async def _health(self) -> tuple[State, str | None]:
+        try:
+            response = await self._client.get("/health", timeout=_STATUS_S)
+        except httpx.TimeoutException:
+            return "ready", f"has not answered a question about its health for {_STATUS_S:g} s"
+        except httpx.TransportError as error:
+            return "failed", f"cannot be reached: {_reason(error)}"
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return "loading", response.text[:200]
+        if response.is_server_error:
+            return "failed", response.text[:200]
+        return "ready", None  # a server without that page has answered, too
+
+    async def _text(self, path: str) -> str | None:
+        try:
+            response = await self._client.get(path, timeout=_STATUS_S)
+        except httpx.TransportError:
+            return None
+        return response.text if response.status_code == httpx.codes.OK else None
+
+    async def _watch(self, process: Process) -> None:
+        await process.wait()
+        what = f"the engine at {self._identity.address} {process.words()}"
+        self.died.set_result(EngineDied(what, hint=last_words(process)))
+
+
+def last_words(process: Process) -> str | None:
+    """The end of a process's log as a hint."""
+    lines = process.tail(_LAST_LINES)
+    return f"its last words, in {process.log}:\n" + "\n".join(f"  {line}" for line in lines) if lines else None
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    chunk = object_of(data)
+    if "error" in chunk or ("message" in chunk and "choices" not in chunk):
+        inner = chunk.get("error", chunk)
+        code = inner.get("code") if isinstance(inner, dict) else None
+        raise fault_of(code if isinstance(code, int) else 500, data)
+    return chunk
+
+
+def _list(text: str) -> list[Any]:
+    return list(object_of(f'{{"list": {text}}}')["list"])
+
+
+def _reason(error: httpx.TransportError) -> str:
+    return str(error) or type(error).__name__
+
+
+def _again(error: EngineDied) -> EngineDied:
+    """The same words in a new exception: each stream raises its own."""
+    return EngineDied(error.message, hint=error.hint)

@@ -1,0 +1,76 @@
+"""What a server's refusal means: one of our errors, with the server's own words.
+
+Pure. The messages are those of llama.cpp, ik_llama.cpp, vLLM and OpenAI; what no pattern knows is judged by its status.
+"""
+
+import json
+import re
+from typing import Any
+
+from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong
+
+_TOO_LONG = (
+    # llama.cpp since autumn 2025
+    r"request \((?P<needed>\d+) tokens\) exceeds the available context size \((?P<context>\d+) tokens\)",
+    r"input \((?P<needed>\d+) tokens\) is larger than the max context size \((?P<context>\d+) tokens\)",
+    # vLLM 0.32; then what came before it, newest first
+    r"maximum context length is (?P<context>\d+) tokens.*?prompt contains at least (?P<needed>\d+) (?:input )?tokens",
+    r"is too large: (?P<asked>\d+).*?maximum context length is (?P<context>\d+) tokens and your request has "
+    r"(?P<needed>\d+) input tokens",
+    r"maximum context length is (?P<context>\d+) tokens.*?(?:requested|request has|resulted in) (?:about )?"
+    r"(?P<needed>\d+)(?: input)? tokens",
+    r"prompt \(length (?P<needed>\d+)\) is longer than the maximum model length of (?P<context>\d+)",
+    r"[Ii]nput length (?:of )?(?P<needed>\d+) exceeds .*?context length \(?(?P<context>\d+)\)?",
+)
+_WAYS_OUT = "shorten the prompt, or plan with a larger --context"
+_KEY_HINT = "name the environment variable that holds its key as engine.api_key_env"
+
+
+def is_loading(status: int, text: str) -> bool:
+    """Whether a server only asks to wait until its model is loaded."""
+    return status == 503 and bool(re.search(r"[Ll]oading model|starting up|not ready", text))
+
+
+def fault_of(status: int, text: str) -> TokenmillError:
+    """The error for a refused request."""
+    error = error_of(text)
+    message = str(error.get("message") or text.strip() or "no word of explanation")[:2000]
+    if status in (401, 403):
+        return EngineError(f"the server refuses us: {message}", hint=_KEY_HINT)
+    if status in (400, 413, 422):
+        return _too_long(error, message) or RequestRefused(f"the server refused the request: {message}")
+    if status in (404, 501):
+        return RequestRefused(f"the server does not have that: {message}")
+    return EngineError(f"the server failed ({status}): {message}")
+
+
+def error_of(text: str) -> dict[str, Any]:
+    """The error object in a body: OpenAI's envelope, vLLM's older bare one, FastAPI's detail; empty if none."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(body, dict):
+        return {}
+    inner = body.get("error", body)
+    if isinstance(inner, str):
+        return {"message": inner}
+    if isinstance(inner, dict) and "message" in inner:
+        return inner
+    return {"message": json.dumps(body["detail"])} if "detail" in body else {}
+
+
+def _too_long(error: dict[str, Any], message: str) -> TooLong | None:
+    needed, context = error.get("n_prompt_tokens"), error.get("n_ctx")
+    if not isinstance(needed, int) or not isinstance(context, int):
+        found = next(filter(None, (re.search(pattern, message, re.DOTALL) for pattern in _TOO_LONG)), None)
+        if found is None:
+            return None
+        groups = found.groupdict()
+        needed, context = int(groups["needed"]) + int(groups.get("asked") or 0), int(groups["context"])
+    return TooLong(
+        f"{needed} tokens do not fit a context of {context}",
+        needed_tokens=needed,
+        context_tokens=context,
+        hint=_WAYS_OUT,
+    )

@@ -1,0 +1,304 @@
+"""Starts an engine for a plan, finds one that runs, and says when it is ready.
+
+Two that start the same name do not both succeed. A process that ends while it loads is an error with its last words;
+one that is not wanted any more, because waiting for it was cancelled, is ended.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import logs, records
+from tokenmill.engine.binding import host_bytes
+from tokenmill.engine.dialects import Finding
+from tokenmill.engine.engine import EngineKind
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading_vram import this_driver
+from tokenmill.engine.loading_watch import Watch, copied_bytes
+from tokenmill.engine.pids import descendants
+from tokenmill.engine.ports import free_port, holder_of
+from tokenmill.engine.priority import preparation
+from tokenmill.engine.process import Process
+from tokenmill.engine.server import ServerEngine, last_words
+from tokenmill.engine.server_address import base_url, client_for, key_from
+from tokenmill.engine.server_facts import Known, learn
+from tokenmill.engine.server_launch import Prepared, prepare
+from tokenmill.engine.watched import Mortal, Watched
+from tokenmill.engine.written.launch import value_of
+from tokenmill.errors import EngineError, UsageError
+from tokenmill.model.identity import identity_of
+from tokenmill.plan.plan import Plan
+
+Progress = Callable[[LoadProgress], None]
+Slow = Callable[[tuple[Finding, ...]], None]
+"""Told from time to time what holds a load up; an empty tuple: nothing that can be seen."""
+
+_FIRST_S, _LATER_S = 0.1, 0.5  # between two looks at a load; the first seconds are for small models
+_SOON_S = 5.0
+_HEALTH_S = 2.0
+_DIAGNOSIS_S = 5.0  # between two thoughts about why a load is slow
+_LOCK_S = 5.0  # another command may be looking at the same name
+
+
+async def start(
+    plan: Plan,
+    *,
+    model_path: Path,
+    config: EngineConfig,
+    state: Path,
+    name: str,
+    progress: Progress | None = None,
+    slow: Slow | None = None,
+    detach: bool = False,
+) -> Mortal:
+    """Start an engine and wait until it answers; it dies with us unless detached."""
+    tell: Progress = progress or (lambda _: None)
+    async with records.locked(state, name, wait_s=_LOCK_S):
+        running = records.read(state, name)
+        if running is not None and running.alive:
+            raise EngineError(
+                f"engine {name} runs already, as process {running.engine.pid} at {running.address}",
+                hint="use it, stop it with `tokenmill engines stop`, or choose another name",
+            )
+        if config.kind == "native":
+            return await _start_native(plan, model_path, config, state, name, tell, slow, detach)
+        if "://" in config.kind:
+            raise UsageError(f"{config.kind} runs already: it is attached to, not started")
+        return await _start_server(plan, model_path, config, state, name, tell, slow, detach)
+
+
+async def start_watched(
+    plan: Plan,
+    *,
+    model_path: Path,
+    config: EngineConfig,
+    state: Path,
+    name: str,
+    progress: Progress | None = None,
+    slow: Slow | None = None,
+) -> Watched:
+    """Start an engine that is started again when it dies."""
+
+    async def again() -> Mortal:
+        return await start(
+            plan, model_path=model_path, config=config, state=state, name=name, progress=progress, slow=slow
+        )
+
+    return Watched(await again(), again, most_restarts=config.most_restarts)
+
+
+async def attach(url: str, config: EngineConfig, *, model: str | None = None) -> ServerEngine:
+    """Speak to a server that runs; `model` where it has several."""
+    client = client_for(base_url(url), key_from(config.api_key_env))
+    try:
+        identity, speech = await learn(client, Known(), model=model)
+    except BaseException:
+        await client.aclose()
+        raise
+    return ServerEngine(client, identity, speech)
+
+
+async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> Mortal | None:
+    """Use an engine again that outlived whoever started it; None: none of that name runs.
+
+    Its pid and start time must be those of the record, and it must answer; one that still loads is waited for.
+    """
+    async with records.locked(state, name, wait_s=_LOCK_S):
+        record = records.read(state, name)
+        if record is None:
+            return None
+        if not record.alive:
+            records.forget(state, record)
+            return None
+        if record.kind == "native":
+            from tokenmill.engine.native.engine import NativeEngine  # noqa: PLC0415  as in start()
+
+            return await NativeEngine.connect(Path(record.address))
+        process = Process(
+            record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes
+        )
+        client = client_for(record.address)
+        try:
+            watch = Watch(record.engine.pid, (), log=process.log, kind=record.kind)
+            await _until_ready(process, client, record.kind, watch, progress or (lambda _: None))
+            identity, speech = await learn(client, _recorded(record))
+        except BaseException:
+            process.let_go()
+            await client.aclose()
+            raise
+        return ServerEngine(client, identity, speech, process=process)
+
+
+async def _start_native(
+    plan: Plan,
+    model: Path,
+    config: EngineConfig,
+    state: Path,
+    name: str,
+    tell: Progress,
+    slow: Slow | None,
+    detach: bool,
+) -> Mortal:
+    # its packages are an extra that who uses servers alone need not have
+    from tokenmill.engine.native.start import start as start_native  # noqa: PLC0415
+
+    looking: list[asyncio.Task[None]] = []
+
+    def began(process: Process) -> None:
+        watch = _watch(process, plan, model, "llama-server")  # its log is llama.cpp's
+        looking.append(asyncio.create_task(_look(watch, tell)))
+        if slow is not None:
+            looking.append(asyncio.create_task(_diagnose(watch, plan, slow)))
+
+    try:
+        return await start_native(
+            plan, model_path=model, config=config, state=state, name=name, detach=detach, began=began
+        )
+    finally:
+        for task in looking:
+            task.cancel()
+
+
+async def _look(watch: Watch, tell: Progress) -> None:
+    while True:
+        tell(await asyncio.to_thread(watch.look))
+        await asyncio.sleep(_FIRST_S if len(watch.samples) < _SOON_S / _FIRST_S else _LATER_S)
+
+
+async def _start_server(
+    plan: Plan,
+    model: Path,
+    config: EngineConfig,
+    state: Path,
+    name: str,
+    tell: Progress,
+    slow: Slow | None,
+    detach: bool,
+) -> ServerEngine:
+    slots = records.folder(state, name) / "slots"
+    slots.mkdir(parents=True, exist_ok=True)
+    taken = holder_of(config.port) if config.port else None
+    port = free_port(config.host, config.port)
+    prepared = await asyncio.to_thread(
+        prepare, plan, model=model, config=config, port=port, name=name, slots=slots.absolute()
+    )
+    if taken is not None:
+        tell(LoadProgress("starting", detail=f"port {config.port} is taken by {taken}: using {port}"))
+    model_id = await asyncio.to_thread(identity_of, model)
+    process = await Process.start(
+        prepared.argv, log=records.log_path(state, name), env=prepared.env,
+        preparation=None if prepared.contained else preparation(plan, config), detach=detach,
+        afterwards=prepared.afterwards, predicted_host_bytes=host_bytes(plan),
+    )  # fmt: skip
+    client = client_for(f"http://{config.host}:{port}")
+    record = records.Record(
+        name=name, kind=prepared.kind, engine=process.pid, minder=process.minder, address=f"http://{config.host}:{port}",
+        model=plan.profile.name, model_id=model_id, build=prepared.build or prepared.kind, argv=prepared.argv,
+        started=time.time(), log=str(process.log), detached=detach, predicted_host_bytes=host_bytes(plan),
+    )  # fmt: skip
+    try:
+        records.write(state, record)  # before it is ready: a load may take longer than we live
+        watch = _watch(process, plan, model, prepared.kind)
+        thinking = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
+        try:
+            await _until_ready(process, client, prepared.kind, watch, tell)
+        finally:
+            if thinking is not None:
+                thinking.cancel()
+        if not prepared.contained:
+            _ours(process, port)
+        identity, speech = await learn(client, _known(plan, prepared, process, model_id))
+        records.write(state, replace(record, model=identity.model, build=identity.build))
+    except BaseException:
+        await process.kill()
+        records.forget(state, record)
+        await client.aclose()
+        raise
+    return ServerEngine(client, identity, speech, process=process, owned=not detach)
+
+
+def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> Watch:
+    files = [Path(file.path) for file in plan.profile.files] if plan.profile.format == "gguf" else [model]
+    driver = this_driver() if plan.placement.gpus else None
+    return Watch(
+        process.pid.pid, files, log=process.log, kind=kind, copied_bytes=copied_bytes(plan, vram=driver is not None),
+        vram=None if driver is None else lambda pids: sum((driver(pids) or {}).values()) or None,
+    )  # fmt: skip
+
+
+async def _diagnose(watch: Watch, plan: Plan, slow: Slow) -> None:
+    while True:
+        await asyncio.sleep(_DIAGNOSIS_S)
+        slow(watch.findings(plan))
+
+
+def _known(plan: Plan, prepared: Prepared, process: Process, model_id: str) -> Known:
+    return Known(
+        kind=prepared.kind, model_id=model_id, build=prepared.build, pid=process.pid.pid,
+        lanes=plan.settings.sequences, context=plan.settings.context, priorities=prepared.priorities,
+        tools=prepared.tools,
+    )  # fmt: skip
+
+
+def _recorded(record: records.Record) -> Known:
+    told = Prepared(record.kind, record.argv)
+    lanes = value_of(record.argv, "--max-num-seqs") if record.kind == "vllm" else None
+    return Known(
+        kind=record.kind, model_id=record.model_id, pid=record.engine.pid, priorities=told.priorities, tools=told.tools,
+        build=record.build if record.build != record.kind else None,  # its starter may have died before it could ask
+        lanes=int(lanes) if lanes is not None else None,
+    )  # fmt: skip
+
+
+async def _until_ready(
+    process: Process, client: httpx.AsyncClient, kind: EngineKind, watch: Watch, tell: Progress
+) -> None:
+    """Wait until a server answers that it is ready; EngineError with its last words if it ends before."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        while not await _healthy(client):
+            tell(await asyncio.to_thread(watch.look))
+            patience_s = _FIRST_S if loop.time() - began_s < _SOON_S else _LATER_S
+            await asyncio.wait({ended}, timeout=patience_s)
+            if ended.done():
+                raise failed_start(process, kind)
+    finally:
+        ended.cancel()
+    last = await asyncio.to_thread(watch.look)
+    tell(replace(last, phase="ready", bytes_loaded=last.bytes_total, eta_s=0.0))
+
+
+def failed_start(process: Process, kind: EngineKind) -> EngineError:
+    """Why a server ended before it was ready: what killed it, else what its log says, and where to read on."""
+    cause = logs.read(kind, "\n".join(process.tail(400))).cause
+    exit_ = process.exit
+    killed = exit_ is not None and exit_.for_memory
+    if cause is None or killed:
+        return EngineError(f"the {kind} engine {process.words()} while loading", hint=last_words(process))
+    words = f"the {kind} engine {process.words()} while loading: {cause.message}"
+    return EngineError(words, hint="\n".join(filter(None, (cause.hint, last_words(process)))) or None)
+
+
+async def _healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health", timeout=_HEALTH_S)).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+def _ours(process: Process, port: int) -> None:
+    """Make sure that what answers is what we started: somebody may have taken the port in between."""
+    holder = holder_of(port)
+    if (
+        holder is not None
+        and holder.pid is not None
+        and holder.pid not in (process.pid.pid, *descendants(process.pid.pid))
+    ):
+        raise EngineError(f"port {port} was taken by {holder} meanwhile", hint="try again, or set engine.port")

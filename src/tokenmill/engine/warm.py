@@ -1,0 +1,238 @@
+"""Makes a started engine as fast as it will ever be before anyone waits for it, and says what that was worth.
+
+The first request after a start pays for every page of the model that is not in memory, for buffers that are made at
+first use and for each digest; people measure that and conclude that the machine is slow. `warm_steps` describes the
+steps and what each will cost; `warm` takes them, through the Engine protocol alone. An engine that was warmed is ready.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.binding import HOST_TIERS
+from tokenmill.engine.engine import Answer, Engine, Request, Sampling, answer
+from tokenmill.engine.loading_process import parse_status
+from tokenmill.engine.page_cache import Filled, FillProgress, fill
+from tokenmill.engine.priority import preparation
+from tokenmill.engine.warm_steps import TOKENS, Head, StepName, mapped_bytes
+from tokenmill.hardware.host import Host, LocalHost
+from tokenmill.hardware.limits import read_limits
+from tokenmill.hardware.linux import parse_meminfo
+from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.plan.plan import Plan
+from tokenmill.units import format_bytes, format_seconds
+
+FIRST, SECOND = "Monday, Tuesday, Wednesday,", "January, February, March,"
+"""Two prompts of about the same length with nothing in common: the second must not profit from the first's cache."""
+LEAST_LOCKED = 0.95  # of what was to be locked
+WORTH_TELLING = 1.2  # times slower cold than warm
+
+
+@dataclass(frozen=True, slots=True)
+class WarmProgress:
+    """Where a warm-up is."""
+
+    step: StepName
+    detail: str
+    done: int | None = None  # bytes of the page cache, or heads
+    total: int | None = None
+    rate_bytes_s: float | None = None
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One short request."""
+
+    seconds: float
+    first_piece_s: float | None
+    prefill_s: float | None  # as the engine saw it
+    decode_s: float | None
+    tokens: int
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """By the engine's own clock."""
+        return self.tokens / self.decode_s if self.decode_s and self.tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedHead:
+    """What became of one head."""
+
+    name: str
+    prompt_tokens: int
+    reused_tokens: int | None  # found in the engine already: restored, or part of another head
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ColdAgainstWarm:
+    """What the first request after a start would have taken, and what one takes now."""
+
+    cold_s: float | None  # reading what was not in memory, then the first request; a fill reads faster than page faults
+    read_s: float  # of that, reading
+    warm_s: float | None
+
+    @property
+    def times(self) -> float | None:
+        """How many times slower cold is."""
+        return self.cold_s / self.warm_s if self.cold_s is not None and self.warm_s else None
+
+    def as_words(self) -> str:
+        """One sentence."""
+        if self.cold_s is None or self.warm_s is None or self.times is None:
+            return "cold against warm was not measured"
+        if self.times < WORTH_TELLING:
+            return f"a short request takes {format_seconds(self.warm_s)}, and took no longer at first"
+        reading = f", {format_seconds(self.read_s)} of it for reading the model" if self.read_s else ""
+        return (f"a short request takes {format_seconds(self.warm_s)}; cold it would have taken at least "
+                f"{format_seconds(self.cold_s)}{reading}")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WarmReport:
+    """What a warm-up did."""
+
+    filled: Filled | None
+    locked_bytes: int | None
+    first: Run | None
+    second: Run | None
+    heads: tuple[WarmedHead, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cold_against_warm(self) -> ColdAgainstWarm:
+        """The first request as it would have been, beside one now."""
+        read_s = self.filled.seconds if self.filled and self.filled.read_bytes else 0.0
+        cold_s = None if self.first is None else read_s + self.first.seconds
+        return ColdAgainstWarm(cold_s, read_s, None if self.second is None else self.second.seconds)
+
+
+Progress = Callable[[WarmProgress], None]
+
+
+async def warm(
+    engine: Engine,
+    plan: Plan,
+    paths: Sequence[Path],
+    *,
+    heads: Sequence[Head] = (),
+    progress: Progress | None = None,
+    filled: Filled | None = None,
+    host: Host | None = None,
+) -> WarmReport:
+    """Warm a started engine; `filled` where the page cache was filled ahead of its start already."""
+    tell: Progress = progress or (lambda _: None)
+    host = host or LocalHost()
+    if filled is None:
+        filled = await fill_ahead(plan, paths, loaded=True, progress=tell, host=host)
+    tell(WarmProgress("first decode", "a first request"))
+    first = await _run(engine, FIRST)
+    tell(WarmProgress("first decode", "a second request"))
+    second = await _run(engine, SECOND)
+    locked, notes = _locked(engine, plan, host)
+    warmed: list[WarmedHead] = []
+    if heads and not engine.capabilities.keeps_prefixes:
+        notes.append("this engine keeps no prompt heads: each request computes its own")
+        heads = ()
+    for number, head in enumerate(heads):
+        tell(WarmProgress("heads", head.name, number, len(heads)))
+        warmed.append(await _head(engine, head))
+    return WarmReport(filled, locked, first, second, tuple(warmed), (*(filled.notes if filled else ()), *notes))
+
+
+async def fill_ahead(
+    plan: Plan,
+    paths: Sequence[Path],
+    *,
+    loaded: bool = False,
+    progress: Progress | None = None,
+    host: Host | None = None,
+) -> Filled | None:
+    """Fill the page cache for a plan that maps its files; None for one that does not.
+
+    Best before the engine is started, which then maps a file that is there; `loaded` says that it has started, and
+    that what it needs beside the files is taken already. Cancelling stops the readers before it returns.
+    """
+    if not plan.settings.mmap or (loaded and mapped_bytes(plan) == 0):
+        return None
+    stop, loop = threading.Event(), asyncio.get_running_loop()
+
+    def tell(state: FillProgress) -> None:
+        if progress is not None:
+            loop.call_soon_threadsafe(progress, _fill_words(state))
+
+    work = asyncio.ensure_future(asyncio.to_thread(
+        fill, paths, available_bytes=room_bytes(plan, host or LocalHost(), loaded=loaded),
+        nodes=_spread(plan), progress=tell, stop=stop,
+    ))  # fmt: skip
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([work])
+        raise
+
+
+def room_bytes(plan: Plan, host: Host, *, loaded: bool) -> int | None:
+    """Memory that a plan's files may fill: what is available, less what the engine will still take; None: unknown."""
+    meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
+    available = meminfo.get("MemAvailable")
+    if available is None:
+        return None
+    limits, _ = read_limits(host, parse_mountinfo(host.text("/proc/self/mountinfo") or ""), meminfo.get("MemTotal"))
+    if limits.cgroup_memory_bytes is not None:
+        available = min(available, limits.cgroup_memory_bytes)  # pages count for the group of who reads them
+    rows = plan.ledger.full_context
+    own = sum(row.bytes for row in rows if row.tier in HOST_TIERS and row.item not in ("weights", "reserve"))
+    return max(0, available - (0 if loaded else own))
+
+
+def _spread(plan: Plan) -> tuple[int, ...] | None:
+    """Nodes that the engine's memory is spread over: pages read ahead by us must lie there too, not all near us."""
+    return preparation(plan, EngineConfig()).nodes
+
+
+def _fill_words(state: FillProgress) -> WarmProgress:
+    return WarmProgress("page cache", "reading the model", state.bytes_done, state.bytes_total, state.rate_bytes_s,
+                        state.eta_s)  # fmt: skip
+
+
+async def _run(engine: Engine, prompt: str) -> Run:
+    request = Request(prompt, Sampling(temperature=0.0), max_tokens=TOKENS, priority="interactive")
+    began = perf_counter()
+    first: float | None = None
+    stream = engine.stream(request)
+    try:
+        async for event in stream:
+            if isinstance(event, Answer):
+                timings = event.timings
+                return Run(perf_counter() - began, first, timings.prefill_s, timings.decode_s,
+                           event.usage.completion_tokens)  # fmt: skip
+            first = first if first is not None else perf_counter() - began
+    finally:
+        await stream.aclose()
+    raise AssertionError("a stream ended without an answer")
+
+
+async def _head(engine: Engine, head: Head) -> WarmedHead:
+    began = perf_counter()
+    usage = (await answer(engine, Request(head.prompt, Sampling(temperature=0.0), max_tokens=1))).usage
+    return WarmedHead(head.name, usage.prompt_tokens, usage.cached_tokens, perf_counter() - began)
+
+
+def _locked(engine: Engine, plan: Plan, host: Host) -> tuple[int | None, list[str]]:
+    """What the engine really locked beside what the plan asked for."""
+    if not plan.settings.mlock or engine.identity.pid is None:
+        return None, []
+    locked = parse_status(host.text(f"/proc/{engine.identity.pid}/status") or "").locked_bytes
+    wanted = mapped_bytes(plan)  # llama.cpp does not lock what it rewrote
+    if locked is None or locked >= LEAST_LOCKED * wanted:
+        return locked, []
+    return locked, [f"only {format_bytes(locked)} of {format_bytes(wanted)} are locked in memory: tokenmill doctor "
+                    "says what the limit is and how to raise it"]  # fmt: skip

@@ -1,0 +1,136 @@
+"""What makes two jobs the same, and where a job stands among others that begin alike.
+
+Identity: sha256 over the model's identity and a canonical request. Two requests are one when every engine must treat
+them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so in doubt they differ:
+
+- left out: custom_id, user, metadata, timeout, priority, deadline, the model's name in the body, and what only OpenAI's
+  service reads. An absent seed is no difference either: an answer that exists is never computed again, drawn or not.
+- the order of a body's and a message's keys does not matter, nor whether a number is written 1 or 1.0, nor which of two
+  names for one thing was used (max_tokens, max_completion_tokens).
+- the order of keys inside tools, schemas, template arguments and tool calls does: it is in the prompt or the grammar.
+- null is absence. A value that equals an engine's default is not: engines have different defaults. Only what means the
+  same by definition is absence as well (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
+- text is compared by its UTF-8 bytes; nothing is normalised.
+
+Place: the canonical prompt in chunks of 512 bytes, four bytes of checksum each, so that sorting by it walks the prefix
+forest depth first, and what two places have in common is, to a chunk, what their prompts have. After 63 chunks (31.5
+KiB) one more checksum stands for all the rest: heads that part later are neighbours still, in no particular order.
+Checksums collide now and then: a place is good for ordering, and text decides what is shared.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from tokenmill.jobs.body import Call, Endpoint
+from tokenmill.jobs.keys import TEXT
+
+CHUNK_BYTES = 512
+MOST_CHUNKS = 64  # the last one for all that follows the others
+_CHUNKED_BYTES = CHUNK_BYTES * (MOST_CHUNKS - 1)
+_FORM = "tokenmill job 1"  # to be counted up when the canonical form changes
+_NOT_SAMPLING = frozenset(
+    ("messages", "prompt", "tools", "tool_choice", "template_arguments", "model", "timeout", "priority", "deadline",
+     "stream", "stream_options")
+)  # fmt: skip
+_PACKED = [Struct(f">{count}I").pack for count in range(MOST_CHUNKS + 1)]
+_PREAMBLE = ("tools", "tool_choice", "template_arguments")
+
+
+class Placed(NamedTuple):
+    """A job's identity, its place, and the bytes of its canonical prompt."""
+
+    identity: bytes
+    place: bytes
+    prompt_bytes: int
+
+
+def place(model_id: str, call: Call) -> Placed:
+    """Identity and place of a call for one model."""
+    return place_values(model_id, call.endpoint, call.values)
+
+
+def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -> Placed:
+    """The same without a `Call` around the values: this runs for a million lines."""
+    prompt = values.get("prompt")
+    if type(prompt) is tuple:
+        lengths, text = "tokens", array("I", prompt).tobytes()
+    else:
+        parts = _parts(values) if prompt is None else [prompt]
+        # Joined parts could be cut in several ways; their lengths say in which.
+        lengths, text = ",".join([str(len(part)) for part in parts]), "\n".join(parts).encode()
+    sampling = _sampling(tuple(sorted([item for item in values.items() if item[0] not in _NOT_SAMPLING])))
+    header = f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{sampling}\n{lengths}\n"
+    identity = hashlib.sha256(header.encode() + text).digest()
+    return Placed(identity, head_key(text) + identity[:4], len(text))
+
+
+def prompt_text(call: Call) -> str:
+    """The canonical prompt: tools and template arguments, then roles and contents, in the order a template has them."""
+    prompt = call.values.get("prompt")
+    if isinstance(prompt, tuple):
+        return " ".join(map(str, prompt))
+    return "\n".join(_parts(call.values)) if prompt is None else str(prompt)
+
+
+def head_key(prompt: str | bytes) -> bytes:
+    """Four bytes for each chunk of a prompt."""
+    text = prompt.encode() if isinstance(prompt, str) else prompt
+    if len(text) <= CHUNK_BYTES:
+        return crc32(text).to_bytes(4, "big")
+    sums = [crc32(text[at : at + CHUNK_BYTES]) for at in range(0, min(len(text), _CHUNKED_BYTES), CHUNK_BYTES)]
+    if len(text) > _CHUNKED_BYTES:
+        sums.append(crc32(text[_CHUNKED_BYTES:]))
+    return _PACKED[len(sums)](*sums)
+
+
+def head_of(place: bytes) -> bytes:
+    """The head key inside a place; behind it stand four bytes of identity, which keep equal prompts apart."""
+    return place[:-4]
+
+
+def shared_bytes(one: bytes, other: bytes) -> int:
+    """Bytes of prompt, in whole chunks, that two places have in common (as far as checksums tell)."""
+    ours, theirs = head_of(one), head_of(other)
+    chunks = 0
+    while chunks < MOST_CHUNKS - 1 and (chunk := ours[4 * chunks : 4 * chunks + 4]):
+        if chunk != theirs[4 * chunks : 4 * chunks + 4]:
+            break
+        chunks += 1
+    return chunks * CHUNK_BYTES
+
+
+def alone(identity: bytes, job: int) -> bytes:
+    """An identity that no other job has: for batches in which every line is to be computed."""
+    return hashlib.sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
+
+
+def _parts(values: Mapping[str, Any]) -> list[str]:
+    """Three texts for each message (role, content, the rest) behind one for what templates place first."""
+    first = {key: values[key] for key in _PREAMBLE if key in values}
+    parts = [TEXT(first) if first else ""]
+    for message in values["messages"]:
+        content = message.get("content")
+        if len(message) == 2 and type(content) is str:
+            parts += (message["role"], content, "")
+        else:
+            parts += _rich_parts(message, content)
+    return parts
+
+
+def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
+    rest = {key: message[key] for key in sorted(message) if key not in ("role", "content")}
+    text = content if isinstance(content, str) else ""
+    if not isinstance(content, str):
+        rest["content"] = content  # told apart from a text that reads the same
+        text = "\n".join(part[part["type"]] for part in content or ())
+    return message["role"], text, TEXT(rest) if rest else ""
+
+
+@lru_cache(1024)  # most files have one set of values on all lines
+def _sampling(values: tuple[tuple[str, Any], ...]) -> str:
+    return TEXT(values)

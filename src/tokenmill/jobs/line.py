@@ -1,0 +1,176 @@
+"""One line of a job file: OpenAI's batch form or a plain body, to a row of the store.
+
+Pure, and written for a million lines: no object is made that the store does not need.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tokenmill.errors import RequestRefused
+from tokenmill.jobs.body import URLS, Call, Endpoint, checked
+from tokenmill.jobs.identity import alone, place_values
+from tokenmill.jobs.job import INVALID_LINE, NUMBER_BITS, State
+from tokenmill.jobs.keys import LINE_KEYS, shown
+from tokenmill.jobs.read import BadLine, Chunk, split
+from tokenmill.units import KIB
+
+LONGEST_CUSTOM_ID = 512
+BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one block is read
+
+
+class Row(NamedTuple):
+    """What the store keeps of a line, beside its text."""
+
+    state: int
+    custom_id: str | None
+    identity: bytes | None
+    place: bytes | None
+    rank: int
+    prompt_bytes: int | None
+    max_tokens: int | None
+    deadline_s: float | None
+    code: str | None
+    message: str | None
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What lines are read with; goes to other processes as it is."""
+
+    batch: int
+    model_id: str
+    priority: int = 0
+    reuse: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _BadJson(ValueError):
+    pass
+
+
+def _no_constant(name: str) -> None:
+    raise _BadJson(f"{name} is not a JSON number")
+
+
+_scan = json.JSONDecoder(parse_constant=_no_constant).raw_decode
+
+
+def parse(text: str) -> dict[str, Any]:
+    """One JSON object with nothing behind it; ValueError says what is wrong and where."""
+    try:
+        value, end = _scan(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg[0].lower()}{error.msg[1:]} at column {error.pos + 1}") from None
+    except _BadJson as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: nested too deeply") from None
+    if end != len(text):
+        raise ValueError(f"not JSON: something follows the object at column {end + 1}")
+    if type(value) is not dict:
+        raise ValueError(f"must be a JSON object, not {shown(value)}")
+    return value
+
+
+def custom_id_of(line: Mapping[str, Any], number: int) -> str:
+    """The line's own, or one made from its number."""
+    custom_id = line.get("custom_id")
+    if custom_id is None:
+        return f"line-{number}"
+    if type(custom_id) is not str or not 0 < len(custom_id) <= LONGEST_CUSTOM_ID:
+        raise RequestRefused(f"custom_id must be a text of 1 to {LONGEST_CUSTOM_ID} characters, not {shown(custom_id)}")
+    return custom_id
+
+
+def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
+    """Which endpoint a line is for, and its body."""
+    if "body" not in line and "url" not in line and "method" not in line:
+        body = {key: value for key, value in line.items() if key != "custom_id"}
+        if ("messages" in body) == ("prompt" in body):
+            raise RequestRefused("a line needs messages or a prompt, one of them")
+        return "chat" if "messages" in body else "completion", body
+    url, method = line.get("url"), line.get("method")
+    endpoint = URLS.get(url) if type(url) is str else None
+    if endpoint is None:
+        raise RequestRefused(f"url must be {' or '.join(URLS)}, not {shown(url)}")
+    if method != "POST":
+        raise RequestRefused(f'method must be "POST", not {shown(method)}')
+    inner = line.get("body")
+    if type(inner) is not dict:
+        raise RequestRefused(f"body must be an object, not {shown(inner)}")
+    if not line.keys() <= LINE_KEYS:
+        key = next(key for key in line if key not in LINE_KEYS)
+        raise RequestRefused(f"unknown key {shown(key)} beside the body", hint="keys of the request belong in body")
+    return endpoint, inner
+
+
+def call_of(text: str, defaults: Mapping[str, Any] | None = None) -> Call:
+    """A line that was stored, as a call again."""
+    endpoint, body = body_of(parse(text))
+    return Call(endpoint, checked(endpoint, _with_defaults(body, defaults)))
+
+
+def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if not defaults:
+        return body
+    if "max_completion_tokens" in body and "max_tokens" in defaults:
+        defaults = {key: value for key, value in defaults.items() if key != "max_tokens"}
+    return {**defaults, **body}
+
+
+def rows(chunk: Chunk, reading: Reading) -> Iterator[Row]:
+    """The rows of a chunk's lines; blank lines have none."""
+    for item in split(chunk):
+        if isinstance(item, BadLine):
+            yield bad_row(item, reading)
+        else:
+            yield row(item[1], item[0], reading)
+
+
+def row(text: str, number: int, reading: Reading) -> Row:
+    """The row of one line; a bad line's says why."""
+    custom_id = None
+    try:
+        line = parse(text)
+        name = custom_id_of(line, number)
+        name.encode()
+        custom_id = name
+        endpoint, body = body_of(line)
+        values = checked(endpoint, _with_defaults(body, reading.defaults))
+        identity, place, prompt_bytes = place_values(reading.model_id, endpoint, values)
+    except RequestRefused as error:
+        reason = f"{error.message} ({error.hint})" if error.hint else error.message
+        return bad_row(BadLine(number, reason), reading, custom_id)
+    except UnicodeEncodeError:
+        return bad_row(BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"), reading, custom_id)
+    except ValueError as error:
+        return bad_row(BadLine(number, str(error)), reading, custom_id)
+    get = values.get
+    job = reading.batch << NUMBER_BITS | number
+    if not reading.reuse:
+        identity = alone(identity, job)
+    return Row(State.PENDING.value, custom_id, identity, place, -get("priority", reading.priority), prompt_bytes,
+               get("max_tokens"), get("deadline"), None, None, job)  # fmt: skip
+
+
+def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row:
+    """The row of a line that cannot be run: failed from the start."""
+    job = reading.batch << NUMBER_BITS | bad.number
+    return Row(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, bad.reason, job)
+
+
+def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
+    """A chunk's text in blocks of whole lines, each under the number of its first job: the form it is stored in."""
+    data, number, start = chunk.data, chunk.first, 0
+    while start < len(data):
+        end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
+        yield batch << NUMBER_BITS | number, data[start:end]
+        number, start = number + data.count(b"\n", start, end), end
+
+
+def line_in(block: bytes, index: int) -> str:
+    """A line of a block as it stood in the file; one that was too long to be kept is empty."""
+    return b"".join(block.split(b"\n", index + 1)[index : index + 1]).decode(errors="replace").strip()

@@ -1,0 +1,240 @@
+"""The output of a batch: OpenAI's batch output lines, one for each job, in the order of the file.
+
+Lines are appended to the file itself as soon as every line before them is there: what a person sees in it during the
+night is final, and the rest follows. Every byte comes from the store, so the file can always be made again: when it is
+opened it is held against the store line by line, and cut where they part (half a line after a power cut, an error that
+is tried again). A file that this batch did not write is not touched.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.jobs.faults import StoreFull, StoreInUse
+from tokenmill.jobs.job import Batch, Result, State
+from tokenmill.jobs.store import Store
+from tokenmill.units import MIB
+
+_PAGE_LINES = 512
+_WRITE_BYTES = MIB
+_GO_ON = "what is answered is kept, and the same command goes on from there"
+
+
+def output_line(name: str, result: Result) -> bytes:
+    """One line, the same bytes whenever it is asked for; a finished job's."""
+    start = f'{{"id":"{_id_prefix(name)}{result.number}","custom_id":{json.dumps(result.custom_id)},"response":'
+    if result.state is State.DONE and result.body is not None and result.identity is not None:
+        request = f'{start}{{"status_code":200,"request_id":"req_{result.identity[:12].hex()}","body":'
+        return b'%b%b},"error":null}\n' % (request.encode(), result.body)
+    code = result.code or result.state.name.lower()
+    error = {"code": code, "message": result.message or result.state.word, "line": result.number}
+    text = json.dumps(error, ensure_ascii=False, separators=(",", ":"))
+    return f'{start}null,"error":{text}}}\n'.encode()
+
+
+def _id_prefix(name: str) -> str:
+    return f"batch_req_{name.removeprefix('batch_')}_"
+
+
+class Output:
+    """The open output of a batch, and its file of errors where it has one; one writer at a time."""
+
+    def __init__(self, store: Store, batch: Batch, *, replace: bool = False) -> None:
+        """Open and repair; `replace`: a file that something else wrote is emptied instead of refused."""
+        if batch.output is None:
+            raise UsageError(f"{batch.name} has no output file", hint="name one with --output")
+        self._store, self._batch = store, batch
+        self._number = 0  # of the last line written
+        self._answers, self._errors = _File(Path(batch.output)), None
+        try:
+            self._errors = _File(Path(batch.errors)) if batch.errors else None
+            self._repair(replace=replace)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def written(self) -> int:
+        """The number of the last line that is in the file."""
+        return self._number
+
+    def advance(self) -> int:
+        """Append what has become final; how many lines."""
+        count = 0
+        for result in self._final():
+            self._file(result).append(output_line(self._batch.name, result))
+            self._number = result.number
+            count += 1
+        for file in self._files():
+            file.flush()
+        return count
+
+    def finish(self) -> bool:
+        """Append what is final and bring it to the disk; whether that is every line."""
+        self.advance()
+        for file in self._files():
+            file.sync()
+        batch = self._store.batch(self._batch.id)
+        return batch.finished and not self._store.results(batch.id, self._number, 1)
+
+    def close(self) -> None:
+        """Let go of the files; nothing is appended."""
+        for file in self._files():
+            file.close()
+
+    def _files(self) -> Iterator["_File"]:
+        yield self._answers
+        if self._errors is not None:
+            yield self._errors
+
+    def _file(self, result: Result) -> "_File":
+        return self._answers if self._errors is None or result.state is State.DONE else self._errors
+
+    def _final(self) -> Iterator[Result]:
+        """The jobs behind the last line, as far as they are finished without a gap."""
+        number = self._number
+        while page := self._store.results(self._batch.id, number, _PAGE_LINES):
+            for result in page:
+                if not result.state.final:
+                    return
+                yield result
+            number = page[-1].number
+
+    def _repair(self, *, replace: bool) -> None:
+        """Hold the files against the store and cut them where they part."""
+        for result in self._final():
+            if not self._file(result).matches(output_line(self._batch.name, result)):
+                break  # where one file is torn, both are written again from there
+            self._number = result.number
+        own = f'{{"id":"{_id_prefix(self._batch.name)}'.encode()
+        foreign = [file for file in self._files() if not file.goes_on_with(own)]
+        if foreign and not replace:
+            raise foreign[0].foreign()
+        if foreign:
+            self._number = 0
+        for file in self._files():
+            file.cut(whole=bool(foreign))
+
+
+class _File:
+    """A file that grows at its end, or something that only takes bytes (a pipe, /dev/null)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ends, self._pending, self._pending_bytes = 0, list[bytes](), 0
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError as error:
+            raise UsageError(f"the folder of {path} is not there", hint="create it and run the same again") from error
+        except IsADirectoryError as error:
+            raise UsageError(f"{path} is a folder", hint="give the name of the file to write") from error
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}", hint="name a file that you may write") from error
+        info = os.fstat(self._fd)
+        self._regular, self._inode = stat.S_ISREG(info.st_mode), info.st_ino
+        try:
+            if self._regular:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise StoreInUse(f"another process writes {path}", hint="wait for it, or name another output") from None
+        self._reader = os.fdopen(os.dup(self._fd), "rb") if self._regular else None
+
+    def matches(self, line: bytes) -> bool:
+        """Whether the next bytes of the file are this line; if so, it counts as written."""
+        if self._reader is None or self._reader.read(len(line)) != line:
+            return False
+        self._ends += len(line)
+        return True
+
+    def goes_on_with(self, own: bytes) -> bool:
+        """Whether what follows the lines that matched can be ours: it begins like `own` lines, or is torn."""
+        if self._reader is None:
+            return True
+        self._reader.seek(self._ends)
+        rest = self._reader.read(len(own))
+        # A power cut leaves half a line, or zeros where bytes were promised.
+        return own.startswith(rest) or not rest.strip(b"\0")
+
+    def foreign(self) -> UsageError:
+        """It is not ours to cut."""
+        where = "holds something else" if self._ends == 0 else f"was changed after byte {self._ends}"
+        return UsageError(f"{self.path} {where}: it is not the output of this batch",
+                          hint="name another output, or move that file away")  # fmt: skip
+
+    def cut(self, *, whole: bool) -> None:
+        """Drop what follows the lines that matched, or everything; then appending can begin."""
+        if self._reader is not None:
+            self._ends = 0 if whole else self._ends
+            self._truncate()
+
+    def append(self, line: bytes) -> None:
+        """Add a line; written with others, or by `flush`."""
+        self._pending.append(line)
+        self._pending_bytes += len(line)
+        if self._pending_bytes >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added, whole or not at all."""
+        if not self._pending:
+            return
+        data = memoryview(b"".join(self._pending))
+        self._check_here()
+        try:
+            done = 0
+            while done < len(data):
+                done += os.write(self._fd, data[done:])
+        except OSError as error:
+            if self._regular:
+                self._truncate()
+            raise self._unwritable(error) from error
+        self._ends += len(data)
+        self._pending, self._pending_bytes = [], 0
+
+    def sync(self) -> None:
+        """Bring it to the disk."""
+        try:
+            if self._regular:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._reader is not None:
+            self._reader.close()
+        os.close(self._fd)
+
+    def _truncate(self) -> None:
+        os.ftruncate(self._fd, self._ends)
+        os.lseek(self._fd, self._ends, os.SEEK_SET)
+
+    def _check_here(self) -> None:
+        try:
+            here = not self._regular or self.path.stat().st_ino == self._inode
+        except OSError:
+            here = False
+        if not here:
+            raise TokenmillError(f"{self.path} was removed or replaced while it was written",
+                                 hint=f"put its folder back: {_GO_ON}")  # fmt: skip
+
+    def _unwritable(self, error: OSError) -> TokenmillError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoreFull(f"no room is left on the disk of {self.path}", hint=f"free some space: {_GO_ON}")
+        return TokenmillError(f"cannot write {self.path}: {error.strerror}", hint=_GO_ON)

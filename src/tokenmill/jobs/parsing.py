@@ -1,0 +1,128 @@
+"""Lines parsed by other processes, in order.
+
+A line costs Python about as much to check as SQLite to store: with a process beside the one that stores, a file is
+submitted twice as fast. A parser is this module run as a program: frames in, frames out, gone when its input ends,
+which it does when the process that started it is gone, however that came about.
+"""
+
+import marshal
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from itertools import chain, islice
+from types import TracebackType
+from typing import IO, Any, Self, cast
+
+from tokenmill.errors import TokenmillError
+from tokenmill.jobs.line import Reading, Row, bad_row, rows
+from tokenmill.jobs.read import BadLine, Chunk
+
+CHUNKS_HERE = 8  # a file of no more chunks is parsed before a process would have started
+CHUNKS_AHEAD = 32  # parsed while a transaction is written
+MOST_PROCESSES = 4
+_LENGTH_BYTES = 8
+
+
+def parsed(
+    content: Iterator[Chunk | BadLine], reading: Reading, processes: int | None = None
+) -> Iterator[tuple[Chunk | BadLine, list[Row]]]:
+    """Each chunk with its rows, in order; `processes`: how many beside this one, by default as many as cores allow."""
+    first = list(islice(content, CHUNKS_HERE))
+    if processes is None:
+        processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1) if len(first) == CHUNKS_HERE else 0
+    everything = chain(first, content)
+    if processes < 1:
+        for item in everything:
+            yield item, _rows(item, reading)
+        return
+    with ExitStack() as stack:
+        parsers = [stack.enter_context(_Parser(reading)) for _ in range(processes)]
+        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(processes)]
+        under_way: deque[tuple[Chunk | BadLine, Future[list[Row]]]] = deque()
+        for index, item in enumerate(everything):
+            turn = index % processes
+            under_way.append((item, threads[turn].submit(parsers[turn].rows, item)))
+            if len(under_way) > CHUNKS_AHEAD:  # memory stays flat however slow the store is
+                done, future = under_way.popleft()
+                yield done, future.result()
+        for done, future in under_way:
+            yield done, future.result()
+
+
+def _rows(item: Chunk | BadLine, reading: Reading) -> list[Row]:
+    return [bad_row(item, reading)] if isinstance(item, BadLine) else list(rows(item, reading))
+
+
+class _Parser:
+    """One process; used by one thread at a time."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        # -P: a folder of jobs may hold a json.py.
+        command = [sys.executable, "-P", "-m", "tokenmill.jobs.parsing"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        settings = (reading.batch, reading.model_id, reading.priority, reading.reuse, dict(reading.defaults))
+        _send(self._input, settings)
+
+    def rows(self, item: Chunk | BadLine) -> list[Row]:
+        """What the process makes of a chunk."""
+        if isinstance(item, BadLine):
+            return _rows(item, self._reading)
+        try:
+            _send(self._input, tuple(item))
+            return cast(list[Row], _receive(self._output))  # plain tuples: the store takes them as they are
+        except (BrokenPipeError, EOFError):
+            status = self._process.wait()
+            raise TokenmillError(
+                f"a process that parses lines ended with status {status}",
+                hint="memory may be short; the same command goes on where this one stopped",
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()  # it holds nothing but a copy of what is in the file
+        self._process.wait()
+        self._output.close()
+        with suppress(BrokenPipeError):  # the rest of a frame
+            self._input.close()
+
+
+def _send(pipe: IO[bytes], value: Any) -> None:
+    data = marshal.dumps(value)
+    pipe.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    length = pipe.read(_LENGTH_BYTES)
+    if len(length) < _LENGTH_BYTES:
+        raise EOFError
+    return marshal.loads(pipe.read(int.from_bytes(length, "little")))  # noqa: S302  from our own process
+
+
+def main() -> None:
+    """Parse what comes until nothing comes any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter decides
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    try:
+        reading = Reading(*_receive(source))
+        while True:
+            chunk = Chunk(*_receive(source))
+            _send(target, [tuple(row) for row in rows(chunk, reading)])
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # nothing to flush to anybody
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Reads sql/: the schema, its migrations and the named queries. Nothing else in the program holds SQL."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
+
+
+@cache
+def queries() -> Mapping[str, str]:
+    """Every query by name."""
+    parts = _NAME.split(_text("queries.sql"))
+    return {name: text.strip().rstrip(";") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+@cache
+def schema() -> str:
+    """The newest schema, for a new store."""
+    return _text("schema.sql")
+
+
+@cache
+def migrations() -> Mapping[int, str]:
+    """What leads from the version before to each version."""
+    folder = resources.files("tokenmill.jobs") / "sql" / "migrations"
+    found = {int(match[1]): item.read_text(encoding="utf-8") for item in folder.iterdir()
+             if (match := _MIGRATION.fullmatch(item.name))}  # fmt: skip
+    return dict(sorted(found.items()))
+
+
+def newest() -> int:
+    """The version that this program reads and writes."""
+    return max(migrations())
+
+
+def _text(name: str) -> str:
+    return (resources.files("tokenmill.jobs") / "sql" / name).read_text(encoding="utf-8")

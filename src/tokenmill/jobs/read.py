@@ -1,0 +1,225 @@
+"""Job files as a stream of lines: JSONL from a path or stdin, plain, gzip or zstd; Parquet by way of parquet.py.
+
+What a file is its first bytes say, not its name. Memory is bounded by the longest line that is allowed. Lines keep
+their numbers; what is wrong with one line is a `BadLine`, what is wrong with the file an error.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, BinaryIO, NamedTuple, cast
+
+from tokenmill.errors import UsageError
+from tokenmill.units import KIB, MIB, format_bytes
+
+BLOCK_BYTES = 512 * KIB
+LONGEST_LINE_BYTES = 32 * MIB
+_BOM = b"\xef\xbb\xbf"
+_BLANK = " \t\r"
+_PACK_AGAIN = "fetch or pack it again"
+_FILE_HINT = "check the path and who may read it"
+
+
+class Chunk(NamedTuple):
+    """Whole lines, each with its line end but perhaps the last, and the number of the first."""
+
+    first: int
+    data: bytes
+
+
+class BadLine(NamedTuple):
+    """A line that cannot be used, and why."""
+
+    number: int
+    reason: str
+
+
+def split(chunk: Chunk) -> Iterator[tuple[int, str] | BadLine]:
+    """The lines of a chunk with their numbers; blank ones are passed over."""
+    try:
+        texts: list[str | BadLine] = [*chunk.data.decode().split("\n")]
+    except UnicodeDecodeError:
+        texts = [_decoded(chunk.first + index, raw) for index, raw in enumerate(chunk.data.split(b"\n"))]
+    for number, text in enumerate(texts, chunk.first):
+        if isinstance(text, BadLine):
+            yield text
+        elif text := text.strip(_BLANK):
+            yield number, text
+
+
+def _decoded(number: int, raw: bytes) -> str | BadLine:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        return BadLine(number, f"not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start + 1}")
+
+
+@dataclass(slots=True)
+class Source:
+    """A job file that is open."""
+
+    name: str
+    digest: str | None  # of the file's bytes; None: a stream that has not been read to its end
+    _content: Iterator[Chunk | BadLine]
+    _ended: Callable[[], str]  # gives the digest; raises where what was read is not to be trusted
+
+    def chunks(self) -> Iterator[Chunk | BadLine]:
+        """All of it, once."""
+        try:
+            yield from self._content
+        except OSError as error:
+            raise UsageError(f"cannot read {self.name}: {error.strerror or error}", hint=_FILE_HINT) from error
+        self.digest = self._ended()
+
+
+def lines(where: str | Path) -> Iterator[tuple[int, str] | BadLine]:
+    """Every line of a job file with its number."""
+    with open_source(where) as source:
+        for chunk in source.chunks():
+            if isinstance(chunk, BadLine):
+                yield chunk
+            else:
+                yield from split(chunk)
+
+
+def chunks(blocks: Iterator[bytes], longest_bytes: int = LONGEST_LINE_BYTES) -> Iterator[Chunk | BadLine]:
+    """Cut a stream at line ends. Lines that are longer than a block are measured, and passed over beyond the limit."""
+    number, held, held_bytes, skipping = 1, list[bytes](), 0, False
+    for block in _text_of(blocks):
+        first_end, start = block.find(b"\n"), 0
+        line_bytes = held_bytes + (len(block) if first_end < 0 else first_end)
+        if skipping or line_bytes > longest_bytes:
+            if not skipping:
+                yield _too_long(number, longest_bytes)
+            held, held_bytes, skipping = [], 0, first_end < 0
+            if skipping:
+                continue
+            start, number = first_end + 1, number + 1
+        cut = block.rfind(b"\n") + 1
+        if cut > start:
+            data = b"".join((*held, block[start:cut]))
+            yield Chunk(number, data)
+            number, held, held_bytes, start = number + data.count(b"\n"), [], 0, cut
+        if start < len(block):
+            held.append(block[start:])
+            held_bytes += len(block) - start
+    if held:
+        yield Chunk(number, b"".join(held))
+
+
+def _too_long(number: int, longest_bytes: int) -> BadLine:
+    return BadLine(number, f"longer than {format_bytes(longest_bytes)}, the most that a line may have")
+
+
+def _text_of(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    for index, block in enumerate(blocks):
+        if index == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise UsageError("the file is UTF-16", hint="write it as UTF-8: iconv -f UTF-16 -t UTF-8")
+        yield block.removeprefix(_BOM) if index == 0 else block
+
+
+@contextmanager
+def open_source(where: str | Path) -> Iterator[Source]:
+    """A job file: a path, or - for stdin. UsageError when there is none, or it cannot be read."""
+    name = "stdin" if str(where) == "-" else str(where)
+    with ExitStack() as stack:
+        try:
+            file: BinaryIO = sys.stdin.buffer if name == "stdin" else stack.enter_context(Path(where).open("rb"))
+            info = os.fstat(file.fileno())
+            source = _regular(name, file, info) if stat.S_ISREG(info.st_mode) else _stream(name, file)
+        except OSError as error:
+            raise UsageError(f"cannot read {name}: {error.strerror or error}", hint=_FILE_HINT) from error
+        yield source
+
+
+def _regular(name: str, file: BinaryIO, info: os.stat_result) -> Source:
+    """A file that can be read twice: its sum is known before its first line is used."""
+    first = file.read(4)
+    file.seek(0)
+    digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+    file.seek(0)
+
+    def ended() -> str:
+        now = os.fstat(file.fileno())
+        if (now.st_size, now.st_mtime_ns) != (info.st_size, info.st_mtime_ns):
+            raise UsageError(f"{name} changed while it was read", hint="run it again when nobody writes to it")
+        return digest
+
+    if first == b"PAR1":
+        from tokenmill.jobs.parquet import parquet_chunks  # noqa: PLC0415  an extra, and slow to import
+
+        return Source(name, digest, parquet_chunks(name, file), ended)
+    return Source(name, digest, chunks(_unpacked(name, file, first)), ended)
+
+
+def _stream(name: str, file: BinaryIO) -> Source:
+    """A pipe: read once, its sum known at its end."""
+    total = hashlib.sha256()
+    summing = io.BufferedReader(_Summing(file, total), BLOCK_BYTES)
+
+    def blocks() -> Iterator[bytes]:
+        first = summing.peek(4)[:4]
+        if first == b"PAR1":
+            raise UsageError("Parquet cannot be read from a pipe", hint="give the file's path")
+        yield from _unpacked(name, summing, first)
+
+    return Source(name, None, chunks(blocks()), total.hexdigest)
+
+
+class _Summing(io.RawIOBase):
+    """Adds what is read through it to a sum."""
+
+    def __init__(self, file: BinaryIO, total: "hashlib._Hash") -> None:
+        self._file, self._total = file, total
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = cast(io.BufferedReader, self._file).read1(len(buffer))
+        buffer[: len(data)] = data
+        self._total.update(data)
+        return len(data)
+
+
+def _unpacked(name: str, file: IO[bytes], first: bytes) -> Iterator[bytes]:
+    if first[:2] == b"\x1f\x8b":
+        return _gunzipped(name, file)
+    if first == b"\x28\xb5\x2f\xfd":
+        return _unzstd(name, file)
+    return iter(lambda: file.read(BLOCK_BYTES), b"")
+
+
+def _gunzipped(name: str, file: IO[bytes]) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
+        try:
+            yield from iter(lambda: unpacked.read(BLOCK_BYTES), b"")
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UsageError(f"{name}: the gzip data is damaged or ends early", hint=_PACK_AGAIN) from error
+
+
+def _unzstd(name: str, file: IO[bytes]) -> Iterator[bytes]:
+    try:
+        import zstandard  # noqa: PLC0415  an extra
+    except ImportError:
+        raise UsageError(f"{name} is packed with zstd", hint="pip install 'tokenmill[zstd]', or unzstd it") from None
+    frame = None
+    try:
+        for packed in iter(lambda: file.read(BLOCK_BYTES // 8), b""):
+            while packed:
+                frame = frame or zstandard.ZstdDecompressor().decompressobj()
+                yield frame.decompress(packed)
+                packed = frame.unused_data if frame.eof else b""  # noqa: PLW2901
+                frame = None if frame.eof else frame
+    except zstandard.ZstdError as error:
+        raise UsageError(f"{name}: the zstd data is damaged", hint=_PACK_AGAIN) from error
+    if frame is not None:
+        raise UsageError(f"{name}: the zstd data ends early", hint=_PACK_AGAIN)

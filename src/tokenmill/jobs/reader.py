@@ -1,0 +1,125 @@
+"""Looking on: batches, jobs and results as they are in the store, without a lock and without waiting."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.database import Database, Mode
+from tokenmill.jobs.faults import StoreError
+from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Result, State, Totals, Waiting, job_id
+from tokenmill.jobs.line import line_in
+
+_START = (-(1 << 62), b"", -1)
+_BATCH_COLUMNS = (
+    "id", "name", "key", "created_s", "sealed_s", "cancelled_s", "asked_s", "source", "model_id", "output", "errors",
+    "reuse", "priority", "deadline_s", "defaults", "lines", "computed", "reused", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "engine_s",
+)  # fmt: skip
+
+
+class Reader:
+    """An open folder of batches; other processes may be at work on them."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, mode: Mode = "read") -> None:
+        self._database = Database(folder, mode)
+        self._now = clock
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self._database.close()
+
+    def batches(self) -> list[Batch]:
+        """Every batch, oldest first."""
+        return [self._batch(row) for row in self._database.all("batches")]
+
+    def batch(self, batch: int) -> Batch:
+        """One batch as it is now."""
+        row = self._database.one("batch", batch=batch)
+        if row is None:
+            raise StoreError(f"there is no batch {batch}", hint="tokenmill status lists them")
+        return self._batch(row)
+
+    def named(self, name: str) -> Batch:
+        """One batch by its name."""
+        row = self._database.one("batch_named", name=name)
+        if row is None:
+            raise UsageError(f"there is no batch {name!r}", hint="tokenmill status lists them")
+        return self.batch(row[0])
+
+    def find(self, key: bytes) -> Batch | None:
+        """The batch that the same command made before."""
+        row = self._database.one("batch_by_key", key=key)
+        return self.batch(row[0]) if row else None
+
+    def job(self, job: int) -> Job | None:
+        """One job; None: there is none."""
+        row = self._database.one("job", job=job)
+        return self._job(row) if row else None
+
+    def waiting(
+        self, batches: Sequence[int], *, after: tuple[int, bytes, int] | None = None, limit: int
+    ) -> list[Waiting]:
+        """The next pending jobs by priority and place, behind the key of the last one seen.
+
+        A job that becomes pending again behind that key is found by the next walk from the start.
+        """
+        rank, place, last = after or _START
+        pages = [
+            map(Waiting._make, self._database.all("waiting", batch=batch, rank=rank, place=place, id=last,
+                                                  now=self._now(), limit=limit))
+            for batch in batches
+        ]  # fmt: skip
+        return list(islice(merge(*pages, key=lambda waiting: waiting.key), limit))
+
+    def due(self, before_s: float, limit: int) -> list[Waiting]:
+        """Pending jobs with a deadline of their own up to a time, the nearest first."""
+        return [*map(Waiting._make, self._database.all("due", before=before_s, now=self._now(), limit=limit))]
+
+    def next_retry_s(self) -> float | None:
+        """When the first job that waits out a failure may be started."""
+        time_s: float | None = self._database.one("next_retry")[0]
+        return time_s
+
+    def results(self, batch: int, after: int, limit: int) -> list[Result]:
+        """The jobs behind a line, in the order of the file, finished or not."""
+        rows = self._database.all("results", after=job_id(batch, after), last=job_id(batch, MOST_LINES), limit=limit)
+        return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
+
+    def failures(self, batch: int, after: int, limit: int) -> list[Result]:
+        """Failed jobs and those set aside, in the order of the file."""
+        rows = self._database.all("failures", batch=batch, after=job_id(batch, after), limit=limit)
+        return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
+
+    def ask_cancel(self, batch: int) -> None:
+        """Leave word that a batch is to be cancelled; needs the mode for it."""
+        with self._database.writing(durable=True):
+            self._database.run("ask_cancel", batch=batch, now=self._now())
+
+    def _job(self, row: tuple[Any, ...]) -> Job:
+        job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row
+        block = self._database.one("block_of", job=job)
+        line = line_in(block[1], job - block[0]) if block else ""
+        return Job(job, custom_id, State(state), identity, place, -rank, prompt_bytes, max_tokens, deadline_s,
+                   attempts, deaths, line)  # fmt: skip
+
+    def _batch(self, row: tuple[Any, ...]) -> Batch:
+        columns = dict(zip(_BATCH_COLUMNS, row, strict=True))
+        counts = {State(state).name.lower(): jobs for state, jobs in self._database.all("counts", batch=columns["id"])}
+        totals = Totals(*(columns[name] for name in Totals.__dataclass_fields__))
+        kept = {name: columns[name] for name in Batch.__dataclass_fields__ if name in columns}
+        kept |= {"reuse": bool(columns["reuse"]), "defaults": json.loads(columns["defaults"])}
+        return Batch(**kept, counts=Counts(**counts), totals=totals)

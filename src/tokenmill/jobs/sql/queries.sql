@@ -1,0 +1,188 @@
+-- Every query of the jobs room, by name. States: 0 pending, 1 running, 2 done, 3 failed, 4 cancelled, 5 set aside;
+-- they are spelled out because a partial index is only used for a constant.
+
+-- name: add_batch
+INSERT INTO batches (name, key, created_s, source, model_id, output, errors, reuse, priority, deadline_s, defaults)
+VALUES (:name, :key, :now, :source, :model_id, :output, :errors, :reuse, :priority, :deadline_s, :defaults)
+RETURNING id;
+
+-- name: add_counts
+INSERT INTO counts (batch, state, jobs) VALUES (:batch, 0, 0), (:batch, 1, 0), (:batch, 2, 0), (:batch, 3, 0),
+                                               (:batch, 4, 0), (:batch, 5, 0);
+
+-- name: add_job
+INSERT INTO jobs (id, batch, state, custom_id, identity, place, rank, prompt_bytes, max_tokens, deadline_s, code, message)
+VALUES (?11, ?11 >> 32, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+ON CONFLICT (batch, custom_id) DO NOTHING;
+
+-- name: add_block
+INSERT INTO blocks (id, data) VALUES (?, ?);
+
+-- name: count_added
+UPDATE counts SET jobs = jobs + :jobs WHERE batch = :batch AND state = :state;
+
+-- name: answer_added
+UPDATE jobs SET state = 2, answer = answers.id FROM answers
+WHERE jobs.id BETWEEN :first AND :last AND jobs.state = 0 AND answers.identity = jobs.identity;
+
+-- name: count_reused
+UPDATE batches SET reused = reused + :jobs WHERE id = :batch;
+
+-- name: set_lines
+UPDATE batches SET lines = :lines WHERE id = :batch;
+
+-- name: holder_of_custom_id
+SELECT id FROM jobs WHERE batch = :batch AND custom_id = :custom_id;
+
+-- name: last_job
+SELECT max(id) FROM jobs WHERE id BETWEEN :first AND :last;
+
+-- name: seal
+UPDATE batches SET sealed_s = :now, key = :key WHERE id = :batch;
+
+-- name: drop_key
+UPDATE batches SET key = NULL WHERE id = :batch;
+
+-- name: doom
+UPDATE batches SET key = NULL, sealed_s = NULL WHERE id = :batch;
+
+-- name: batches
+SELECT id, name, key, created_s, sealed_s, cancelled_s, asked_s, source, model_id, output, errors, reuse, priority, deadline_s,
+       defaults, lines, computed, reused, prompt_tokens, cached_tokens, completion_tokens, engine_s
+FROM batches ORDER BY id;
+
+-- name: batch
+SELECT id, name, key, created_s, sealed_s, cancelled_s, asked_s, source, model_id, output, errors, reuse, priority, deadline_s,
+       defaults, lines, computed, reused, prompt_tokens, cached_tokens, completion_tokens, engine_s
+FROM batches WHERE id = :batch;
+
+-- name: batch_named
+SELECT id FROM batches WHERE name = :name;
+
+-- name: batch_by_key
+SELECT id FROM batches WHERE key = :key;
+
+-- name: doomed
+SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL;
+
+-- name: counts
+SELECT state, jobs FROM counts WHERE batch = :batch;
+
+-- name: any_answer
+SELECT EXISTS (SELECT 1 FROM answers);
+
+-- name: waiting
+SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+WHERE batch = :batch AND state = 0 AND (rank, place, id) > (:rank, :place, :id)
+  AND (not_before_s IS NULL OR not_before_s <= :now)
+ORDER BY rank, place, id LIMIT :limit;
+
+-- name: due
+SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+WHERE state = 0 AND deadline_s IS NOT NULL AND deadline_s <= :before
+  AND (not_before_s IS NULL OR not_before_s <= :now)
+ORDER BY deadline_s LIMIT :limit;
+
+-- name: next_retry
+SELECT min(not_before_s) FROM jobs WHERE state = 0 AND not_before_s IS NOT NULL;
+
+-- name: job
+SELECT id, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths
+FROM jobs WHERE id = :job;
+
+-- name: block_of
+SELECT id, data FROM blocks WHERE id <= :job ORDER BY id DESC LIMIT 1;
+
+-- name: start
+UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL WHERE id = :job AND state = 0;
+
+-- name: add_answer
+INSERT INTO answers (identity, body, created_s, prompt_tokens, completion_tokens)
+SELECT identity, :body, :now, :prompt_tokens, :completion_tokens FROM jobs WHERE id = :job AND identity IS NOT NULL
+ON CONFLICT (identity) DO NOTHING;
+
+-- name: answer_job
+UPDATE jobs SET state = 2, code = NULL, message = NULL,
+       answer = (SELECT id FROM answers WHERE answers.identity = jobs.identity)
+WHERE id = :job AND state IN (0, 1) AND EXISTS (SELECT 1 FROM answers WHERE answers.identity = jobs.identity);
+
+-- name: add_totals
+UPDATE batches SET computed = computed + 1, prompt_tokens = prompt_tokens + :prompt_tokens,
+       cached_tokens = cached_tokens + :cached_tokens, completion_tokens = completion_tokens + :completion_tokens,
+       engine_s = engine_s + :engine_s
+WHERE id = :batch;
+
+-- name: fail
+UPDATE jobs SET state = 3, code = :code, message = :message WHERE id = :job AND state IN (0, 1);
+
+-- name: retry_later
+UPDATE jobs SET state = 0, code = :code, message = :message, not_before_s = :not_before WHERE id = :job AND state = 1;
+
+-- name: died
+UPDATE jobs SET deaths = deaths + 1, state = CASE WHEN deaths + 1 >= :most THEN 5 ELSE 0 END,
+       code = :code, message = :message, not_before_s = :not_before
+WHERE id = :job AND state = 1 RETURNING state;
+
+-- name: release
+UPDATE jobs SET state = 0, attempts = max(0, attempts - 1) WHERE id = :job AND state = 1;
+
+-- name: recover
+UPDATE jobs SET state = 0 WHERE state = 1;
+
+-- name: cancel_waiting
+UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 0;
+
+-- name: cancel_running
+UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 1;
+
+-- name: cancel_batch
+UPDATE batches SET cancelled_s = :now, asked_s = NULL WHERE id = :batch;
+
+-- name: ask_cancel
+UPDATE batches SET asked_s = :now WHERE id = :batch AND cancelled_s IS NULL;
+
+-- name: asked
+SELECT id FROM batches WHERE asked_s IS NOT NULL;
+
+-- name: retry_failed
+UPDATE jobs SET state = 0, attempts = 0, deaths = 0, code = NULL, message = NULL, not_before_s = NULL
+WHERE batch = :batch AND state IN (3, 5) AND code <> 'invalid_line';
+
+-- name: retry_cancelled
+UPDATE jobs SET state = 0, attempts = 0, deaths = 0, code = NULL, message = NULL, not_before_s = NULL
+WHERE id BETWEEN :first AND :last AND state = 4;
+
+-- name: reopen_batch
+UPDATE batches SET cancelled_s = NULL, asked_s = NULL WHERE id = :batch;
+
+-- name: expire_jobs
+UPDATE jobs SET state = 3, code = 'deadline', message = 'its deadline passed before it was started'
+WHERE state = 0 AND deadline_s IS NOT NULL AND deadline_s <= :now RETURNING id;
+
+-- name: expire_batch
+UPDATE jobs SET state = 3, code = 'deadline', message = 'the batch''s deadline passed before it was started'
+WHERE batch = :batch AND state = 0;
+
+-- name: overdue_batches
+SELECT id FROM batches WHERE deadline_s <= :now;
+
+-- name: results
+SELECT jobs.id & 4294967295, state, custom_id, jobs.identity, body, code, message
+FROM jobs LEFT JOIN answers ON answers.id = jobs.answer
+WHERE jobs.id > :after AND jobs.id <= :last ORDER BY jobs.id LIMIT :limit;
+
+-- name: failures
+SELECT id & 4294967295, state, custom_id, identity, NULL, code, message FROM jobs
+WHERE batch = :batch AND state IN (3, 5) AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: forget_jobs
+DELETE FROM jobs WHERE id BETWEEN :first AND :last;
+
+-- name: forget_blocks
+DELETE FROM blocks WHERE id BETWEEN :first AND :last;
+
+-- name: forget_batch
+DELETE FROM batches WHERE id = :batch;
+
+-- name: forget_counts
+DELETE FROM counts WHERE batch = :batch;

@@ -1,0 +1,258 @@
+"""The durable half of the jobs room: batches, jobs and answers in a folder, written to by one process.
+
+What is acknowledged (a sealed batch, a committed answer) survives the end of the process and of the machine. An answer
+is stored once for its identity and never changes. Which job runs when, and on what, is not decided here; nor is the
+form of an answer known. Methods may be called from several threads, one after another.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.faults import StoreError
+from tokenmill.jobs.job import (
+    MOST_LINES,
+    NUMBER_BITS,
+    Batch,
+    Failure,
+    Finished,
+    Job,
+    Outcome,
+    Started,
+    State,
+    Submission,
+    job_id,
+)
+from tokenmill.jobs.reader import Reader
+
+MOST_DEATHS = 2
+_FORGET_LINES = 50_000  # deleted in one transaction
+
+
+class Store(Reader):
+    """An open folder of batches that this process works on; what a former one left running is pending again."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(folder, clock=clock, mode="work")
+        self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
+        self._held: dict[bytes, list[int]] = {}  # jobs that wait for an equal one that runs
+        self._recover()
+
+    # Submitting.
+
+    def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
+        """A new batch without lines; `key` None: it is found again only when it is sealed with one."""
+        values = {
+            "name": f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
+            "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": how.reuse,
+            "priority": how.priority, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
+        }  # fmt: skip
+        with self._database.writing(durable=False):
+            batch: int = self._database.run("add_batch", **values).fetchone()[0]
+            self._database.run("add_counts", batch=batch)
+        return batch
+
+    def add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Store lines in one transaction (`line.Row`s, or plain tuples, and blocks of text); those answered are done.
+
+        UsageError names a custom_id that is there already, and both lines; none of these lines is stored then.
+        """
+        if not rows:
+            return
+        with self._database.writing(durable=False):
+            run = self._database.run
+            if self._database.many("add_job", rows) != len(rows):
+                raise self._twice(batch, rows)
+            self._database.many("add_block", blocks)
+            bad = [row[0] for row in rows].count(State.FAILED)
+            run("count_added", batch=batch, state=State.PENDING, jobs=len(rows) - bad)
+            if bad:
+                run("count_added", batch=batch, state=State.FAILED, jobs=bad)
+            if run("any_answer").fetchone()[0]:
+                reused = run("answer_added", first=rows[0][-1], last=rows[-1][-1]).rowcount
+                run("count_reused", batch=batch, jobs=reused)
+            run("set_lines", batch=batch, lines=rows[-1][-1] & MOST_LINES)
+
+    def last_line(self, batch: int) -> int:
+        """The last line that is stored; 0: none."""
+        row = self._database.one("last_job", first=job_id(batch, 0), last=job_id(batch, MOST_LINES))
+        return (row[0] or 0) & MOST_LINES
+
+    def seal(self, batch: int, key: bytes) -> Batch:
+        """All lines are there, and on the disk when this returns."""
+        with self._database.writing(durable=True):
+            self._database.run("seal", batch=batch, key=key, now=self._now())
+        return self.batch(batch)
+
+    def retire(self, batch: int) -> None:
+        """The batch stays, but the same command makes a new one."""
+        with self._database.writing(durable=False):
+            self._database.run("drop_key", batch=batch)
+
+    def forget(self, batch: int) -> None:
+        """Remove a batch and its lines; answers stay. What a kill leaves of it is removed at the next opening."""
+        with self._database.writing(durable=False):
+            self._database.run("doom", batch=batch)
+        last = self.last_line(batch)
+        for first in range(0, last + 1, _FORGET_LINES):
+            span = {"first": job_id(batch, first), "last": job_id(batch, first + _FORGET_LINES - 1)}
+            with self._database.writing(durable=False):
+                self._database.run("forget_blocks", **span)
+                self._database.run("forget_jobs", **span)
+        with self._database.writing(durable=False):
+            self._database.run("forget_counts", batch=batch)
+            self._database.run("forget_batch", batch=batch)
+
+    # Working.
+
+    def start(self, jobs: Iterable[int]) -> Started:
+        """Mark jobs as running. Those with an answer are done instead; those whose equal runs are held for it.
+
+        Jobs that are not pending any more are in none of the lists.
+        """
+        running, answered, held = dict[bytes, Job](), list[Outcome](), list[tuple[bytes, int]]()
+        here = set(self._at_work.values())
+        with self._database.writing(durable=False):
+            for number in jobs:
+                row = self._database.run("job", job=number).fetchone()
+                job = self._job(row) if row else None
+                if job is None or job.identity is None or job.state is not State.PENDING:
+                    continue
+                if self._database.run("answer_job", job=number).rowcount:
+                    self._database.run("count_reused", batch=job.batch, jobs=1)
+                    answered.append(Outcome(number, State.DONE, reused=True))
+                elif job.identity in here:
+                    held.append((job.identity, number))
+                else:
+                    self._database.run("start", job=number)
+                    here.add(job.identity)
+                    running[job.identity] = job
+        self._at_work.update((job.id, identity) for identity, job in running.items())
+        for identity, number in held:
+            waiting = self._held.setdefault(identity, [])
+            if number not in waiting:
+                waiting.append(number)
+        return Started(tuple(running.values()), tuple(answered), tuple(number for _, number in held))
+
+    def commit(self, finished: Sequence[Finished]) -> tuple[Outcome, ...]:
+        """Store answers in one transaction, on the disk when this returns; their jobs and held equals are done.
+
+        An identity that has an answer keeps it: committing again changes nothing. The answer of a job that was
+        cancelled meanwhile is kept for others.
+        """
+        outcomes = list[Outcome]()
+        with self._database.writing(durable=True):
+            for item in finished:
+                values = {"prompt_tokens": item.prompt_tokens, "completion_tokens": item.completion_tokens}
+                new = self._database.run("add_answer", job=item.job, body=item.body, now=self._now(), **values).rowcount
+                if new:
+                    self._database.run("add_totals", batch=item.job >> NUMBER_BITS, engine_s=item.engine_s,
+                                       cached_tokens=item.cached_tokens or 0, **values)  # fmt: skip
+                for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
+                    reused = job != item.job or not new
+                    if self._database.run("answer_job", job=job).rowcount:
+                        outcomes.append(Outcome(job, State.DONE, reused=reused))
+                        if reused:
+                            self._database.run("count_reused", batch=job >> NUMBER_BITS, jobs=1)
+        for item in finished:
+            self._held.pop(self._at_work.pop(item.job, b""), None)
+        return tuple(outcomes)
+
+    def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[Outcome, ...]:
+        """No answer: for good, or to be tried again from a time on. Held equals are free again."""
+        with self._database.writing(durable=retry_at_s is None):
+            values = {"job": job, "code": failure.code, "message": failure.message}
+            if retry_at_s is None:
+                changed = self._database.run("fail", **values).rowcount
+            else:
+                changed = self._database.run("retry_later", not_before=retry_at_s, **values).rowcount
+        state = State.FAILED if retry_at_s is None else State.PENDING
+        return (*((Outcome(job, state),) if changed else ()), *self._freed([job]))
+
+    def died(
+        self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
+    ) -> tuple[Outcome, ...]:
+        """The engine died with these at work: to be tried again, or set aside when it was once too often."""
+        outcomes, suspects = list[Outcome](), list(jobs)
+        with self._database.writing(durable=True):
+            for job in suspects:
+                values = {"code": failure.code, "message": failure.message, "not_before": retry_at_s}
+                if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
+                    outcomes.append(Outcome(job, State(row[0])))
+        return (*outcomes, *self._freed(suspects))
+
+    def release(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
+        """Jobs that were put back unfinished; this was no attempt."""
+        released = list(jobs)
+        with self._database.writing(durable=False):
+            for job in released:
+                self._database.run("release", job=job)
+        return self._freed(released)
+
+    def cancel(self, batch: int) -> int:
+        """Nothing more of this batch is to be done; how many jobs that ends. Answers on their way are still kept."""
+        with self._database.writing(durable=True):
+            count = self._database.run("cancel_waiting", batch=batch).rowcount
+            count += self._database.run("cancel_running", batch=batch).rowcount
+            self._database.run("cancel_batch", batch=batch, now=self._now())
+        return count
+
+    def asked_to_cancel(self) -> list[int]:
+        """Batches that other processes asked to cancel."""
+        return [row[0] for row in self._database.all("asked")]
+
+    def retry(self, batch: int, *, cancelled: bool = False) -> int:
+        """Failed jobs and those set aside are pending again, bad lines excepted; how many."""
+        with self._database.writing(durable=True):
+            count = self._database.run("retry_failed", batch=batch).rowcount
+            if cancelled:
+                span = {"first": job_id(batch, 0), "last": job_id(batch, MOST_LINES)}
+                count += self._database.run("retry_cancelled", **span).rowcount
+                self._database.run("reopen_batch", batch=batch)
+        return count
+
+    def expire(self) -> int:
+        """Pending jobs whose deadline, or whose batch's, has passed fail; how many."""
+        now = self._now()
+        with self._database.writing(durable=True):
+            count = len(self._database.run("expire_jobs", now=now).fetchall())
+            for (batch,) in self._database.run("overdue_batches", now=now).fetchall():
+                count += self._database.run("expire_batch", batch=batch).rowcount
+        return count
+
+    def _recover(self) -> None:
+        """What ran when the process ended did not finish; halves of batches that nobody can find again go."""
+        try:
+            with self._database.writing(durable=False):
+                self._database.run("recover")
+            for (batch,) in self._database.all("doomed"):
+                self.forget(batch)
+        except StoreError:
+            self._database.close()
+            raise
+
+    def _freed(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
+        held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]
+        return tuple(Outcome(job, State.PENDING) for job in held)
+
+    def _twice(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> UsageError:
+        for row in rows:
+            custom_id, job = row[1], row[-1]
+            found = self._database.run("holder_of_custom_id", batch=batch, custom_id=custom_id).fetchone()
+            if custom_id is not None and found[0] != job:
+                return UsageError(
+                    f"custom_id {custom_id!r} is on line {found[0] & MOST_LINES} and again on line {job & MOST_LINES}",
+                    hint="every line of a file needs its own; without one a line is called line-N",
+                )
+        raise AssertionError("a row was refused that nothing stands against")
+
+
+def ask_to_cancel(folder: Path, name: str, *, clock: Callable[[], float] = time.time) -> None:
+    """Leave word for the process that works: this batch is to be cancelled."""
+    with Reader(folder, clock=clock, mode="ask") as reader:
+        batch = reader.named(name)
+        reader.ask_cancel(batch.id)

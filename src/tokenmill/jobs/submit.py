@@ -1,0 +1,116 @@
+"""A job file into the store: read, checked, stored, sealed.
+
+The same file with the same model, output and defaults is the same batch: submitting it again goes on where the first
+time stopped, in the middle of the file or at its end. A file that is refused leaves nothing behind.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.job import MOST_LINES, Batch, State, Submission
+from tokenmill.jobs.line import Reading, Row, blocks
+from tokenmill.jobs.parsing import parsed
+from tokenmill.jobs.read import BadLine, Chunk, Source, open_source
+from tokenmill.jobs.store import Store
+from tokenmill.units import MIB
+
+GROUP_LINES = 16_384  # in one transaction: each writes the pages of an index that its lines fall into
+GROUP_BYTES = 32 * MIB
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """What came of it."""
+
+    batch: Batch
+    continued: bool  # the batch was there before
+
+
+def submit(
+    store: Store,
+    where: str | Path,
+    how: Submission,
+    *,
+    processes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Submitted:
+    """Store the jobs of a file; `progress` is told the last line that is stored.
+
+    A finished batch that was computed without reuse is done anew when it is submitted again.
+    """
+    with open_source(where) as source:
+        known = store.find(batch_key(how, source.digest)) if source.digest else None
+        if known and known.finished and not how.reuse:
+            store.retire(known.id)
+            known = None
+        if known and known.sealed_s is not None:
+            return Submitted(known, continued=True)
+        key = batch_key(how, source.digest) if source.digest else None
+        batch = known.id if known else store.begin(how, source=source.name, key=key)
+        try:
+            _store_lines(store, batch, source, how, processes, progress)
+        except UsageError:
+            store.forget(batch)
+            raise
+        key = batch_key(how, source.digest or "")
+        twin = store.find(key)
+    if twin and twin.id != batch:  # a stream that was here before
+        store.forget(batch)
+        return Submitted(twin, continued=True)
+    return Submitted(store.seal(batch, key), continued=known is not None)
+
+
+def batch_key(how: Submission, digest: str) -> bytes:
+    """What makes two submissions the same batch."""
+    parts = [how.model_id, how.output, how.errors, how.reuse, dict(how.defaults), digest]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def _store_lines(store: Store, batch: int, source: Source, how: Submission, processes: int | None,
+                 progress: Callable[[int], None] | None) -> None:  # fmt: skip
+    stored = store.last_line(batch)
+    reading = Reading(batch, how.model_id, how.priority, how.reuse, how.defaults)
+    fresh = (new for item in source.chunks() if (new := _after(item, stored)))
+    rows, texts, texts_bytes = list[Row](), list[tuple[int, bytes]](), 0
+    for item, found in parsed(fresh, reading, processes):
+        if how.strict:
+            _refuse_bad(found, source.name)
+        rows += found
+        if isinstance(item, Chunk):
+            texts += blocks(item, batch)
+            texts_bytes += len(item.data)
+        if len(rows) >= GROUP_LINES or texts_bytes >= GROUP_BYTES:
+            _add(store, batch, rows, texts, progress)
+            rows, texts, texts_bytes = [], [], 0
+    _add(store, batch, rows, texts, progress)
+
+
+def _add(store: Store, batch: int, rows: list[Row], texts: list[tuple[int, bytes]],
+         progress: Callable[[int], None] | None) -> None:  # fmt: skip
+    store.add(batch, rows, texts)
+    if progress and rows:
+        progress(rows[-1][-1] & MOST_LINES)
+
+
+def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
+    """What of a chunk follows the lines that are stored."""
+    if isinstance(item, BadLine):
+        return item if item.number > stored else None
+    known = stored + 1 - item.first
+    if known <= 0:
+        return item
+    rest = item.data.split(b"\n", known)[known:]
+    return Chunk(stored + 1, rest[0]) if rest and rest[0] else None
+
+
+def _refuse_bad(rows: Sequence[Row], name: str) -> None:
+    bad = [row for row in rows if row[0] == State.FAILED]
+    if bad:
+        shown = "; ".join(f"line {row[-1] & MOST_LINES}: {row[9]}" for row in bad[:_SHOWN])
+        raise UsageError(f"{name} has lines that cannot be run: {shown}",
+                         hint="mend them, or leave --strict out: they become error lines, the rest runs")  # fmt: skip

@@ -1,0 +1,179 @@
+"""What can happen to the folder: each in words, nothing damaged, and the same again goes on."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import full_disk
+from support.jobs_store import answer, pending, submitted, write_jobs
+from tokenmill.errors import TokenmillError
+from tokenmill.jobs import database
+from tokenmill.jobs.faults import StoreError, StoreInUse
+from tokenmill.jobs.job import Counts
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+
+
+def test_one_process_works(tmp_path: Path) -> None:
+    with Store(tmp_path / "s"):
+        with pytest.raises(StoreInUse, match=f"process {os.getpid()} works") as caught:
+            Store(tmp_path / "s")
+        assert "one process works at a time" in (caught.value.hint or "")
+    Store(tmp_path / "s").close()
+
+
+HOLD = """
+import sys, pathlib
+from tokenmill.jobs.store import Store
+store = Store(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"held\n"
+        with pytest.raises(StoreInUse, match=str(child.pid)):
+            Store(tmp_path / "s")
+        child.kill()
+        child.wait(30)
+    Store(tmp_path / "s").close()
+
+
+def test_a_program_that_holds_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_WAIT_S", 0.01)
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        other = sqlite3.connect(tmp_path / "s" / "store.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreInUse, match="locked by another program"):
+            store.start(pending(store, batch))
+        other.execute("ROLLBACK")
+        other.close()
+        assert len(store.start(pending(store, batch)).running) == 1
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_the_folder_is_gone(tmp_path: Path, how: str) -> None:
+    store = Store(tmp_path / "s")
+    batch = submitted(store, tmp_path / "j", ["a"])
+    (job,) = pending(store, batch)
+    store.start([job])
+    (tmp_path / "s").rename(tmp_path / "moved")
+    if how == "replaced":
+        shutil.copytree(tmp_path / "moved", tmp_path / "s")
+    with pytest.raises(StoreError, match="removed or replaced"):
+        store.commit([answer(job)])
+    shutil.rmtree(tmp_path / "s", ignore_errors=True)
+    (tmp_path / "moved").rename(tmp_path / "s")
+    store.commit([answer(job)])
+    assert store.batch(batch.id).counts == Counts(done=1)
+    store.close()
+
+
+def test_nothing_there_to_look_at(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no batches in") as caught:
+        Reader(tmp_path)
+    assert caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot use"):
+        Store(tmp_path / "file" / "s")
+
+
+def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
+    """What SQLite says then, said in our words: root may write where others may not, so the error is provoked there."""
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        store._database._connection.execute("PRAGMA query_only = ON")
+        with pytest.raises(StoreError, match="cannot be written to"):
+            store.start(pending(store, batch))
+
+
+@pytest.mark.parametrize("damage", ["first page", "a page inside", "another file", "cut short"])
+def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", [f"prompt {number}" for number in range(2000)])
+    path = tmp_path / "s" / "store.db"
+    raw = bytearray(path.read_bytes())
+    if damage == "first page":
+        raw[:4096] = b"\xff" * 4096
+    elif damage == "a page inside":
+        raw[8192 * 2 :] = b"\xff" * (len(raw) - 8192 * 2)
+    elif damage == "another file":
+        raw = bytearray(b"this is not a database, but it is long enough to be one " * 200)
+    else:
+        del raw[len(raw) // 2 :]
+    path.write_bytes(raw)
+    with pytest.raises(StoreError, match="is damaged") as caught, Store(tmp_path / "s") as store:
+        store.start(pending(store, batch))
+        store.results(batch.id, 0, 10_000)
+    assert "move store.db* aside" in (caught.value.hint or "")
+    assert path.read_bytes() == raw
+    (tmp_path / "s" / "store.db").unlink()
+    with Store(tmp_path / "s") as store:
+        assert submitted(store, tmp_path / "j", ["a"]).counts.total == 1
+
+
+def test_another_programs_database(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    other = sqlite3.connect(tmp_path / "s" / "store.db")
+    other.execute("CREATE TABLE theirs (a)")
+    other.close()
+    with pytest.raises(StoreError, match="another program"):
+        Store(tmp_path / "s")
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "s").close()
+    other = sqlite3.connect(tmp_path / "s" / "store.db")
+    other.execute("PRAGMA user_version = 99")
+    other.close()
+    for opening in (Store, Reader):
+        with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
+            opening(tmp_path / "s")
+
+
+def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+    step = "ALTER TABLE batches ADD COLUMN colour TEXT;"
+    monkeypatch.setattr(database, "newest", lambda: 2)
+    monkeypatch.setattr(database, "migrations", lambda: {1: "nonsense", 2: step})
+    with pytest.raises(StoreError, match="older version"):
+        Reader(tmp_path / "s")
+    with Store(tmp_path / "s") as store:
+        assert store.batch(batch.id).counts.total == 1
+        assert store._database._connection.execute("SELECT colour FROM batches").fetchall() == [(None,)]
+    with Reader(tmp_path / "s") as reader:
+        assert reader.batch(batch.id).counts.total == 1
+
+
+@pytest.mark.parametrize(("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 40_000, 100)])
+def test_the_disk_is_full(tmp_path: Path, scenario: str, count: int, size: int) -> None:
+    write_jobs(tmp_path / "jobs.jsonl", [f"{number} " + "x" * size for number in range(count)])
+    done = full_disk.run(scenario, tmp_path / "small")
+    assert done.stdout == "passed\n", done.stderr
+
+
+def test_every_error_has_a_hint(tmp_path: Path) -> None:
+    from tokenmill.jobs.faults import _mapped, unusable
+
+    for code in range(1, 30):
+        error = sqlite3.OperationalError("words")
+        error.sqlite_errorcode = code | 3 << 8
+        mapped = _mapped(error, tmp_path)
+        assert isinstance(mapped, TokenmillError)
+        assert mapped.hint
+    for number in (28, 122, 13, 95):
+        assert unusable(tmp_path, OSError(number, os.strerror(number))).hint

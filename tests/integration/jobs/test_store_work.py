@@ -1,0 +1,327 @@
+"""Jobs through their states: started, answered once, retried, set aside, cancelled; counted rightly throughout."""
+
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from support.jobs_store import Clock, answer, pending, submitted, write_jobs
+from tokenmill.errors import UsageError
+from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.submit import submit
+
+BROKE = Failure("engine_died", "the engine died")
+
+
+def states(store: Store, batch: int) -> list[str]:
+    return [result.state.word for result in store.results(batch, 0, 1000)]
+
+
+def test_a_job_from_line_to_answer(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store(tmp_path / "s", clock=clock) as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"], max_tokens=5)
+        assert batch.counts == Counts(pending=2)
+        assert (batch.lines, batch.sealed_s, batch.finished) == (2, clock.now_s, False)
+        first, second = pending(store, batch)
+        started = store.start([first])
+        (job,) = started.running
+        assert job.id == first
+        assert json.loads(job.line)["max_tokens"] == 5
+        assert store.batch(batch.id).counts == Counts(pending=1, running=1)
+        assert store.commit([answer(first)]) == (Outcome(first, State.DONE),)
+        store.start([second])
+        store.commit([answer(second, "no")])
+        batch = store.batch(batch.id)
+        assert batch.counts == Counts(done=2)
+        assert batch.finished
+        assert (batch.totals.computed, batch.totals.prompt_tokens, batch.totals.cached_tokens) == (2, 20, 8)
+        assert batch.totals.engine_s == 1.0
+
+
+def test_committing_again_changes_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        (job,) = pending(store, batch)
+        store.start([job])
+        store.commit([answer(job, "first")])
+        before = store.batch(batch.id)
+        assert store.commit([answer(job, "second")]) == ()
+        assert store.results(batch.id, 0, 1)[0].body == b'{"text": "first"}'
+        assert store.batch(batch.id) == before
+
+
+def test_answers_are_found_again_across_files_and_openings(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        store.start(pending(store, batch))
+        store.commit([answer(job) for job in (batch.id << 32 | 1, batch.id << 32 | 2)])
+    with Store(tmp_path / "s") as store:
+        other = submitted(store, tmp_path / "k", ["b", "new", "a"])
+        assert states(store, other.id) == ["done", "pending", "done"]
+        assert other.counts == Counts(pending=1, done=2)
+        assert (other.totals.reused, other.totals.computed) == (2, 0)
+        forced = submitted(store, tmp_path / "l", ["b", "a"], {"reuse": False})
+        assert forced.counts == Counts(pending=2)
+        other_model = submitted(store, tmp_path / "m", ["b"], {"model_id": "n"})
+        assert other_model.counts == Counts(pending=1)
+
+
+def test_equal_jobs_are_computed_once(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "a", "a", "b"])
+        jobs = [batch.id << 32 | number for number in range(1, 5)]
+        started = store.start(jobs[:2])
+        assert [job.id for job in started.running] == jobs[:1]
+        assert started.held == (jobs[1],)
+        assert set(store.commit([answer(jobs[0])])) == {
+            Outcome(jobs[0], State.DONE), Outcome(jobs[1], State.DONE, reused=True),
+        }  # fmt: skip
+        # The third was not asked for yet: the answer is there when it is.
+        started = store.start(jobs[2:])
+        assert started.answered == (Outcome(jobs[2], State.DONE, reused=True),)
+        assert [job.id for job in started.running] == jobs[3:]
+        assert store.batch(batch.id).totals.reused == 2
+        assert len({result.body for result in store.results(batch.id, 0, 3)}) == 1
+
+
+def test_equals_are_free_again_when_the_first_fails(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "a"])
+        one, other = batch.id << 32 | 1, batch.id << 32 | 2
+        store.start([one, other])
+        assert store.fail(one, Failure("timeout", "too slow")) == (Outcome(one, State.FAILED), Outcome(other, State.PENDING))
+        assert [job.id for job in store.start([other]).running] == [other]
+
+
+def test_order_is_priority_then_place(tmp_path: Path) -> None:
+    heads = ["x" * 2000, "y" * 2000, "z" * 2000]
+    prompts = [heads[number % 3] + str(number) for number in range(60)]
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", prompts)
+        urgent = submitted(store, tmp_path / "k", [prompt + "!" for prompt in prompts[:6]], {"priority": 5})
+        found = store.waiting([batch.id, urgent.id], limit=100)
+        assert [item.id >> 32 for item in found[:6]] == [urgent.id] * 6
+        kinds = [(item.id & 0xFFFFFFFF) % 3 for item in found[6:]]
+        assert sum(one != other for one, other in zip(kinds, kinds[1:], strict=False)) == 2
+        pages, after = [], None
+        while page := store.waiting([batch.id, urgent.id], after=after, limit=7):
+            pages += page
+            after = page[-1].key
+        assert pages == found
+
+
+def test_retries_wait_their_time(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store(tmp_path / "s", clock=clock) as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        (job,) = pending(store, batch)
+        store.start([job])
+        assert store.fail(job, BROKE, retry_at_s=clock.now_s + 10) == (Outcome(job, State.PENDING),)
+        assert pending(store, batch) == []
+        assert store.next_retry_s() == clock.now_s + 10
+        assert store.batch(batch.id).counts == Counts(pending=1)
+        clock.now_s += 10
+        assert pending(store, batch) == [job]
+        (again,) = store.start([job]).running
+        assert again.attempts == 1
+        assert store.next_retry_s() is None
+
+
+def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store(tmp_path / "s", clock=clock) as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        poison, innocent = batch.id << 32 | 1, batch.id << 32 | 2
+        store.start([poison, innocent])
+        assert {item.state for item in store.died([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {State.PENDING}
+        assert {item.deaths for item in store.waiting([batch.id], limit=9)} == {1}
+        store.start([poison])
+        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (Outcome(poison, State.SET_ASIDE),)
+        assert states(store, batch.id) == ["set aside", "pending"]
+        assert store.failures(batch.id, 0, 9)[0].message == BROKE.message
+        assert store.retry(batch.id) == 1
+        job = store.job(poison)
+        assert job is not None
+        assert (job.state, job.deaths, job.attempts) == (State.PENDING, 0, 0)
+
+
+def test_what_ran_is_pending_after_a_reopening(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        store.start(pending(store, batch))
+    with Store(tmp_path / "s") as store:
+        assert store.batch(batch.id).counts == Counts(pending=2)
+        assert {item.attempts for item in store.waiting([batch.id], limit=9)} == {1}
+
+
+def test_released_jobs_had_no_attempt(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        store.start(pending(store, batch))
+        store.release([batch.id << 32 | 1])
+        (waiting,) = store.waiting([batch.id], limit=9)
+        assert waiting.attempts == 0
+
+
+def test_cancel_and_what_comes_late(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
+        first = batch.id << 32 | 1
+        store.start([first])
+        assert store.cancel(batch.id) == 3
+        assert store.commit([answer(first)]) == ()
+        cancelled = store.batch(batch.id)
+        assert cancelled.counts == Counts(cancelled=3)
+        assert cancelled.finished
+        assert cancelled.cancelled_s is not None
+        # The answer that came late is kept for others.
+        assert submitted(store, tmp_path / "k", ["a"]).counts == Counts(done=1)
+        assert store.retry(batch.id) == 0
+        assert store.retry(batch.id, cancelled=True) == 3
+        assert [item.state for item in store.start([first]).answered] == [State.DONE]
+
+
+def test_another_process_may_ask_to_cancel(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        assert store.asked_to_cancel() == []
+        ask_to_cancel(tmp_path / "s", batch.name)
+        assert store.asked_to_cancel() == [batch.id]
+        store.cancel(batch.id)
+        assert store.asked_to_cancel() == []
+        with pytest.raises(UsageError, match="no batch 'batch_x'"):
+            ask_to_cancel(tmp_path / "s", "batch_x")
+
+
+def test_deadlines(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store(tmp_path / "s", clock=clock) as store:
+        batch = submitted(store, tmp_path / "j", ["a"], {"deadline_s": clock.now_s + 50})
+        own = submitted(store, tmp_path / "k", ["b"], deadline=clock.now_s + 10)
+        assert [item.id >> 32 for item in store.due(clock.now_s + 20, 9)] == [own.id]
+        assert store.due(clock.now_s + 5, 9) == []
+        assert store.expire() == 0
+        clock.now_s += 10
+        assert store.expire() == 1
+        clock.now_s += 40
+        assert store.expire() == 1
+        assert [store.batch(item).counts for item in (batch.id, own.id)] == [Counts(failed=1)] * 2
+        assert store.failures(own.id, 0, 1)[0].code == "deadline"
+
+
+def test_readers_see_and_never_wait(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        with Reader(tmp_path / "s") as reader, store._database.writing(durable=True):
+            store._database.run("start", job=batch.id << 32 | 1)
+            assert reader.batch(batch.id).counts == Counts(pending=2)  # a transaction is under way
+        with Reader(tmp_path / "s") as reader:
+            assert [item.counts for item in reader.batches()] == [Counts(pending=1, running=1)]
+            assert reader.named(batch.name).id == batch.id
+    with Reader(tmp_path / "s") as reader:  # nobody is at work
+        assert reader.batch(batch.id).counts.total == 2
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    """A file is submitted by one thread while another commits answers."""
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", [f"a{number}" for number in range(200)])
+        path = write_jobs(tmp_path / "k", [f"b{number}" for number in range(20_000)])
+        other = threading.Thread(target=submit, args=(store, path, Submission("m")))
+        other.start()
+        for job in pending(store, batch):
+            store.start([job])
+            store.commit([answer(job)])
+        other.join(60)
+        assert not other.is_alive()
+        assert [item.counts for item in store.batches()] == [Counts(done=200), Counts(pending=20_000)]
+
+
+class Jobs(RuleBasedStateMachine):
+    """Anything in any order: counts are what COUNT says, and an answer never changes."""
+
+    jobs = Bundle("jobs")
+
+    @initialize(target=jobs)
+    def begin(self) -> object:
+        import tempfile
+
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name)
+        self.clock = Clock()
+        self.store = Store(self.path / "s", clock=self.clock)
+        self.answers: dict[bytes, bytes] = {}
+        self.files = 0
+        return self._submit(["a", "b", "a"])
+
+    def _submit(self, prompts: list[str]) -> int:
+        self.files += 1
+        batch = submitted(self.store, self.path / f"j{self.files}", prompts)
+        return batch.id << 32 | 1
+
+    @rule(target=jobs, prompts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=4))
+    def submit_more(self, prompts: list[str]) -> object:
+        return self._submit(prompts)
+
+    @rule(job=jobs, offset=st.integers(0, 3))
+    def start(self, job: int, offset: int) -> None:
+        self.store.start([job + offset, job])
+
+    @rule(job=jobs, text=st.text(max_size=3))
+    def commit(self, job: int, text: str) -> None:
+        self.store.commit([answer(job, text), answer(job + 1, text)])
+
+    @rule(job=jobs, final=st.booleans())
+    def fail(self, job: int, final: bool) -> None:
+        self.store.fail(job, BROKE, retry_at_s=None if final else self.clock.now_s)
+
+    @rule(job=jobs)
+    def die(self, job: int) -> None:
+        self.store.died([job], BROKE, retry_at_s=self.clock.now_s)
+
+    @rule(job=jobs)
+    def release(self, job: int) -> None:
+        self.store.release([job])
+
+    @rule(job=jobs)
+    def cancel(self, job: int) -> None:
+        self.store.cancel(job >> 32)
+
+    @rule(job=jobs, cancelled=st.booleans())
+    def retry(self, job: int, cancelled: bool) -> None:
+        self.store.retry(job >> 32, cancelled=cancelled)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = Store(self.path / "s", clock=self.clock)
+        assert all(batch.counts.running == 0 for batch in self.store.batches())
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        with sqlite3.connect(self.path / "s" / "store.db") as other:
+            counted = other.execute("SELECT batch, state, count(*) FROM jobs GROUP BY batch, state").fetchall()
+            kept = other.execute("SELECT batch, state, jobs FROM counts WHERE jobs <> 0").fetchall()
+            answers = dict(other.execute("SELECT identity, body FROM answers").fetchall())
+            dangling = other.execute("SELECT count(*) FROM jobs WHERE (state = 2) <> (answer IS NOT NULL)").fetchone()
+        other.close()
+        assert sorted(counted) == sorted(kept)
+        assert self.answers.items() <= answers.items()
+        assert dangling == (0,)
+        self.answers = answers
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+
+Jobs.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestJobs = Jobs.TestCase

@@ -1,0 +1,187 @@
+"""Samplers with the real library on logits of our own: every sequence draws for itself, and constraints hold."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.native import Work, loaded
+from tokenmill.engine.engine import Sampling
+from tokenmill.engine.native.constraints import can_follow_schemas
+from tokenmill.engine.native.context import Context, ContextSettings, Logits
+from tokenmill.engine.native.model import Model
+from tokenmill.engine.native.sampling import Sampler
+from tokenmill.errors import RequestRefused
+
+HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path) -> Iterator[Model]:
+    with loaded(smollm2_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def logits(model: Model) -> list[Logits]:
+    random = np.random.default_rng(0)
+    return [random.normal(size=model.vocab.n_tokens).astype(np.float32) * 3 for _ in range(16)]
+
+
+def drawn(sampler: Sampler, logits: list[Logits]) -> list[int]:
+    return [sampler.choose(each) for each in logits]
+
+
+def test_what_runs_beside_it_changes_no_draw(model: Model, logits: list[Logits]) -> None:
+    alone = drawn(Sampler(model.vocab, HOT), logits)
+    one = Sampler(model.vocab, HOT)
+    beside = [Sampler(model.vocab, Sampling(temperature=1.0, seed=seed)) for seed in (42, 7, 8)]
+    together = []
+    for turn, each in enumerate(logits):
+        for other in beside[: 1 + turn % 3]:
+            other.choose(logits[-1 - turn])
+        together.append(one.choose(each))
+    assert together == alone
+    assert drawn(Sampler(model.vocab, HOT, seed=43), logits) != alone
+
+
+def test_the_drawn_seed_draws_the_same_again(model: Model, logits: list[Logits]) -> None:
+    first = Sampler(model.vocab, Sampling(temperature=1.5, top_k=0))
+    assert drawn(first, logits) == drawn(
+        Sampler(model.vocab, Sampling(temperature=1.5, top_k=0), seed=first.seed), logits
+    )
+
+
+def test_the_logits_are_left_as_they_were(model: Model, logits: list[Logits]) -> None:
+    before = logits[0].copy()
+    for sampling in (Sampling(temperature=0), HOT, Sampling(logit_bias=((5, -9.0),), grammar='root ::= "a"')):
+        Sampler(model.vocab, sampling).choose(logits[0])
+    assert np.array_equal(logits[0], before)
+
+
+def test_greedy_takes_the_largest(model: Model, logits: list[Logits]) -> None:
+    plain = Sampler(model.vocab, Sampling(temperature=0))
+    assert plain.greedy
+    best = int(logits[0].argmax())
+    assert plain.choose(logits[0]) == best
+    banned = Sampler(model.vocab, Sampling(temperature=0, logit_bias=((best, float("-inf")),)))
+    assert not banned.greedy
+    assert banned.choose(logits[0]) == int(np.argsort(logits[0])[-2])
+    raised = Sampler(model.vocab, Sampling(temperature=0, logit_bias=((17, 1000.0),)))
+    assert raised.choose(logits[0]) == 17
+
+
+def test_top_k_one_is_greedy_whatever_the_seed(model: Model, logits: list[Logits]) -> None:
+    sampler = Sampler(model.vocab, Sampling(temperature=2.0, top_k=1, seed=5))
+    assert drawn(sampler, logits) == [int(each.argmax()) for each in logits]
+
+
+def test_penalties_see_the_prompt_and_the_answer(model: Model, logits: list[Logits]) -> None:
+    order = np.argsort(-logits[0]).tolist()
+    strong = Sampling(temperature=0, presence_penalty=100.0, penalty_last_n=3)
+    sampler = Sampler(model.vocab, strong, prompt=[order[0]])
+    # after three draws the prompt's token has left the last three
+    assert [sampler.choose(logits[0]) for _ in range(4)] == [order[1], order[2], order[3], order[0]]
+
+
+def test_the_end_can_be_ignored(model: Model, logits: list[Logits]) -> None:
+    end = model.vocab.eos
+    assert end is not None
+    ending = logits[0].copy()
+    ending[end] = 1000.0
+    assert Sampler(model.vocab, Sampling(temperature=0)).choose(ending) == end
+    assert Sampler(model.vocab, Sampling(temperature=0), ignore_eos=True).choose(ending) == int(logits[0].argmax())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_grammar_holds_at_any_temperature(model: Model, logits: list[Logits], seed: int) -> None:
+    sampler = Sampler(model.vocab, Sampling(temperature=3.0, seed=seed, grammar='root ::= ("yes" | "no") "!"'))
+    text = b""
+    for each in logits:
+        token = sampler.choose(each)
+        if model.vocab.is_end(token):
+            break
+        text += model.vocab.piece(token)
+    assert text in (b"yes!", b"no!")
+    sampler.close()
+    sampler.close()  # once is enough
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
+    assert can_follow_schemas(model.library)
+    schema = {
+        "type": "object", "required": ["kind", "ok", "n"], "additionalProperties": False,
+        "properties": {"kind": {"enum": ["cat", "dog"]}, "ok": {"type": "boolean"},
+                       "n": {"type": "integer", "minimum": 3, "maximum": 17}},
+    }  # fmt: skip
+    sampler = Sampler(model.vocab, Sampling(temperature=2.0, seed=seed, json_schema=json.dumps(schema)))
+    random = np.random.default_rng(seed)
+    spaces = [
+        token for token in range(model.vocab.n_tokens) if model.vocab.piece(token).strip() != model.vocab.piece(token)
+    ]
+    text = b""
+    for _ in range(200):
+        given = random.normal(size=model.vocab.n_tokens).astype(np.float32)
+        given[spaces] = -100.0  # JSON may have any number of them
+        token = sampler.choose(given)
+        if model.vocab.is_end(token):
+            break
+        text += model.vocab.piece(token)
+    found = json.loads(text)
+    assert set(found) == {"kind", "ok", "n"}
+    assert found["kind"] in ("cat", "dog")
+    assert 3 <= found["n"] <= 17
+    sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        (Sampling(grammar='root ::= "a" | missing'), "Undefined rule identifier 'missing'"),
+        (Sampling(grammar="root :: a"), "expecting ::="),
+        (Sampling(grammar='start ::= "a"'), "does not contain a 'root' symbol"),
+        (Sampling(grammar="root ::= root"), "left recursion"),
+        (Sampling(grammar="%llguidance {}\nstart: /a/"), "expecting name"),
+        (Sampling(grammar='root ::= "\0"'), "NUL"),
+        (Sampling(json_schema='{"type": "nonsense"}'), "cannot be followed"),
+        (Sampling(json_schema='{"type": "string", "pattern": "("}'), "cannot be followed"),
+        (Sampling(logit_bias=((-1, 0.0),)), "names token -1"),
+        (Sampling(logit_bias=((10**6, 0.0),)), "names token 1000000"),
+        (Sampling(logit_bias=((5, float("nan")),)), "is nan"),
+        (Sampling(logit_bias=((5, float("inf")),)), "is inf"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_in_llama_cpps_words(
+    model: Model, sampling: Sampling, told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RequestRefused, match=told):
+        Sampler(model.vocab, sampling)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> None:
+    everything = tuple((token, float("-inf")) for token in range(model.vocab.n_tokens))
+    with pytest.raises(RequestRefused, match="allows none"):
+        Sampler(model.vocab, Sampling(grammar='root ::= "a"', logit_bias=everything)).choose(logits[0])
+    with pytest.raises(RequestRefused, match="no token is left"):
+        Sampler(model.vocab, Sampling(logit_bias=everything)).choose(logits[0])
+
+
+def test_log_probabilities_of_a_row(model: Model) -> None:
+    context = Context(model, ContextSettings(cells=256, context=256, sequences=1, threads=2, threads_batch=2))
+    tokens = model.vocab.tokenise("The capital of France is")
+    context.decode([Work(0, tokens, 0)])
+    place = len(tokens) - 1
+    sampler = Sampler(model.vocab, Sampling(temperature=0, top_logprobs=5))
+    token = sampler.sample(context, place)
+    found = sampler.logprobs(context, place, token, 5)
+    assert (found.token, found.text, found.raw) == (token, " Paris", b" Paris")
+    assert found.logprob == found.top[0].logprob
+    assert [one.logprob for one in found.top] == sorted((one.logprob for one in found.top), reverse=True)
+    assert len(found.top) == 5
+    assert sum(np.exp(one.logprob) for one in found.top) < 1
+    assert sampler.logprobs(context, place, token, 0).top == ()
+    context.close()

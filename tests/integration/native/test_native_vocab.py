@@ -1,0 +1,161 @@
+"""Tokens of real vocabularies: the cache of parts gives exactly what the whole text gives."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader, GGUFWriter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.native import loaded
+from tokenmill.engine.native import vocab as vocab_file
+from tokenmill.engine.native.model import Model
+from tokenmill.engine.native.vocab import BPE, SPM, Vocab
+from tokenmill.errors import RequestRefused
+
+DIGEST = "The town council met on Tuesday.\n\n  - item  one: café, 12 345 €\n" * 200
+CHAT = f"<|im_start|>system\n{DIGEST}<|im_end|>\n<|im_start|>user\nWho met?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_path: Path) -> Iterator[Model]:
+    with loaded(smollm2_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A tiny model with a SentencePiece vocabulary, which puts a space before each part."""
+    path = tmp_path_factory.mktemp("models") / "spm.gguf"
+    with loaded(_spm(path)) as made:
+        yield made
+
+
+def plain(vocab: Vocab, text: str, *, parse_special: bool = True, add_special: bool = True) -> tuple[int, ...]:
+    return vocab.tokens_of(text.encode(), parse_special=parse_special, add_special=add_special)
+
+
+PIECES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "start|>", "<repo_name>", "user\n", "  ", "\n\n",
+          "hello world", "naïve ", "東京", "🦆", "<s>", "</s>", "x" * 300, "a b c " * 60]  # fmt: skip
+texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("".join)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts, st.booleans(), st.booleans())
+def test_parts_give_what_the_whole_gives(
+    model: Model, spm: Model, text: str, parse_special: bool, add_special: bool
+) -> None:
+    for vocab in (model.vocab, spm.vocab):
+        given_ = {"parse_special": parse_special, "add_special": add_special}
+        for _ in range(2):  # the second time from the cache
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(vocab_file, "LEAST_CACHED_BYTES", 8)
+                assert vocab.tokenise(text, **given_) == plain(vocab, text, **given_)
+
+
+def test_kinds(model: Model, spm: Model) -> None:
+    assert (model.vocab.kind, spm.vocab.kind) == (BPE, SPM)
+    assert (model.vocab.bos_text, model.vocab.eos_text) == ("<|im_start|>", "<|im_end|>")
+    assert (model.vocab.adds_bos, spm.vocab.adds_bos) == (False, True)
+    assert spm.vocab.tokenise("hi")[0] == spm.vocab.bos
+
+
+def test_a_chat_with_a_long_digest(model: Model) -> None:
+    vocab = model.vocab
+    tokens = vocab.tokenise(CHAT)
+    assert tokens == plain(vocab, CHAT)
+    other = CHAT.replace("Who met?", "When did it meet?")
+    assert vocab.tokenise(other) == plain(vocab, other)
+    assert b"".join(vocab.piece(token, special=True) for token in tokens).decode() == CHAT
+
+
+def test_special_tokens_that_overlap_go_to_llama_cpp(spm: Model) -> None:
+    """`<a><b` and `<b>` share letters: which is cut out first is llama.cpp's rule, not ours."""
+    text = "word " * 60 + "<a><b>" + " word" * 60
+    assert spm.vocab.tokenise(text) == plain(spm.vocab, text)
+
+
+def test_pieces(model: Model) -> None:
+    vocab = model.vocab
+    end = vocab.eos
+    assert end is not None
+    assert (vocab.piece(end), vocab.piece(end, special=True)) == (b"", b"<|im_end|>")
+    assert vocab.is_end(end)
+    assert not vocab.is_end(vocab.tokenise("a")[0])
+    for text in ("héllo", "🦆", " two  spaces"):
+        assert b"".join(map(vocab.piece, vocab.tokenise(text))).decode() == text
+    for wrong in (-1, vocab.n_tokens):
+        with pytest.raises(RequestRefused, match="is no token"):
+            vocab.piece(wrong)
+
+
+def test_text_that_is_none(model: Model) -> None:
+    assert model.vocab.tokenise("") == ()
+    assert model.vocab.tokenise("a\0b") == plain(model.vocab, "a\0b")
+    with pytest.raises(RequestRefused, match="surrogate"):
+        model.vocab.tokenise("\ud800")
+
+
+def test_the_cache_stays_small(model: Model) -> None:
+    vocab = Vocab(model.library, model.pointer, model.log, cache_bytes=100_000)
+    for number in range(50):
+        text = f"{number} " + "some words of it " * 100
+        assert vocab.tokenise(text) == plain(vocab, text)
+    assert 0 < vocab.cached_bytes <= 100_000
+
+
+def test_two_threads_at_once(model: Model) -> None:
+    wanted = plain(model.vocab, CHAT)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        vocab = model.vocab
+        for turn in range(20):
+            text = CHAT + f"{number} {turn}" * (turn % 3)
+            if vocab.tokenise(text)[: len(wanted)] != wanted:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def _spm(path: Path) -> Path:
+    """A vocabulary of letters and a few words in SentencePiece's form, on the tensors of the smallest model."""
+    import numpy as np
+
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<a><b", "<b>", "▁", "▁w", "or", "ord",
+             "▁word", "he", "▁he", "llo", "▁hello", *(chr(code) for code in range(33, 127))]  # fmt: skip
+    types = [2, 3, 3, *[6] * 256, 3, 3, *[1] * (len(words) - 261)]
+    scores = [-float(index) for index in range(len(words))]
+    file = GGUFWriter(path, "llama")
+    file.add_context_length(64)
+    file.add_embedding_length(32)
+    file.add_block_count(1)
+    file.add_head_count(1)
+    file.add_head_count_kv(1)
+    file.add_feed_forward_length(32)
+    file.add_layer_norm_rms_eps(1e-5)
+    file.add_vocab_size(len(words))
+    file.add_tokenizer_model("llama")
+    file.add_token_list(words)
+    file.add_token_scores(scores)
+    file.add_token_types(types)
+    file.add_add_space_prefix(True)
+    names = {"token_embd": len(words), "blk.0.attn_q": 32, "blk.0.attn_k": 32, "blk.0.attn_v": 32,
+             "blk.0.attn_output": 32, "blk.0.ffn_gate": 32, "blk.0.ffn_up": 32, "blk.0.ffn_down": 32}  # fmt: skip
+    for name, rows in names.items():
+        file.add_tensor(f"{name}.weight", np.zeros((rows, 32), np.float32))
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        file.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    assert GGUFReader(path).tensors
+    return path

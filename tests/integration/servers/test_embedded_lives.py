@@ -1,0 +1,162 @@
+"""Lives and deaths of the real llama-server of the wheel: killed, adopted, cancelled, failed; nothing is ever left."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.servers import EMBEDDED, run, small_plan, until
+from tokenmill.engine import records
+from tokenmill.engine.engine import Request, Sampling, answer
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.pids import Pid
+from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.start import adopt, start, start_watched
+from tokenmill.errors import EngineDied, EngineError
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def test_killed_it_is_noticed_within_a_second_and_comes_back(tmp_path: Path, smollm2_path: Path) -> None:
+    async def scene() -> None:
+        engine = await start_watched(
+            small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
+        )
+        streaming = asyncio.Event()
+
+        async def long() -> float:
+            try:
+                async for _ in engine.stream(Request("Once upon a time", max_tokens=480, ignore_eos=True)):
+                    streaming.set()
+            except EngineDied as died:
+                assert "SIGKILL" in died.message
+                assert "its last words" in (died.hint or "")
+                return time.monotonic()
+            raise AssertionError("it went on")
+
+        streams = [asyncio.create_task(long()) for _ in range(2)]
+        await streaming.wait()
+        first = engine.identity.pid
+        assert first is not None
+        killed_at = time.monotonic()
+        os.kill(first, signal.SIGKILL)
+        assert max(await asyncio.gather(*streams)) - killed_at < 1
+        assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
+        assert engine.identity.pid != first
+        assert (await engine.status()).counters.restarts == 1
+        [record] = records.listed(tmp_path)
+        assert record.engine.pid == engine.identity.pid
+        await engine.close()
+        assert not record.engine.alive
+        assert not record.minder.alive
+        assert records.listed(tmp_path) == ()
+
+    run(scene)
+
+
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from support.servers import EMBEDDED, small_plan
+from tokenmill.engine.start import start
+
+async def main():
+    model, state = Path(sys.argv[1]), Path(sys.argv[2])
+    await start(small_plan(model), model_path=model, config=EMBEDDED, state=state, name="a", detach=sys.argv[3] == "detach")
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def started(model: Path, state: Path, how: str) -> records.Record:
+    """An engine whose starter was killed."""
+    path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(model), str(state), how], stdout=subprocess.PIPE,
+                          env={**os.environ, "PYTHONPATH": path}) as starter:  # fmt: skip
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"ready\n"
+        record = records.read(state, "a")
+        assert record is not None
+        starter.kill()
+    return record
+
+
+def test_one_that_survived_its_starter_is_adopted(tmp_path: Path, smollm2_path: Path) -> None:
+    record = started(smollm2_path, tmp_path, "detach")
+
+    async def scene() -> None:
+        assert record.alive
+        engine = await adopt(tmp_path, "a")
+        assert isinstance(engine, ServerEngine)
+        assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
+        await engine.stop()
+        assert not record.engine.alive
+        assert await adopt(tmp_path, "a") is None
+        assert await adopt(tmp_path, "never") is None
+
+    run(scene)
+
+
+def test_one_that_was_not_to_survive_does_not(tmp_path: Path, smollm2_path: Path) -> None:
+    record = started(smollm2_path, tmp_path, "tied")
+
+    async def over() -> bool:
+        return not record.engine.alive and not record.minder.alive
+
+    run(lambda: until(over), 10)
+
+
+def test_a_start_that_fails_says_why(tmp_path: Path, smollm2_path: Path) -> None:
+    async def scene() -> None:
+        plan = small_plan(smollm2_path)
+        plan = replace(plan, settings=replace(plan.settings, cache_type_v="q8_0", flash_attention=False))
+        with pytest.raises(EngineError, match="while loading") as failed:
+            await start(plan, model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a")
+        assert "its last words, in" in (failed.value.hint or "")
+        assert records.listed(tmp_path) == ()
+
+    run(scene)
+
+
+def test_a_taken_port_is_not_used_and_a_cancelled_load_leaves_nothing(tmp_path: Path, smollm2_path: Path) -> None:
+    async def scene() -> None:
+        seen: list[Pid] = []
+        details: list[str] = []
+
+        def look(progress: LoadProgress) -> None:
+            details.append(progress.detail or "")
+            record = records.read(tmp_path, "a")
+            if record is not None and not seen:
+                assert record.address != f"http://127.0.0.1:{taken}"
+                seen.extend((record.engine, record.minder))
+                task.cancel()
+
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            taken = other.getsockname()[1]
+            task = asyncio.create_task(
+                start(
+                    small_plan(smollm2_path),
+                    model_path=smollm2_path,
+                    config=replace(EMBEDDED, port=taken),
+                    state=tmp_path,
+                    name="a",
+                    progress=look,
+                )
+            )
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert f"port {taken} is taken by process {os.getpid()}" in details[0]
+        assert len(seen) == 2
+        assert not [pid for pid in seen if pid.alive]
+        assert records.listed(tmp_path) == ()
+
+    run(scene)

@@ -1,0 +1,167 @@
+"""An executable model of llama.cpp's unified KV cache: cells with a position and a set of sequences.
+
+It is as strict as the cache is when its assertions are on: positions follow each other without a gap, a cell is never
+given twice to one sequence, ids are in range. Unlike the cache it remembers each cell's token.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenmill.engine.engine import Priority
+from tokenmill.engine.native.forest import Forest, Keep
+from tokenmill.engine.native.schedule import Schedule
+from tokenmill.engine.native.work import Id, Spent, Step
+
+
+@dataclass(slots=True)
+class Cell:
+    position: int
+    token: int
+    sequences: set[int] = field(default_factory=set)
+
+
+class KvCells:
+    def __init__(self, total: int, sequences: int, *, shares: bool = True) -> None:
+        self.total, self.sequences, self.shares = total, sequences, shares
+        self.cells: list[Cell] = []  # those in use
+        self.copies: list[tuple[int, int, int]] = []
+        self.cuts: list[tuple[int, int]] = []
+
+    @property
+    def used(self) -> int:
+        return len(self.cells)
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        self._check(source, target)
+        assert self.shares, "a recurrent state cannot be shared in part"
+        assert source != target
+        assert not self._of(target), "a sequence that holds something was copied into"
+        cells = [cell for cell in self._of(source) if cell.position < end]
+        assert len(cells) == end, f"{source} has only {len(cells)} of {end} tokens"
+        for cell in cells:
+            cell.sequences.add(target)
+        self.copies.append((source, target, end))
+
+    def cut(self, sequence: int, start: int) -> None:
+        self._check(sequence)
+        assert self.shares or start == 0, "a recurrent state cannot be cut in part"
+        for cell in self.cells:
+            if cell.position >= start:
+                cell.sequences.discard(sequence)
+        self.cells = [cell for cell in self.cells if cell.sequences]
+        self.cuts.append((sequence, start))
+
+    def decode(self, sequence: int, position: int, tokens: Iterable[int]) -> None:
+        """Compute tokens of one sequence from a position on."""
+        self._check(sequence)
+        assert position == len(self._of(sequence)), f"{sequence} has {len(self._of(sequence))} tokens, not {position}"
+        for offset, token in enumerate(tokens):
+            assert self.used < self.total, "no free cell"
+            self.cells.append(Cell(position + offset, token, {sequence}))
+
+    def content(self, sequence: int) -> list[int]:
+        """The tokens of a sequence, by position."""
+        cells = sorted(self._of(sequence), key=lambda cell: cell.position)
+        assert [cell.position for cell in cells] == list(range(len(cells))), f"{sequence} has gaps or doubles"
+        return [cell.token for cell in cells]
+
+    def _of(self, sequence: int) -> list[Cell]:
+        return [cell for cell in self.cells if sequence in cell.sequences]
+
+    def _check(self, *sequences: int) -> None:
+        assert all(0 <= sequence < self.sequences for sequence in sequences)
+
+
+@dataclass(slots=True)
+class Asked:
+    """A job as its submitter sees it."""
+
+    prompt: list[int]
+    answer_tokens: int
+    answer: list[int] = field(default_factory=list)
+    first_step: int | None = None  # when work of it was first given out
+    cut_short: bool = False
+    spent: Spent | None = None  # once it has ended
+
+
+class Mill:
+    """A worker without a model: runs a schedule on the model of the cache. Every step is checked as it is run.
+
+    The token after a content is a function of that content, so a job that is preempted must go on with the same answer.
+    """
+
+    def __init__(
+        self, cells: int, *, lanes: int = 4, interactive_lanes: int = 1, budget: int = 16, context: int | None = None,
+        sequences: int | None = None, shares: bool = True,
+    ) -> None:  # fmt: skip
+        count = sequences or 2 * (lanes + interactive_lanes)
+        self.cells = KvCells(cells, count, shares=shares)
+        self.forest = Forest(self.cells, total_cells=cells, sequences=count, shares=shares)
+        self.schedule = Schedule(
+            self.forest, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, context=context or cells
+        )
+        self.jobs: dict[Id, Asked] = {}
+        self.done: dict[Id, Asked] = {}
+        self.steps = 0
+        self.last = Step(())
+
+    def submit(
+        self, id: Id, prompt: list[int], answer_tokens: int = 1, priority: Priority = "batch", keep: Keep | None = None
+    ) -> None:
+        self.schedule.submit(id, prompt, priority, keep=keep)
+        self.jobs[id] = Asked(prompt, answer_tokens)
+
+    def step(self) -> Step:
+        """One turn of a worker's loop."""
+        step = self.schedule.plan()
+        self.perform(step)
+        return step
+
+    def perform(self, step: Step) -> None:
+        self.steps += 1
+        self.last = step
+        assert step.tokens <= self.schedule.budget
+        for work in step.work:
+            job = self.jobs[work.id]
+            if job.first_step is None:
+                job.first_step = self.steps
+            content = job.prompt + job.answer
+            assert list(work.tokens) == content[work.position : work.position + len(work.tokens)]
+            self.cells.decode(work.sequence, work.position, work.tokens)
+            assert self.cells.content(work.sequence) == content[: work.position + len(work.tokens)]
+            assert work.logits == (work.position + len(work.tokens) == len(content))
+        self.schedule.ran(step)
+        for work in step.work:
+            if work.logits:
+                job = self.jobs[work.id]
+                job.answer.append(next_token(job.prompt + job.answer))
+                if len(job.answer) == job.answer_tokens:
+                    self._end(work.id, self.schedule.finish(work.id))
+                else:
+                    self.schedule.token(work.id, job.answer[-1])
+        for exhausted in step.exhausted:
+            self.jobs[exhausted].cut_short = True
+            self._end(exhausted, self.schedule.finish(exhausted))
+        assert self.forest.used == self.cells.used
+
+    def cancel(self, id: Id) -> None:
+        self.schedule.cancel(id)
+        del self.jobs[id]
+
+    def run(self, most_steps: int = 10_000) -> None:
+        """Work until nothing is left; every job must come to its end within the steps given."""
+        for _ in range(most_steps):
+            if not self.jobs:
+                return
+            self.step()
+        raise AssertionError(f"{len(self.jobs)} jobs have not ended after {most_steps} steps")
+
+    def _end(self, id: Id, spent: Spent) -> None:
+        job = self.jobs.pop(id)
+        job.spent = spent
+        self.done[id] = job
+
+
+def next_token(content: list[int]) -> int:
+    """What the missing model says."""
+    return (sum(content[-3:]) + len(content)) % 5

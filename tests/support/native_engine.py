@@ -1,0 +1,68 @@
+"""A native engine for tests: the real worker process on a real small model."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Chat, Request, Sampling
+from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.engine.native.start import start
+from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.plan import Plan
+
+GREEDY = Sampling(temperature=0.0)
+LIMIT_S = 120.0
+T = TypeVar("T")
+
+
+@cache
+def this_machine() -> Machine:
+    return probe(Path.cwd())
+
+
+def plan_for(model: Path, *, context: int = 1024, sequences: int = 4, ubatch: int | None = None) -> Plan:
+    """A plan for this machine."""
+    return make(this_machine(), read(str(model)), Goal(context=context, sequences=sequences, ubatch=ubatch))
+
+
+@asynccontextmanager
+async def native(
+    model: Path, state: Path, *, plan: Plan | None = None, config: EngineConfig | None = None, name: str = "test"
+) -> AsyncIterator[NativeEngine]:
+    """A started engine that is gone afterwards, whatever happened to it."""
+    engine = await start(
+        plan or plan_for(model), model_path=model, config=config or EngineConfig(), state=state, name=name
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run a test's coroutine, with an end to all waiting."""
+
+    async def limited() -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await work()
+
+    return asyncio.run(limited())
+
+
+def chat(question: str, *, system: str = "You are a helpful assistant.", tokens: int = 16) -> Request:
+    """A greedy conversation of one turn."""
+    messages = ({"role": "system", "content": system}, {"role": "user", "content": question})
+    return Request(Chat(messages), GREEDY, max_tokens=tokens)
+
+
+def interactive(request: Request) -> Request:
+    return replace(request, priority="interactive")

@@ -1,0 +1,38 @@
+"""A folder with a tiny Qwen3-MoE as vLLM serves it: random weights, SmolLM2's words and chat template."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from gguf import GGUFReader
+
+WEIGHTS = Path(__file__).with_name("tiny_moe_weights.py")
+CONTROL = 3  # llama.cpp's type of tokens that are never text
+
+
+def write_tiny_moe(folder: Path, words_of: Path, python: Path) -> Path:
+    """Write the model into a folder, with the vocabulary of a GGUF, by a Python that has transformers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = folder / "words.json"
+    words.write_text(json.dumps(_words(words_of)))
+    subprocess.run([python, WEIGHTS, words, folder], check=True, capture_output=True, text=True, timeout=240)
+    words.unlink()
+    return folder
+
+
+def _words(gguf: Path) -> dict[str, object]:
+    fields = GGUFReader(gguf).fields
+
+    def key(name: str) -> "object":
+        return fields[f"tokenizer.{name}"].contents()
+
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    return {
+        "tokens": tokens,
+        "merges": key("ggml.merges"),
+        "special": [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL],
+        "bos": tokens[fields["tokenizer.ggml.bos_token_id"].contents()],
+        "eos": tokens[fields["tokenizer.ggml.eos_token_id"].contents()],
+        "chat_template": key("chat_template"),
+    }

@@ -1,0 +1,58 @@
+"""vLLM on this machine's processors, planned and started by our own adapter."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Counters
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.start import start_watched
+from tokenmill.engine.watched import Watched
+from tokenmill.hardware.probe import probe
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.plan import Plan
+
+CONTEXT, LANES = 4096, 4
+START_S = 600.0  # 50 s on two idle cores, minutes beside other work
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The engine with what was seen while it started."""
+
+    engine: Watched
+    plan: Plan
+    seen: tuple[LoadProgress, ...]
+
+    @property
+    def server(self) -> ServerEngine:
+        """The life it has now."""
+        assert isinstance(self.engine.current, ServerEngine)
+        return self.engine.current
+
+    @property
+    def log(self) -> str:
+        """What this life has said."""
+        assert self.server.process is not None
+        return self.server.process.log.read_text()
+
+    async def counters(self) -> Counters:
+        """What vLLM counts now."""
+        return (await self.engine.status()).counters
+
+
+async def serve(model: Path, python: Path, state: Path) -> Served:
+    """Plan a model for this machine's processors and serve it."""
+    plan = make(probe(), read(model), Goal(context=CONTEXT, sequences=LANES, engine="vllm", cpu_only=True))
+    assert plan.fits
+    seen: list[LoadProgress] = []
+    config = EngineConfig(kind="vllm", binary=str(python), port=0)
+    async with asyncio.timeout(START_S):
+        engine = await start_watched(
+            plan, model_path=model, config=config, state=state, name="tiny", progress=seen.append
+        )
+    return Served(engine, plan, tuple(seen))

@@ -1,0 +1,92 @@
+"""Values of a request over llama-server's defaults, seeds and log-probabilities: the parts that need no model."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tokenmill.engine.engine import Sampling
+from tokenmill.engine.native.defaults import Defaults, defaults_of
+from tokenmill.engine.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, check_size, grammar_of
+from tokenmill.engine.native.sampling import logprobs, resolve, seed_of
+from tokenmill.errors import RequestRefused
+
+
+def test_what_a_request_leaves_open_is_llama_servers() -> None:
+    assert resolve(Sampling(), Defaults()) == Defaults(0.8, 40, 0.95, 0.05, 1.0, 0.0, 0.0, 64, 0.0, 0.1)
+    assert resolve(Sampling(temperature=0, top_k=7), Defaults()) == Defaults(temperature=0, top_k=7)
+
+
+def test_a_model_file_may_say_what_its_makers_want() -> None:
+    keys = {"general.sampling.temp": "0.6", "general.sampling.top_k": "20", "general.sampling.min_p": "much"}
+    assert defaults_of(keys.get) == Defaults(temperature=0.6, top_k=20)
+    assert resolve(Sampling(temperature=1.0), defaults_of(keys.get)).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=-0.1),
+        Sampling(temperature=math.nan),
+        Sampling(temperature=math.inf),
+        Sampling(top_k=-2),
+        Sampling(top_k=2**31),
+        Sampling(top_p=1.1),
+        Sampling(min_p=-0.5),
+        Sampling(repeat_penalty=0.0),
+        Sampling(repeat_penalty=math.inf),
+        Sampling(presence_penalty=math.nan),
+        Sampling(frequency_penalty=math.inf),
+        Sampling(penalty_last_n=-1),
+        Sampling(penalty_last_n=2**40),
+    ],
+)
+def test_what_no_sampler_can_use_is_refused(sampling: Sampling) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        resolve(sampling, Defaults())
+    assert caught.value.hint
+
+
+def test_seeds() -> None:
+    assert seed_of(7) == 7
+    assert seed_of(2**32 + 7) == 7
+    assert seed_of(-1) != 0xFFFFFFFF  # llama-server's word for any, so one is drawn and can be told
+    assert len({seed_of(None) for _ in range(8)}) > 1
+
+
+def test_log_probabilities_are_those_of_the_softmax() -> None:
+    logits = np.array([1.0, 3.0, 2.0, -50.0], np.float32)
+    exact = logits - math.log(float(np.exp(logits.astype(np.float64)).sum()))
+    logprob, best = logprobs(logits, 2, 3)
+    assert logprob == pytest.approx(exact[2], abs=1e-5)
+    assert [token for token, _ in best] == [1, 2, 0]
+    assert [value for _, value in best] == pytest.approx([exact[1], exact[2], exact[0]], abs=1e-5)
+    assert logprobs(logits, 0, 0)[1] == ()
+    assert len(logprobs(logits, 0, 20)[1]) == 4
+
+
+def test_large_logits_do_not_overflow() -> None:
+    assert logprobs(np.array([3e4, 3e4, -3e4], np.float32), 0, 1)[0] == pytest.approx(-math.log(2), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "is no object"),
+        ("[" * 100_000, "is no JSON"),
+        ('{"type": "' + "x" * MOST_SCHEMA_BYTES + '"}', "too long"),
+    ],
+)
+def test_schemas_that_are_none(schema: str, told: str) -> None:
+    with pytest.raises(RequestRefused, match=told):
+        grammar_of(schema)
+
+
+def test_an_empty_schema_means_any_object() -> None:
+    assert grammar_of("{}") == grammar_of('{"type": "object"}')
+
+
+def test_a_grammar_has_an_end() -> None:
+    with pytest.raises(RequestRefused, match="too long"):
+        check_size("x" * (MOST_GRAMMAR_BYTES + 1))

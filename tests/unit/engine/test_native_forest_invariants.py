@@ -1,0 +1,172 @@
+"""Whatever is done to a forest in whatever order, the cells hold what it says they hold."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+
+from support.kv_cells import KvCells
+from tokenmill.engine.native.forest import Forest, Keep
+
+CELLS, SEQUENCES = 40, 5
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few kinds, so that heads are often shared
+SHARED = [1] * 12
+
+
+class ForestMachine(RuleBasedStateMachine):
+    """A forest over the model of the cache, with everything that a schedule may do to it."""
+
+    shares = True
+    running = Bundle("running")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares)
+        self.forest = Forest(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
+        self.prompts: dict[int, list[int]] = {}
+        self.content: dict[int, list[int]] = {}  # what running sequences have computed
+        self.pins: dict[tuple[int, ...], int] = {}  # pinned head -> most of it that was ever there since
+
+    @rule(target=running, tokens=TOKENS | TOKENS.map(SHARED.__add__))
+    def open(self, tokens: list[int]) -> object:
+        match, before = self.forest.look(tokens), self.forest.used
+        assert 0 <= match.ready <= match.coming < len(tokens)
+        assert (match.leader is None) == (match.ready == match.coming)
+        opened = self.forest.open(tokens)
+        if opened is None:
+            assert len(self.content) + len(self.pins) >= SEQUENCES, "an id could have been had"
+            return multiple()
+        assert opened.reused == match.ready
+        assert self.forest.used <= before, "opening takes no cells"
+        assert opened.sequence not in self.content
+        self.prompts[opened.sequence] = tokens
+        self.content[opened.sequence] = tokens[: opened.reused]
+        return opened.sequence
+
+    @rule(sequence=running, count=st.integers(1, 8))
+    def compute(self, sequence: int, count: int) -> None:
+        """A chunk of the prompt, or one token beyond it."""
+        prompt, content = self.prompts[sequence], self.content[sequence]
+        chunk = prompt[len(content) : len(content) + count]
+        tokens = chunk or [len(content) % 3]
+        fits = self.forest.available >= len(tokens)
+        assert self.forest.room(len(tokens)) == fits
+        if not fits:
+            return
+        self.cells.decode(sequence, len(content), tokens)
+        if chunk:
+            self.forest.filled(sequence, len(chunk))
+        else:
+            self.forest.appended(sequence, tokens[0])
+        content += tokens
+
+    @rule(sequence=consumes(running), keep=st.sampled_from(["nothing", "prompt", "all"]))
+    def close(self, sequence: int, keep: Keep) -> None:
+        before = self.forest.used
+        self.forest.close(sequence, keep)
+        assert self.forest.used <= before
+        content = self.content.pop(sequence)
+        del self.prompts[sequence]
+        if keep == "all" and self.shares:
+            assert self.ready(content) == len(content)
+
+    @precondition(lambda self: self.shares)
+    @rule(tokens=TOKENS.map(SHARED.__add__) | st.just(SHARED))
+    def pin(self, tokens: list[int]) -> None:
+        if len(self.pins) < 2:
+            self.forest.pin(tokens)
+            self.pins[tuple(tokens)] = self.ready(tokens)
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        tokens = data.draw(st.sampled_from(sorted(self.pins)))
+        self.forest.unpin(tokens)
+        del self.pins[tokens]
+
+    @rule(count=st.integers(1, CELLS))
+    def make_room(self, count: int) -> None:
+        possible, before = self.forest.available >= count, self.forest.used
+        assert self.forest.room(count) == possible
+        assert self.forest.free >= count if possible else self.forest.used == before
+
+    @rule(tokens=TOKENS, fits=st.booleans())
+    def restore(self, tokens: list[int], fits: bool) -> None:
+        """A head that comes from a file."""
+        sequence = self.forest.take()
+        if sequence is None:
+            return
+        assert self.shares
+        assert not self.cells.content(sequence)
+        if not fits or not self.forest.room(len(tokens)):
+            self.forest.given_back(sequence)
+            return
+        self.cells.decode(sequence, 0, tokens)
+        self.forest.adopted(sequence, tokens)
+        assert self.ready(tokens) == len(tokens)
+
+    def ready(self, tokens: list[int]) -> int:
+        found = self.forest.holder(tokens)
+        return found[1] if found else 0
+
+    @invariant()
+    def counts_the_cells(self) -> None:
+        assert self.forest.used == self.cells.used
+        assert self.forest.used + self.forest.free == CELLS
+        assert sum(head.tokens for head in self.forest.heads()) == self.forest.used
+        assert self.forest.free <= self.forest.available <= CELLS
+
+    @invariant()
+    def running_sequences_have_their_tokens(self) -> None:
+        for sequence, content in self.content.items():
+            assert self.cells.content(sequence) == content
+            assert self.forest.length(sequence) == len(content)
+
+    @invariant()
+    def every_head_can_be_copied(self) -> None:
+        for sequence in range(SEQUENCES):
+            content = self.cells.content(sequence)
+            if content and self.shares:
+                found = self.forest.holder(content)
+                assert found is not None
+                assert found[1] == len(content)
+                assert self.cells.content(found[0])[: found[1]] == content
+
+    @invariant()
+    def pinned_heads_stay(self) -> None:
+        for pinned, most in self.pins.items():
+            there = self.ready(list(pinned))
+            assert there >= most, "a pinned head was evicted"
+            self.pins[pinned] = there
+
+    @invariant()
+    def no_head_is_older_than_its_tail(self) -> None:
+        for node in self.forest._tree.nodes():
+            assert all(child.last_used <= node.last_used for child in node.children)
+            assert node.children or node.sequences, "cells that nobody holds"
+            assert len(node.children) != 1 or node.sequences or node.forked, "a border without a reason"
+
+    def teardown(self) -> None:
+        for sequence in list(self.content):
+            self.forest.close(sequence, "prompt")
+        for pinned in self.pins:
+            self.forest.unpin(pinned)
+        assert self.forest.room(CELLS)
+        assert self.cells.used == 0
+        for _ in range(SEQUENCES):
+            assert self.forest.open([1, 2, 3]) is not None, "an id was lost"
+
+
+class UnsharedMachine(ForestMachine):
+    """The same where the architecture cannot share: nothing is ever copied or kept."""
+
+    shares = False
+
+    @invariant()
+    def holds_nothing_but_what_runs(self) -> None:
+        assert self.forest.used == sum(map(len, self.content.values()))
+
+
+TestSharedForest = ForestMachine.TestCase
+TestUnsharedForest = UnsharedMachine.TestCase
+TestSharedForest.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestUnsharedForest.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

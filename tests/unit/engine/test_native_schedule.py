@@ -1,0 +1,546 @@
+"""The rules of the schedule, one by one: who enters, what a step computes, who yields, what is counted."""
+
+import pytest
+
+from support.kv_cells import KvCells, Mill
+from tokenmill.engine.native.forest import Forest
+from tokenmill.engine.native.schedule import LOOK_AHEAD, Schedule
+from tokenmill.engine.native.work import Spent, Step
+from tokenmill.errors import RequestRefused, TooLong
+
+DIGEST = list(range(100, 130))
+
+
+def shape(step: Step) -> list[tuple[object, int, bool]]:
+    """Who computes how much, and whose logits are wanted."""
+    return [(work.id, len(work.tokens), work.logits) for work in step.work]
+
+
+def ids(step: Step) -> list[object]:
+    return [work.id for work in step.work]
+
+
+# -- one step ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> None:
+    mill = Mill(100, budget=8)
+    mill.submit(1, list(range(20)), answer_tokens=3)
+    assert shape(mill.step()) == [(1, 8, False)]
+    assert shape(mill.step()) == [(1, 8, False)]
+    assert shape(mill.step()) == [(1, 4, True)]
+    assert shape(mill.step()) == [(1, 1, True)]
+    assert mill.last.work[0].position == 20
+    assert shape(mill.step()) == [(1, 1, True)]
+    assert mill.done[1].spent == Spent(reused=0, computed=20, recomputed=0)
+    assert shape(mill.step()) == []
+
+
+def test_who_claims_first() -> None:
+    """Decodes before prefills, interactive before batch, then by arrival."""
+    mill = Mill(400, lanes=4, interactive_lanes=4, budget=10)
+    mill.submit("batch decode", [1], 99)
+    mill.submit("chat decode", [2], 99, "interactive")
+    mill.step()
+    mill.submit("batch prefill", [3] * 20)
+    mill.submit("batch prefill 2", [4] * 20)
+    mill.submit("chat prefill", [5] * 20, 1, "interactive")
+    decodes = [("chat decode", 1, True), ("batch decode", 1, True)]
+    assert shape(mill.step()) == [*decodes, ("chat prefill", 8, False)]
+    assert shape(mill.step()) == [*decodes, ("chat prefill", 8, False)]
+    assert shape(mill.step()) == [*decodes, ("chat prefill", 4, True), ("batch prefill", 4, False)]
+    assert shape(mill.step()) == [*decodes, ("batch prefill", 8, False)]
+    assert shape(mill.step()) == [*decodes, ("batch prefill", 8, True)]
+    assert shape(mill.step()) == [*decodes, ("batch prefill 2", 8, False)]
+
+
+def test_a_budget_smaller_than_the_decodes_is_kept() -> None:
+    mill = Mill(100, lanes=4, budget=2)
+    for number in range(4):
+        mill.submit(number, [number], answer_tokens=4)
+    mill.run()
+    assert all(len(job.answer) == 4 for job in mill.done.values())
+
+
+def test_a_job_whose_token_has_not_come_is_left_out() -> None:
+    mill = Mill(100)
+    mill.schedule.submit("slow", [1, 2], "batch")
+    step = mill.schedule.plan()
+    mill.schedule.ran(step)
+    assert mill.schedule.plan().work == ()
+    mill.schedule.token("slow", 7)
+    (work,) = mill.schedule.plan().work
+    assert (work.tokens.tolist(), work.position, work.logits) == ([7], 2, True)
+
+
+# -- who enters -------------------------------------------------------------------------------------------------------
+
+
+def test_lanes_bound_batch_jobs_and_interactive_ones_go_beyond() -> None:
+    mill = Mill(400, lanes=2, interactive_lanes=1, budget=64)
+    for number in range(4):
+        mill.submit(number, [number, 1], answer_tokens=50)
+    assert ids(mill.step()) == [0, 1]
+    mill.submit(10, [10, 1], 3, "interactive")
+    mill.submit(11, [11, 1], 50, "interactive")
+    assert ids(mill.step()) == [0, 1, 10]
+    mill.step()
+    mill.step()
+    assert ids(mill.step()) == [0, 1, 11], "ten has ended"
+    mill.schedule.lanes = 4
+    assert ids(mill.step()) == [11, 0, 1, 2, 3]
+    mill.schedule.lanes = 1
+    assert ids(mill.step()) == [11, 0, 1, 2, 3], "nobody is sent away for it"
+
+
+def test_an_interactive_job_may_use_a_free_lane_too() -> None:
+    mill = Mill(400, lanes=2, interactive_lanes=1)
+    for number in range(4):
+        mill.submit(number, [number, 1], 50, "interactive")
+    assert ids(mill.step()) == [0, 1, 2]
+
+
+def test_interactive_jobs_enter_before_batch_jobs() -> None:
+    mill = Mill(400, lanes=1, interactive_lanes=0)
+    mill.submit(1, [1, 1], 2)
+    mill.submit(2, [2, 2], 2)
+    mill.submit(3, [3, 3], 2, "interactive")
+    mill.run()
+    assert [mill.done[number].first_step for number in (3, 1, 2)] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("budget", [8, 16, 64, 512])
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+def test_a_cold_head_is_computed_once(budget: int, lanes: int) -> None:
+    mill = Mill(400, lanes=lanes, budget=budget)
+    for number in range(8):
+        mill.submit(number, [*DIGEST, number, number, number], answer_tokens=4)
+    mill.run()
+    assert mill.schedule.totals.prompt_tokens_computed == 30 + 8 * 3
+    assert mill.schedule.totals.prompt_tokens_reused == 7 * 30
+    assert [mill.done[number].spent.reused for number in range(8)] == [0] + [30] * 7  # type: ignore[union-attr]
+
+
+def test_those_who_wait_for_a_head_hold_no_lane() -> None:
+    mill = Mill(400, lanes=2, budget=10)
+    mill.submit(0, [*DIGEST, 0], 50)
+    mill.submit(1, [*DIGEST, 1], 50)
+    mill.submit(2, [9, 9], 50)
+    mill.step()
+    assert mill.schedule.totals.running == 2
+    assert shape(mill.step()) == [(0, 10, False)]
+    assert shape(mill.step()) == [(0, 10, False)]
+    assert shape(mill.step()) == [(0, 1, True), (2, 2, True)]
+    assert mill.jobs[1].first_step is None
+
+
+def test_a_follower_goes_on_where_their_prompts_part_not_where_the_leader_ends() -> None:
+    mill = Mill(400, lanes=2, budget=10)
+    mill.submit(0, [*DIGEST[:10], *range(40)], 50)
+    mill.submit(1, [*DIGEST[:10], 99], 50)
+    assert shape(mill.step()) == [(0, 10, False)]
+    assert shape(mill.step()) == [(0, 10, False)]
+    assert mill.schedule.spent(1).reused == 10
+
+
+def test_followers_come_in_the_order_they_were_submitted() -> None:
+    mill = Mill(400, lanes=2, budget=64)
+    for number in range(5):
+        mill.submit(number, [*DIGEST, number], answer_tokens=3)
+    mill.run()
+    assert [mill.done[number].first_step for number in range(5)] == sorted(
+        job.first_step or 0 for job in mill.done.values()
+    )
+
+
+@pytest.mark.parametrize(("waiting", "running"), [(LOOK_AHEAD - 1, 3), (LOOK_AHEAD, 1)])
+def test_looking_ahead_has_a_bound(waiting: int, running: int) -> None:
+    mill = Mill(400, lanes=3, budget=10)
+    for number in range(1 + waiting):
+        mill.submit(number, [*DIGEST, number])
+    mill.submit(1000, [9] * 10)
+    mill.submit(1001, [8] * 10)
+    mill.step()
+    assert mill.schedule.totals.running == running
+
+
+@pytest.mark.parametrize(("steps", "reused"), [(1, 10), (2, 20)])
+def test_if_the_leader_is_cancelled_a_follower_goes_on_with_what_is_there(steps: int, reused: int) -> None:
+    mill = Mill(400, lanes=2, budget=10)
+    mill.submit(0, [*DIGEST, 0])
+    mill.submit(1, [*DIGEST, 1])
+    mill.submit(2, [*DIGEST, 2])
+    for _ in range(steps):
+        mill.step()
+    mill.cancel(0)
+    mill.run()
+    assert mill.done[1].spent == Spent(reused, 31 - reused, 0)
+    assert mill.schedule.totals.prompt_tokens_computed == 30 + 2
+
+
+def test_an_interactive_job_lends_its_haste_to_the_batch_job_that_computes_its_head() -> None:
+    mill = Mill(400, lanes=3, interactive_lanes=3, budget=10)
+    mill.submit("other", [7] * 40)
+    mill.submit("leader", [*DIGEST, 0])
+    mill.step()
+    mill.submit("chat", [*DIGEST, 1], 1, "interactive")
+    for _ in range(3):
+        assert shape(mill.step()) == [("leader", 10, False)]
+    assert shape(mill.step()) == [("chat", 1, True), ("other", 9, False)]
+
+
+def test_a_batch_job_that_would_soon_be_preempted_is_not_let_in() -> None:
+    mill = Mill(64, lanes=2, budget=64)
+    mill.submit(0, [1] * 30, answer_tokens=10)
+    mill.submit(1, [2] * 33, answer_tokens=10)  # 63 tokens, and two cells of headroom
+    mill.submit(2, [3] * 2, answer_tokens=2)
+    mill.step()
+    assert mill.schedule.totals.running == 1, "nor is a smaller one let past it"
+    mill.run()
+    assert mill.schedule.totals.preemptions == 0
+
+
+def test_what_others_have_promised_is_not_promised_again() -> None:
+    mill = Mill(64, lanes=2, budget=4)
+    mill.submit(0, [1] * 30, answer_tokens=2)
+    mill.submit(1, [2] * 33, answer_tokens=2)
+    mill.step()
+    assert (mill.forest.used, mill.schedule.totals.running) == (4, 1)
+
+
+def test_without_an_id_nobody_enters() -> None:
+    mill = Mill(64, lanes=2, sequences=1)
+    mill.submit(0, [1, 1], answer_tokens=2)
+    mill.submit(1, [2, 2], answer_tokens=2)
+    assert ids(mill.step()) == [0]
+    mill.run()
+    assert len(mill.done) == 2
+
+
+# -- who yields -------------------------------------------------------------------------------------------------------
+
+
+def test_the_youngest_batch_job_yields_and_its_answer_goes_on() -> None:
+    mill = Mill(40, lanes=3, budget=64)
+    for number in range(3):
+        mill.submit(number, [number] * 8, answer_tokens=20)
+    preempted: list[object] = []
+    while mill.jobs:
+        preempted += mill.step().preempted
+    assert preempted[0] == 2
+    assert 0 not in preempted
+    assert mill.schedule.totals.preemptions == len(preempted)
+    alone = Mill(40)
+    for number in range(3):
+        alone.submit(number, [number] * 8, answer_tokens=20)
+        alone.run()
+        assert mill.done[number].answer == alone.done[number].answer
+        spent = mill.done[number].spent
+        assert spent is not None
+        assert (spent.reused, spent.computed) == (0, 8)
+    assert mill.schedule.totals.recomputed_tokens == sum(
+        job.spent.recomputed for job in mill.done.values() if job.spent
+    )
+
+
+def test_a_preempted_job_is_first_in_the_queue() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 10, answer_tokens=20)
+    mill.submit(1, [1] * 10, answer_tokens=20)
+    mill.submit(2, [2] * 10, answer_tokens=2)
+    mill.submit(3, [3] * 10, answer_tokens=2)
+    while 1 not in mill.step().preempted:
+        pass
+    assert [job.id for job in mill.schedule._queues["batch"]] == [1, 2, 3]
+    while 0 in mill.jobs:
+        mill.step()
+    assert 1 in ids(mill.step())
+
+
+def test_an_interactive_job_drives_out_batch_jobs_youngest_first() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 15, answer_tokens=5)
+    mill.submit(1, [1] * 15, answer_tokens=5)
+    mill.step()
+    mill.submit(2, [2] * 20, 3, "interactive")
+    step = mill.step()
+    assert step.preempted == (1,)
+    assert ids(step) == [0, 2]
+    mill.run()
+    assert not any(job.cut_short for job in mill.done.values())
+
+
+def test_even_the_oldest_batch_job_yields_to_an_interactive_one() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 30, answer_tokens=9)
+    mill.step()
+    mill.submit(1, [1] * 38, 2, "interactive")
+    preempted: list[object] = []
+    while mill.jobs:
+        preempted += mill.step().preempted
+    assert preempted == [0]
+    assert list(mill.done) == [1, 0]
+
+
+def test_no_interactive_job_yields_to_a_batch_job() -> None:
+    mill = Mill(40, lanes=2, interactive_lanes=1, budget=64)
+    mill.submit(0, [0] * 10, answer_tokens=25)
+    mill.submit(1, [1] * 10, 20, "interactive")
+    preempted: list[object] = []
+    while mill.jobs:
+        preempted += mill.step().preempted
+    assert 1 not in preempted
+    assert list(mill.done) == [1, 0]
+
+
+def test_among_interactive_jobs_the_youngest_yields() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 10, 25, "interactive")
+    mill.submit(1, [1] * 10, 25, "interactive")
+    preempted: list[object] = []
+    while mill.jobs:
+        preempted += mill.step().preempted
+    assert set(preempted) == {1}
+    assert not any(job.cut_short for job in mill.done.values())
+
+
+def test_idle_heads_go_before_anybody_yields() -> None:
+    mill = Mill(64, lanes=2, budget=64)
+    mill.submit(0, [0] * 40)
+    mill.run()
+    assert mill.forest.used == 40
+    mill.submit(1, [1] * 20, answer_tokens=10)
+    mill.submit(2, [2] * 20, answer_tokens=10)
+    mill.run()
+    assert mill.schedule.totals.preemptions == 0
+    assert mill.schedule.totals.evicted_tokens >= 40 + 40 + 18 - 64
+
+
+def test_what_a_preempted_job_had_is_used_again_as_far_as_it_is_there() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 10, answer_tokens=12)
+    mill.submit(1, [1] * 18, answer_tokens=12)
+    preempted: list[object] = []
+    while mill.jobs:
+        preempted += mill.step().preempted
+    assert preempted == [1]
+    recomputed = mill.done[1].spent.recomputed  # type: ignore[union-attr]
+    assert 0 < recomputed < 18
+
+
+def test_a_preempted_job_whose_token_comes_later() -> None:
+    mill = Mill(20, lanes=2, interactive_lanes=1, budget=64)
+    schedule = mill.schedule
+    schedule.submit("slow", [1] * 8, "batch")
+    schedule.ran(step := schedule.plan())
+    mill.cells.decode(step.work[0].sequence, 0, step.work[0].tokens)
+    schedule.submit("chat", [2] * 18, "interactive")
+    step = schedule.plan()
+    assert ids(step) == ["chat"]
+    mill.cells.decode(step.work[0].sequence, 0, step.work[0].tokens)
+    schedule.ran(step)
+    while "slow" not in step.preempted:
+        schedule.token("chat", 3)
+        step = schedule.plan()
+        mill.cells.decode(step.work[0].sequence, step.work[0].position, step.work[0].tokens)
+        schedule.ran(step)
+    schedule.finish("chat")
+    assert schedule.plan().work == (), "its logits are out, and must not be given twice"
+    schedule.token("slow", 5)
+    (work,) = schedule.plan().work
+    assert work.tokens[-1] == 5
+    assert work.position + len(work.tokens) == 9
+    assert work.logits
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cells", "context"), [(20, 20), (20, 100), (100, 20)])
+def test_a_job_that_can_go_no_further_is_ended_for_length(cells: int, context: int) -> None:
+    mill = Mill(cells, context=context)
+    mill.submit(1, [1] * 10, answer_tokens=100)
+    mill.run()
+    assert mill.done[1].cut_short
+    assert len(mill.done[1].answer) == 11, "the last token needs no cell"
+
+
+def test_a_job_that_fills_the_cells_with_others_waiting() -> None:
+    mill = Mill(20)
+    mill.submit(1, [1] * 10, answer_tokens=100)
+    mill.submit(2, [2] * 9, answer_tokens=11)
+    mill.run()
+    assert (mill.done[1].cut_short, mill.done[2].cut_short) == (True, False)
+
+
+def test_pins_can_leave_too_little_for_a_prompt() -> None:
+    mill = Mill(30)
+    mill.submit(1, [1] * 20)
+    mill.run()
+    mill.forest.pin([1] * 20)
+    mill.submit(2, [2] * 15)
+    mill.run()
+    assert mill.done[2].cut_short
+    assert mill.done[2].answer == []
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_cancelling_frees_cells_at_once(steps: int) -> None:
+    mill = Mill(100, budget=10)
+    mill.submit(1, [1] * 15, answer_tokens=50)
+    for _ in range(steps):
+        mill.step()
+    assert mill.forest.used == min(10 * steps, 15 + max(0, steps - 2))
+    spent = mill.schedule.cancel(1)
+    assert spent == Spent(0, min(10 * steps, 15), 0)
+    assert mill.forest.used == mill.cells.used == 0
+    assert mill.schedule.cancel(1) is None
+    assert mill.schedule.plan() == Step(())
+
+
+@pytest.mark.parametrize(("priority", "kept"), [("batch", 10), ("interactive", 14)])
+def test_what_is_kept_unless_told(priority: str, kept: int) -> None:
+    mill = Mill(100)
+    mill.submit(1, [1] * 10, 5, "batch" if priority == "batch" else "interactive")
+    mill.run()
+    assert mill.forest.used == kept, "the last token of an answer is never decoded"
+
+
+def test_what_is_kept_if_told() -> None:
+    mill = Mill(100)
+    mill.submit(1, [1] * 10, 5, "interactive", "nothing")
+    mill.submit(2, [2] * 10, 5, "batch", "all")
+    mill.run()
+    assert mill.forest.used == 14
+
+
+def test_what_was_generated_before_a_preemption_is_no_prompt_in_the_end() -> None:
+    mill = Mill(40, lanes=2, budget=64)
+    mill.submit(0, [0] * 30, answer_tokens=9)
+    for _ in range(4):
+        mill.step()
+    mill.submit(1, [1] * 40, 1, "interactive", "nothing")
+    mill.run()
+    assert mill.schedule.totals.preemptions == 1
+    assert mill.schedule.totals.recomputed_tokens == 33
+    assert mill.forest.used == 30
+
+
+@pytest.mark.parametrize("length", [0, 21])
+def test_prompts_that_cannot_be_computed_are_refused(length: int) -> None:
+    mill = Mill(30, context=20)
+    with pytest.raises(RequestRefused) as refused:
+        mill.schedule.submit(1, [1] * length, "batch")
+    assert refused.value.hint
+    if length:
+        assert isinstance(refused.value, TooLong)
+        assert (refused.value.needed_tokens, refused.value.context_tokens) == (21, 20)
+    mill.schedule.submit(1, [1] * 20, "batch")
+    with pytest.raises(ValueError, match="job 1 is here already"):
+        mill.schedule.submit(1, [1], "batch")
+
+
+# -- when the decoder disagrees ---------------------------------------------------------------------------------------
+
+
+def test_without_a_slot_idle_heads_go_then_the_youngest_then_the_last_is_ended() -> None:
+    mill = Mill(100, lanes=3, budget=64)
+    mill.submit(9, [9] * 10)
+    mill.run()
+    for number in range(3):
+        mill.submit(number, [number] * 10, answer_tokens=30)
+    mill.step()
+    mill.schedule.plan()
+    step = mill.schedule.failed_for_room()
+    assert (mill.forest.used, ids(step), step.preempted) == (30, [0, 1, 2], ())
+    step = mill.schedule.failed_for_room()
+    assert (mill.forest.used, ids(step), step.preempted) == (20, [0, 1], (2,))
+    step = mill.schedule.failed_for_room()
+    assert (mill.forest.used, ids(step), step.preempted) == (10, [0], (1,))
+    step = mill.schedule.failed_for_room()
+    assert (ids(step), step.preempted, step.exhausted) == ([], (), (0,))
+    mill.perform(step)
+    mill.run()
+    assert [job.cut_short for job in mill.done.values()].count(True) == 1
+
+
+def test_interactive_jobs_are_the_last_to_go_when_there_is_no_slot() -> None:
+    mill = Mill(100, lanes=2, interactive_lanes=2, budget=64)
+    mill.submit(0, [0] * 10, 30)
+    mill.submit(1, [1] * 10, 30, "interactive")
+    mill.submit(2, [2] * 10, 30, "interactive")
+    mill.step()
+    mill.schedule.plan()
+    assert mill.schedule.failed_for_room().preempted == (0,)
+    assert mill.schedule.failed_for_room().preempted == (2,)
+    assert mill.schedule.failed_for_room().exhausted == (1,)
+
+
+def test_a_context_built_anew_loses_no_job() -> None:
+    mill = Mill(100, lanes=3, budget=8)
+    for number in range(4):
+        mill.submit(number, [number] * 10, answer_tokens=8)
+    for _ in range(6):
+        mill.step()
+    mill.cells = KvCells(60, 4)
+    mill.forest = Forest(mill.cells, total_cells=60, sequences=4, shares=True)
+    mill.schedule.restart(mill.forest)
+    assert mill.schedule.totals.running == 0
+    mill.run()
+    alone = Mill(100)
+    for number in range(4):
+        alone.submit(number, [number] * 10, answer_tokens=8)
+        alone.run()
+        assert mill.done[number].answer == alone.done[number].answer
+    assert mill.schedule.totals.preemptions == 0
+
+
+def test_work_of_a_job_that_ended_meanwhile_is_not_recorded() -> None:
+    mill = Mill(100)
+    mill.schedule.submit(1, [1] * 10, "batch")
+    step = mill.schedule.plan()
+    mill.schedule.cancel(1)
+    mill.schedule.ran(step)
+    assert mill.forest.used == 0
+
+
+def test_totals() -> None:
+    mill = Mill(200, lanes=1)
+    mill.submit(0, [*DIGEST, 0], answer_tokens=2)
+    mill.submit(1, [*DIGEST, 1], answer_tokens=2)
+    mill.submit(2, [*DIGEST, 2], answer_tokens=2)
+    assert mill.schedule.totals.waiting == 3
+    mill.step()
+    totals = mill.schedule.totals
+    assert (totals.running, totals.waiting, totals.prompt_tokens_computed) == (1, 2, 16)
+    mill.run()
+    totals = mill.schedule.totals
+    assert (totals.running, totals.waiting, totals.evicted_tokens, totals.preemptions) == (0, 0, 0, 0)
+    assert (totals.prompt_tokens_computed, totals.prompt_tokens_reused) == (33, 60)
+
+
+def test_where_nothing_can_be_shared_every_job_computes_its_own() -> None:
+    mill = Mill(200, lanes=4, shares=False)
+    for number in range(4):
+        mill.submit(number, [*DIGEST, number], answer_tokens=3)
+    mill.run()
+    assert mill.schedule.totals.prompt_tokens_computed == 4 * 31
+    assert mill.forest.used == 0
+
+
+def test_a_schedule_reads_well() -> None:
+    """The loop of a worker, as the docstring has it."""
+    cells = KvCells(50, 4)
+    forest = Forest(cells, total_cells=50, sequences=4, shares=True)
+    schedule = Schedule(forest, lanes=2, interactive_lanes=1, budget=16, context=50)
+    schedule.submit("a", [1, 2, 3], "batch")
+    answer: list[int] = []
+    while len(answer) < 3:
+        step = schedule.plan()
+        for work in step.work:
+            cells.decode(work.sequence, work.position, work.tokens)
+        schedule.ran(step)
+        for work in step.work:
+            answer.append(len(answer))
+            schedule.token(work.id, answer[-1])
+    assert schedule.finish("a") == Spent(0, 3, 0)

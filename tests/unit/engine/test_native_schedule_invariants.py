@@ -1,0 +1,107 @@
+"""Whatever is submitted and cancelled in whatever order, every job ends, and ends as it would have alone."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from support.kv_cells import Mill, next_token
+from tokenmill.engine.engine import Priority
+from tokenmill.engine.native.forest import Keep
+
+HEADS = [[1] * 30, [1] * 6 + [2] * 20, [0, 1, 2] * 9]
+
+
+class MillMachine(RuleBasedStateMachine):
+    """A schedule on tiny caches. The mill itself checks every step: budget, positions, content, cells counted."""
+
+    @initialize(
+        cells=st.integers(8, 60), lanes=st.integers(1, 5), interactive_lanes=st.integers(0, 2),
+        budget=st.integers(1, 20), spare_ids=st.integers(0, 6), shares=st.integers(0, 5).map(bool),
+        context=st.none() | st.integers(6, 40),
+    )  # fmt: skip
+    def begin(
+        self, cells: int, lanes: int, interactive_lanes: int, budget: int, spare_ids: int, shares: bool, context: int | None
+    ) -> None:  # fmt: skip
+        self.limit = min(context or cells, cells)
+        self.mill = Mill(
+            cells, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, context=context, shares=shares,
+            sequences=lanes + interactive_lanes + spare_ids,
+        )  # fmt: skip
+        self.submitted = 0
+        self.tokens = 0  # of all prompts and answers: what would be computed without sharing and preemption
+        self.interactive: set[int] = set()
+
+    @rule(
+        head=st.sampled_from(HEADS), shared=st.integers(0, 30), tail=st.lists(st.integers(0, 2), max_size=8),
+        answer=st.integers(1, 20), priority=st.sampled_from(["batch", "batch", "interactive"]),
+        keep=st.sampled_from([None, None, "nothing", "prompt", "all"]),
+    )  # fmt: skip
+    def submit(
+        self, head: list[int], shared: int, tail: list[int], answer: int, priority: Priority, keep: Keep | None
+    ) -> None:
+        prompt = (head[:shared] + tail or [0])[: self.limit]
+        self.mill.submit(self.submitted, prompt, answer, priority, keep)
+        if priority == "interactive":
+            self.interactive.add(self.submitted)
+        self.submitted += 1
+        self.tokens += len(prompt) + answer
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            interactive = {number for number in self.interactive if number in self.mill.jobs}
+            step = self.mill.step()
+            served = {work.id for work in step.work} | set(step.exhausted)
+            for preempted in step.preempted:
+                assert isinstance(preempted, int)
+                older = served & set(range(preempted))
+                if preempted in interactive:
+                    assert older & interactive, "an interactive job yielded to a batch job or to a younger one"
+                else:
+                    assert older or interactive, "the oldest yielded"
+
+    @precondition(lambda self: self.mill.jobs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(list(self.mill.jobs)))
+        before = self.mill.forest.used
+        self.mill.cancel(number)
+        assert self.mill.forest.used <= before
+        assert self.mill.forest.used == self.mill.cells.used
+
+    @rule(lanes=st.integers(1, 5))
+    def change_lanes(self, lanes: int) -> None:
+        self.mill.schedule.lanes = min(lanes, self.mill.forest.sequences - self.mill.schedule.interactive_lanes)
+
+    @invariant()
+    def lanes_are_kept(self) -> None:
+        if hasattr(self, "mill"):
+            totals = self.mill.schedule.totals
+            assert totals.running + totals.waiting == len(self.mill.jobs)
+            assert totals.running <= self.mill.forest.sequences
+
+    def teardown(self) -> None:
+        if not hasattr(self, "mill"):
+            return
+        self.mill.run(most_steps=20 + 10 * self.tokens)
+        for job in self.mill.done.values():
+            assert job.spent is not None
+            assert job.answer == _alone(job.prompt, len(job.answer))
+            if job.cut_short:
+                assert len(job.prompt) + len(job.answer) == self.limit + 1, "ended with room left"
+            else:
+                assert len(job.answer) == job.answer_tokens
+                assert job.spent.reused + job.spent.computed == len(job.prompt)
+        assert self.mill.forest.room(self.mill.forest.total_cells)
+        assert self.mill.cells.used == 0
+
+
+def _alone(prompt: list[int], count: int) -> list[int]:
+    content = list(prompt)
+    for _ in range(count):
+        content.append(next_token(content))
+    return content[len(prompt) :]
+
+
+TestMill = MillMachine.TestCase
+TestMill.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
