@@ -4,9 +4,9 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test check format bench clean
+.PHONY: help venv demo test test-vllm check format bench clean
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 venv: .venv/ready ## create .venv and install tokenmill and all that its tests need
 
@@ -19,6 +19,10 @@ demo: venv ## probe this machine, pull and inspect SmolLM2, inspect and plan a 1
 
 test: check ## run every check and every test
 	@$(BIN)/python -m pytest
+
+test-vllm: venv ## run a real vLLM on the processors, in an environment of its own (1.5 GB), and test against it
+	@PYTHON="$(PYTHON)" sh scripts/vllm.sh
+	@$(BIN)/python -m pytest tests/vllm
 
 check: venv ## lint, types, import rules
 	@$(BIN)/ruff check .
@@ -34,4 +38,4 @@ bench: venv ## measured bandwidth beside mbw and C, forecasts beside published r
 	@$(BIN)/python bench/forecast.py
 
 clean: ## remove the environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

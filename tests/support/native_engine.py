@@ -11,6 +11,7 @@ from typing import TypeVar
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Chat, Request, Sampling
 from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.engine.native.order import goal_for
 from tokenmill.engine.native.start import start
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
@@ -30,8 +31,9 @@ def this_machine() -> Machine:
 
 
 def plan_for(model: Path, *, context: int = 1024, sequences: int = 4, ubatch: int | None = None) -> Plan:
-    """A plan for this machine."""
-    return make(this_machine(), read(str(model)), Goal(context=context, sequences=sequences, ubatch=ubatch))
+    """A plan for this machine; one thread, because several wait for each other where others use the cores too."""
+    goal = Goal(context=context, sequences=sequences, ubatch=ubatch, threads=1, threads_batch=1)
+    return make(this_machine(), read(str(model)), goal_for(goal))
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from gguf import GGUFReader
 
@@ -20,19 +21,18 @@ def write_tiny_moe(folder: Path, words_of: Path, python: Path) -> Path:
     return folder
 
 
-def _words(gguf: Path) -> dict[str, object]:
+def _words(gguf: Path) -> dict[str, Any]:
     fields = GGUFReader(gguf).fields
 
-    def key(name: str) -> "object":
+    def said(name: str) -> Any:
         return fields[f"tokenizer.{name}"].contents()
 
-    tokens = fields["tokenizer.ggml.tokens"].contents()
-    kinds = fields["tokenizer.ggml.token_type"].contents()
+    tokens = said("ggml.tokens")
     return {
         "tokens": tokens,
-        "merges": key("ggml.merges"),
-        "special": [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL],
-        "bos": tokens[fields["tokenizer.ggml.bos_token_id"].contents()],
-        "eos": tokens[fields["tokenizer.ggml.eos_token_id"].contents()],
-        "chat_template": key("chat_template"),
+        "merges": said("ggml.merges"),
+        "special": [word for word, kind in zip(tokens, said("ggml.token_type"), strict=True) if kind == CONTROL],
+        "bos": tokens[said("ggml.bos_token_id")],
+        "eos": tokens[said("ggml.eos_token_id")],
+        "chat_template": said("chat_template"),
     }

@@ -87,7 +87,8 @@ def fill(
                      "the rest would push out what was read before it, and stays on the disk")  # fmt: skip
     work = _Work(cold, room_bytes, stop or threading.Event(), nodes)
     began = perf_counter()
-    _run(work, min(parallel, max(1, cold_bytes // READ_BYTES)), progress)
+    if work.bytes_total:
+        _run(work, min(parallel, -(-work.bytes_total // READ_BYTES)), progress)
     seconds = perf_counter() - began
     if work.error is not None:
         error = work.error
@@ -159,6 +160,8 @@ def _run(work: _Work, parallel: int, progress: Progress | None) -> None:
             work.stop.set()
         for thread in threads:
             thread.join()
+    if progress is not None:
+        progress(_progress(work.bytes_done, work.bytes_total, perf_counter() - began))
 
 
 def _progress(done: int, total: int, seconds: float) -> FillProgress:

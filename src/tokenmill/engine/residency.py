@@ -1,8 +1,9 @@
 """What of a file the kernel keeps in memory. Asking touches no data.
 
-cachestat(2) answers where the kernel has it (6.5), mincore(2) elsewhere, block by block, so that half a terabyte takes
-a second or two. Both tell the truth only to who owns or may write the file: to others cachestat says nothing and
-mincore calls every page resident, so the answer is then "unknown". Holes of sparse files are no data and are left out.
+cachestat(2) answers where the kernel has it (6.5), in a second for half a terabyte; elsewhere mincore(2), which takes
+twenty times as long and is asked by several threads. Both tell the truth only to who owns or may write the file: to
+others cachestat says nothing and mincore calls every page resident, so the answer is then "unknown". Holes of sparse
+files are no data and are left out.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import errno
 import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tokenmill.hardware.mounts import mount_of, parse_mountinfo
 from tokenmill.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # how finely residency is told
+_ASKERS, _BATCH = 8, 64  # threads, and blocks for one of them at a time
 _CACHESTAT = 451  # the same system call number on every architecture
 _STATX_ATTR_DAX = 0x0020_0000
 _AT_FDCWD = -100
@@ -121,15 +124,22 @@ def _owned(fd: int, path: Path) -> bool:
 
 
 def _blocks(fd: int, data: list[tuple[int, int]]) -> Iterator[Range]:
-    for start, end in data:
-        at = start
-        while at < end:
-            size = min(end, (at // BLOCK_BYTES + 1) * BLOCK_BYTES) - at
-            pages = _cachestat(fd, at, size)
-            if pages is None:
-                pages = _mincore(fd, at, size)
-            yield Range(at, size, min(size, pages * mmap.PAGESIZE))
-            at += size
+    blocks = [
+        (max(start, at), min(end, at + BLOCK_BYTES) - max(start, at))
+        for start, end in data
+        for at in range(start // BLOCK_BYTES * BLOCK_BYTES, end, BLOCK_BYTES)
+    ]
+    if _cachestat(fd, 0, mmap.PAGESIZE) is not None:
+        yield from (_block(at, size, _cachestat(fd, at, size) or 0) for at, size in blocks)
+        return
+    batches = [blocks[first : first + _BATCH] for first in range(0, len(blocks), _BATCH)]
+    with ThreadPoolExecutor(min(_ASKERS, os.cpu_count() or 1)) as pool:
+        for batch in pool.map(lambda batch: [_block(at, size, _mincore(fd, at, size)) for at, size in batch], batches):
+            yield from batch
+
+
+def _block(offset: int, size: int, pages: int) -> Range:
+    return Range(offset, size, min(size, pages * mmap.PAGESIZE))
 
 
 def _joined(blocks: Iterator[Range]) -> Iterator[Range]:

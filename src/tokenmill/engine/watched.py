@@ -99,10 +99,14 @@ class Watched:
         if self._engine is not None:
             await self._engine.close()
 
+    @property
+    def _lives(self) -> bool:
+        return self._engine is not None and not self._engine.died.done()
+
     async def _living(self, timeout_s: float | None) -> Mortal:
         try:
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self._engine is not None or self.failed.done())
+                await self._changed.wait_for(lambda: self._lives or self.failed.done())
         except TimeoutError as error:
             raise EngineTimeout(f"the engine did not come back within {timeout_s:g} s: {self._why}") from error
         if self._engine is None:

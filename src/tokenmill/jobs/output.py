@@ -77,8 +77,8 @@ class Output:
         """Append what has become final; how many lines."""
         count = 0
         for result in self._final():
+            self._number = result.number  # first: a line that could not be written stays with its file
             self._file(result).append(output_line(self._batch.name, result))
-            self._number = result.number
             count += 1
         for file in self._files():
             file.flush()
@@ -138,7 +138,9 @@ class _File:
         self.path = path
         self._ends, self._pending, self._pending_bytes = 0, list[bytes](), 0
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # A pipe opened for reading as well would never end for its reader.
+            access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
+            self._fd = os.open(path, access | os.O_CLOEXEC, 0o644)
         except FileNotFoundError as error:
             raise UsageError(f"the folder of {path} is not there", hint="create it and run the same again") from error
         except IsADirectoryError as error:
@@ -169,7 +171,7 @@ class _File:
         self._reader.seek(self._ends)
         rest = self._reader.read(len(own))
         # A power cut leaves half a line, or zeros where bytes were promised.
-        return own.startswith(rest) or not rest.strip(b"\0")
+        return own.startswith(rest.rstrip(b"\0"))
 
     def foreign(self) -> UsageError:
         """It is not ours to cut."""

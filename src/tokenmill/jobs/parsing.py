@@ -68,7 +68,8 @@ class _Parser:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         settings = (reading.batch, reading.model_id, reading.priority, reading.reuse, dict(reading.defaults))
-        _send(self._input, settings)
+        with suppress(BrokenPipeError):  # told when its first rows are missing
+            _send(self._input, settings)
 
     def rows(self, item: Chunk | BadLine) -> list[Row]:
         """What the process makes of a chunk."""

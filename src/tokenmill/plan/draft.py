@@ -55,10 +55,10 @@ def _vllm_draft(
 ) -> Draft:
     """vLLM fills its share of the GPUs; what counts is how many tokens that holds."""
     gpus = usable_gpus(machine, goal)
-    if len(gpus) < goal.tensor_parallel:
+    if max(1, len(gpus)) < goal.tensor_parallel:
         raise UsageError(
             f"vLLM needs {goal.tensor_parallel} of the GPUs that may be used, and there are {len(gpus)}",
-            hint="--engine llama.cpp plans for processors too",
+            hint=f"--tensor-parallel {max(1, len(gpus))}",
         )
     if profile.heads and profile.heads % goal.tensor_parallel:
         raise UsageError(
@@ -68,6 +68,8 @@ def _vllm_draft(
     placement, found, tokens = vllm.place(machine, profile, settings, goal)
     needed = round(vllm.bytes_per_token(profile, settings) * settings.cells)
     why = f"{settings.gpu_memory_utilization:.0%} of each GPU less weights and activations, in blocks of {vllm.BLOCK}"
+    if not gpus:
+        why = f"what {settings.sequences} x {settings.context} tokens need, in blocks of {vllm.CPU_BLOCK}"
     decisions = (*decisions, Decision("kv tokens", str(tokens), why))
     shortfalls = list(_shortfalls(machine, found))
     room = sum(row.bytes for row in found.full_context if row.item == "kv")

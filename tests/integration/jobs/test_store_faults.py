@@ -159,7 +159,7 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
         assert reader.batch(batch.id).counts.total == 1
 
 
-@pytest.mark.parametrize(("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 40_000, 100)])
+@pytest.mark.parametrize(("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 20_000, 100)])
 def test_the_disk_is_full(tmp_path: Path, scenario: str, count: int, size: int) -> None:
     write_jobs(tmp_path / "jobs.jsonl", [f"{number} " + "x" * size for number in range(count)])
     done = full_disk.run(scenario, tmp_path / "small")

@@ -187,6 +187,16 @@ def test_a_batch_tail_off_a_fork_is_dropped_at_once() -> None:
     assert grown.forest.used == grown.cached([*DIGEST, 2, 2]) == 20
 
 
+def test_dropping_a_tail_costs_one_cut() -> None:
+    grown = Grown()
+    for tail in (1, 2):
+        grown.leave([*DIGEST, tail, tail])
+    sequence = grown.open([*DIGEST, 3, 3])
+    cuts = len(grown.cells.cuts)
+    grown.forest.close(sequence, "prompt")
+    assert len(grown.cells.cuts) == cuts + 1
+
+
 def test_also_where_the_other_branch_is_gone() -> None:
     grown = Grown()
     for tail in (1, 2, 3):
@@ -219,6 +229,57 @@ def test_a_fork_made_by_an_answer_drops_the_tail_too() -> None:
     assert grown.forest.used == 22
     grown.answer(first, [2])
     assert grown.forest.used == 21
+    third = grown.open([*DIGEST, 3])
+    grown.forest.close(first, "nothing")
+    grown.forest.close(third, "prompt")
+    assert grown.forest.used == 20, "the fork is remembered"
+
+
+def test_a_fork_within_an_answer_is_no_fork_of_the_prompt() -> None:
+    grown = Grown()
+    first = grown.open(DIGEST)
+    grown.answer(first, [1, 2, 3])
+    second = grown.open([*DIGEST, 1, 2, 9])
+    grown.forest.close(first, "prompt")
+    grown.forest.close(second, "nothing")
+    assert grown.forest.used == 20
+
+
+def test_a_fork_that_was_trimmed_away_is_forgotten() -> None:
+    grown = Grown(cells=30)
+    for tail in (1, 2):
+        grown.leave([*DIGEST, tail])
+    assert grown.forest.room(20)
+    assert grown.cached(DIGEST) == 10
+    grown.leave([*DIGEST[:10], 5, 5])
+    assert grown.forest.used == 12
+
+
+def test_a_sequence_that_took_a_keepers_place_does_not_move_the_fork() -> None:
+    grown = Grown(sequences=2)
+    for tail in (1, 2):
+        grown.leave([*DIGEST, tail])
+    grown.open([7])
+    grown.leave([*DIGEST, 3, 3])
+    assert grown.forest.used == 20 + 1
+
+
+def test_a_sequence_that_came_no_further_than_the_fork_keeps_it() -> None:
+    grown = Grown(sequences=2)
+    for tokens in ([*DIGEST, 1], [*DIGEST, 2], [*DIGEST[:10], 3]):
+        grown.leave(tokens)
+    grown.open([7])
+    sequence = grown.open([*DIGEST, 3, 3], compute=0)
+    grown.forest.close(sequence, "prompt")
+    assert grown.forest.used == 20 + 1
+
+
+def test_a_head_is_kept_though_a_running_sequence_holds_it_too() -> None:
+    grown = Grown()
+    first, second = grown.open(DIGEST), grown.open([*DIGEST, 1])
+    grown.forest.close(first, "prompt")
+    grown.forest.close(second, "nothing")
+    assert grown.forest.used == 20
 
 
 def test_the_tail_of_a_chat_stays_beyond_a_fork() -> None:
@@ -284,6 +345,15 @@ def test_the_least_recently_used_goes_first() -> None:
     assert grown.forest.evicted == 10
 
 
+def test_the_end_of_a_sequence_is_a_use_too() -> None:
+    grown = Grown(cells=20)
+    first, second = grown.open([1] * 10), grown.open([2] * 10)
+    grown.forest.close(second, "all")
+    grown.forest.close(first, "all")
+    assert grown.forest.room(5)
+    assert (grown.cached([1] * 10), grown.cached([2] * 10)) == (10, 5)
+
+
 def test_tails_go_before_their_heads() -> None:
     grown = Grown(cells=30)
     grown.leave([*DIGEST, 1, 1, 1, 1], "all")
@@ -312,7 +382,7 @@ def test_a_long_head_is_trimmed_from_its_end(cells: int, count: int, kept: int) 
     cuts = len(grown.cells.cuts)
     assert grown.forest.room(count)
     assert grown.cached(tokens) == kept
-    assert len(grown.cells.cuts) == cuts + (1 if kept else 2)
+    assert len(grown.cells.cuts) == cuts + 1
 
 
 def test_large_caches_are_not_trimmed_by_large_pieces() -> None:
@@ -450,6 +520,27 @@ def test_no_id_is_had_from_running_or_pinned_sequences() -> None:
     assert grown.forest.open([1] * 6) is None
 
 
+def test_a_keeper_of_a_pinned_head_is_not_shortened_by_taking_its_place() -> None:
+    grown = Grown(sequences=1)
+    grown.forest.pin(DIGEST)
+    grown.leave(DIGEST)
+    assert grown.forest.open([*DIGEST[:5], 9, 9]) is None
+    assert grown.cached(DIGEST) == 20
+
+
+def test_letting_a_keeper_go_for_its_id_does_not_lose_the_head() -> None:
+    grown = Grown(sequences=2)
+    grown.leave(DIGEST, "all")
+    first = grown.forest.open([*DIGEST, 1, 1])
+    assert first == Opened(1, 20)
+    grown.cells.decode(1, 20, [1, 1])
+    grown.forest.filled(1, 2)
+    second = grown.open([*DIGEST, 2, 2])
+    assert second == 0
+    assert grown.cells.content(second) == [*DIGEST, 2, 2]
+    assert grown.forest.used == grown.cells.used == 24
+
+
 def test_a_pinned_head_with_another_holder_needs_no_keeper() -> None:
     grown = Grown(sequences=2)
     grown.forest.pin([1] * 5)
@@ -536,8 +627,9 @@ def test_a_status_page_shows_every_segment() -> None:
     grown.forest.pin(DIGEST)
     grown.leave([*DIGEST, 1], "all")
     grown.open([*DIGEST, 2, 2])
+    grown.leave([*DIGEST, 3], "nothing")
     digest, *tails = grown.forest.heads()
-    assert digest == Head(depth=0, start=0, tokens=20, hits=1, pinned=True, locked=True, last_used=digest.last_used)
+    assert digest == Head(depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used)
     assert {(tail.depth, tail.start, tail.tokens, tail.hits, tail.pinned, tail.locked) for tail in tails} == {
         (1, 20, 1, 0, False, False),
         (1, 20, 2, 0, False, True),

@@ -85,8 +85,9 @@ class ForestMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, CELLS))
     def make_room(self, count: int) -> None:
-        possible, before = self.forest.available >= count, self.forest.used
+        possible, before, evicted = self.forest.available >= count, self.forest.used, self.forest.evicted
         assert self.forest.room(count) == possible
+        assert self.forest.evicted - evicted == before - self.forest.used
         assert self.forest.free >= count if possible else self.forest.used == before
 
     @rule(tokens=TOKENS, fits=st.booleans())
@@ -144,6 +145,9 @@ class ForestMachine(RuleBasedStateMachine):
             assert all(child.last_used <= node.last_used for child in node.children)
             assert node.children or node.sequences, "cells that nobody holds"
             assert len(node.children) != 1 or node.sequences or node.forked, "a border without a reason"
+            if any(sequence not in self.content for sequence in node.sequences):
+                keepers = [sequence for sequence in node.holders() if sequence not in self.content]
+                assert len(keepers) == 1, "an id is wasted on what another keeps"
 
     def teardown(self) -> None:
         for sequence in list(self.content):

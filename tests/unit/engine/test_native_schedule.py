@@ -62,6 +62,16 @@ def test_a_budget_smaller_than_the_decodes_is_kept() -> None:
     assert all(len(job.answer) == 4 for job in mill.done.values())
 
 
+def test_a_budget_that_shrinks_is_kept() -> None:
+    mill = Mill(100, lanes=4, budget=4)
+    for number in range(4):
+        mill.submit(number, [number], answer_tokens=4)
+    assert ids(mill.step()) == ids(mill.step()) == [0, 1, 2, 3]
+    mill.schedule.budget = 2
+    assert ids(mill.step()) == [0, 1]
+    mill.run()
+
+
 def test_a_job_whose_token_has_not_come_is_left_out() -> None:
     mill = Mill(100)
     mill.schedule.submit("slow", [1, 2], "batch")
@@ -132,6 +142,16 @@ def test_those_who_wait_for_a_head_hold_no_lane() -> None:
     assert shape(mill.step()) == [(0, 10, False)]
     assert shape(mill.step()) == [(0, 1, True), (2, 2, True)]
     assert mill.jobs[1].first_step is None
+
+
+def test_who_came_first_claims_first_even_if_he_had_to_wait() -> None:
+    mill = Mill(400, lanes=3, budget=10)
+    mill.submit(0, [*DIGEST[:10], 0], 50)
+    mill.submit(1, [*DIGEST[:10], *range(1, 10)], 50)
+    mill.submit(2, [9] * 40, 50)
+    assert shape(mill.step()) == [(0, 10, False)]
+    assert shape(mill.step()) == [(0, 1, True), (1, 9, True)]
+    assert mill.schedule.totals.running == 3
 
 
 def test_a_follower_goes_on_where_their_prompts_part_not_where_the_leader_ends() -> None:
@@ -427,8 +447,9 @@ def test_what_was_generated_before_a_preemption_is_no_prompt_in_the_end() -> Non
 
 
 @pytest.mark.parametrize("length", [0, 21])
-def test_prompts_that_cannot_be_computed_are_refused(length: int) -> None:
-    mill = Mill(30, context=20)
+@pytest.mark.parametrize(("cells", "context"), [(20, 30), (30, 20)])
+def test_prompts_that_cannot_be_computed_are_refused(length: int, cells: int, context: int) -> None:
+    mill = Mill(cells, context=context)
     with pytest.raises(RequestRefused) as refused:
         mill.schedule.submit(1, [1] * length, "batch")
     assert refused.value.hint
@@ -464,6 +485,23 @@ def test_without_a_slot_idle_heads_go_then_the_youngest_then_the_last_is_ended()
     assert [job.cut_short for job in mill.done.values()].count(True) == 1
 
 
+def test_after_a_missing_slot_nobody_enters_until_somebody_leaves() -> None:
+    mill = Mill(100, lanes=3, budget=64)
+    for number in range(3):
+        mill.submit(number, [number] * 10, answer_tokens=4 + 20 * (number == 1))
+    mill.step()
+    mill.schedule.plan()
+    step = mill.schedule.failed_for_room()
+    assert step.preempted == (2,)
+    while True:
+        mill.perform(step)
+        if 0 in mill.done:
+            break
+        assert ids(step) == [0, 1]
+        step = mill.schedule.plan()
+    assert ids(mill.step()) == [1, 2]
+
+
 def test_interactive_jobs_are_the_last_to_go_when_there_is_no_slot() -> None:
     mill = Mill(100, lanes=2, interactive_lanes=2, budget=64)
     mill.submit(0, [0] * 10, 30)
@@ -485,6 +523,7 @@ def test_a_context_built_anew_loses_no_job() -> None:
     mill.cells = KvCells(60, 4)
     mill.forest = Forest(mill.cells, total_cells=60, sequences=4, shares=True)
     mill.schedule.restart(mill.forest)
+    assert [job.id for job in mill.schedule._queues["batch"]] == [0, 1, 2, 3]
     assert mill.schedule.totals.running == 0
     mill.run()
     alone = Mill(100)

@@ -182,9 +182,15 @@ def test_vllm_is_read_the_other_way_round() -> None:
     assert any("--context" in change.what or "--cache-type fp8" in change.what for change in too_long.changes)
 
 
-def test_vllm_needs_a_gpu() -> None:
-    with pytest.raises(UsageError, match="vLLM"):
-        plan("llama-4-scout:nvfp4", box(512), engine="vllm")
+def test_vllm_without_gpus_takes_what_the_context_needs() -> None:
+    found = plan("qwen3-32b:BF16", box(512), engine="vllm", context=10_000, sequences=3)
+    assert found.fits
+    assert set(found.placement.homes) == {"dram"}
+    per_token = sum(layer.bytes_per_token("f16", "f16") for layer in found.profile.cache)
+    assert found.ledger.of("dram", "kv") == round(per_token * 32 * (3 * 313 + 1))  # whole blocks, and vLLM's own
+    assert not plan("qwen3-32b:BF16", box(64), engine="vllm", context=10_000).fits
+    with pytest.raises(UsageError, match="vLLM needs 2 of the GPUs"):
+        plan("qwen3-32b:BF16", box(512), engine="vllm", tensor_parallel=2)
 
 
 def test_two_copies_are_not_made_where_one_fits() -> None:

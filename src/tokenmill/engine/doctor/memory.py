@@ -193,12 +193,13 @@ def oom_kills(facts: Facts) -> Finding:
         return Finding("oom-kills", "unknown", "the kernel does not count its kills for memory (before 4.13)")
     if not system and not own:
         return Finding("oom-kills", "fine", f"nothing was killed for memory{since(facts.kernel.uptime_s)}")
-    ours = f", {own} of them in this control group" if own else ""
+    ours = f" ({own} in this control group)" if own else ""
     killed = max(system or 0, own or 0)
     return Finding(
         "oom-kills",
         "advice",
-        f"the kernel killed {killed} process{'' if killed == 1 else 'es'} for memory{since(facts.kernel.uptime_s)}{ours}",
+        f"the kernel killed {killed} process{'' if killed == 1 else 'es'} for memory{ours}"
+        f"{since(facts.kernel.uptime_s)}",
         "an engine that needs more than its plan said is ended without a word in its own log",
         remedies=(Remedy("look", "sudo journalctl -k -g 'Killed process'", note="who, when, how large"),),
     )

@@ -7,7 +7,8 @@ it), and the way an answer begun by the caller, a last message of the assistant'
 
 Different on purpose:
 - Where llama.cpp's engine departs from Jinja the model's makers meant Jinja: numbers keep all their digits, lengths
-  count characters, `dictsort` takes large and small letters alike, `trim` takes off every kind of space.
+  count characters, `dictsort` takes large and small letters alike, `trim` takes off every kind of space, a list or
+  mapping that is written out looks as in Python (there: some quotes differ, or nothing is written at all).
 - A last message of the assistant's that is empty is refused; llama-server drops it, and the answer's header with it.
 - Template arguments cannot take the place of the conversation, the tools or the special tokens.
 - Parts of content other than text are refused; a message may say null where it could leave a field out.

@@ -7,7 +7,8 @@ done, not of time: the same conversation is refused or not on every machine.
 
 from dataclasses import dataclass
 
-_CHARACTERS_A_STEP = 64
+_CHARACTERS_A_STEP = 16
+_MOST_ITEMS = 1_000_000
 
 
 class Failed(Exception):
@@ -24,9 +25,11 @@ class Exhausted(Failed):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one rendering may take."""
+    """What one rendering may take; a million steps take about 50 ms of one core at most."""
 
-    steps: int = 80_000_000  # seconds of work at most
+    steps: int = 40_000_000
+    steps_a_message: int = 100_000  # more for long conversations: some templates look back from each message
+    most_steps: int = 200_000_000
     characters: int = 64 << 20  # in all texts made on the way
     output: int = 8 << 20  # characters
 
@@ -36,8 +39,8 @@ class Budget:
 
     __slots__ = ("characters", "steps")
 
-    def __init__(self, limits: Limits) -> None:
-        self.steps = limits.steps
+    def __init__(self, limits: Limits, messages: int = 0) -> None:
+        self.steps = min(limits.most_steps, limits.steps + messages * limits.steps_a_message)
         self.characters = limits.characters
 
     def spend(self, steps: int) -> None:
@@ -58,9 +61,11 @@ class Budget:
         self.read(characters)
 
     def collect(self, items: int) -> None:
-        """Mutates. Pay for a list before it is made."""
+        """Mutates. Pay for a list of new values before it is made."""
         self.spend(1 + 16 * items)
 
     def copy(self, items: int) -> None:
-        """Mutates. Pay for references copied into another list."""
+        """Mutates. Pay for a list of values that are there already before it is made."""
+        if items > _MOST_ITEMS:
+            raise Exhausted(f"it made a list of more than {_MOST_ITEMS} values")
         self.spend(1 + items // 2)

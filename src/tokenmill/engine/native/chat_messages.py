@@ -56,15 +56,16 @@ def arguments_of(chat: Chat) -> dict[str, Any]:
     if thinking is not None and not isinstance(thinking, bool):
         raise RequestRefused(f"enable_thinking is {thinking!r}", hint="give true or false, without quotes")
     refuse = _refuser("template arguments")
-    return {name: _plain(value, refuse, 0) for name, value in chat.template_arguments.items() if name is not None}
+    return {name: _plain(value, refuse, 0) for name, value in chat.template_arguments.items()}
 
 
 def fitted(messages: Sequence[Message], can: Capabilities) -> list[Message]:
     """The messages with content in the form a template can read."""
     if can.text_content == can.typed_content:
         return [dict(message) for message in messages]
-    fit = _as_text if can.text_content else _as_parts
-    return [{**message, "content": fit(message["content"])} for message in messages]
+    if can.text_content:
+        return [{**message, "content": _as_text(message["content"])} for message in messages]
+    return [{**message, "content": _as_parts(message["content"])} for message in messages]
 
 
 def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> list[Message]:
@@ -73,6 +74,8 @@ def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> 
     A developer speaks as the system (unless the template knows developers); a system message the template would
     refuse goes in front of the next message; arguments of calls become mappings where the template walks through them.
     """
+    if can.object_arguments:
+        messages = [_with_objects(index, message) for index, message in enumerate(messages)]
     if not developers:
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
     if not can.system_role and messages and messages[0]["role"] == "system":
@@ -80,14 +83,17 @@ def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> 
         if messages:
             text = f"{_as_text(first['content'])}\n{_as_text(messages[0]['content'])}"
             messages[0] = {**messages[0], "content": text}
-    if can.object_arguments:
-        messages = [_with_objects(index, message) for index, message in enumerate(messages)]
     return messages
 
 
 def joined(content: str | list[dict[str, Any]], between: str) -> str:
-    """Content as one text."""
-    return content if isinstance(content, str) else between.join(part["text"] for part in content if part["text"])
+    """Content as one text; nothing stands between parts before the first that is not empty."""
+    if isinstance(content, str):
+        return content
+    text = ""
+    for part in content:
+        text += (between if text else "") + part["text"]
+    return text
 
 
 def unreadable(messages: Sequence[Mapping[str, Any]]) -> str | None:
@@ -100,8 +106,8 @@ def unreadable(messages: Sequence[Mapping[str, Any]]) -> str | None:
     return None
 
 
-def _as_text(content: Any) -> str:
-    return joined(content, "\n") if isinstance(content, str | list) else ""
+def _as_text(content: Any) -> Any:
+    return joined(content, "\n") if isinstance(content, list) else content
 
 
 def _as_parts(content: Any) -> Any:

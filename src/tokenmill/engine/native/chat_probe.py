@@ -45,14 +45,20 @@ class _Watch:
         if name := self._names.get(id(value)):
             self.done[name].add(operation)
         if operation == "deep":
-            self._into(value)
+            self._into(value, set())
         if isinstance(value, str) and (operation == "loop" or operation.removeprefix("filter ") in _LIST_WORDS):
             raise TypeError("a text has no parts")
 
-    def _into(self, value: object) -> None:
+    def _into(self, value: object, seen: set[int]) -> None:
+        """All values inside, each once: a hostile template can make small values that have no end."""
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if name := self._names.get(id(value)):
+            self.done[name].add("deep")
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         for part in parts:
-            self.note("deep", part)
+            self._into(part, seen)
 
 
 def capabilities(run: Run) -> Capabilities:

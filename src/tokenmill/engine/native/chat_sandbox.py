@@ -31,7 +31,7 @@ _LOOP_WORDS = frozenset(
 _GENERATION = {"generation", "endgeneration"}
 # Steps that running a node once costs, by measurement; any other costs one.
 _WEIGHTS: Final[Mapping[type[nodes.Node], int]] = {
-    nodes.List: 16, nodes.Tuple: 16, nodes.Dict: 16, nodes.Getattr: 12, nodes.Getitem: 12, nodes.Compare: 16,
+    nodes.List: 16, nodes.Tuple: 16, nodes.Dict: 16, nodes.Getattr: 16, nodes.Getitem: 16, nodes.Compare: 16,
     nodes.Call: 8, nodes.Filter: 8, nodes.Test: 8, nodes.Concat: 8, nodes.Add: 8, nodes.Output: 4, nodes.Assign: 4,
 }  # fmt: skip
 _REFUSED_NODES: Final = (
@@ -137,7 +137,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def run(self, template: Template, values: Mapping[str, object], witness: Witness | None = None) -> str:
         """The template's text for these values, which it may change."""
-        self.values.budget = Budget(self.limits)
+        messages = values.get("messages")
+        self.values.budget = Budget(self.limits, len(messages) if isinstance(messages, list) else 0)
         self.values.witness = witness
         length = 0
         parts: list[str] = []
@@ -178,8 +179,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return _Counted(tuple(items), weight, self.budget)  # a copy: the loop's body may append to the list
 
     def entered(self, weight: int) -> None:
-        """Pay for a macro's body."""
-        self.budget.spend(weight)
+        """Pay for a macro's body, and for calling it."""
+        self.budget.spend(weight + 400)
 
     def concat(self, parts: Iterable[str]) -> str:
         """The text of a block or macro."""
@@ -276,5 +277,5 @@ def _weight(node: nodes.Node) -> int:
 
 
 def _named(namespace: Namespace, name: str, missing: Undefined) -> Any:
-    """What a namespace holds; its own class answers for no other name."""
-    return missing if name.startswith("_") else getattr(namespace, name, missing)
+    """What a namespace holds, and nothing of the object it is."""
+    return missing if name in {"__class__", "_Namespace__attrs"} else getattr(namespace, name, missing)

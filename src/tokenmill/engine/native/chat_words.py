@@ -55,7 +55,7 @@ def clock(now: datetime) -> Function:
 
 def _watched(made: Sandbox, operation: str, run: Callable[..., Any]) -> Callable[..., Any]:
     def word(value: Any, *args: Any, **kwargs: Any) -> Any:
-        made.budget.spend(1)
+        made.budget.spend(10)
         made.values.note(operation, value)
         return run(value, *args, **kwargs)
 
@@ -150,9 +150,12 @@ class _Texts:
 
     def _paid(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """A method whose result is about as long as its text, or shorter."""
+        strips = method in {str.strip, str.lstrip, str.rstrip}
 
         def run(text: str, *args: Any, **kwargs: Any) -> Any:
             self.made.budget.make(len(text))
+            if strips and args and isinstance(args[0], str):
+                self.made.budget.read(len(text) * len(args[0]))  # each letter is looked up among all of these
             return method(text, *args, **kwargs)
 
         return run

@@ -119,7 +119,7 @@ class Forest:
             prompt = held.prompt
             # Without the token right after what is known to come, it cannot give more: a cheap test that mostly fails.
             if held.running and coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
-                promised = common(prompt, wanted, 0, limit) if len(prompt) > self.length(sequence) else 0
+                promised = common(prompt, wanted, 0, limit)
                 if promised > coming:
                     coming, leader = promised, sequence
         return Match(ready, coming, leader)
@@ -205,8 +205,7 @@ class Forest:
         end = max(end, self._holders.guarded_length(sequence)) if self.shares else 0
         held.running, held.from_batch = False, keep != "all"
         self._holders.touch(self._tree.ends[sequence])
-        self._holders.retreat(sequence, end)
-        self._holders.settle(sequence)
+        self._holders.settle(sequence, end)
         if fork is not None:
             self._holders.drop_tails(fork)
 
@@ -252,7 +251,7 @@ class Forest:
             self._holders.begin(sequence, self._tree.root, 0, held)
             self._holders.extend(sequence, wanted)
         self._holders.touch(self._tree.ends[sequence])
-        self._holders.settle(sequence)
+        self._holders.settle(sequence, len(wanted))
 
     def given_back(self, sequence: int) -> None:
         """A taken id was not loaded after all; mutates."""

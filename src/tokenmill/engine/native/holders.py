@@ -97,12 +97,6 @@ class Holders:
         if fork is not None:
             self.drop_tails(fork)
 
-    def retreat(self, sequence: int, position: int) -> None:
-        """Let a sequence hold less; mutates tree and cache."""
-        if position < self.tree.ends[sequence].end:
-            self.tree.retreat(sequence, position)
-            self._cells.cut(sequence, position)
-
     def release(self, sequence: int) -> None:
         """Let an id go with all it holds; mutates tree and cache."""
         self.tree.detach(sequence)
@@ -114,15 +108,21 @@ class Holders:
         self._cells.cut(sequence, 0)
         heappush(self._unused, sequence)
 
-    def settle(self, sequence: int) -> None:
-        """Let an idle sequence be its path's only keeper, or go where there is one below; mutates tree and cache.
+    def settle(self, sequence: int, position: int) -> None:
+        """Let an idle sequence keep its path up to a position; mutates tree and cache.
 
-        A running sequence is no reason to go: it may end and keep nothing.
+        It is the path's only keeper then, or goes where there is one below. A running sequence below is no reason to
+        go: it may end and keep nothing.
         """
+        is_shorter = position < self.tree.ends[sequence].end
+        if is_shorter:
+            self.tree.retreat(sequence, position)
         node = self.tree.ends[sequence]
         if node is self.tree.root or any(self._is_keeper(other) for other in node.holders() if other != sequence):
             self.release(sequence)
             return
+        if is_shorter:
+            self._cells.cut(sequence, position)
         others = [other for above in node.upward() for other in above.sequences if other != sequence]
         for other in filter(self._is_keeper, others):
             self.release(other)
@@ -138,8 +138,7 @@ class Holders:
         for child in tails:
             if child is not newest:
                 (sequence,) = child.sequences
-                self.retreat(sequence, max(fork.end, self.guarded_length(sequence)))
-                self.settle(sequence)
+                self.settle(sequence, max(fork.end, self.guarded_length(sequence)))
 
     def evict(self, wanted: int, least: int) -> int:
         """Cut the end of the least recently used idle leaf, `least` tokens if it has them; mutates tree and cache.
@@ -157,8 +156,7 @@ class Holders:
             key=lambda found: found[1].last_used,
         )
         count = min(leaf.end - guarded.get(leaf, leaf.start), max(wanted, least))
-        self.retreat(sequence, leaf.end - count)
-        self.settle(sequence)
+        self.settle(sequence, leaf.end - count)
         return count
 
     # -- ids ---------------------------------------------------------------------------------------------------------
@@ -176,7 +174,8 @@ class Holders:
         for keeper in keepers:
             if reached and all(other == keeper for other in head.holders()):
                 if self.guarded_length(keeper) <= reached:
-                    self.retreat(keeper, reached)
+                    self.tree.retreat(keeper, reached)
+                    self._cells.cut(keeper, reached)
                     return keeper, True
             elif self._can_go(keeper, guarded):
                 self.release(keeper)

@@ -145,13 +145,12 @@ class Tree:
         """Let a sequence end earlier; mutates: what nobody holds any more is gone."""
         node = self.ends[sequence]
         node.sequences.discard(sequence)
-        loosened = node  # has lost a sequence or a child, and may now be one with its only child
+        loosened = node  # its border may have no reason any more; one that lost a child is forked, and has
         while node.parent is not None and node.start >= position:
             parent = node.parent
             if not node.children and not node.sequences:
                 parent.children.remove(node)
                 self.size -= len(node.tokens)
-                loosened = parent
             node = parent
         if position < node.end:
             if node.children or node.sequences:

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,31 @@ from tokenmill.errors import RequestRefused
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for a seed that it draws itself
 _BLOCK = 256  # logits looked at together
 MOST_PENALISED = 1 << 20  # tokens a penalty looks back
+
+
+class _Scratch:
+    """Room for one draw's candidates. All samplers of a vocabulary share it: only the thread that decodes draws."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._candidates = np.zeros(vocab.n_tokens, CANDIDATE)
+        self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
+        self._id_field, self._logit_field = self._candidates["id"], self._candidates["logit"]
+        self._array = vocab.library.ffi.new("llama_token_data_array *")
+        self._data = vocab.library.ffi.cast("llama_token_data *", self._candidates.ctypes.data)
+
+    def take(self, logits: Logits) -> tuple[NDArray[Any], Any]:
+        """Every token with its logit: as an array of ours, and as llama.cpp's."""
+        array = self._array
+        self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers sort them; p they write before they read
+        array.data, array.size, array.selected, array.sorted = self._data, len(self._ids), -1, False
+        return self._candidates, array
+
+
+_SCRATCH: "WeakKeyDictionary[Vocab, _Scratch]" = WeakKeyDictionary()
+
+
+def _scratch(vocab: Vocab) -> _Scratch:
+    return _SCRATCH.get(vocab) or _SCRATCH.setdefault(vocab, _Scratch(vocab))
 
 
 class Sampler:
@@ -54,10 +80,7 @@ class Sampler:
         if penalised:
             for token in prompt[-wanted.penalty_last_n :]:
                 self._lib.llama_sampler_accept(self._chain, token)
-        self._candidates = np.zeros(self._vocab.n_tokens, CANDIDATE)
-        self._ids = np.arange(self._vocab.n_tokens, dtype=np.int32)
-        self._id_field, self._logit_field = self._candidates["id"], self._candidates["logit"]
-        self._array = self._ffi.new("llama_token_data_array *")
+        self._scratch = _scratch(vocab)
 
     def sample(self, context: Context, row: int) -> int:
         """Draw the token after a row of the last batch, and remember it."""
@@ -103,10 +126,7 @@ class Sampler:
 
     def _draw(self, logits: Logits, constraint: Constraint | None = None) -> int | None:
         """A token of the chain's choice; None where it has none."""
-        candidates, array = self._candidates, self._array
-        self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers sort them; p they write before they read
-        array.data = self._ffi.cast("llama_token_data *", candidates.ctypes.data)
-        array.size, array.selected, array.sorted = len(candidates), -1, False
+        candidates, array = self._scratch.take(logits)
         if constraint is not None:
             constraint.restrict(candidates, array)
         self._lib.llama_sampler_apply(self._chain, array)

@@ -197,8 +197,7 @@ class Schedule:
         if match.leader is None:
             job.follows = None
             return False
-        leader = self._running[match.leader]
-        job.follows = leader, leader.admissions, match.coming
+        job.follows = self._running[match.leader], match.coming
         return True
 
     def _has_cells(self, job: Job) -> bool:

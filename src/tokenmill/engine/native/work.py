@@ -88,7 +88,6 @@ class Job:
     keep: Keep
     arrival: int  # an ordinal; a preempted job keeps its own
     sequence: int | None = None  # None: waiting
-    admissions: int = 0
     urgent: bool = False  # interactive, or computing the head of an interactive job that waits for it
     position: int = 0  # tokens in the cells
     reached: int = 0  # the most tokens it ever had there
@@ -96,7 +95,7 @@ class Job:
     awaits_token: bool = False  # its logits are out, and what was sampled from them is not in
     generated: list[int] = field(default_factory=list)
     in_prompt: int = 0  # generated tokens that are part of `prompt`
-    follows: "tuple[Job, int, int] | None" = None  # the job computing its head, which admission of it, up to where
+    follows: "tuple[Job, int] | None" = None  # the job that computes its head, and up to where
     reused: int = 0
     computed: int = 0
     recomputed: int = 0
@@ -115,8 +114,8 @@ class Job:
         """Whether another running job is still computing the head that this one waits for."""
         if self.follows is None:
             return False
-        leader, admission, end = self.follows
-        return leader.sequence is not None and leader.admissions == admission and leader.position < end
+        leader, end = self.follows
+        return leader.sequence is not None and leader.position < end
 
     def next_tokens(self, most: int) -> Tokens:
         """What it can compute in one step: part of its prompt, or the token sampled last."""
@@ -128,7 +127,6 @@ class Job:
         """It runs from now on; mutates. Returns how many tokens of the prompt it has for nothing."""
         gained = max(0, min(reused, self.prompt_tokens) - self.reached)
         self.sequence, self.position, self.follows = sequence, reused, None
-        self.admissions += 1
         self.reached = max(self.reached, reused)
         self.reused += gained
         return gained

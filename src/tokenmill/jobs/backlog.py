@@ -1,0 +1,109 @@
+"""Pending jobs that are at hand, the most urgent first: by danger to a deadline, then by priority, then by head.
+
+Jobs in danger, and those that were passed over for too long, stand in a tree of their own before all others, where
+they are in head order as everywhere; the others of their group stay where they are. Time comes in as a number.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.tree import Order, Tree
+
+BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
+_MARGIN = 1.25  # expected times are this much too short, for all we know ...
+_SLACK_S = 60.0  # ... and this much more
+_LOOK_S = 1.0  # between two looks at all deadlines
+_PATIENCE = 4  # windows of jobs that may pass before one that waits
+
+Cost = Callable[[Pending], tuple[float, float] | None]
+"""Seconds that a job takes of the engine, and seconds until its answer is complete; None: unknown."""
+
+
+class Backlog:
+    """Jobs that wait."""
+
+    def __init__(self, *, final: Order, window: int) -> None:
+        self.ended = False  # no more come: what is here is the rest of the run
+        self._final: Order = final  # of the outermost groups, when all of them are known
+        self._first: Order = "file" if final == "file" else "stream"
+        self._patience = _PATIENCE * window
+        self._urgent = Tree("due")
+        self._trees: dict[int, Tree] = {}  # by the negative of their priority
+        self._arrived: deque[tuple[int, int]] = deque()  # (jobs taken when it came, job)
+        self._taken = 0
+        self._dated: dict[int, Pending] = {}  # with a deadline, and not urgent yet
+        self._looked_s: float | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.trees()))
+
+    def __contains__(self, job: object) -> bool:
+        return self._tree_of(job) is not None
+
+    def trees(self) -> list[Tree]:
+        """Those with jobs, the most urgent first. Mutates nothing."""
+        return [tree for tree in (self._urgent, *(self._trees[rank] for rank in sorted(self._trees))) if len(tree)]
+
+    def add(self, records: Iterable[Pending]) -> None:
+        """Take in jobs; mutates."""
+        for record in records:
+            self._trees.setdefault(-record.priority, Tree(self._first)).add(record)
+            self._arrived.append((self._taken, record.job))
+            if record.deadline_s is not None:
+                self._dated[record.job] = record
+                self._looked_s = None
+
+    def reached(self, last: Pending | None, *, more: bool) -> None:
+        """The stream has come to a job, and whether more follow; mutates the order of groups."""
+        self.ended = not more
+        for rank, tree in self._trees.items():
+            goes_on = more and (last is None or rank >= -last.priority)
+            tree.open = last.head if goes_on and last is not None and rank == -last.priority else None
+            tree.order = self._first if goes_on else self._final
+
+    def remove(self, job: int) -> Pending | None:
+        """Take a job out if it is here; mutates."""
+        tree = self._tree_of(job)
+        if tree is None:
+            return None
+        self._dated.pop(job, None)
+        record = tree.remove(job)
+        if not tree and -record.priority in self._trees and tree is self._trees[-record.priority]:
+            del self._trees[-record.priority]
+        return record
+
+    def take(self, job: int) -> None:
+        """A job is dispatched; mutates: those passed over too often become urgent."""
+        self.remove(job)
+        self._taken += 1
+        while self._arrived and (self._arrived[0][1] not in self or self._taken - self._arrived[0][0] > self._patience):
+            self._hurry(self._arrived.popleft()[1])
+
+    def clock(self, now_s: float, cost: Cost) -> None:
+        """Time has passed; mutates: jobs whose deadline is in danger become urgent.
+
+        A job is in danger when it, and all that are due before it, would not be done in time if they were begun now.
+        """
+        if not self._dated or (self._looked_s is not None and 0 <= now_s - self._looked_s < _LOOK_S):
+            return
+        self._looked_s = now_s
+        due = sorted(self._dated.values(), key=lambda record: record.deadline_s or 0.0)
+        known = [cost(record) for record in self._urgent.records()]
+        busy_s, endangered = sum(each[0] for each in known if each is not None), 0
+        for number, record in enumerate(due, 1):
+            left_s = (record.deadline_s or 0.0) - now_s
+            takes = cost(record)
+            busy_s += takes[0] if takes is not None else 0.0
+            if left_s <= (BLIND_S if takes is None else _MARGIN * (busy_s + takes[1]) + _SLACK_S):
+                endangered = number
+        for record in due[:endangered]:
+            self._hurry(record.job)
+
+    def _hurry(self, job: int) -> None:
+        """Put a job before those that are not urgent if it is here; mutates."""
+        if job not in self._urgent and (record := self.remove(job)) is not None:
+            self._urgent.add(record)
+
+    def _tree_of(self, job: object) -> Tree | None:
+        return next((tree for tree in (self._urgent, *self._trees.values()) if job in tree), None)

@@ -1,0 +1,63 @@
+"""What a job takes of an engine: cells, seconds, and whether computing a head once more is worth a lane.
+
+Works on expected lengths and measured rates; what is not known is None, and each choice says what it falls back on.
+"""
+
+from collections.abc import Iterable
+
+from tokenmill.jobs.expected import Lengths
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.tree import Node
+
+AGAIN_WITHOUT_RATES = (
+    "no rates are measured: a head is computed on one more lane when each lane's share of the answers "
+    "is at least as long as the head"
+)
+AGAIN_UNKNOWN = "a head stays on one lane until the first answer has shown how long answers are"
+
+
+class Costs:
+    """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing."""
+
+    def __init__(self, shape: EngineShape, lengths: Lengths) -> None:
+        self._shape, self._lengths = shape, lengths
+
+    def tokens(self, prompt_bytes: float) -> int:
+        """Tokens of so much prompt."""
+        return int(prompt_bytes * self._lengths.tokens_per_byte)
+
+    def output(self, record: Pending) -> float | None:
+        """Tokens of an answer, as expected now."""
+        expected = self._lengths.expect(record.head, record.max_tokens)
+        return record.output_tokens if expected is None else expected
+
+    def cells(self, prompt_bytes: int, records: Iterable[Pending]) -> int:
+        """Cells for so many bytes of prompts and for the answers of some jobs; unknown lengths count nothing."""
+        return self.tokens(prompt_bytes) + int(sum(self.output(record) or 0.0 for record in records))
+
+    def seconds(self, record: Pending, lanes: int) -> tuple[float, float] | None:
+        """Seconds that a job takes of the engine, and until its answer is complete; None: unknown."""
+        rates, rate, output = self._shape.rates, self._shape.rates.decode_at(lanes), self.output(record)
+        if not rates.prefill_tok_s or not rate or output is None:
+            return None
+        prefill_s = self.tokens(record.prompt_bytes) / rates.prefill_tok_s
+        return prefill_s + output / rate, prefill_s + output * lanes / rate
+
+    def again_pays(self, node: Node, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
+        """Whether a lane more gains a group more than its head costs, and what was assumed for want of knowledge.
+
+        `at` lanes work on the group and `busy` on anything. With rates: seconds until the group's answers are written,
+        with and without that lane, against the seconds for the head. Without: see AGAIN_WITHOUT_RATES; it errs towards
+        one lane wherever prompts are computed faster than all lanes together write, as on every engine measured.
+        """
+        mean = self._lengths.mean_tokens
+        answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
+        if answers is None:
+            return False, AGAIN_UNKNOWN
+        head, rates = self.tokens(again_bytes), self._shape.rates
+        now, then = rates.decode_at(busy), rates.decode_at(busy + 1)
+        if not rates.prefill_tok_s or not now or not then:
+            return answers / (at + 1) >= head, AGAIN_WITHOUT_RATES
+        saved_s = answers * busy / (at * now) - answers * (busy + 1) / ((at + 1) * then)
+        return saved_s > head / rates.prefill_tok_s, None

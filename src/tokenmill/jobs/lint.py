@@ -1,0 +1,263 @@
+"""What breaks the reuse of prompts in a file of jobs, found before the night is spent.
+
+Lines go in one after the other; memory stays flat for a million of them: heads are remembered by checksum, a sample of
+them by text. Costs are bytes of prompt that would be computed in vain, held against the best that the same jobs could
+be. Pure: no files, no clock; a tokeniser is a function that is given.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokenmill.errors import RequestRefused
+from tokenmill.jobs.body import Call, checked
+from tokenmill.jobs.identity import place_values
+from tokenmill.jobs.line import body_of, custom_id_of, parse
+from tokenmill.jobs.lint_diff import Difference, side
+from tokenmill.jobs.lint_heads import Heads, Misplaced, misplaced
+from tokenmill.jobs.lint_parts import Part, Prompt, found_at, prompt_of
+from tokenmill.jobs.lint_report import (
+    BYTES_PER_TOKEN,
+    COSTLY,
+    LONG_DIGEST_TOKENS,
+    WORTH_SAYING,
+    Finding,
+    Kind,
+    Report,
+)
+from tokenmill.jobs.lint_spellings import AS_IS, CHANGING, EVERY, KEPT, WITHOUT, Changing, orders, spell_head, spell_tail
+from tokenmill.jobs.lint_text import Marked, common_characters, differing
+from tokenmill.jobs.lint_tokens import TokenCount, Tokens
+from tokenmill.jobs.lint_tree import HEAD_ENDS, TAIL_ENDS, Tree
+from tokenmill.jobs.read import BadLine
+from tokenmill.units import MIB
+
+RECENT_HEADS = 256
+RECENT_BYTES = 32 * MIB
+FAMILIES = 4096
+FAMILY_TEXT = 32 * MIB
+TAIL_FAMILY = 128  # characters that the beginnings of last messages are told apart by
+LONE_HEAD = 4096  # characters of a lone text that are taken for its head
+BAD_SHOWN = 3
+"""The lines whose reasons are told."""
+
+
+class _Head(NamedTuple):
+    """What is known of a head whose text was seen lately."""
+
+    states: list[tuple[int, int, int]]  # mask, checksum, bytes
+    without: int  # its checksum without all that changes
+    differs: frozenset[Changing]  # from the first of its family
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Family:
+    """The first of all texts that are one without what changes."""
+
+    line: int
+    prompt: Prompt
+    parts: tuple[Part, ...]
+    marked: Marked
+
+
+class Lint:
+    """A look at a stream of lines. `add` and `bad` take them; `report` may be asked for at any time."""
+
+    def __init__(self, *, context: int | None = None, count: TokenCount | None = None) -> None:
+        self._tree, self._heads, self._tokens = Tree(), Heads(), Tokens(count, context)
+        self._recent: OrderedDict[str, _Head] = OrderedDict()
+        self._recent_bytes = 0
+        self._families: dict[object, _Family] = {}
+        self._family_room = FAMILY_TEXT
+        self._differ: Counter[Changing] = Counter()
+        self._examples: dict[Changing, Difference] = {}
+        self._jobs = self._bad = self._unlimited = 0
+        self._bad_shown: list[tuple[int, str]] = []
+        self._identities = Tree()
+        self._file_order = _FileOrder()
+        self._tools = _ToolsBehind()
+
+    def add(self, number: int, text: str) -> None:
+        """One line of the file."""
+        try:
+            line = parse(text)
+            custom_id_of(line, number)
+            endpoint, body = body_of(line)
+            call = Call(endpoint, checked(endpoint, body))
+            identity = place_values("", endpoint, call.values).identity
+        except RequestRefused as error:
+            self.bad(BadLine(number, f"{error.message} ({error.hint})" if error.hint else error.message))
+        except UnicodeEncodeError:
+            self.bad(BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"))
+        except ValueError as error:
+            self.bad(BadLine(number, str(error)))
+        else:
+            self._identities.walk(identity, 0, AS_IS, (len(identity),))
+            self._call(number, call)
+
+    def bad(self, line: BadLine) -> None:
+        """A line that cannot be run."""
+        self._bad += 1
+        if len(self._bad_shown) < BAD_SHOWN:
+            self._bad_shown.append((line.number, line.reason))
+
+    def _call(self, number: int, call: Call) -> None:
+        self._jobs += 1
+        self._unlimited += "max_tokens" not in call.values
+        prompt = prompt_of(call)
+        if prompt.tokens is not None:
+            state = self._tree.walk(prompt.tokens, 0, EVERY, HEAD_ENDS)
+            self._tree.count(len(prompt.tokens), EVERY)
+            self._tokens.numbers(number, len(prompt.tokens) // 4, call.values.get("max_tokens"))
+            self._file_order.add(str(state), "", len(prompt.tokens))
+            return
+        text = "".join(part.text for part in prompt.head)
+        head = self._recent.get(text)
+        if head is None:
+            head = self._new_head(number, prompt, text)
+        else:
+            self._recent.move_to_end(text)
+        own = bool(prompt.head)
+        if own:
+            self._heads.add(head.without, number, prompt.head, text, own=True)
+        differs = head.differs | self._tail(number, prompt, head)
+        self._differ.update(differs)
+        tail = "".join(part.text for part in prompt.tail)
+        self._file_order.add(text, tail, head.bytes + len(tail.encode()))
+        self._tokens.add(number, text, tail, call.values.get("max_tokens"))
+        if prompt.tools:
+            self._tools.add(prompt)
+
+    def _new_head(self, number: int, prompt: Prompt, text: str) -> _Head:
+        """Walk a head in all its spellings and hold it against its family. Adds to the tree and the families."""
+        spelled = spell_head(prompt, text)
+        states, without, size = [], 0, len(text.encode())
+        for mask, spelling in spelled.spellings:
+            data = spelling.encode()
+            state = self._tree.walk(data, 0, mask, HEAD_ENDS)
+            states.append((mask, state, len(data)))
+            without = state if mask & WITHOUT else without
+        differs = self._compared(("head", without), number, prompt, prompt.head, spelled.marked) if text else frozenset()
+        head = _Head(states, without, differs, size)
+        self._recent[text] = head
+        self._recent_bytes += size
+        while len(self._recent) > RECENT_HEADS or (self._recent_bytes > RECENT_BYTES and len(self._recent) > 1):
+            _, gone = self._recent.popitem(last=False)
+            self._recent_bytes -= gone.bytes
+        return head
+
+    def _tail(self, number: int, prompt: Prompt, head: _Head) -> frozenset[Changing]:
+        """Walk a last message behind its head in all spellings of both."""
+        spelled = spell_tail("".join(part.text for part in prompt.tail))
+        for mask, text in spelled.spellings:
+            data = text.encode()
+            for head_mask, state, size in head.states:
+                if both := mask & head_mask:
+                    self._tree.walk(data, state, both, TAIL_ENDS)
+                    self._tree.count(size + len(data), both)
+        without = spelled.without
+        if not prompt.head:
+            start = without[:LONE_HEAD]
+            self._heads.add(_checksum(start), number, prompt.tail, start, own=False)
+        if not spelled.marked.marks or len(without) < TAIL_FAMILY // 2:
+            return frozenset()
+        return self._compared((head.without, without[:TAIL_FAMILY]), number, prompt, prompt.tail, spelled.marked)
+
+    def _compared(
+        self, key: object, number: int, prompt: Prompt, parts: tuple[Part, ...], cut: Marked
+    ) -> frozenset[Changing]:
+        """What a text differs in from the first of its family; keeps an example of each kind."""
+        family = self._families.get(key)
+        if family is None:
+            size = sum(len(part.text) for part in parts)
+            if len(self._families) < FAMILIES and size <= self._family_room:
+                self._family_room -= size
+                self._families[key] = _Family(number, prompt, parts, cut)
+            return frozenset()
+        found: set[Changing] = set()
+        for kind, there, here in differing(family.marked, cut):
+            if kind not in found:
+                found.add(kind)
+                if kind not in self._examples:
+                    self._examples[kind] = _shown(family.line, family.parts, there, number, parts, here)
+        if prompt.tools != family.prompt.tools or repr(prompt.tools) != repr(family.prompt.tools):
+            for order in orders(prompt.tools, family.prompt.tools):
+                found.add(order)
+                at = common_characters(family.parts[0].text, parts[0].text)
+                self._examples.setdefault(order, _shown(family.line, family.parts, at, number, parts, at))
+        return frozenset(found)
+
+    def report(self) -> Report:
+        """What has been found so far."""
+        tree, tokens = self._tree, self._tokens.measured()
+        total, shared = tree.total(AS_IS), tree.shared(AS_IS)
+        without = tree.shared(WITHOUT)
+        findings = [
+            Finding(kind, self._differ[kind] or None, without - tree.shared(KEPT[kind]), self._examples.get(kind))
+            for kind in CHANGING
+        ]
+        placed, lost = self._misplaced()
+        findings += placed
+        findings = [found for found in findings if (found.cost_bytes or 0) >= max(256, WORTH_SAYING * total)]
+        findings.sort(key=lambda found: (found.kind not in COSTLY, -(found.cost_bytes or 0)))
+        return Report(
+            jobs=self._jobs,
+            prompt_bytes=total,
+            compute_bytes=total - shared,
+            repaired_bytes=max(0, total - max(without, shared) - lost),
+            bytes_per_token=tokens or BYTES_PER_TOKEN,
+            counted=tokens is not None,
+            findings=(*findings, *self._others(total - shared, tokens or BYTES_PER_TOKEN)),
+            bad=tuple(self._bad_shown),
+        )
+
+    def _misplaced(self) -> tuple[list[Finding], int]:
+        """One finding for each kind of misplacement, and the bytes lost by those that are nobody's document."""
+        by_kind: dict[Kind, list[Misplaced]] = {}
+        for found in misplaced(self._heads.all()):
+            by_kind.setdefault(found.kind, []).append(found)
+        scale, findings = self._heads.scale, []
+        for kind, every in by_kind.items():
+            worst = max(every, key=lambda found: found.lost_bytes)
+            first, second = worst.partner, worst.head
+            example = _shown(first.line, first.parts, worst.at, second.line, second.parts, worst.at)
+            jobs = scale * sum(found.head.jobs for found in every)
+            findings.append(Finding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
+        return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
+
+    def _others(self, compute_bytes: int, bytes_per_token: float) -> Iterable[Finding]:
+        """What costs no prompt, or costs it elsewhere."""
+        if self._bad:
+            reasons = "; ".join(f"line {number}: {reason}" for number, reason in self._bad_shown)
+            yield Finding("bad_line", self._bad, detail=reasons, fatal=True)
+        if not self._jobs:
+            yield Finding("empty", None)
+            return
+        if longer := self._tokens.too_long:
+            yield Finding("too_long", longer.jobs, detail=longer.words, fatal=True)
+        if digest := self._tokens.long_heads(LONG_DIGEST_TOKENS):
+            yield Finding("long_digest", digest.jobs, detail=digest.words)
+        if self._unlimited:
+            yield Finding("max_tokens", self._unlimited)
+        if again := self._tools.cost_bytes():
+            yield Finding("tools_behind", None, again)
+        if copies := self._copies():
+            yield Finding("duplicates", copies)
+        alternating = self._file_order.computed_bytes - compute_bytes
+        if alternating > 0.05 * compute_bytes:
+            times = f"a slot that works in this order computes {round(alternating / bytes_per_token):,} tokens more"
+            yield Finding("file_order", None, detail=times.replace(",", " "))
+
+    def _copies(self) -> int:
+        return max(0, self._jobs - (self._identities.distinct(AS_IS) // 32))
+
+
+def _shown(line: int, parts: tuple[Part, ...], at: int, other: int, others: tuple[Part, ...], there: int) -> Difference:
+    sides = []
+    for number, these, character in ((line, parts, at), (other, others, there)):
+        where, byte = found_at(these, character)
+        text = "".join(part.text for part in these)
+        sides.append(side(text, character, line=number, where=where, byte=byte))
+    return Difference(*sides)

@@ -1,0 +1,102 @@
+"""One prompt in several spellings: as it is, without all that changes by itself, and without all of that but one kind.
+
+Each spelling is a bit. What two jobs would share in the spelling without everything, and do not in the one that keeps
+times, is what times cost, even when all the rest is repaired.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from tokenmill.jobs.lint_parts import Prompt, with_tools
+from tokenmill.jobs.lint_text import VOLATILE, Marked, Volatile, marked
+
+Changing = Volatile | Literal["key_order", "tool_order"]
+CHANGING: tuple[Changing, ...] = (*VOLATILE, "key_order", "tool_order")
+AS_IS, WITHOUT = 1, 2
+KEPT: Mapping[Changing, int] = {kind: 4 << index for index, kind in enumerate(CHANGING)}
+EVERY = AS_IS | WITHOUT | sum(KEPT.values())
+SCANNED = 512  # characters of a last message; what changes further behind stands before nothing that is shared
+
+
+class Spelling(NamedTuple):
+    """A text, and the bits of all spellings that have it."""
+
+    mask: int
+    text: str
+
+
+class Spelled(NamedTuple):
+    """All spellings of a text, and where it was cut."""
+
+    spellings: list[Spelling]
+    marked: Marked  # of the spelling without key and tool order
+
+    @property
+    def without(self) -> str:
+        """The spelling without everything that changes."""
+        return next(text for mask, text in self.spellings if mask & WITHOUT)
+
+
+def spell_head(prompt: Prompt, text: str) -> Spelled:
+    """All spellings of a head whose text is given."""
+    if not prompt.tools:
+        return _spelled(text, marked(text), "")
+    keys = [_sorted(tool) for tool in prompt.tools]
+    by_name = sorted(prompt.tools, key=_name)
+    both = sorted(keys, key=_name)
+    cut = marked(with_tools(prompt.head, prompt.tools, both))
+    texts: dict[int, str] = {AS_IS: text, WITHOUT: cut.spelled()}
+    for kind, tools in (("key_order", by_name), ("tool_order", keys)):
+        texts[KEPT[kind]] = marked(with_tools(prompt.head, prompt.tools, tools)).spelled()  # type: ignore[index]
+    for kind in VOLATILE:
+        texts[KEPT[kind]] = cut.spelled(kind) if kind in cut.kinds() else texts[WITHOUT]
+    return Spelled(_grouped(texts), cut)
+
+
+def spell_tail(text: str) -> Spelled:
+    """All spellings of a last message."""
+    return _spelled(text, marked(text[:SCANNED]), text[SCANNED:])
+
+
+def _spelled(text: str, cut: Marked, rest: str) -> Spelled:
+    if not cut.marks:
+        return Spelled([Spelling(EVERY, text)], cut)
+    kinds, without = cut.kinds(), cut.spelled() + rest
+    texts: dict[int, str] = {AS_IS: text, WITHOUT: without}
+    for kind in CHANGING:
+        texts[KEPT[kind]] = cut.spelled(kind) + rest if kind in kinds else without  # type: ignore[arg-type]
+    return Spelled(_grouped(texts), cut)
+
+
+def _grouped(texts: Mapping[int, str]) -> list[Spelling]:
+    """Equal texts once, with all their bits."""
+    masks: dict[str, int] = {}
+    for bit, text in texts.items():
+        masks[text] = masks.get(text, 0) | bit
+    return [Spelling(mask, text) for text, mask in masks.items()]
+
+
+def orders(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[Changing]:
+    """How two lists of tools that mean the same are written differently."""
+    one, other = [_spelling(tool) for tool in ours], [_spelling(tool) for tool in theirs]
+    found: list[Changing] = []
+    if sorted(one) != sorted(other):
+        found.append("key_order")
+    if [_name(tool) for tool in ours] != [_name(tool) for tool in theirs]:
+        found.append("tool_order")
+    return found
+
+
+def _spelling(value: Any) -> str:
+    return repr(value)  # dicts keep their order
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    name: str = tool["function"]["name"]
+    return name
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list) else value

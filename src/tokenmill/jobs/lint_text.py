@@ -1,0 +1,188 @@
+"""What changes in a text from job to job although nobody means it: times, ids, numbers, blanks.
+
+`marked` cuts a text at such places; spelling it again with some of them replaced by a fixed sign shows which texts would
+be one if those were left out. Pure; knows nothing of jobs.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+Volatile = Literal["timestamp", "id", "number", "whitespace"]
+VOLATILE: tuple[Volatile, ...] = ("timestamp", "id", "number", "whitespace")
+SIGNS: dict[Volatile, str] = {"timestamp": "\0t", "id": "\0i", "number": "\0n", "whitespace": " "}
+
+_MONTH = (
+    r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sep(?:t(?:ember)?)?|Oct(?:ober)?"
+    r"|Nov(?:ember)?|Dec(?:ember)?)"
+)
+_DAY = r"(?:Mon|Tue(?:s)?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_TIME = (
+    r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?: ?[AaPp]\.?[Mm]\b\.?)?"
+    r"(?: ?(?:Z|UTC|GMT|[A-Z]{3,4})\b| ?[+-]\d{2}:?\d{2}\b)*"
+)
+_NTH = r"\d{1,2}(?:st|nd|rd|th)?"
+_DATE = "|".join((
+    r"\d{4}-\d{2}-\d{2}",  # 2026-01-03
+    r"\d{4}[/.]\d{1,2}[/.]\d{1,2}",  # 2026/1/3
+    r"\d{1,2}[/.-]\d{1,2}[/.-]\d{4}",  # 3.1.2026
+    r"\d{1,2}/\d{1,2}/\d{2}",  # 1/3/26
+    rf"(?:{_DAY},? +)?{_NTH}(?: of)?[ -]+{_MONTH}\.?,?[ -]+\d{{2,4}}",  # Sat, 03 Jan 2026; 3-Jan-26
+    rf"(?:{_DAY},? +)?{_MONTH}\.? +{_NTH}\b(?:,? +\d{{4}}\b(?!:))?",  # January 3rd, 2026; Sat Jan  3 (04:05:06 2026)
+    rf"{_MONTH},? +\d{{4}}",
+    r"\d{4}年\d{1,2}月(?:\d{1,2}日)?(?: ?[(（][月火水木金土日][)）])?",
+    r"\d{4}년 ?\d{1,2}월(?: ?\d{1,2}일)?",
+))  # fmt: skip
+_CJK_TIME = r"\d{1,2}[時时点](?:\d{1,2}分(?:\d{1,2}秒)?)?"
+_COMPACT = r"20\d{2}(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])(?:[T_-]?[0-2]\d[0-5]\d(?:[0-5]\d(?:\.?\d{3,6})?)?Z?)?"
+_UNIX = r"1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?"  # 2017 to 2033, in s, ms, us or ns
+_TIMESTAMP = rf"(?:{_DATE})(?:(?:T|_|,? *(?:at |- )?)(?:{_TIME}|{_CJK_TIME}))?(?: \d{{4}}\b)?|{_TIME}|{_COMPACT}|{_UNIX}"
+
+_PREFIXES = (
+    "request|req|run|job|session|sess|trace|span|chatcmpl|cmpl|message|msg|call|nonce|txn|task|thread|batch|conv|corr|id"
+)
+_ID = "|".join((
+    r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",  # UUID
+    r"0x[0-9a-fA-F]{4,}",  # an object's address, which repr() prints
+    rf"(?:{_PREFIXES})(?:_|-)(?=[A-Za-z]*\d)[A-Za-z0-9]{{4,}}",  # req_8f3a
+    r"(?=[0-9a-f]*[a-f])(?=[a-f]*\d)[0-9a-f]{8,}",  # hash
+    r"(?=[0-9A-F]*[A-F])(?=[A-F]*\d)[0-9A-F]{8,}",
+    r"[0-7][0-9A-HJKMNP-TV-Z]{25}",  # ULID
+    r"(?=[A-Za-z_-]*\d)(?=[^A-Z\s]*[A-Z])(?=[^a-z\s]*[a-z])[A-Za-z0-9_-]{16,}",  # random, base64
+))  # fmt: skip
+_MARK = re.compile(rf"(?:(?P<id>{_ID})|(?:{_TIMESTAMP}))(?![A-Za-z0-9])")
+_DIGITS = re.compile("[0-9]+")
+_BLANKS = re.compile(r"\s+")
+# Every mark holds one of these. To try all patterns everywhere is fifty times slower, and \s alone three times.
+_HINT = re.compile("[0-9\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]|  ")
+_NAMES = frozenset("Mon Tue Wed Thu Fri Sat Sun Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+_NUMERALS = frozenset("0123456789")
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | _NUMERALS
+_WORD = _LETTERS | {"_", "-"}
+_LONGEST_WORD = 64
+_LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
+
+
+class Mark(NamedTuple):
+    """One place that may change, and what stands there."""
+
+    kind: Volatile
+    text: str
+
+
+class Marked(NamedTuple):
+    """A text cut at its marks: plain text around each of them, one more than there are marks."""
+
+    plain: list[str]
+    marks: list[Mark]
+
+    def spelled(self, keep: Volatile | None = None) -> str:
+        """The text with a sign for every mark but those of one kind; blanks at its ends are whitespace as well."""
+        parts = [self.plain[0]]
+        for mark, plain in zip(self.marks, self.plain[1:], strict=True):
+            parts.append(mark.text if mark.kind == keep else SIGNS[mark.kind])
+            parts.append(plain)
+        text = "".join(parts)
+        return text if keep == "whitespace" else text.strip(" ")
+
+    def kinds(self) -> set[Volatile]:
+        """The kinds of its marks."""
+        return {mark.kind for mark in self.marks}
+
+
+def marked(text: str) -> Marked:
+    """Cut a text at everything that may change."""
+    plain, marks, end = list[str](), list[Mark](), 0
+    while hint := _HINT.search(text, end):
+        at = hint.start()
+        mark, start, stop = _number(text, end, at) if text[at] in _NUMERALS else _blanks(text, end, at)
+        plain.append(text[end:start])
+        marks.append(mark)
+        end = stop
+    plain.append(text[end:])
+    return Marked(plain, marks)
+
+
+def _number(text: str, least: int, at: int) -> tuple[Mark, int, int]:
+    """The mark around a digit: the first of those that begin at a day or month before it, at its word, or at itself."""
+    word, floor = at, max(least, at - _LONGEST_WORD)
+    while word > floor and text[word - 1] in _WORD:
+        word -= 1
+    while text[word] in "_-":
+        word += 1
+    for start in (*_names_before(text, floor, word), word, at):
+        match = _MARK.match(text, start)
+        if match and match.end() > at and not (start and text[start - 1] in _LETTERS):
+            kind: Volatile = "id" if match["id"] else "timestamp"
+            return Mark(kind, match[0]), start, match.end()
+    digits = _DIGITS.match(text, at)
+    assert digits is not None  # noqa: S101  the hint was a digit
+    return Mark("number", digits[0]), at, digits.end()
+
+
+def _names_before(text: str, floor: int, word: int) -> list[int]:
+    """Where days and months begin that stand before a word, the first one first."""
+    starts: list[int] = []
+    while len(starts) < 2 and word > floor and text[word - 1] == " ":
+        stop = word
+        while stop > floor and text[stop - 1] in " ,.":
+            stop -= 1
+        start = stop
+        while start > floor and text[start - 1] in _WORD:
+            start -= 1
+        if text[start : start + 3] not in _NAMES:
+            break
+        starts.insert(0, start)
+        word = start
+    return starts
+
+
+def _blanks(text: str, least: int, at: int) -> tuple[Mark, int, int]:
+    while at > least and text[at - 1] == " ":
+        at -= 1
+    match = _BLANKS.match(text, at)
+    assert match is not None  # noqa: S101  the hint was a blank
+    stop = match.end()
+    if match[0] == "  " and text[stop : stop + 1] in _NUMERALS and _names_before(text, least, stop):
+        return _number(text, least, stop)  # Sat Jan  3: a day of one digit, in a column for two
+    return Mark("whitespace", match[0]), at, stop
+
+
+def differing(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int, int]]:
+    """Where two texts that are one without their marks differ: the kind, and the place in either, in characters."""
+    here = there = 0
+    for index, (ours, theirs) in enumerate(_pairs(one, other)):
+        here += len(one.plain[index])
+        there += len(other.plain[index])
+        if ours.text != theirs.text:
+            at = common_characters(ours.text, theirs.text) if ours.kind == "whitespace" else 0
+            yield ours.kind, here + at, there + at
+        here += len(ours.text)
+        there += len(theirs.text)
+
+
+def _pairs(one: Marked, other: Marked) -> Iterator[tuple[Mark, Mark]]:
+    """Marks side by side, as long as the texts go on alike."""
+    for index, (ours, theirs) in enumerate(zip(one.marks, other.marks, strict=False)):
+        if ours.kind != theirs.kind or one.plain[index] != other.plain[index]:
+            return
+        yield ours, theirs
+
+
+def common_characters(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # the first `low` are alike, the first `high` are not
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def line_ends_unified(text: str) -> str:
+    """A text whose lines end in one way: no blanks before the line feed, no carriage returns, none at its end."""
+    return _LINE_ENDS.sub("\n", text).rstrip(" \t\n")

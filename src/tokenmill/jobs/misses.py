@@ -1,0 +1,214 @@
+"""Why less of a prompt was reused than expected, in words, from what the engine and the scheduler say.
+
+A miss is told from the engine's own count of cached tokens, never from timing. Fewer tokens than expected are no miss
+within `tolerance_tokens`: a tokenizer may join the last characters of a head with what follows, caches keep whole
+blocks, and the number expected comes from bytes. Knows nothing of how jobs are ordered.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenmill.engine.engine import Usage
+from tokenmill.jobs.decisions import Dispatch
+from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.lint_diff import visible
+from tokenmill.jobs.shape import Reuse
+
+SLOT_SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity unless told: part of a prompt that a slot must have
+BORDER_TOKENS = 16  # that may be lost where a head ends
+ESTIMATE_SHARE = 0.1  # of the expected tokens: they are reckoned from bytes
+_SHOWN = 30  # characters on each side of a difference
+_EXAMPLES = 3  # kept of each cause
+
+Cause = Literal[
+    "engine restarted", "cannot reuse", "head changed", "slot taken", "below similarity", "evicted", "not told"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known around one answer; None or empty: nothing."""
+
+    reuse: Reuse
+    prompt: bytes | None = None  # the canonical prompt of the job
+    like: bytes | None = None  # and of the job it should have found
+    lane: int | None = None  # where it was served
+    restarted: bool = False  # the engine is not the one that had computed the head
+    lane_taken: bool = False  # somebody else used the lane in between
+    evicted_tokens: int | None = None  # dropped by the engine since the head was computed
+    cells_between: int | None = None  # tokens that other jobs needed since then ...
+    cells_total: int | None = None  # ... of so many
+    block_tokens: int = 1  # reuse comes in whole blocks
+    similarity: float | None = SLOT_SIMILARITY  # None: the server has no such threshold
+    notes: tuple[str, ...] = ()  # of the engine's capabilities and of its answer
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """One prompt that was computed though it need not have been."""
+
+    job: int
+    cause: Cause
+    words: str
+    expected_tokens: int
+    cached_tokens: int
+    at_byte: int | None = None  # where the head changed
+
+    @property
+    def lost_tokens(self) -> int:
+        """Computed again."""
+        return self.expected_tokens - self.cached_tokens
+
+
+def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int) -> int:
+    """Tokens that should have been found, by this prompt's own tokens per byte; never the last one."""
+    share = min(1.0, sent.expected_bytes / prompt_bytes) if prompt_bytes else 0.0
+    return min(int(share * usage.prompt_tokens), max(0, usage.prompt_tokens - 1))
+
+
+def tolerance_tokens(expected: int, block_tokens: int = 1) -> int:
+    """By how many tokens fewer it is no miss."""
+    return BORDER_TOKENS + block_tokens - 1 + int(ESTIMATE_SHARE * expected)
+
+
+def explain(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> Miss | None:
+    """The miss, if there is one; None as well where the engine does not count cached tokens."""
+    cached = usage.cached_tokens
+    expected = expected_tokens(sent, usage, prompt_bytes)
+    if cached is None or cached >= expected - tolerance_tokens(expected, evidence.block_tokens):
+        return None
+    cause, words, at_byte = _cause(sent, usage, evidence, expected)
+    return Miss(sent.job, cause, words, expected, cached, at_byte)
+
+
+def _cause(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> tuple[Cause, str, int | None]:
+    """The first that fits, the surest first."""
+    if evidence.restarted:
+        return "engine restarted", "the engine was restarted in between, and a new one has computed nothing yet", None
+    if evidence.reuse == "none":
+        return "cannot reuse", _with("the engine cannot reuse this model's prompts", evidence.notes), None
+    changed = _changed(sent, evidence)
+    if changed is not None:
+        return changed
+    causes: tuple[tuple[Cause, str | None], ...] = (
+        ("slot taken", _slot_taken(sent, evidence)),
+        ("below similarity", _below_similarity(sent, usage, evidence, expected)),
+        ("evicted", _evicted(evidence)),
+        ("not told", _untold(usage, evidence)),
+    )
+    cause, words = next((cause, words) for cause, words in causes if words is not None)
+    return cause, words, None
+
+
+def _changed(sent: Dispatch, evidence: Evidence) -> tuple[Cause, str, int] | None:
+    prompt, like = evidence.prompt, evidence.like
+    if prompt is None or like is None:
+        return None
+    at = common_length(prompt, like)
+    if at >= sent.expected_bytes or at == len(prompt):
+        return None
+    shown = difference(prompt, like, at)
+    return "head changed", f"the head changed at byte {at}:\n  was {shown[1]}\n  is  {shown[0]}", at
+
+
+def difference(one: bytes, other: bytes, at: int) -> tuple[str, str]:
+    """Both texts around a byte, 30 characters to each side, on one line each with control characters visible."""
+    return _around(one, at), _around(other, at)
+
+
+def _around(text: bytes, at: int) -> str:
+    """Characters, not bytes: a difference inside a character is shown from its beginning."""
+    while 0 < at < len(text) and text[at] & 0xC0 == 0x80:
+        at -= 1
+    before = text[max(0, at - 4 * _SHOWN) : at].decode(errors="replace")[-_SHOWN:]
+    after = text[at : at + 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
+    return f"{visible(before)}▸{visible(after)}"
+
+
+def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
+    if sent.lane is not None and evidence.lane not in (None, sent.lane):
+        return f"it was sent to slot {sent.lane} and served by slot {evidence.lane}: the slot was busy"
+    if sent.lane is not None and evidence.lane_taken:
+        return f"another request used slot {sent.lane} in between and left its own prompt there"
+    return None
+
+
+def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> str | None:
+    """llama-server looks for a slot that has more than a part of a prompt, where none was asked for."""
+    threshold = evidence.similarity
+    if evidence.reuse == "prefix cache" or sent.lane is not None or not threshold or not usage.prompt_tokens:
+        return None
+    similar = expected / usage.prompt_tokens
+    if evidence.reuse != "slots" or similar > threshold:
+        return None
+    return (
+        f"the shared head is {similar:.0%} of the prompt, and the server only looks for a slot that has more than "
+        f"{threshold:.0%} (--slot-prompt-similarity)"
+    )
+
+
+def _evicted(evidence: Evidence) -> str | None:
+    if evidence.evicted_tokens:
+        return f"the engine dropped {evidence.evicted_tokens} tokens in between to make room"
+    between, total = evidence.cells_between, evidence.cells_total
+    if between is not None and total is not None and between > total:
+        return f"other jobs needed {between} tokens of room in between, and the engine has {total}"
+    return None
+
+
+def _untold(usage: Usage, evidence: Evidence) -> str:
+    """Where reuse ended, at least: a template may have written something that is not in the jobs."""
+    words = "the engine does not say why"
+    if evidence.prompt and usage.prompt_tokens and usage.cached_tokens:
+        at = int(len(evidence.prompt) * usage.cached_tokens / usage.prompt_tokens)
+        words += f"; it reused up to about byte {at}: {_around(evidence.prompt, at)}"
+    elif usage.cached_tokens == 0:
+        words += "; it reused nothing, so the prompts may differ in what the chat template writes first"
+    return _with(words, evidence.notes)
+
+
+def _with(words: str, notes: Sequence[str]) -> str:
+    return f"{words} ({'; '.join(notes)})" if notes else words
+
+
+@dataclass(slots=True)
+class Tallied:
+    """All misses with one cause."""
+
+    cause: Cause
+    jobs: int = 0
+    lost_tokens: int = 0
+    examples: list[Miss] = field(default_factory=list)
+
+
+class Misses:
+    """A tally for the summary: what was lost by cause, with the first examples of each."""
+
+    def __init__(self) -> None:
+        self._by_cause: dict[Cause, Tallied] = {}
+
+    def add(self, miss: Miss) -> None:
+        """Count one; mutates."""
+        tallied = self._by_cause.setdefault(miss.cause, Tallied(miss.cause))
+        tallied.jobs += 1
+        tallied.lost_tokens += miss.lost_tokens
+        if len(tallied.examples) < _EXAMPLES:
+            tallied.examples.append(miss)
+
+    @property
+    def lost_tokens(self) -> int:
+        """Prompt tokens that were computed again. Mutates nothing."""
+        return sum(tallied.lost_tokens for tallied in self._by_cause.values())
+
+    def by_cost(self) -> list[Tallied]:
+        """The costliest cause first. Mutates nothing."""
+        return sorted(self._by_cause.values(), key=lambda tallied: -tallied.lost_tokens)
+
+    def lines(self) -> list[str]:
+        """A line for each cause. Mutates nothing."""
+        return [
+            f"{tallied.cause}: {tallied.lost_tokens} prompt tokens computed again in {tallied.jobs} "
+            f"{'job' if tallied.jobs == 1 else 'jobs'}; {tallied.examples[0].words}"
+            for tallied in self.by_cost()
+        ]

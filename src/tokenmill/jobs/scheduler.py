@@ -1,0 +1,358 @@
+"""Which job next, on which lane, and what it should find there: a pure state machine over the window that is at hand.
+
+    tell it what happened      available, started, first_token, finished, failed, withdrawn, lost, back, clock, ...
+    ask                        decide() -> Dispatch, Fetch, Wait
+
+Every head is computed once and its jobs run while it is warm. How depends on the engine (`shape.Reuse`):
+
+- shares: depth first through the forest, the width and a little more in flight; the engine lets followers wait.
+- prefix cache: depth first; a job waits here while another is computing a head that it needs.
+- slots: a head belongs to a lane; see `lanes`.
+- none: lines in their order.
+
+Danger to a deadline goes first, then priority. When the end is in sight, an answer that would take longer than all the
+rest is begun before it, though its group is not yet due. No clocks, stores, engines or awaits in here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+
+from tokenmill.engine.engine import Usage
+from tokenmill.jobs.backlog import Backlog
+from tokenmill.jobs.costs import Costs
+from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
+from tokenmill.jobs.expected import Lengths
+from tokenmill.jobs.forest import KEY_BYTES, Pending, common_length, shared_bytes
+from tokenmill.jobs.heads import Heads
+from tokenmill.jobs.lanes import Lanes, Pick
+from tokenmill.jobs.shape import EngineShape, Reuse
+from tokenmill.jobs.tree import Node, Order, Tree, length_of, touches
+
+WINDOW = 4096
+_MOST_WARM = 512  # prompts that are remembered as being in the engine's cache
+_FINAL: dict[Reuse, Order] = {"shares": "longest", "prefix cache": "longest", "slots": "work", "none": "file"}
+_LONGER = 1.25  # than the next in order: only then is a long answer begun out of it
+
+
+@dataclass(slots=True)
+class _Flight:
+    record: Pending
+    sent: Dispatch
+    started: bool = False
+    warm: bool = False  # its prompt is in the engine
+
+
+class Scheduler:
+    """Decides the order of jobs on one engine."""
+
+    def __init__(self, shape: EngineShape, *, lengths: Lengths | None = None, window: int = WINDOW) -> None:
+        self.shape = shape
+        self.lengths = lengths or Lengths()
+        self._costs = Costs(shape, self.lengths)
+        self._window = window
+        self._backlog = Backlog(final=_FINAL[shape.reuse], window=window)
+        self._asked, self._more = False, True
+        self._flights: dict[int, _Flight] = {}
+        self._running = Heads()
+        self._warm = Heads()  # shares: what was sent; prefix cache: what has its first token
+        self._lanes = Lanes(shape.lanes or 0)
+        self._cursor = b""  # head of the last job in order
+        self._width, self._interactive, self._up = shape.width, 0, True
+        self._notes: dict[str, str] = {}  # by what they are about: the first is kept
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided for reasons that a person may want to know. Mutates nothing."""
+        return (*self.shape.notes, *self._notes.values())
+
+    @property
+    def pending(self) -> int:
+        """Jobs at hand that have not been sent. Mutates nothing."""
+        return len(self._backlog)
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Jobs that were sent and have not ended. Mutates nothing."""
+        return tuple(self._flights)
+
+    @property
+    def width(self) -> int:
+        """Jobs that may run at once now. Mutates nothing."""
+        return max(0, self._width - self._interactive)
+
+    # -- what happened: all of these mutate --------------------------------------------------------------------------
+
+    def available(self, records: Iterable[Pending], *, more: bool | None = None) -> None:
+        """Jobs are pending; those known already are left alone.
+
+        More: they are the answer to a Fetch, and whether there are more behind them. None: they come beside the
+        stream: due soon, or free again.
+        """
+        come = list(records)
+        new = [each for each in come if each.job not in self._flights and each.job not in self._backlog]
+        self._backlog.add(new)
+        if more is not None:
+            self._asked, self._more = False, more
+            self._backlog.reached(come[-1] if come else None, more=more)
+
+    def again(self) -> None:
+        """The stream can be read again from its start: there may be jobs that it has passed."""
+        self._asked, self._more, self._backlog.ended = False, True, False
+
+    def started(self, job: int) -> None:
+        """The engine has a job that was sent."""
+        flight = self._flights[job]
+        if not flight.started:
+            flight.started = True
+            if flight.sent.lane is not None:
+                self._lanes[flight.sent.lane].left = flight.record
+
+    def first_token(self, job: int) -> None:
+        """A job's prompt is computed: others find it from now on."""
+        self.started(job)
+        flight = self._flights[job]
+        if not flight.warm:
+            flight.warm = True
+            self._warmed(flight.record)
+
+    def finished(self, job: int, usage: Usage | None = None) -> Dispatch:
+        """A job has its answer. What was sent, with the reuse to be expected as it turned out."""
+        self.first_token(job)
+        flight = self._end(job)
+        self._warmed(flight.record)
+        if usage is not None:
+            self.lengths.finished(flight.record, usage)
+        return flight.sent
+
+    def failed(self, job: int, *, again: bool) -> None:
+        """A job has none; again: it is pending at once. What the engine still has of it is not known."""
+        flight = self._end(job)
+        self._cooled(flight)
+        if again:
+            self._backlog.add([flight.record])
+
+    def withdrawn(self, jobs: Iterable[int]) -> None:
+        """Jobs need not be worked: cancelled, set aside, answered, held for an equal one. Their streams are closed."""
+        for job in jobs:
+            if job in self._flights:
+                self._cooled(self._end(job))
+            else:
+                self._backlog.remove(job)
+
+    def lost(self) -> tuple[int, ...]:
+        """The engine is gone with all it had; jobs that were sent are pending again. These."""
+        self._up = False
+        flights = [self._end(job) for job in tuple(self._flights)]
+        self._warm.clear()
+        self._lanes.clear()
+        self._backlog.add([flight.record for flight in flights])
+        return tuple(flight.record.job for flight in flights)
+
+    def back(self) -> None:
+        """An engine is there again, and it is cold."""
+        self._up = True
+
+    def widened(self, width: int) -> None:
+        """Another number of jobs at once; those in flight go on."""
+        self._width = width if self.shape.lanes is None else min(width, self.shape.lanes)
+
+    def interactive(self, running: int) -> None:
+        """So many interactive requests are at work; batch jobs make room for them as they end."""
+        self._interactive = running
+
+    def lane_taken(self, lane: int) -> None:
+        """Somebody else works on a lane, and what was left there is gone."""
+        self._lanes[lane].taken, self._lanes[lane].left = True, None
+
+    def lane_freed(self, lane: int) -> None:
+        """Nobody else works on a lane any more."""
+        self._lanes[lane].taken = False
+
+    def clock(self, now_s: float) -> None:
+        """It is so late; for deadlines."""
+        self._backlog.clock(now_s, lambda record: self._costs.seconds(record, max(1, self.width)))
+
+    # -- what to do --------------------------------------------------------------------------------------------------
+
+    def decide(self) -> tuple[Decision, ...]:
+        """What to do now; mutates: what is returned counts as done. Never empty."""
+        decisions: list[Decision] = []
+        if self._more and not self._asked and len(self._backlog) <= self._window // 2:
+            self._asked = True
+            decisions.append(Fetch(self._window - len(self._backlog)))
+        while self._up and len(self._flights) < self._most and (pick := self._pick()) is not None:
+            decisions.append(self._send(pick))
+        return tuple(decisions) or (Wait(self._why()),)
+
+    @property
+    def _most(self) -> int:
+        """Jobs that may be in flight. Mutates nothing."""
+        return self.width + self.shape.look_ahead if self.width else 0
+
+    def _pick(self) -> Pick | None:
+        trees = self._backlog.trees()
+        for tree in trees:
+            pick = self._lanes.pick(tree, trees, self._pays) if self.shape.reuse == "slots" else self._in_order(tree)
+            if pick is not None:
+                return pick if self._fits(pick.record) else None
+        return None
+
+    def _in_order(self, tree: Tree) -> Pick | None:
+        """The next job of a tree that need not wait, or one whose answer would end last and alone. Mutates nothing."""
+        following = self._following(tree)
+        late = self._late(tree, following)
+        record = late if late is not None and self._ready(late) else following
+        if record is None:
+            return None
+        found, like = self._warm.best(record) if self.shape.reuse != "none" else (0, None)
+        return Pick(record, None, found, like)
+
+    def _following(self, tree: Tree) -> Pending | None:
+        """The next job whose head nobody is computing, if lanes are left when those before it go. Mutates nothing.
+
+        Another head is begun beside one that is being computed only for lanes that its own jobs will not fill:
+        it would wait for them, and might be gone when its turn comes.
+        """
+        if self.shape.reuse != "prefix cache":
+            return next(tree.walk(self._cursor), None)
+        free, waiting = self._most - len(self._flights), 0
+
+        def blocked(node: Node) -> bool:
+            nonlocal waiting
+            blocks = self._blocks(node)
+            waiting += node.count * blocks
+            return blocks
+
+        for record in tree.walk(self._cursor, blocked):
+            if waiting >= free:
+                break
+            if self._ready(record):
+                return record
+            waiting += 1
+        return None
+
+    def _late(self, tree: Tree, following: Pending | None) -> Pending | None:
+        """The longest job, if what else is at hand would be done before it even if it were begun now."""
+        if not self._backlog.ended or self.width < 2 or any(other.root.unknown for other in self._backlog.trees()):
+            return None
+        longest = tree.longest()
+        if longest is None or (following is not None and length_of(longest) <= _LONGER * length_of(following)):
+            return None
+        others = sum(other.root.work for other in self._backlog.trees()) - length_of(longest)
+        return longest if length_of(longest) * self.width >= others else None
+
+    def _ready(self, record: Pending) -> bool:
+        """Whether nobody is computing more of a prompt than could be found now. Mutates nothing."""
+        if self.shape.reuse != "prefix cache":
+            return True
+        found = self._warm.best(record)[0]
+        return all(shared_bytes(record, cold) <= found for cold in self._cold())
+
+    def _blocks(self, node: Node) -> bool:
+        """Whether all below a node must wait for a head that is being computed. Mutates nothing."""
+        for cold in self._cold():
+            if touches(cold.head, node):
+                common = common_length(cold.head, node.path) // KEY_BYTES * KEY_BYTES
+                if not self._warm.covers(node.path[:common]):
+                    return True
+        return False
+
+    def _cold(self) -> Iterable[Pending]:
+        return (flight.record for flight in self._flights.values() if not flight.warm)
+
+    def _fits(self, record: Pending) -> bool:
+        """Whether a job has room beside those in flight; mutates notes. One alone is never refused."""
+        total = self.shape.cells_total
+        if total is None or not self._flights:
+            return True
+        together = [*(flight.record for flight in self._flights.values()), record]
+        if self.shape.reuse in ("shares", "prefix cache"):
+            prompt_bytes = self._running.bytes + self._running.extra_bytes(record)
+        else:
+            prompt_bytes = sum(each.prompt_bytes for each in together)
+        needed = self._costs.cells(prompt_bytes, together)
+        if needed > total and len(self._flights) < self.width:
+            self._notes.setdefault(
+                "cells",
+                f"fewer than {self._width} jobs at once where prompts are long: {len(together)} would need about "
+                f"{needed} of {total} cells, and heads in use would be dropped",
+            )
+        return needed <= total
+
+    def _pays(self, node: Node, again_bytes: int, at: int) -> bool:
+        """Whether to compute a head once more for another lane; mutates notes."""
+        if self._asked:
+            return False  # what comes may have heads that nobody is at
+        busy = max(1, len(self._flights))
+        pays, assumed = self._costs.again_pays(node, again_bytes, at=at, busy=busy)
+        if assumed is not None:
+            self._notes.setdefault(assumed, assumed)
+        return pays
+
+    def _send(self, pick: Pick) -> Dispatch:
+        """Count a job as sent; mutates."""
+        record = pick.record
+        tree = next(tree for tree in self._backlog.trees() if record.job in tree)
+        if next(tree.walk(self._cursor)) is record:  # else the order goes on where it was
+            self._cursor = record.head
+        leader = self.shape.reuse != "none" and tree.wanted_bytes(record.job) > pick.found_bytes
+        sent = Dispatch(
+            record.job, pick.lane, pick.found_bytes, self._costs.tokens(pick.found_bytes), leader, pick.like
+        )
+        self._backlog.take(record.job)
+        self._flights[record.job] = _Flight(record, sent)
+        self._running.add(record)
+        if pick.lane is not None:
+            self._lanes[pick.lane].works = record
+        if self.shape.reuse == "shares":
+            self._warmed(record)
+        return sent
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _end(self, job: int) -> _Flight:
+        flight = self._flights.pop(job)
+        self._running.drop(job)
+        if flight.sent.lane is not None:
+            self._lanes[flight.sent.lane].works = None
+        return flight
+
+    def _warmed(self, record: Pending) -> None:
+        """A prompt is in the engine; what was used longest ago may have gone for it; mutates."""
+        if self.shape.reuse in ("slots", "none"):
+            return
+        self._warm.add(record)
+        cells = self.shape.cells_total or inf
+        while len(self._warm) > _MOST_WARM or self._costs.tokens(self._warm.bytes) > cells:
+            oldest = self._warm.oldest(self._running)
+            if oldest is None:
+                return
+            self._warm.drop(oldest)
+
+    def _cooled(self, flight: _Flight) -> None:
+        """A job ended without an answer: nothing may be left of it, and others expected to find it; mutates."""
+        if flight.started and flight.sent.lane is not None:
+            self._lanes[flight.sent.lane].left = None
+        if flight.warm:
+            return
+        self._warm.drop(flight.record.job)
+        for other in self._flights.values():
+            if other.sent.like == flight.record.job and not other.warm:
+                found, like = self._warm.best(other.record)
+                other.sent = replace(
+                    other.sent, expected_bytes=found, expected_tokens=self._costs.tokens(found), like=like
+                )
+
+    def _why(self) -> str:
+        if not self._up:
+            return "the engine is not there"
+        if not len(self._backlog):
+            return "all jobs are in flight" if self._flights else "no jobs are pending"
+        if not self.width:
+            return f"{self._interactive} interactive requests are at work"
+        if len(self._flights) >= self._most:
+            return f"{len(self._flights)} jobs are in flight"
+        if self.shape.reuse == "slots":
+            return "computing a head again for another lane would cost more than it saves"
+        return "a head that the next jobs need is being computed"

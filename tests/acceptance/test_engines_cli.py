@@ -1,0 +1,119 @@
+"""`tokenmill serve --engine-only` and `tokenmill engines` as a person and as a script."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SMALL = ("--context", "512", "--sequences", "2", "--threads", "1", "--threads-batch", "1")
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "XDG_STATE_HOME": str(home)}
+
+
+def tokenmill(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "tokenmill", *words]
+    return subprocess.run(argv, env=environment(home), capture_output=True, text=True, check=False, timeout=180)
+
+
+@contextmanager
+def served(home: Path, *words: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    """A running `tokenmill serve` that has said that it is ready."""
+    argv = [sys.executable, "-m", "tokenmill", "serve", "--engine-only", *words, "--json"]
+    with subprocess.Popen(
+        argv, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        text = ""
+        try:
+            while not text.endswith("\n}\n"):
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                text += line
+            yield process, json.loads(text)
+        finally:
+            process.kill()
+
+
+def test_a_native_engine_is_left_running_shown_and_stopped(smollm2_path: Path, tmp_path: Path) -> None:
+    done = tokenmill(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
+    assert done.returncode == 0, done.stderr
+    assert "predicted" in done.stdout
+    assert "tokenmill engines stop night" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    (listed,) = json.loads(tokenmill(tmp_path, "engines", "--json").stdout)
+    assert (listed["name"], listed["kind"], listed["status"]["state"]) == ("night", "native", "ready")
+    assert "night" in tokenmill(tmp_path, "engines").stdout
+    again = tokenmill(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
+    assert again.returncode == 1
+    assert "runs already" in again.stderr
+    assert "llama" in tokenmill(tmp_path, "engines", "log", "night").stdout
+    assert tokenmill(tmp_path, "engines", "stop", "night").returncode == 0
+    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+    assert not Path(f"/proc/{listed['engine']['pid']}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_answers_until_it_is_told_to_stop_and_leaves_nothing(
+    number: signal.Signals, smollm2_path: Path, tmp_path: Path
+) -> None:
+    words = (str(smollm2_path), *SMALL, "--engine", "llama-server", "--port", "0")
+    with served(tmp_path, *words) as (process, told):
+        assert told["kind"] == "llama-server"
+        models = httpx.get(f"{told['address']}/v1/models", timeout=30).json()
+        assert models["data"]
+        weights = [row for row in told["reconciliation"] if row["item"] == "weights"]
+        assert weights
+        assert all(not row["flagged"] for row in weights)
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert not Path(f"/proc/{told['pid']}").exists()
+    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+
+
+def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_path: Path) -> None:
+    with served(tmp_path, str(smollm2_path), *SMALL) as (process, told):
+        pidfd = os.pidfd_open(told["pid"])
+        process.kill()
+        import select
+
+        assert select.select([pidfd], [], [], 15)[0]
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("serve", "smollm2"), 2, "--engine-only"),
+        (("serve", "--engine-only"), 2, "no model"),
+        (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "no files here"),
+        (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),
+        (("serve", "--engine-only", "smollm2", "--engine", "ollama"), 2, "native, llama-server, ik_llama, vllm"),
+        (("engines", "stop", "nobody"), 2, "no engine nobody"),
+        (("engines", "log", "nobody"), 2, "no engine of the name nobody"),
+    ],
+)
+def test_mistakes_are_answered(
+    words: tuple[str, ...], code: int, said: str, smollm2_path: Path, tmp_path: Path
+) -> None:
+    assert smollm2_path.is_file()  # pulled, so that its name is known
+    done = tokenmill(tmp_path, *words)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_what_does_not_fit_is_not_started(smollm2_path: Path, tmp_path: Path) -> None:
+    done = tokenmill(tmp_path, "serve", "--engine-only", str(smollm2_path), "--context", "8192", "--sequences", "400")
+    assert done.returncode == 3, done.stderr
+    assert "would fit with" in done.stdout

@@ -1,0 +1,56 @@
+"""A real engine warmed: the file is read ahead of its start, both requests answer, a head is computed once."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.page_cache import resident
+from tokenmill.engine.start import start
+from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
+from tokenmill.engine.warm_steps import Head
+from tokenmill.hardware.probe import probe
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+
+DIGEST = "You are a careful mill that grinds words into flour. " * 4
+
+
+def test_a_native_engine_is_warm_before_it_is_ready(smollm2_path: Path, tmp_path: Path) -> None:
+    plan = make(
+        probe(smollm2_path),
+        read(smollm2_path),
+        Goal(context=512, sequences=1, threads=1, threads_batch=1, repack=False, mmap=True),
+    )
+    with smollm2_path.open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    seen: list[WarmProgress] = []
+
+    async def warmed() -> tuple[WarmReport, WarmReport]:
+        filled = await fill_ahead(plan, [smollm2_path], progress=seen.append)
+        engine = await start(plan, model_path=smollm2_path, config=EngineConfig(), state=tmp_path, name="warm")
+        try:
+            head = Head("digest", DIGEST)
+            once = await warm(engine, plan, [smollm2_path], heads=[head], progress=seen.append, filled=filled)
+            return once, await warm(engine, plan, [smollm2_path], heads=[head])
+        finally:
+            await engine.close()
+
+    first, again = asyncio.run(asyncio.wait_for(warmed(), 240))
+    assert first.filled is not None
+    assert first.filled.total_bytes == smollm2_path.stat().st_size
+    assert resident(smollm2_path).cold_bytes == 0
+    assert first.first is not None
+    assert first.second is not None
+    assert first.first.tokens == first.second.tokens == 8
+    assert first.second.decode_tok_s
+    assert first.cold_against_warm.cold_s
+    assert first.cold_against_warm.cold_s >= first.first.seconds
+    (computed,), (kept,) = first.heads, again.heads
+    assert computed.reused_tokens == 0
+    assert kept.prompt_tokens == computed.prompt_tokens
+    assert kept.reused_tokens == computed.prompt_tokens - 1  # one token must be computed to go on from
+    assert [step.step for step in seen if step.step != "page cache"] == ["first decode", "first decode", "heads"]
+    assert again.filled is not None
+    assert again.filled.cold_bytes == 0

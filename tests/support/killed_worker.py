@@ -1,0 +1,48 @@
+"""Works through a batch until it is killed: submits, starts, commits, writes the output, and tells what it acknowledged.
+
+    killed_worker.py FOLDER
+
+Each line on stdout is an acknowledgement: a job's number and the sum of its answer's bytes; or `opening`, `sealed`,
+`finished`.
+"""
+
+import hashlib
+import json
+import random
+import sys
+from pathlib import Path
+
+from tokenmill.jobs import submit as submitting
+from tokenmill.jobs.job import Finished, Submission
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    submitting.GROUP_LINES = 100  # so that a kill finds a submit half done
+    print("opening", flush=True)
+    with Store(folder / "store") as store:
+        how = Submission("m", output=str(folder / "out.jsonl"))
+        batch = submit(store, folder / "jobs.jsonl", how, processes=0).batch
+        print("sealed", flush=True)
+        with Output(store, batch) as output:
+            while waiting := store.waiting([batch.id], limit=random.randint(1, 12)):
+                started = store.start([item.id for item in waiting])
+                answers = [Finished(job.id, body(job.number)) for job in started.running]
+                store.commit(answers)
+                for answer in answers:
+                    print(answer.job, hashlib.sha256(answer.body).hexdigest(), flush=True)
+                output.advance()
+            assert output.finish()
+    print("finished", flush=True)
+
+
+def body(number: int) -> bytes:
+    """Another one each time it is computed: an answer that changed would show."""
+    return json.dumps({"number": number, "drawn": random.random(), "text": "x" * random.randint(0, 3000)}).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Warming: what it will take, how cold is held against warm, and how much of the page cache may be filled."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.doctor_machines import captured, planned
+from tokenmill.engine.page_cache import Filled
+from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, room_bytes
+from tokenmill.engine.warm_steps import Head, host_weights_bytes, mapped_bytes, warm_up
+from tokenmill.hardware.machine import Limits, Measurements, Rate
+from tokenmill.plan.plan import Forecast, LedgerRow, Plan, Speed
+from tokenmill.units import GIB, KIB, MIB
+
+MEASURED = Measurements("2026-11-15T00:00:00Z", (Rate("disk", 2.0),))
+
+
+def plan(**changes: Any) -> Plan:
+    made = planned(**changes)
+    forecast = Forecast((Speed(16.0, 0, 1, (), "estimated"),), (Speed(40.0, 0, 1, (), "estimated"),), None, None, None)
+    return replace(made, machine=replace(made.machine, measured=MEASURED), forecast=forecast)
+
+
+def test_every_step_says_what_it_costs() -> None:
+    wanted = warm_up(plan(), cold_bytes=60 * 10**9, heads=(Head("digest", "text", 8000), Head("rules", "text", 400)))
+    assert [(step.name, step.skipped) for step in wanted.steps] == [
+        ("page cache", None), ("first decode", None), ("heads", None),
+    ]  # fmt: skip
+    assert [step.seconds for step in wanted.steps] == [30.0, 1.0, 210.0]
+    assert wanted.seconds == 241.0
+    assert wanted.steps[2].what == "2 prompt heads, 8400 tokens"
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    assert warm_up(planned(), cold_bytes=10**9).seconds is None  # neither the disk's rate nor a forecast
+    assert warm_up(plan(), cold_bytes=None).seconds is None
+    assert warm_up(plan(), cold_bytes=0, heads=(Head("digest", "text"),)).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "cold_bytes", "why"),
+    [
+        ({"mmap": False}, 10**9, "the plan reads the files into memory of its own"),
+        ({}, 0, "all of it is in memory"),
+    ],
+)
+def test_a_step_that_is_not_taken_says_why(changes: dict[str, object], cold_bytes: int, why: str) -> None:
+    assert warm_up(plan(**changes), cold_bytes=cold_bytes).steps[0].skipped == why
+
+
+def test_weights_that_were_rewritten_are_not_read_from_the_file_again() -> None:
+    made = plan()
+    assert mapped_bytes(made) == made.ledger.of("dram", "weights")
+    rewritten = replace(
+        made, ledger=replace(made.ledger, page_cache=(LedgerRow("dram", "weights", mapped_bytes(made)),))
+    )
+    assert mapped_bytes(rewritten) == 0
+    assert (
+        warm_up(rewritten, cold_bytes=10**9).steps[0].skipped == "no weights are read from the page cache once loaded"
+    )
+    assert mapped_bytes(plan(mmap=False)) == 0
+
+
+def test_locking_is_a_step_where_the_plan_asks_for_it_and_the_limit_allows() -> None:
+    made = plan(mlock=True)
+    assert warm_up(made, cold_bytes=0).steps[1].bytes == host_weights_bytes(made)
+    assert warm_up(made, cold_bytes=0).steps[1].skipped is None
+    short = replace(made, machine=replace(made.machine, limits=Limits(memlock_bytes=8 * MIB)))
+    assert warm_up(short, cold_bytes=0).steps[1].skipped == "the limit is 8.0 MiB"
+
+
+def run(seconds: float) -> Run:
+    return Run(seconds, None, None, None, 8)
+
+
+def test_cold_is_reading_and_the_first_request() -> None:
+    filled = Filled(93 * GIB, 93 * GIB, 93 * GIB, 38.0)
+    report = WarmReport(filled, None, run(4.0), run(2.0))
+    beside = report.cold_against_warm
+    assert (beside.cold_s, beside.read_s, beside.warm_s, beside.times) == (42.0, 38.0, 2.0, 21.0)
+    assert beside.as_words() == (
+        "a short request takes 2.0 s; cold it would have taken at least 42 s, 38 s of it for reading the model"
+    )
+
+
+def test_nothing_gained_is_said_as_such() -> None:
+    assert ColdAgainstWarm(2.1, 0.0, 2.0).as_words() == "a short request takes 2.0 s, and took no longer at first"
+    assert ColdAgainstWarm(None, 0.0, None).as_words() == "cold against warm was not measured"
+    assert WarmReport(None, None, None, None).cold_against_warm.times is None
+
+
+def test_rates_are_the_engines_own() -> None:
+    assert Run(9.0, 1.0, 0.5, 2.0, 8).decode_tok_s == 4.0
+    assert run(9.0).decode_tok_s is None
+
+
+def test_room_is_what_is_available_less_what_the_engine_will_take(tmp_path: Path) -> None:
+    host = captured(tmp_path, "eight-3090")
+    made = plan()
+    available = 491234560 * KIB
+    host.unpack("-- /proc/meminfo --\nMemTotal:       527942792 kB\nMemAvailable:   491234560 kB\n")
+    rows = made.ledger.full_context
+    own = sum(row.bytes for row in rows if row.tier == "dram" and row.item not in ("weights", "reserve"))
+    assert own > 0
+    assert room_bytes(made, host, loaded=True) == available
+    assert room_bytes(made, host, loaded=False) == available - own
+    host.unpack("-- /proc/meminfo --\n")
+    assert room_bytes(made, host, loaded=True) is None
+
+
+def test_pages_count_for_the_control_group_of_who_reads_them(tmp_path: Path) -> None:
+    host = captured(tmp_path, "epyc-dual")
+    host.unpack("-- /sys/fs/cgroup/mill.slice/memory.max --\n1073741824\n")
+    assert room_bytes(plan(), host, loaded=True) == GIB
+
+
+def test_only_plans_that_map_their_files_fill_the_cache(tmp_path: Path) -> None:
+    absent = [tmp_path / "absent.gguf"]  # would be an error if it were read
+    assert asyncio.run(fill_ahead(plan(mmap=False), absent)) is None
+    made = plan()
+    rewritten = replace(
+        made, ledger=replace(made.ledger, page_cache=(LedgerRow("dram", "weights", mapped_bytes(made)),))
+    )
+    assert asyncio.run(fill_ahead(rewritten, absent, loaded=True)) is None
+
+
+def test_filling_tells_its_progress_in_the_callers_loop(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(os.urandom(MIB) * 8)
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    seen: list[WarmProgress] = []
+
+    async def filling() -> Filled | None:
+        done = await fill_ahead(plan(), [path], progress=seen.append)
+        await asyncio.sleep(0)  # what the thread handed over is told in the next turn
+        return done
+
+    done = asyncio.run(filling())
+    assert done is not None
+    assert done.read_bytes == 8 * MIB
+    assert (seen[-1].step, seen[-1].done, seen[-1].total) == ("page cache", 8 * MIB, 8 * MIB)
+
+
+def test_cancelling_stops_the_readers(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"x" * MIB)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(fill_ahead(plan(), [path]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 10)
+
+    asyncio.run(cancelled())
