@@ -30,7 +30,7 @@ def run(scenario: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, __file__, scenario, str(folder)]
     mount = f"mount -t tmpfs -o size=3m none '{folder}' && exec \"$@\""
     for namespace in (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]):
-        tried = subprocess.run([*namespace, "sh", "-c", mount, "sh", "true"], capture_output=True)
+        tried = subprocess.run([*namespace, "sh", "-c", mount, "sh", "true"], check=False, capture_output=True)
         if tried.returncode == 0:
             return _finished([*namespace, "sh", "-c", mount, "sh", *command, MOUNTED])
     return _finished(command)
@@ -38,10 +38,10 @@ def run(scenario: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
 
 
-def until_full(work: Callable[[], None], error: type[TokenmillError]) -> None:
+def until_full(work: Callable[[], object], error: type[TokenmillError]) -> None:
     """The work must fail for want of room, with words."""
     try:
         work()
@@ -80,7 +80,9 @@ def answers(folder: Path, jobs: Path) -> None:
         assert 10 < len(acknowledged) < len(waiting)
     give_room(folder)
     with Store(folder / "s") as store:
-        found = {batch.id << 32 | result.number: result.body for result in store.results(batch.id, 0, 1000) if result.body}
+        found = {
+            batch.id << 32 | result.number: result.body for result in store.results(batch.id, 0, 1000) if result.body
+        }
         assert {job: found[job] for job in acknowledged} == {job: body(job) for job in acknowledged}
         assert len(found) - len(acknowledged) in (0, 1)  # the last one was not acknowledged; it may have come through
         rest = [item.id for item in store.waiting([batch.id], limit=1000)]
@@ -93,7 +95,7 @@ def lines(folder: Path, jobs: Path) -> None:
     """A file that does not fit: nothing is sealed, and the same again goes on."""
     how = Submission("m", output=str(folder / "out"))
     with Store(folder / "s") as store:
-        until_full(lambda: submit(store, jobs, how) and None, StoreError)
+        until_full(lambda: submit(store, jobs, how), StoreError)
     give_room(folder)
     with Store(folder / "s") as store:
         batch = submit(store, jobs, how).batch
@@ -108,7 +110,7 @@ def output(folder: Path, jobs: Path) -> None:
         store.start(waiting)
         store.commit([Finished(job, body(job)) for job in waiting])
         with Output(store, batch) as target:
-            until_full(lambda: target.advance() and None, TokenmillError)
+            until_full(target.advance, TokenmillError)
             written = (folder / "out").read_bytes()
             assert written.endswith(b"\n") or not written
             give_room(folder)

@@ -72,6 +72,50 @@ class KvCells:
         assert all(0 <= sequence < self.sequences for sequence in sequences)
 
 
+class NoCells:
+    """For forests of which only the own book-keeping is of interest."""
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        pass
+
+    def cut(self, sequence: int, start: int) -> None:
+        pass
+
+
+class Grown:
+    """A forest on the model of the cache, with sequences that compute what they are told to."""
+
+    def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True) -> None:
+        self.cells = KvCells(cells, sequences, shares=shares)
+        self.forest = Forest(self.cells, total_cells=cells, sequences=sequences, shares=shares)
+
+    def open(self, tokens: list[int], *, compute: int | None = None) -> int:
+        """A sequence that has computed its prompt, or so many tokens of what was missing."""
+        opened = self.forest.open(tokens)
+        assert opened is not None
+        rest = tokens[opened.reused :][:compute]
+        if rest:
+            self.cells.decode(opened.sequence, opened.reused, rest)
+            self.forest.filled(opened.sequence, len(rest))
+        return opened.sequence
+
+    def answer(self, sequence: int, tokens: list[int]) -> None:
+        for token in tokens:
+            self.cells.decode(sequence, self.forest.length(sequence), [token])
+            self.forest.appended(sequence, token)
+
+    def leave(self, tokens: list[int], keep: Keep = "prompt", answer: tuple[int, ...] = ()) -> None:
+        """A whole sequence, from its beginning to its end."""
+        sequence = self.open(tokens)
+        self.answer(sequence, list(answer))
+        self.forest.close(sequence, keep)
+
+    def cached(self, tokens: list[int]) -> int:
+        found = self.forest.holder(tokens)
+        assert self.forest.used == self.cells.used
+        return found[1] if found else 0
+
+
 @dataclass(slots=True)
 class Asked:
     """A job as its submitter sees it."""

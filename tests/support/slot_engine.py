@@ -232,13 +232,16 @@ class Night:
     order: list[int] = field(default_factory=list)  # of dispatch
     sent: dict[int, Dispatch] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
     most_in_flight: int = 0
     waits: list[str] = field(default_factory=list)
     meanwhile: Callable[["Night"], None] | None = None  # after each event
 
     def __post_init__(self) -> None:
         self.by_job = {work.job: work for work in self.works}
-        self.pending = iter(sorted((work.record for work in self.works), key=lambda each: (-each.priority, *each[1::-1])))
+        self.pending = iter(
+            sorted((work.record for work in self.works), key=lambda each: (-each.priority, *each[1::-1]))
+        )
 
     def run(self) -> "Night":
         self.act()
@@ -249,6 +252,11 @@ class Night:
             self.act()
         return self
 
+    def report_next(self) -> Event:
+        event = self.engine.step()
+        self.report(event)
+        return event
+
     def report(self, event: Event) -> None:
         if event.kind == "first token":
             self.scheduler.first_token(event.job)
@@ -257,6 +265,7 @@ class Night:
         usage = Usage(len(work.prompt), work.output, self.engine.found[event.job])
         self.sent[event.job] = self.scheduler.finished(event.job, usage)
         self.done.append(event.job)
+        self.ended_s.append(self.engine.now_s)
 
     def act(self) -> None:
         """Do what is decided, until that is to wait."""

@@ -47,9 +47,9 @@ class Costs:
     def again_pays(self, node: Node, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
         """Whether a lane more gains a group more than its head costs, and what was assumed for want of knowledge.
 
-        `at` lanes work on the group and `busy` on anything. With rates: seconds until the group's answers are written,
-        with and without that lane, against the seconds for the head. Without: see AGAIN_WITHOUT_RATES; it errs towards
-        one lane wherever prompts are computed faster than all lanes together write, as on every engine measured.
+        `at` lanes work on the group and `busy` on anything. With rates: what all lanes write more while the new one
+        writes its share of the group's answers, as seconds, against the seconds for the head. Without them:
+        AGAIN_WITHOUT_RATES, which errs towards one lane as long as prompts are computed faster than all lanes write.
         """
         mean = self._lengths.mean_tokens
         answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
@@ -59,5 +59,5 @@ class Costs:
         now, then = rates.decode_at(busy), rates.decode_at(busy + 1)
         if not rates.prefill_tok_s or not now or not then:
             return answers / (at + 1) >= head, AGAIN_WITHOUT_RATES
-        saved_s = answers * busy / (at * now) - answers * (busy + 1) / ((at + 1) * then)
-        return saved_s > head / rates.prefill_tok_s, None
+        share_s = answers / (at + 1) * (busy + 1) / then
+        return share_s * (then - now) / now > head / rates.prefill_tok_s, None

@@ -18,10 +18,10 @@ KiB) one more checksum stands for all the rest: heads that part later are neighb
 Checksums collide now and then: a place is good for ordering, and text decides what is shared.
 """
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from hashlib import sha256
 from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -51,11 +51,11 @@ class Placed(NamedTuple):
 
 def place(model_id: str, call: Call) -> Placed:
     """Identity and place of a call for one model."""
-    return place_values(model_id, call.endpoint, call.values)
+    return Placed(*place_values(model_id, call.endpoint, call.values))
 
 
-def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -> Placed:
-    """The same without a `Call` around the values: this runs for a million lines."""
+def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
+    """The same without objects around the values: this runs for a million lines."""
     prompt = values.get("prompt")
     if type(prompt) is tuple:
         lengths, text = "tokens", array("I", prompt).tobytes()
@@ -63,10 +63,11 @@ def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -
         parts = _parts(values) if prompt is None else [prompt]
         # Joined parts could be cut in several ways; their lengths say in which.
         lengths, text = ",".join([str(len(part)) for part in parts]), "\n".join(parts).encode()
-    sampling = _sampling(tuple(sorted([item for item in values.items() if item[0] not in _NOT_SAMPLING])))
-    header = f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{sampling}\n{lengths}\n"
-    identity = hashlib.sha256(header.encode() + text).digest()
-    return Placed(identity, head_key(text) + identity[:4], len(text))
+    sampling = [item for item in values.items() if item[0] not in _NOT_SAMPLING]
+    sampling.sort()
+    header = _header(model_id, endpoint, tuple(sampling)) + lengths + "\n"
+    identity = sha256(header.encode() + text).digest()
+    return identity, head_key(text) + identity[:4], len(text)
 
 
 def prompt_text(call: Call) -> str:
@@ -106,7 +107,7 @@ def shared_bytes(one: bytes, other: bytes) -> int:
 
 def alone(identity: bytes, job: int) -> bytes:
     """An identity that no other job has: for batches in which every line is to be computed."""
-    return hashlib.sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
+    return sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
 
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
@@ -132,5 +133,5 @@ def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
 
 
 @lru_cache(1024)  # most files have one set of values on all lines
-def _sampling(values: tuple[tuple[str, Any], ...]) -> str:
-    return TEXT(values)
+def _header(model_id: str, endpoint: Endpoint, sampling: tuple[tuple[str, Any], ...]) -> str:
+    return f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{TEXT(sampling)}\n"

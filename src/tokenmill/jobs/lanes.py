@@ -63,6 +63,11 @@ class Lanes:
     def __getitem__(self, number: int) -> Lane:
         return self._lanes[number]
 
+    @property
+    def any_free(self) -> bool:
+        """Whether one can be used. Mutates nothing."""
+        return any(lane.free for lane in self._lanes)
+
     def clear(self) -> None:
         """The engine is a new one; mutates."""
         self._lanes = [Lane(lane.number) for lane in self._lanes]

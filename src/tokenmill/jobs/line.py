@@ -145,7 +145,9 @@ def row(text: str, number: int, reading: Reading) -> Row:
         reason = f"{error.message} ({error.hint})" if error.hint else error.message
         return bad_row(BadLine(number, reason), reading, custom_id)
     except UnicodeEncodeError:
-        return bad_row(BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"), reading, custom_id)
+        return bad_row(
+            BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"), reading, custom_id
+        )
     except ValueError as error:
         return bad_row(BadLine(number, str(error)), reading, custom_id)
     get = values.get

@@ -6,17 +6,19 @@ be. Pure: no files, no clock; a tokeniser is a function that is given.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+from zlib import crc32
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.body import Call, checked
-from tokenmill.jobs.identity import place_values
+from tokenmill.jobs.identity import place
 from tokenmill.jobs.line import body_of, custom_id_of, parse
 from tokenmill.jobs.lint_diff import Difference, side
+from tokenmill.jobs.lint_file import Distinct, FileOrder, ToolsBehind
 from tokenmill.jobs.lint_heads import Heads, Misplaced, misplaced
-from tokenmill.jobs.lint_parts import Part, Prompt, found_at, prompt_of
+from tokenmill.jobs.lint_parts import Part, Prompt, located, prompt_of
 from tokenmill.jobs.lint_report import (
     BYTES_PER_TOKEN,
     COSTLY,
@@ -26,8 +28,18 @@ from tokenmill.jobs.lint_report import (
     Kind,
     Report,
 )
-from tokenmill.jobs.lint_spellings import AS_IS, CHANGING, EVERY, KEPT, WITHOUT, Changing, orders, spell_head, spell_tail
-from tokenmill.jobs.lint_text import Marked, common_characters, differing
+from tokenmill.jobs.lint_spellings import (
+    AS_IS,
+    CHANGING,
+    EVERY,
+    KEPT,
+    WITHOUT,
+    Changing,
+    orders,
+    spell_head,
+    spell_tail,
+)
+from tokenmill.jobs.lint_text import Segment, common_characters, differing
 from tokenmill.jobs.lint_tokens import TokenCount, Tokens
 from tokenmill.jobs.lint_tree import HEAD_ENDS, TAIL_ENDS, Tree
 from tokenmill.jobs.read import BadLine
@@ -43,10 +55,16 @@ BAD_SHOWN = 3
 """The lines whose reasons are told."""
 
 
+class _State(NamedTuple):
+    mask: int
+    checksum: int
+    bytes: int
+
+
 class _Head(NamedTuple):
     """What is known of a head whose text was seen lately."""
 
-    states: list[tuple[int, int, int]]  # mask, checksum, bytes
+    states: list[_State]  # the first one as it is
     without: int  # its checksum without all that changes
     differs: frozenset[Changing]  # from the first of its family
     bytes: int
@@ -59,7 +77,7 @@ class _Family:
     line: int
     prompt: Prompt
     parts: tuple[Part, ...]
-    marked: Marked
+    segments: Sequence[Segment]
 
 
 class Lint:
@@ -68,16 +86,16 @@ class Lint:
     def __init__(self, *, context: int | None = None, count: TokenCount | None = None) -> None:
         self._tree, self._heads, self._tokens = Tree(), Heads(), Tokens(count, context)
         self._recent: OrderedDict[str, _Head] = OrderedDict()
-        self._recent_bytes = 0
+        self._recent_bytes, self._room = 0, RECENT_BYTES
+        self._spellings: dict[str, _State] = {}
         self._families: dict[object, _Family] = {}
         self._family_room = FAMILY_TEXT
         self._differ: Counter[Changing] = Counter()
         self._examples: dict[Changing, Difference] = {}
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
-        self._identities = Tree()
-        self._file_order = _FileOrder()
-        self._tools = _ToolsBehind()
+        self._identities = Distinct()
+        self._order, self._tools = FileOrder(), ToolsBehind()
 
     def add(self, number: int, text: str) -> None:
         """One line of the file."""
@@ -86,7 +104,7 @@ class Lint:
             custom_id_of(line, number)
             endpoint, body = body_of(line)
             call = Call(endpoint, checked(endpoint, body))
-            identity = place_values("", endpoint, call.values).identity
+            identity = place("", call).identity
         except RequestRefused as error:
             self.bad(BadLine(number, f"{error.message} ({error.hint})" if error.hint else error.message))
         except UnicodeEncodeError:
@@ -94,7 +112,7 @@ class Lint:
         except ValueError as error:
             self.bad(BadLine(number, str(error)))
         else:
-            self._identities.walk(identity, 0, AS_IS, (len(identity),))
+            self._identities.add(identity)
             self._call(number, call)
 
     def bad(self, line: BadLine) -> None:
@@ -106,12 +124,12 @@ class Lint:
     def _call(self, number: int, call: Call) -> None:
         self._jobs += 1
         self._unlimited += "max_tokens" not in call.values
-        prompt = prompt_of(call)
+        prompt, to_write = prompt_of(call), call.values.get("max_tokens")
         if prompt.tokens is not None:
             state = self._tree.walk(prompt.tokens, 0, EVERY, HEAD_ENDS)
             self._tree.count(len(prompt.tokens), EVERY)
-            self._tokens.numbers(number, len(prompt.tokens) // 4, call.values.get("max_tokens"))
-            self._file_order.add(str(state), "", len(prompt.tokens))
+            self._tokens.numbers(number, len(prompt.tokens) // 4, to_write)
+            self._order.add(str(state), "", (len(prompt.tokens), 0))
             return
         text = "".join(part.text for part in prompt.head)
         head = self._recent.get(text)
@@ -119,27 +137,27 @@ class Lint:
             head = self._new_head(number, prompt, text)
         else:
             self._recent.move_to_end(text)
-        own = bool(prompt.head)
-        if own:
-            self._heads.add(head.without, number, prompt.head, text, own=True)
-        differs = head.differs | self._tail(number, prompt, head)
-        self._differ.update(differs)
         tail = "".join(part.text for part in prompt.tail)
-        self._file_order.add(text, tail, head.bytes + len(tail.encode()))
-        self._tokens.add(number, text, tail, call.values.get("max_tokens"))
+        differs = head.differs | self._tail(number, prompt, head, tail)
+        self._differ.update(differs)
+        sizes = head.bytes, len(tail.encode())
+        self._order.add(text, tail, sizes)
+        self._tokens.add(number, text, tail, head.without, sizes, to_write)
         if prompt.tools:
             self._tools.add(prompt)
 
     def _new_head(self, number: int, prompt: Prompt, text: str) -> _Head:
         """Walk a head in all its spellings and hold it against its family. Adds to the tree and the families."""
         spelled = spell_head(prompt, text)
-        states, without, size = [], 0, len(text.encode())
+        states, without, size = list[_State](), 0, len(text.encode())
         for mask, spelling in spelled.spellings:
-            data = spelling.encode()
-            state = self._tree.walk(data, 0, mask, HEAD_ENDS)
-            states.append((mask, state, len(data)))
-            without = state if mask & WITHOUT else without
-        differs = self._compared(("head", without), number, prompt, prompt.head, spelled.marked) if text else frozenset()
+            state = self._walked(spelling, mask)
+            states.append(state)
+            without = state.checksum if mask & WITHOUT else without
+        differs: frozenset[Changing] = frozenset()
+        if text:
+            self._heads.add(without, number, prompt.head, spelled.without, own=True)
+            differs = self._compared(("head", without), number, prompt, prompt.head, spelled.segments)
         head = _Head(states, without, differs, size)
         self._recent[text] = head
         self._recent_bytes += size
@@ -148,25 +166,42 @@ class Lint:
             self._recent_bytes -= gone.bytes
         return head
 
-    def _tail(self, number: int, prompt: Prompt, head: _Head) -> frozenset[Changing]:
+    def _walked(self, text: str, mask: int) -> _State:
+        """Add one spelling of a head to the tree; most of them were there before, for another head as it is."""
+        known = self._spellings.get(text)
+        if known is not None and known.mask & mask == mask:
+            return known._replace(mask=mask)
+        data = text.encode()
+        state = _State(mask, self._tree.walk(data, 0, mask, HEAD_ENDS), len(data))
+        self._room -= len(data)
+        if len(self._spellings) >= RECENT_HEADS or self._room < 0:
+            self._spellings.clear()
+            self._room = RECENT_BYTES
+        self._spellings[text] = state if known is None else state._replace(mask=mask | known.mask)
+        return state
+
+    def _tail(self, number: int, prompt: Prompt, head: _Head, text: str) -> frozenset[Changing]:
         """Walk a last message behind its head in all spellings of both."""
-        spelled = spell_tail("".join(part.text for part in prompt.tail))
-        for mask, text in spelled.spellings:
-            data = text.encode()
+        spelled = spell_tail(text)
+        for mask, spelling in spelled.spellings:
+            data = spelling.encode()
             for head_mask, state, size in head.states:
                 if both := mask & head_mask:
                     self._tree.walk(data, state, both, TAIL_ENDS)
                     self._tree.count(size + len(data), both)
         without = spelled.without
+        key = head.without
         if not prompt.head:
             start = without[:LONE_HEAD]
-            self._heads.add(_checksum(start), number, prompt.tail, start, own=False)
-        if not spelled.marked.marks or len(without) < TAIL_FAMILY // 2:
+            key = crc32(start.encode())
+            self._heads.add(key, number, prompt.tail, start, own=False)
+        self._heads.job(key)
+        if not spelled.segments or len(without) < TAIL_FAMILY // 2:
             return frozenset()
-        return self._compared((head.without, without[:TAIL_FAMILY]), number, prompt, prompt.tail, spelled.marked)
+        return self._compared((head.without, without[:TAIL_FAMILY]), number, prompt, prompt.tail, spelled.segments)
 
     def _compared(
-        self, key: object, number: int, prompt: Prompt, parts: tuple[Part, ...], cut: Marked
+        self, key: object, number: int, prompt: Prompt, parts: tuple[Part, ...], cut: Sequence[Segment]
     ) -> frozenset[Changing]:
         """What a text differs in from the first of its family; keeps an example of each kind."""
         family = self._families.get(key)
@@ -177,7 +212,7 @@ class Lint:
                 self._families[key] = _Family(number, prompt, parts, cut)
             return frozenset()
         found: set[Changing] = set()
-        for kind, there, here in differing(family.marked, cut):
+        for kind, there, here in differing(family.segments, cut):
             if kind not in found:
                 found.add(kind)
                 if kind not in self._examples:
@@ -193,10 +228,12 @@ class Lint:
         """What has been found so far."""
         tree, tokens = self._tree, self._tokens.measured()
         total, shared = tree.total(AS_IS), tree.shared(AS_IS)
-        without = tree.shared(WITHOUT)
+        # Signs are shorter than what they stand for: shares of the shorter text are shares of the file's.
+        scale = total / max(1, tree.total(WITHOUT))
+        without = round(scale * tree.shared(WITHOUT))
+        costs = {kind: without - round(scale * tree.shared(KEPT[kind])) for kind in CHANGING}
         findings = [
-            Finding(kind, self._differ[kind] or None, without - tree.shared(KEPT[kind]), self._examples.get(kind))
-            for kind in CHANGING
+            Finding(kind, self._differ[kind] or None, cost, self._examples.get(kind)) for kind, cost in costs.items()
         ]
         placed, lost = self._misplaced()
         findings += placed
@@ -241,23 +278,24 @@ class Lint:
             yield Finding("long_digest", digest.jobs, detail=digest.words)
         if self._unlimited:
             yield Finding("max_tokens", self._unlimited)
-        if again := self._tools.cost_bytes():
+        again = self._tools.cost_bytes()
+        if again > WORTH_SAYING * compute_bytes:
             yield Finding("tools_behind", None, again)
-        if copies := self._copies():
+        if copies := self._jobs - self._identities.count():
             yield Finding("duplicates", copies)
-        alternating = self._file_order.computed_bytes - compute_bytes
+        alternating = self._order.computed_bytes - compute_bytes
         if alternating > 0.05 * compute_bytes:
             times = f"a slot that works in this order computes {round(alternating / bytes_per_token):,} tokens more"
-            yield Finding("file_order", None, detail=times.replace(",", " "))
-
-    def _copies(self) -> int:
-        return max(0, self._jobs - (self._identities.distinct(AS_IS) // 32))
+            yield Finding("file_order", None, detail=times)
 
 
 def _shown(line: int, parts: tuple[Part, ...], at: int, other: int, others: tuple[Part, ...], there: int) -> Difference:
-    sides = []
-    for number, these, character in ((line, parts, at), (other, others, there)):
-        where, byte = found_at(these, character)
-        text = "".join(part.text for part in these)
-        sides.append(side(text, character, line=number, where=where, byte=byte))
+    """Two jobs around the place where they part, each in the part that holds it."""
+    found = [(line, *located(parts, at)), (other, *located(others, there))]
+    dots = any(not part.text[place : place + 1].strip() for _, part, place in found)
+    sides = [
+        side(part.text[part.skip :], max(0, place - part.skip), line=number, where=part.label,
+             byte=len(part.text[part.skip : max(part.skip, place)].encode()), dots=dots)
+        for number, part, place in found
+    ]  # fmt: skip
     return Difference(*sides)

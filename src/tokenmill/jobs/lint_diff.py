@@ -27,34 +27,39 @@ class Difference:
     second: Side
 
 
-def side(text: str, at: int, *, line: int, where: str, byte: int) -> Side:
-    """What stands around one place of a text."""
-    blanks = _touches_blank(text, at)
-    before = visible(text[max(0, at - BEFORE) : at], dots=False)
-    behind = visible(text[at : at + BEHIND], dots=blanks)
-    if blanks and before.endswith(" "):
-        kept = before.rstrip(" ")
-        before = kept + "·" * (len(before) - len(kept))
-    if at > BEFORE:
-        before = "…" + before
-    return Side(line, where, byte, before, behind + ("…" if at + BEHIND < len(text) else ""))
+def side(text: str, at: int, *, line: int, where: str, byte: int, dots: bool) -> Side:
+    """What stands around one place of a text; `dots`: the difference is in blanks, so they are shown."""
+    before = [*map(visible, text[max(0, at - BEFORE) : at])]
+    behind = [*map(visible, text[at : at + BEHIND])]
+    if dots:
+        before, behind = _dotted(before[::-1])[::-1], _dotted(behind)
+    left, right = _fitting(before[::-1], BEFORE)[::-1], _fitting(behind, BEHIND)
+    return Side(
+        line, where, byte,
+        ("…" if at > len(left) else "") + "".join(left), "".join(right) + ("…" if at + len(right) < len(text) else ""),
+    )  # fmt: skip
 
 
-def visible(text: str, *, dots: bool = False) -> str:
-    """Control characters, odd blanks and combining marks as escapes; spaces as dots on request, up to the first word."""
-    shown, leading = list[str](), dots
-    for character in text:
-        if character == " ":
-            shown.append("·" if leading else " ")
-        elif character in _NAMED:
-            shown.append(_NAMED[character])
-        elif ord(character) > 126 and unicodedata.category(character) in _HIDDEN or character < " " or character == "\x7f":
-            shown.append(f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}")
-        else:
-            leading = False
-            shown.append(character)
-    return "".join(shown)
+def _dotted(shown: list[str]) -> list[str]:
+    """Blanks at the beginning made visible."""
+    blanks = next((index for index, character in enumerate(shown) if character != " "), len(shown))
+    return ["·"] * blanks + shown[blanks:]
 
 
-def _touches_blank(text: str, at: int) -> bool:
-    return text[at : at + 1].isspace() or not text[at:] or text[at - 1 : at].isspace()
+def _fitting(shown: list[str], columns: int) -> list[str]:
+    """As many as have room; an escape takes more than one column, and so do the characters of some languages."""
+    used = 0
+    for index, character in enumerate(shown):
+        used += sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in character)
+        if used > columns:
+            return shown[:index]
+    return shown
+
+
+def visible(character: str) -> str:
+    """A character, or an escape for one that a terminal would hide: control, odd blanks, combining marks."""
+    if character in _NAMED:
+        return _NAMED[character]
+    if character < " " or character == "\x7f" or (character > "~" and unicodedata.category(character) in _HIDDEN):
+        return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+    return character

@@ -25,6 +25,7 @@ _WORDS = re.compile(r"\w+\W*|\W+")
 _CUT_AT = 12  # a piece has about as many words
 _NEAR_PIECES, _NEAR_SHARE = 3, 0.05
 _HEAD_SHARE = 0.5
+_ORDER_SHARE = 0.8
 
 Misplacement = Literal["near", "order", "changing", "behind"]
 
@@ -58,17 +59,20 @@ class Heads:
         return self._skip + 1
 
     def add(self, state: int, line: int, parts: tuple[Part, ...], text: str, *, own: bool) -> None:
-        """A job with a head, whose checksum is `state`."""
-        if state & self._skip:
+        """A head by its checksum; one that is known stays as it is."""
+        if state & self._skip or state in self._heads:
             return
+        short = text[:MOST_CHARACTERS]
+        self._heads[state] = Head(line, parts, short, own)
+        self._held += len(short)
+        while len(self._heads) > self._most or (self._held > MOST_TEXT and len(self._heads) > 1):
+            self._thin()
+
+    def job(self, state: int) -> None:
+        """One more job with this head."""
         head = self._heads.get(state)
-        if head is None:
-            short = text[:MOST_CHARACTERS]
-            head = self._heads[state] = Head(line, parts, short, own)
-            self._held += len(short)
-            while len(self._heads) > self._most or self._held > MOST_TEXT and len(self._heads) > 1:
-                self._thin()
-        head.jobs += 1
+        if head is not None:
+            head.jobs += 1
 
     def _thin(self) -> None:
         self._skip = self._skip << 1 | 1
@@ -93,46 +97,40 @@ class Misplaced:
 
 def misplaced(heads: Sequence[Head]) -> Iterator[Misplaced]:
     """Each head that could share more with one before it."""
-    holders: dict[int, list[int]] = {}
-    pieces: list[Counter[int]] = []
-    sizes: dict[int, int] = {}
+    holders: dict[bytes, list[int]] = {}
+    known: list[list[bytes]] = []
     for index, head in enumerate(heads):
-        ours = Counter[int]()
-        for piece in cut(head.text):
-            key = crc32(piece)
-            sizes[key] = len(piece)
-            ours[key] += 1
+        pieces = [*cut(head.text)]
         votes = Counter[int]()
-        for key, count in ours.items():
-            for holder in holders.get(key, ()):
-                votes[holder] += sizes[key] * count
+        for piece in pieces:
+            for holder in holders.get(piece, ()):
+                votes[holder] += len(piece)
         candidates = [holder for holder, _ in votes.most_common(HOLDERS)]
         if candidates:
-            found = _against(head, [heads[holder] for holder in candidates], ours, [pieces[c] for c in candidates], sizes)
+            found = _against(head, pieces, [(heads[candidate], known[candidate]) for candidate in candidates])
             if found is not None:
                 yield found
-        pieces.append(ours)
-        for key in ours:
-            known = holders.setdefault(key, [])
-            if len(known) < HOLDERS:
-                known.append(index)
+        known.append(pieces)
+        for piece in pieces:
+            have = holders.setdefault(piece, [])
+            if len(have) < HOLDERS and (not have or have[-1] != index):
+                have.append(index)
 
 
-def _against(
-    head: Head, partners: list[Head], ours: Counter[int], theirs: list[Counter[int]], sizes: dict[int, int]
-) -> Misplaced | None:
+def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[bytes]]]) -> Misplaced | None:
     """What a head could share with the best of its partners, against what it begins with in common with any of them."""
-    shared = [sum(sizes[key] * min(count, other[key]) for key, count in ours.items()) for other in theirs]
-    begun = max(len(head.text[: common_characters(head.text, one.text)].encode()) for one in partners)
+    begun = max(len(head.text[: common_characters(head.text, one.text)].encode()) for one, _ in partners)
+    ours = Counter(pieces)
+    shared = [_bytes(ours & Counter(theirs)) for _, theirs in partners]
     best = max(range(len(partners)), key=lambda index: shared[index])
-    partner, lost = partners[best], shared[best] - begun
+    partner, theirs = partners[best]
+    lost, whole = shared[best] - begun, _bytes(ours)
     if lost < LEAST_LOST:
         return None
-    whole = sum(sizes[key] * count for key, count in ours.items())
-    changed = sum((ours - theirs[best]).values())
-    if ours == theirs[best]:
+    common = ours & Counter(theirs)
+    if shared[best] >= _ORDER_SHARE * whole and _only(pieces, common) != _only(theirs, common):
         kind: Misplacement = "order"
-    elif changed <= _NEAR_PIECES or whole - shared[best] <= _NEAR_SHARE * whole:
+    elif (ours - common).total() <= _NEAR_PIECES or whole - shared[best] <= _NEAR_SHARE * whole:
         kind = "near"
     else:
         kind = "changing"
@@ -140,6 +138,20 @@ def _against(
     if not head.own and lost < _HEAD_SHARE * whole:
         kind = "behind"
     return Misplaced(kind, head, partner, lost, common_characters(head.raw, partner.raw))
+
+
+def _bytes(pieces: Counter[bytes]) -> int:
+    return sum(len(piece) * count for piece, count in pieces.items())
+
+
+def _only(pieces: list[bytes], among: Counter[bytes]) -> list[bytes]:
+    left = Counter(among)
+    kept = []
+    for piece in pieces:
+        if left[piece] > 0:
+            left[piece] -= 1
+            kept.append(piece)
+    return kept
 
 
 def cut(text: str) -> Iterator[bytes]:

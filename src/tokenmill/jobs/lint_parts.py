@@ -13,7 +13,6 @@ from tokenmill.jobs.keys import TEXT
 
 TOOLS = "tools"
 PROMPT = "prompt"
-SYSTEM_ROLES = frozenset(("system", "developer"))
 
 
 class Part(NamedTuple):
@@ -68,14 +67,13 @@ def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelle
     return text.replace(TEXT(list(tools)), TEXT(list(spelled)), 1)
 
 
-def found_at(parts: Sequence[Part], character: int) -> tuple[str, int]:
-    """The label of the part that holds a character, and its byte there."""
-    label = PROMPT
-    for label, text, skip in parts:  # noqa: B007  the last one's, where a text ends before the other
-        if character < len(text):
-            return label, len(text[skip : max(skip, character)].encode())
-        character -= len(text)
-    return label, len(parts[-1].text[parts[-1].skip :].encode()) if parts else 0
+def located(parts: Sequence[Part], character: int) -> tuple[Part, int]:
+    """The part that holds a character, and its place there; the end of the last part for what is beyond it."""
+    for part in parts:
+        if character < len(part.text):
+            return part, character
+        character -= len(part.text)
+    return parts[-1], len(parts[-1].text)
 
 
 def _preamble(call: Call) -> str:

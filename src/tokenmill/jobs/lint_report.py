@@ -95,7 +95,6 @@ class Report:
     bytes_per_token: float = BYTES_PER_TOKEN
     counted: bool = False  # with the model's own tokeniser, on a sample; otherwise estimated
     findings: tuple[Finding, ...] = ()
-    long_tokens: int | None = None  # of the longest prompt
     bad: tuple[tuple[int, str], ...] = field(default_factory=tuple)  # the first few: line, reason
 
     def tokens(self, size: int) -> int:

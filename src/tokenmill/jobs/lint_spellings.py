@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tokenmill.jobs.lint_parts import Prompt, with_tools
-from tokenmill.jobs.lint_text import VOLATILE, Marked, Volatile, marked
+from tokenmill.jobs.lint_text import VOLATILE, Segment, Volatile, segment, segments, spelled
 
 Changing = Volatile | Literal["key_order", "tool_order"]
 CHANGING: tuple[Changing, ...] = (*VOLATILE, "key_order", "tool_order")
 AS_IS, WITHOUT = 1, 2
 KEPT: Mapping[Changing, int] = {kind: 4 << index for index, kind in enumerate(CHANGING)}
 EVERY = AS_IS | WITHOUT | sum(KEPT.values())
-SCANNED = 512  # characters of a last message; what changes further behind stands before nothing that is shared
+SCANNED = 256  # characters of a last message; what changes further behind stands before nothing that is shared
 
 
 class Spelling(NamedTuple):
@@ -28,8 +28,8 @@ class Spelling(NamedTuple):
 class Spelled(NamedTuple):
     """All spellings of a text, and where it was cut."""
 
-    spellings: list[Spelling]
-    marked: Marked  # of the spelling without key and tool order
+    spellings: list[Spelling]  # the first one as it is
+    segments: Sequence[Segment]  # of the spelling without key and tool order
 
     @property
     def without(self) -> str:
@@ -40,32 +40,38 @@ class Spelled(NamedTuple):
 def spell_head(prompt: Prompt, text: str) -> Spelled:
     """All spellings of a head whose text is given."""
     if not prompt.tools:
-        return _spelled(text, marked(text), "")
+        return _spelled(text, segments(text), "")
     keys = [_sorted(tool) for tool in prompt.tools]
     by_name = sorted(prompt.tools, key=_name)
-    both = sorted(keys, key=_name)
-    cut = marked(with_tools(prompt.head, prompt.tools, both))
-    texts: dict[int, str] = {AS_IS: text, WITHOUT: cut.spelled()}
-    for kind, tools in (("key_order", by_name), ("tool_order", keys)):
-        texts[KEPT[kind]] = marked(with_tools(prompt.head, prompt.tools, tools)).spelled()  # type: ignore[index]
-    for kind in VOLATILE:
-        texts[KEPT[kind]] = cut.spelled(kind) if kind in cut.kinds() else texts[WITHOUT]
+    cut = segments(with_tools(prompt.head, prompt.tools, sorted(keys, key=_name)))
+    texts = _texts(text, cut, "")
+    orders: tuple[tuple[Changing, Sequence[Mapping[str, Any]]], ...] = (("key_order", by_name), ("tool_order", keys))
+    for kind, tools in orders:
+        texts[KEPT[kind]] = spelled(segments(with_tools(prompt.head, prompt.tools, tools)))
     return Spelled(_grouped(texts), cut)
 
 
 def spell_tail(text: str) -> Spelled:
     """All spellings of a last message."""
-    return _spelled(text, marked(text[:SCANNED]), text[SCANNED:])
+    beginning = segment(text[:SCANNED])
+    if not beginning.marked.marks:
+        return Spelled([Spelling(EVERY, text)], ())
+    return _spelled(text, (beginning,), text[SCANNED:])
 
 
-def _spelled(text: str, cut: Marked, rest: str) -> Spelled:
-    if not cut.marks:
-        return Spelled([Spelling(EVERY, text)], cut)
-    kinds, without = cut.kinds(), cut.spelled() + rest
-    texts: dict[int, str] = {AS_IS: text, WITHOUT: without}
-    for kind in CHANGING:
-        texts[KEPT[kind]] = cut.spelled(kind) + rest if kind in kinds else without  # type: ignore[arg-type]
-    return Spelled(_grouped(texts), cut)
+def _spelled(text: str, cut: Sequence[Segment], rest: str) -> Spelled:
+    return Spelled(_grouped(_texts(text, cut, rest)), cut)
+
+
+def _texts(text: str, cut: Sequence[Segment], rest: str) -> dict[int, str]:
+    """Every spelling by its bit, for tools that are spelled in one way."""
+    kinds: set[Volatile | None] = {kind for segment in cut for kind in segment.spelled}
+    without = spelled(cut) + rest
+    texts = {AS_IS: text, WITHOUT: without} | dict.fromkeys(KEPT.values(), without)
+    for kind in VOLATILE:
+        if kind in kinds:
+            texts[KEPT[kind]] = spelled(cut, kind) + rest
+    return texts
 
 
 def _grouped(texts: Mapping[int, str]) -> list[Spelling]:

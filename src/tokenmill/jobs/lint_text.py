@@ -1,11 +1,12 @@
 """What changes in a text from job to job although nobody means it: times, ids, numbers, blanks.
 
-`marked` cuts a text at such places; spelling it again with some of them replaced by a fixed sign shows which texts would
-be one if those were left out. Pure; knows nothing of jobs.
+`marked` cuts a text at such places; spelled again with a fixed sign for some of them, texts show whether they would be
+one if those were left out. Pure; knows nothing of jobs.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Volatile = Literal["timestamp", "id", "number", "whitespace"]
@@ -36,10 +37,13 @@ _DATE = "|".join((
 _CJK_TIME = r"\d{1,2}[時时点](?:\d{1,2}分(?:\d{1,2}秒)?)?"
 _COMPACT = r"20\d{2}(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])(?:[T_-]?[0-2]\d[0-5]\d(?:[0-5]\d(?:\.?\d{3,6})?)?Z?)?"
 _UNIX = r"1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?"  # 2017 to 2033, in s, ms, us or ns
-_TIMESTAMP = rf"(?:{_DATE})(?:(?:T|_|,? *(?:at |- )?)(?:{_TIME}|{_CJK_TIME}))?(?: \d{{4}}\b)?|{_TIME}|{_COMPACT}|{_UNIX}"
+_TIMESTAMP = (
+    rf"(?:{_DATE})(?:(?:T|_|,? *(?:at |- )?)(?:{_TIME}|{_CJK_TIME}))?(?: \d{{4}}\b)?|{_TIME}|{_COMPACT}|{_UNIX}"
+)
 
 _PREFIXES = (
-    "request|req|run|job|session|sess|trace|span|chatcmpl|cmpl|message|msg|call|nonce|txn|task|thread|batch|conv|corr|id"
+    "request|req|run|job|session|sess|trace|span|chatcmpl|cmpl|message|msg|call|nonce|txn|task|thread|batch|conv|corr"
+    "|id"
 )
 _ID = "|".join((
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",  # UUID
@@ -55,11 +59,16 @@ _DIGITS = re.compile("[0-9]+")
 _BLANKS = re.compile(r"\s+")
 # Every mark holds one of these. To try all patterns everywhere is fifty times slower, and \s alone three times.
 _HINT = re.compile("[0-9\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]|  ")
-_NAMES = frozenset("Mon Tue Wed Thu Fri Sat Sun Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split())
+_NAMES = frozenset(
+    ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
+     "Oct", "Nov", "Dec")
+)  # fmt: skip
 _NUMERALS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | _NUMERALS
 _WORD = _LETTERS | {"_", "-"}
 _LONGEST_WORD = 64
+_QUIET = frozenset(("", ",", ";", ")", "]", "}", "%", "*", "|", "`", '"', "'", "\n", "\t", "\r"))
+_LONG_LINE = 600
 _LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
 
 
@@ -76,18 +85,26 @@ class Marked(NamedTuple):
     plain: list[str]
     marks: list[Mark]
 
-    def spelled(self, keep: Volatile | None = None) -> str:
-        """The text with a sign for every mark but those of one kind; blanks at its ends are whitespace as well."""
+    def spelled(self, keep: Volatile | None = None, *, ends: bool = True) -> str:
+        """The text with a sign for every mark but those of one kind; `ends`: blanks there are whitespace as well."""
         parts = [self.plain[0]]
         for mark, plain in zip(self.marks, self.plain[1:], strict=True):
             parts.append(mark.text if mark.kind == keep else SIGNS[mark.kind])
             parts.append(plain)
         text = "".join(parts)
-        return text if keep == "whitespace" else text.strip(" ")
+        return text if keep == "whitespace" or not ends else text.strip(" ")
 
     def kinds(self) -> set[Volatile]:
         """The kinds of its marks."""
         return {mark.kind for mark in self.marks}
+
+
+class Segment(NamedTuple):
+    """A stretch of a text that no mark crosses, cut and spelled."""
+
+    text: str
+    marked: Marked
+    spelled: dict[Volatile | None, str]  # by what is kept; what is not here is spelled as without anything
 
 
 def marked(text: str) -> Marked:
@@ -110,14 +127,27 @@ def _number(text: str, least: int, at: int) -> tuple[Mark, int, int]:
         word -= 1
     while text[word] in "_-":
         word += 1
-    for start in (*_names_before(text, floor, word), word, at):
+    digits = _DIGITS.match(text, at)
+    assert digits is not None  # noqa: S101  the hint was a digit
+    names = _names_before(text, floor, word)
+    if word == at and not names and _plainly_ends(text, at, digits.end()):
+        return Mark("number", digits[0]), at, digits.end()
+    for start in (*names, word) if word == at else (*names, word, at):
         match = _MARK.match(text, start)
         if match and match.end() > at and not (start and text[start - 1] in _LETTERS):
             kind: Volatile = "id" if match["id"] else "timestamp"
             return Mark(kind, match[0]), start, match.end()
-    digits = _DIGITS.match(text, at)
-    assert digits is not None  # noqa: S101  the hint was a digit
     return Mark("number", digits[0]), at, digits.end()
+
+
+def _plainly_ends(text: str, start: int, end: int) -> bool:
+    """Whether a short number is nothing more: most are, and all the patterns need not be tried."""
+    if end - start > 7:
+        return False
+    following = text[end : end + 5]
+    if following[:1] == " ":
+        return following[1:4] not in _NAMES and not following.startswith(" of ")
+    return following[:1] in _QUIET
 
 
 def _names_before(text: str, floor: int, word: int) -> list[int]:
@@ -148,25 +178,106 @@ def _blanks(text: str, least: int, at: int) -> tuple[Mark, int, int]:
     return Mark("whitespace", match[0]), at, stop
 
 
-def differing(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int, int]]:
-    """Where two texts that are one without their marks differ: the kind, and the place in either, in characters."""
+def segments(text: str) -> list[Segment]:
+    """A long text cut at its marks, in stretches that come again in others like it and are then looked up."""
+    return [_segment(stretch) for stretch in _stretches(text)]
+
+
+@lru_cache(20_000)
+def _segment(text: str) -> Segment:
+    return segment(text)
+
+
+def segment(text: str) -> Segment:
+    """A stretch of text, cut and spelled."""
+    cut = marked(text)
+    kinds: set[Volatile | None] = {None, *cut.kinds()}
+    return Segment(text, cut, {kind: cut.spelled(kind, ends=False) for kind in kinds})
+
+
+def spelled(text: Sequence[Segment], keep: Volatile | None = None) -> str:
+    """Segments with a sign for every mark but those of one kind."""
+    whole = "".join([segment.spelled.get(keep) or segment.spelled[None] for segment in text])
+    return whole if keep == "whitespace" else whole.strip(" ")
+
+
+def _stretches(text: str) -> Iterator[str]:
+    """Lines with the indentation of what follows; long ones by the sentence."""
+    first, *lines = text.split("\n")
+    held = first
+    for line in lines:
+        rest = line.lstrip()
+        held += "\n" + line[: len(line) - len(rest)]
+        if rest:
+            yield from (held,) if len(held) <= _LONG_LINE else _sentences(held)
+            held = rest
+    yield from (held,) if len(held) <= _LONG_LINE else _sentences(held)
+
+
+def _sentences(line: str) -> Iterator[str]:
+    held = ""
+    for sentence in line.split(". "):
+        if held and sentence[:1].isupper():
+            yield held
+            held = ""
+        held += sentence + ". "
+    yield held[:-2]
+
+
+def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int, int]]:
+    """Where two texts that are one without their marks differ: the kind, and the place in either, in characters.
+
+    Marks are told by where their signs stand: a single blank is no mark and may face two, which are one.
+    """
+    ours, here = _by_sign(one)  # and how far the text is ahead of what it is without marks
+    theirs, there = _by_sign(other)
+    for at in sorted(ours.keys() | theirs.keys()):
+        kind = (ours.get(at) or theirs[at]).kind
+        left, right = (found[at].text if at in found else SIGNS[kind] for found in (ours, theirs))
+        if left != right:
+            same = common_characters(left, right) if kind == "whitespace" else 0
+            yield kind, at + here + same, at + there + same
+        here += len(left) - len(SIGNS[kind])
+        there += len(right) - len(SIGNS[kind])
+
+
+def differing(one: Sequence[Segment], other: Sequence[Segment]) -> Iterator[tuple[Volatile, int, int]]:
+    """The same for texts in segments, where most of these are one."""
+    if len(one) != len(other) or any(a.spelled[None] != b.spelled[None] for a, b in zip(one, other, strict=True)):
+        yield from differing_marks(_joined(one), _joined(other))
+        return
     here = there = 0
-    for index, (ours, theirs) in enumerate(_pairs(one, other)):
-        here += len(one.plain[index])
-        there += len(other.plain[index])
-        if ours.text != theirs.text:
-            at = common_characters(ours.text, theirs.text) if ours.kind == "whitespace" else 0
-            yield ours.kind, here + at, there + at
+    for ours, theirs in zip(one, other, strict=True):
+        if ours is not theirs:
+            for kind, at, beside in differing_marks(ours.marked, theirs.marked):
+                yield kind, here + at, there + beside
         here += len(ours.text)
         there += len(theirs.text)
 
 
-def _pairs(one: Marked, other: Marked) -> Iterator[tuple[Mark, Mark]]:
-    """Marks side by side, as long as the texts go on alike."""
-    for index, (ours, theirs) in enumerate(zip(one.marks, other.marks, strict=False)):
-        if ours.kind != theirs.kind or one.plain[index] != other.plain[index]:
-            return
-        yield ours, theirs
+def _joined(text: Sequence[Segment]) -> Marked:
+    plain, marks = [""], list[Mark]()
+    for segment in text:
+        plain[-1] += segment.marked.plain[0]
+        plain += segment.marked.plain[1:]
+        marks += segment.marked.marks
+    return Marked(plain, marks)
+
+
+def _by_sign(text: Marked) -> tuple[dict[int, Mark], int]:
+    """Marks by where their signs begin in the text without them, and the blanks at its beginning, which have none."""
+    found: dict[int, Mark] = {}
+    first = text.plain[0]
+    lead = len(first) - len(first.lstrip(" "))
+    at = -lead
+    for plain, mark in zip(text.plain, text.marks, strict=False):
+        at += len(plain)
+        if at == 0 and mark.kind == "whitespace":
+            lead += len(mark.text)
+        else:
+            found[at] = mark
+            at += len(SIGNS[mark.kind])
+    return found, lead
 
 
 def common_characters(one: str, other: str) -> int:

@@ -77,7 +77,10 @@ class Tree:
         """Bytes of all prompts in one spelling."""
         return sum(size for mask, size in self._total.items() if mask & bit)
 
+    def distinct(self, bit: int) -> int:
+        """Bytes that are left when every shared head is taken once, in one spelling."""
+        return sum(node >> _MASK_BITS for node in self._nodes.values() if node & bit) * (self._skip + 1)
+
     def shared(self, bit: int) -> int:
         """Bytes that need not be computed again, in one spelling."""
-        distinct = sum(node >> _MASK_BITS for node in self._nodes.values() if node & bit) * (self._skip + 1)
-        return max(0, self.total(bit) - distinct)
+        return max(0, self.total(bit) - self.distinct(bit))

@@ -12,7 +12,6 @@ from typing import Literal
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.lint_diff import visible
 from tokenmill.jobs.shape import Reuse
 
 SLOT_SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity unless told: part of a prompt that a slot must have
@@ -40,7 +39,7 @@ class Evidence:
     cells_between: int | None = None  # tokens that other jobs needed since then ...
     cells_total: int | None = None  # ... of so many
     block_tokens: int = 1  # reuse comes in whole blocks
-    similarity: float | None = SLOT_SIMILARITY  # None: the server has no such threshold
+    similarity: float | None = None  # of a server that chooses slots itself: SLOT_SIMILARITY unless it was told
     notes: tuple[str, ...] = ()  # of the engine's capabilities and of its answer
 
 
@@ -61,9 +60,15 @@ class Miss:
         return self.expected_tokens - self.cached_tokens
 
 
-def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int) -> int:
-    """Tokens that should have been found, by this prompt's own tokens per byte; never the last one."""
-    share = min(1.0, sent.expected_bytes / prompt_bytes) if prompt_bytes else 0.0
+def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> int:
+    """Tokens that should have been found, by this prompt's own tokens per byte; never the last one.
+
+    What was expected by head keys is the least; where both texts are there, they tell the rest.
+    """
+    shared = sent.expected_bytes
+    if evidence.prompt is not None and evidence.like is not None:
+        shared = max(shared, common_length(evidence.prompt, evidence.like))
+    share = min(1.0, shared / prompt_bytes) if prompt_bytes else 0.0
     return min(int(share * usage.prompt_tokens), max(0, usage.prompt_tokens - 1))
 
 
@@ -75,7 +80,7 @@ def tolerance_tokens(expected: int, block_tokens: int = 1) -> int:
 def explain(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> Miss | None:
     """The miss, if there is one; None as well where the engine does not count cached tokens."""
     cached = usage.cached_tokens
-    expected = expected_tokens(sent, usage, prompt_bytes)
+    expected = expected_tokens(sent, usage, prompt_bytes, evidence)
     if cached is None or cached >= expected - tolerance_tokens(expected, evidence.block_tokens):
         return None
     cause, words, at_byte = _cause(sent, usage, evidence, expected)
@@ -123,7 +128,17 @@ def _around(text: bytes, at: int) -> str:
         at -= 1
     before = text[max(0, at - 4 * _SHOWN) : at].decode(errors="replace")[-_SHOWN:]
     after = text[at : at + 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
-    return f"{visible(before)}▸{visible(after)}"
+    return f"{_visible(before)}▸{_visible(after)}"
+
+
+def _visible(text: str) -> str:
+    """Text with every control character, odd space and invisible mark written out."""
+    return "".join(char if char == " " or char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    wide = f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char, wide)
 
 
 def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
@@ -137,10 +152,10 @@ def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
 def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> str | None:
     """llama-server looks for a slot that has more than a part of a prompt, where none was asked for."""
     threshold = evidence.similarity
-    if evidence.reuse == "prefix cache" or sent.lane is not None or not threshold or not usage.prompt_tokens:
+    if evidence.reuse == "none" or sent.lane is not None or not threshold or not usage.prompt_tokens:
         return None
     similar = expected / usage.prompt_tokens
-    if evidence.reuse != "slots" or similar > threshold:
+    if similar > threshold:
         return None
     return (
         f"the shared head is {similar:.0%} of the prompt, and the server only looks for a slot that has more than "

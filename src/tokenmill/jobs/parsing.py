@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import chain, islice
@@ -30,7 +30,7 @@ _LENGTH_BYTES = 8
 
 def parsed(
     content: Iterator[Chunk | BadLine], reading: Reading, processes: int | None = None
-) -> Iterator[tuple[Chunk | BadLine, list[Row]]]:
+) -> Generator[tuple[Chunk | BadLine, list[Row]], None, None]:
     """Each chunk with its rows, in order; `processes`: how many beside this one, by default as many as cores allow."""
     first = list(islice(content, CHUNKS_HERE))
     if processes is None:

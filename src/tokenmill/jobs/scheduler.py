@@ -16,21 +16,20 @@ rest is begun before it, though its group is not yet due. No clocks, stores, eng
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import inf
 
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.backlog import Backlog
 from tokenmill.jobs.costs import Costs
 from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
 from tokenmill.jobs.expected import Lengths
-from tokenmill.jobs.forest import KEY_BYTES, Pending, common_length, shared_bytes
-from tokenmill.jobs.heads import Heads
+from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.lanes import Lanes, Pick
 from tokenmill.jobs.shape import EngineShape, Reuse
-from tokenmill.jobs.tree import Node, Order, Tree, length_of, touches
+from tokenmill.jobs.tree import Node, Order, Tree, length_of
+from tokenmill.jobs.warmth import Warmth
 
-WINDOW = 4096
-_MOST_WARM = 512  # prompts that are remembered as being in the engine's cache
+WINDOW = 4096  # jobs at hand; about 2 KB each
+SLOT_WINDOW = 16384  # more, to see a head for every lane
 _FINAL: dict[Reuse, Order] = {"shares": "longest", "prefix cache": "longest", "slots": "work", "none": "file"}
 _LONGER = 1.25  # than the next in order: only then is a long answer begun out of it
 
@@ -40,22 +39,20 @@ class _Flight:
     record: Pending
     sent: Dispatch
     started: bool = False
-    warm: bool = False  # its prompt is in the engine
 
 
 class Scheduler:
     """Decides the order of jobs on one engine."""
 
-    def __init__(self, shape: EngineShape, *, lengths: Lengths | None = None, window: int = WINDOW) -> None:
+    def __init__(self, shape: EngineShape, *, lengths: Lengths | None = None, window: int | None = None) -> None:
         self.shape = shape
         self.lengths = lengths or Lengths()
         self._costs = Costs(shape, self.lengths)
-        self._window = window
-        self._backlog = Backlog(final=_FINAL[shape.reuse], window=window)
+        self._window = window or (SLOT_WINDOW if shape.reuse == "slots" else WINDOW)
+        self._backlog = Backlog(final=_FINAL[shape.reuse], window=self._window)
         self._asked, self._more = False, True
         self._flights: dict[int, _Flight] = {}
-        self._running = Heads()
-        self._warm = Heads()  # shares: what was sent; prefix cache: what has its first token
+        self._warmth = Warmth(shape, self._costs.tokens)
         self._lanes = Lanes(shape.lanes or 0)
         self._cursor = b""  # head of the last job in order
         self._width, self._interactive, self._up = shape.width, 0, True
@@ -111,24 +108,19 @@ class Scheduler:
     def first_token(self, job: int) -> None:
         """A job's prompt is computed: others find it from now on."""
         self.started(job)
-        flight = self._flights[job]
-        if not flight.warm:
-            flight.warm = True
-            self._warmed(flight.record)
+        self._warmth.warmed(self._flights[job].record)
 
     def finished(self, job: int, usage: Usage | None = None) -> Dispatch:
         """A job has its answer. What was sent, with the reuse to be expected as it turned out."""
-        self.first_token(job)
-        flight = self._end(job)
-        self._warmed(flight.record)
+        self.started(job)
+        flight = self._end(job, answered=True)
         if usage is not None:
             self.lengths.finished(flight.record, usage)
         return flight.sent
 
     def failed(self, job: int, *, again: bool) -> None:
         """A job has none; again: it is pending at once. What the engine still has of it is not known."""
-        flight = self._end(job)
-        self._cooled(flight)
+        flight = self._end(job, answered=False)
         if again:
             self._backlog.add([flight.record])
 
@@ -136,18 +128,19 @@ class Scheduler:
         """Jobs need not be worked: cancelled, set aside, answered, held for an equal one. Their streams are closed."""
         for job in jobs:
             if job in self._flights:
-                self._cooled(self._end(job))
+                self._end(job, answered=False)
             else:
                 self._backlog.remove(job)
 
     def lost(self) -> tuple[int, ...]:
         """The engine is gone with all it had; jobs that were sent are pending again. These."""
         self._up = False
-        flights = [self._end(job) for job in tuple(self._flights)]
-        self._warm.clear()
+        records = [flight.record for flight in self._flights.values()]
+        self._flights.clear()
+        self._warmth.clear()
         self._lanes.clear()
-        self._backlog.add([flight.record for flight in flights])
-        return tuple(flight.record.job for flight in flights)
+        self._backlog.add(records)
+        return tuple(record.job for record in records)
 
     def back(self) -> None:
         """An engine is there again, and it is cold."""
@@ -196,16 +189,18 @@ class Scheduler:
             pick = self._lanes.pick(tree, trees, self._pays) if self.shape.reuse == "slots" else self._in_order(tree)
             if pick is not None:
                 return pick if self._fits(pick.record) else None
+            if self.shape.reuse == "prefix cache" and len(tree) >= self._most - len(self._flights):
+                return None  # the lanes are for these, when their head is there
         return None
 
     def _in_order(self, tree: Tree) -> Pick | None:
         """The next job of a tree that need not wait, or one whose answer would end last and alone. Mutates nothing."""
         following = self._following(tree)
         late = self._late(tree, following)
-        record = late if late is not None and self._ready(late) else following
+        record = late if late is not None and self._warmth.ready(late) and self._fits(late) else following
         if record is None:
             return None
-        found, like = self._warm.best(record) if self.shape.reuse != "none" else (0, None)
+        found, like = self._warmth.find(record) if self.shape.reuse != "none" else (0, None)
         return Pick(record, None, found, like)
 
     def _following(self, tree: Tree) -> Pending | None:
@@ -220,14 +215,14 @@ class Scheduler:
 
         def blocked(node: Node) -> bool:
             nonlocal waiting
-            blocks = self._blocks(node)
+            blocks = self._warmth.blocks(node)
             waiting += node.count * blocks
             return blocks
 
         for record in tree.walk(self._cursor, blocked):
             if waiting >= free:
                 break
-            if self._ready(record):
+            if self._warmth.ready(record):
                 return record
             waiting += 1
         return None
@@ -242,25 +237,6 @@ class Scheduler:
         others = sum(other.root.work for other in self._backlog.trees()) - length_of(longest)
         return longest if length_of(longest) * self.width >= others else None
 
-    def _ready(self, record: Pending) -> bool:
-        """Whether nobody is computing more of a prompt than could be found now. Mutates nothing."""
-        if self.shape.reuse != "prefix cache":
-            return True
-        found = self._warm.best(record)[0]
-        return all(shared_bytes(record, cold) <= found for cold in self._cold())
-
-    def _blocks(self, node: Node) -> bool:
-        """Whether all below a node must wait for a head that is being computed. Mutates nothing."""
-        for cold in self._cold():
-            if touches(cold.head, node):
-                common = common_length(cold.head, node.path) // KEY_BYTES * KEY_BYTES
-                if not self._warm.covers(node.path[:common]):
-                    return True
-        return False
-
-    def _cold(self) -> Iterable[Pending]:
-        return (flight.record for flight in self._flights.values() if not flight.warm)
-
     def _fits(self, record: Pending) -> bool:
         """Whether a job has room beside those in flight; mutates notes. One alone is never refused."""
         total = self.shape.cells_total
@@ -268,7 +244,7 @@ class Scheduler:
             return True
         together = [*(flight.record for flight in self._flights.values()), record]
         if self.shape.reuse in ("shares", "prefix cache"):
-            prompt_bytes = self._running.bytes + self._running.extra_bytes(record)
+            prompt_bytes = self._warmth.running.bytes + self._warmth.running.extra_bytes(record)
         else:
             prompt_bytes = sum(each.prompt_bytes for each in together)
         needed = self._costs.cells(prompt_bytes, together)
@@ -302,57 +278,46 @@ class Scheduler:
         )
         self._backlog.take(record.job)
         self._flights[record.job] = _Flight(record, sent)
-        self._running.add(record)
+        self._warmth.sent(record)
         if pick.lane is not None:
             self._lanes[pick.lane].works = record
-        if self.shape.reuse == "shares":
-            self._warmed(record)
         return sent
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
-    def _end(self, job: int) -> _Flight:
+    def _end(self, job: int, *, answered: bool) -> _Flight:
+        """A job is no longer in flight; mutates. Without an answer, what it left is not known."""
         flight = self._flights.pop(job)
-        self._running.drop(job)
         if flight.sent.lane is not None:
-            self._lanes[flight.sent.lane].works = None
+            lane = self._lanes[flight.sent.lane]
+            lane.works = None
+            if flight.started and not answered:
+                lane.left = None
+        if self._warmth.ended(flight.record, answered=answered):
+            self._expect_again(job)
         return flight
 
-    def _warmed(self, record: Pending) -> None:
-        """A prompt is in the engine; what was used longest ago may have gone for it; mutates."""
-        if self.shape.reuse in ("slots", "none"):
-            return
-        self._warm.add(record)
-        cells = self.shape.cells_total or inf
-        while len(self._warm) > _MOST_WARM or self._costs.tokens(self._warm.bytes) > cells:
-            oldest = self._warm.oldest(self._running)
-            if oldest is None:
-                return
-            self._warm.drop(oldest)
-
-    def _cooled(self, flight: _Flight) -> None:
-        """A job ended without an answer: nothing may be left of it, and others expected to find it; mutates."""
-        if flight.started and flight.sent.lane is not None:
-            self._lanes[flight.sent.lane].left = None
-        if flight.warm:
-            return
-        self._warm.drop(flight.record.job)
-        for other in self._flights.values():
-            if other.sent.like == flight.record.job and not other.warm:
-                found, like = self._warm.best(other.record)
-                other.sent = replace(
-                    other.sent, expected_bytes=found, expected_tokens=self._costs.tokens(found), like=like
+    def _expect_again(self, gone: int) -> None:
+        """Jobs in flight were to find what another would have computed; mutates: they find what is there without it."""
+        found = self._warmth.find_again()
+        for job, flight in self._flights.items():
+            if flight.sent.like == gone and job in found:
+                shared, like = found[job]
+                flight.sent = replace(
+                    flight.sent, expected_bytes=shared, expected_tokens=self._costs.tokens(shared), like=like
                 )
 
     def _why(self) -> str:
-        if not self._up:
-            return "the engine is not there"
-        if not len(self._backlog):
-            return "all jobs are in flight" if self._flights else "no jobs are pending"
-        if not self.width:
-            return f"{self._interactive} interactive requests are at work"
-        if len(self._flights) >= self._most:
-            return f"{len(self._flights)} jobs are in flight"
-        if self.shape.reuse == "slots":
-            return "computing a head again for another lane would cost more than it saves"
-        return "a head that the next jobs need is being computed"
+        """Why nothing is sent. Mutates nothing."""
+        slots = self.shape.reuse == "slots"
+        reasons = (
+            (not self._up, "the engine is not there"),
+            (not len(self._backlog) and not self._flights, "no jobs are pending"),
+            (not len(self._backlog), "all jobs are in flight"),
+            (not self.width, f"{self._interactive} interactive requests are at work"),
+            (len(self._flights) >= self._most, f"{len(self._flights)} jobs are in flight"),
+            (slots and not self._lanes.any_free, "every lane is at work"),
+            (slots, "computing a head again for another lane would cost more than it saves"),
+            (any(self._warmth.cold), "a head that the next jobs need is being computed"),
+        )
+        return next((words for holds, words in reasons if holds), "the engine's cells are full")

@@ -70,7 +70,11 @@ def _check(folder: Path, acknowledged: dict[str, str]) -> None:
     with Reader(folder / "store") as reader:
         batches = reader.batches()
         assert len(batches) <= 1
-        kept = {str(batch.id << 32 | result.number): result.body for batch in batches for result in reader.results(batch.id, 0, JOBS)}
+        kept = {
+            str(batch.id << 32 | result.number): result.body
+            for batch in batches
+            for result in reader.results(batch.id, 0, JOBS)
+        }
         for job, digest in acknowledged.items():
             assert hashlib.sha256(kept[job] or b"").hexdigest() == digest
         assert sum(batch.counts.total for batch in batches) == len(kept)

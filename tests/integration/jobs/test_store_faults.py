@@ -37,7 +37,9 @@ sys.stdin.read()
 
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path / "s"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"held\n"
         with pytest.raises(StoreInUse, match=str(child.pid)):
@@ -100,6 +102,12 @@ def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
             store.start(pending(store, batch))
 
 
+def _used(folder: Path, batch: int) -> None:
+    with Store(folder) as store:
+        store.start(item.id for item in store.waiting([batch], limit=10))
+        store.results(batch, 0, 10_000)
+
+
 @pytest.mark.parametrize("damage", ["first page", "a page inside", "another file", "cut short"])
 def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
     with Store(tmp_path / "s") as store:
@@ -115,9 +123,8 @@ def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
     else:
         del raw[len(raw) // 2 :]
     path.write_bytes(raw)
-    with pytest.raises(StoreError, match="is damaged") as caught, Store(tmp_path / "s") as store:
-        store.start(pending(store, batch))
-        store.results(batch.id, 0, 10_000)
+    with pytest.raises(StoreError, match="is damaged") as caught:
+        _used(tmp_path / "s", batch.id)
     assert "move store.db* aside" in (caught.value.hint or "")
     assert path.read_bytes() == raw
     (tmp_path / "s" / "store.db").unlink()
@@ -159,7 +166,9 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
         assert reader.batch(batch.id).counts.total == 1
 
 
-@pytest.mark.parametrize(("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 20_000, 100)])
+@pytest.mark.parametrize(
+    ("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 20_000, 100)]
+)
 def test_the_disk_is_full(tmp_path: Path, scenario: str, count: int, size: int) -> None:
     write_jobs(tmp_path / "jobs.jsonl", [f"{number} " + "x" * size for number in range(count)])
     done = full_disk.run(scenario, tmp_path / "small")

@@ -10,7 +10,6 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs import parsing
 from tokenmill.jobs import submit as submit_module
 from tokenmill.jobs.faults import StoreError
 from tokenmill.jobs.job import Counts, State, Submission
@@ -60,6 +59,7 @@ def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(submit_module, "GROUP_LINES", 1000)
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(10_000)])
     with Store(tmp_path / "s") as store:
+
         def stop(line: int) -> None:
             if line > 4000:
                 raise KeyboardInterrupt
@@ -110,7 +110,9 @@ def test_a_custom_id_twice_refuses_the_file(tmp_path: Path, lines: tuple[int, in
         with pytest.raises(UsageError, match=f"custom_id 'c{first}' is on line {first} and again on line {second}"):
             submit(store, path, HOW)
         assert store.batches() == []
-        assert store._database._connection.execute("SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM blocks)").fetchone() == (0,)
+        assert store._database._connection.execute(
+            "SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM blocks)"
+        ).fetchone() == (0,)
 
 
 def test_a_made_up_custom_id_counts_too(tmp_path: Path) -> None:
@@ -167,7 +169,9 @@ def test_a_stream_is_found_again_by_what_it_holds(tmp_path: Path) -> None:
 def test_half_a_stream_is_dropped_at_the_next_opening(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         batch = store.begin(HOW, source="stdin", key=None)
-        store.add(batch, [(0, "a", b"i", b"p", 0, 1, None, None, None, None, batch << 32 | 1)], [(batch << 32 | 1, b"{}")])
+        store.add(
+            batch, [(0, "a", b"i", b"p", 0, 1, None, None, None, None, batch << 32 | 1)], [(batch << 32 | 1, b"{}")]
+        )
         assert store.batch(batch).counts.pending == 1
     with Store(tmp_path / "s") as store:
         assert store.batches() == []
@@ -195,7 +199,9 @@ def test_processes_give_the_same_rows_in_order(tmp_path: Path) -> None:
     found = []
     for processes in (0, 1, 2):
         with open_source(path) as source:
-            found.append([(item[0], [tuple(row) for row in rows]) for item, rows in parsed(source.chunks(), reading, processes)])
+            found.append(
+                [(item[0], [tuple(row) for row in rows]) for item, rows in parsed(source.chunks(), reading, processes)]
+            )
     assert found[0] == found[1] == found[2]
     assert len(found[0]) > 10
     assert sum(len(rows) for _, rows in found[0]) == 8002
@@ -213,7 +219,7 @@ def test_no_process_is_left(tmp_path: Path) -> None:
 
 def test_a_parser_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_jobs(tmp_path / "j", ["a"])
-    monkeypatch.setattr(parsing.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with open_source(path) as source, pytest.raises(TokenmillError, match="ended with status 1") as caught:
         list(parsed(source.chunks(), Reading(1, "m"), 1))
     assert caught.value.hint
@@ -235,7 +241,9 @@ with open_source(sys.argv[1]) as source:
 
 def test_parsers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 900 for number in range(3000)])
-    done = subprocess.run([sys.executable, "-c", ORPHAN, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(path)], check=False, capture_output=True, text=True, timeout=60
+    )
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
     for pid in pids:

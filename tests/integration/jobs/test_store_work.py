@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,10 @@ def test_equals_are_free_again_when_the_first_fails(tmp_path: Path) -> None:
         batch = submitted(store, tmp_path / "j", ["a", "a"])
         one, other = batch.id << 32 | 1, batch.id << 32 | 2
         store.start([one, other])
-        assert store.fail(one, Failure("timeout", "too slow")) == (Outcome(one, State.FAILED), Outcome(other, State.PENDING))
+        assert store.fail(one, Failure("timeout", "too slow")) == (
+            Outcome(one, State.FAILED),
+            Outcome(other, State.PENDING),
+        )
         assert [job.id for job in store.start([other]).running] == [other]
 
 
@@ -110,7 +114,7 @@ def test_order_is_priority_then_place(tmp_path: Path) -> None:
         found = store.waiting([batch.id, urgent.id], limit=100)
         assert [item.id >> 32 for item in found[:6]] == [urgent.id] * 6
         kinds = [(item.id & 0xFFFFFFFF) % 3 for item in found[6:]]
-        assert sum(one != other for one, other in zip(kinds, kinds[1:], strict=False)) == 2
+        assert sum(one != other for one, other in pairwise(kinds)) == 2
         pages, after = [], None
         while page := store.waiting([batch.id, urgent.id], after=after, limit=7):
             pages += page

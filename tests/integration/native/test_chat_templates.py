@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.llama_templates import Written, llama_prompts
 
+from support.llama_templates import Written, llama_prompts
 from tokenmill.engine.engine import Chat
 from tokenmill.engine.native.chat import Template, template_of
 from tokenmill.errors import RequestRefused
@@ -180,10 +180,22 @@ _LIKE: dict[str, tuple[str, str]] = {
 }
 FAMILIES = {f"like {name}": f"{{# {marks} #}}{body}" for name, (marks, body) in _LIKE.items()}
 
-# Where ours differs on purpose (see the module's docstring).
-DIFFERENT: dict[tuple[str, str], str] = {
-    ("kimi-k2", "deep arguments"): "llama.cpp",
-}
+# Different on purpose: a template, a message, what ours makes of it, what llama-server does.
+DIFFERENT: dict[str, tuple[str, Turn, str, str]] = {
+    "all digits": (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% endfor %}",
+        assistant("", tool_calls=[call({"x": 0.123456789, "y": 2.0})]),
+        '{"x": 0.123456789, "y": 2.0}x', '{"x": 0.123457, "y": 2}x',
+    ),
+    "letters, not bytes": ("{{ messages[0].content | length }}", user("Zürich"), "6", "7"),
+    "every space": ("{{ messages[0].content | trim }}", user("\u3000Bern\u00a0"), "Bern", "\u3000Bern\u00a0"),
+    "large and small letters": (
+        "{{ messages[0].content }}{{ {'b': 1, 'C': 2, 'a': 3} | dictsort | tojson }}", user("x"),
+        'x[["a", 3], ["b", 1], ["C", 2]]', 'x{"C": 2, "a": 3, "b": 1}',
+    ),
+    "a list written out": ("{{ messages[0].content }}{{ ['a', {'b': 1}] }}", user("x"), "x['a', {'b': 1}]", "xa"),
+}  # fmt: skip
 
 _PUBLISHED = {path.stem: path.read_text() for path in sorted(DATA.glob("*.jinja"))}
 _TEMPLATES = {"chatml": "chatml", **_PUBLISHED, **FAMILIES}
@@ -227,9 +239,17 @@ def _ours(template: Template, now: datetime) -> Written:
 def test_prompts_are_llama_servers(name: str, theirs: tuple[datetime, dict[str, Written]]) -> None:
     now, written = theirs
     ours = _ours(Template(_TEMPLATES[name], bos=BOS, eos=EOS), now)
-    different = {chat for chat in CHATS if (name, chat) in DIFFERENT}
-    assert {chat for chat in CHATS if ours[chat] != written[name][chat]} == different
+    assert {chat: ours[chat] for chat in CHATS if ours[chat] != written[name][chat]} == {}
     assert sum(prompt is not None for prompt in ours.values()) > len(CHATS) / 2
+
+
+def test_what_differs_on_purpose(tiny_path: Path) -> None:
+    templates = {name: source for name, (source, *_) in DIFFERENT.items()}
+    for name, (source, message, ours, theirs) in DIFFERENT.items():
+        messages = [message, user("x")]
+        written = llama_prompts(tiny_path, {name: templates[name]}, {name: {"messages": messages}})
+        assert (name, written[name][name]) == (name, theirs)
+        assert (name, Template(source, bos=BOS, eos=EOS).render(Chat(tuple(messages)))) == (name, ours)
 
 
 def test_what_the_tokenizer_adds_is_left_out(tiny_path: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Samplers with the real library on logits of our own: every sequence draws for itself, and constraints hold."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native.constraints import can_follow_schemas
+from tokenmill.engine.native.constraints import can_follow_schemas, prepare
 from tokenmill.engine.native.context import Context, ContextSettings, Logits
 from tokenmill.engine.native.model import Model
+from tokenmill.engine.native.running import standard_error
 from tokenmill.engine.native.sampling import Sampler
 from tokenmill.errors import RequestRefused
 
@@ -185,3 +187,31 @@ def test_log_probabilities_of_a_row(model: Model) -> None:
     assert sum(np.exp(one.logprob) for one in found.top) < 1
     assert sampler.logprobs(context, place, token, 0).top == ()
     context.close()
+
+
+def test_other_threads_words_are_not_swallowed(capfd: pytest.CaptureFixture[str]) -> None:
+    with standard_error("error parsing") as printed:
+        os.write(2, b"a line of the log\n")
+    assert (printed(), capfd.readouterr().err) == ("a line of the log\n", "a line of the log\n")
+    with standard_error("error parsing") as printed:
+        os.write(2, b"parse: error parsing x\n")
+    assert (printed(), capfd.readouterr().err) == ("parse: error parsing x\n", "")
+
+
+def test_a_schema_is_prepared_once_and_copied(model: Model) -> None:
+    schema = Sampling(temperature=0, json_schema='{"type": "array", "items": {"const": 7}}')
+    prepare(model.vocab, schema)
+    digits = np.full(model.vocab.n_tokens, -10.0, np.float32)
+    for text in ("[", "]", "7", ","):
+        digits[model.vocab.tokenise(text)[0]] = 0.0
+    first, second = Sampler(model.vocab, schema), Sampler(model.vocab, schema)
+    opened = first.choose(digits)
+    assert model.vocab.piece(opened).startswith(b"[")
+    first.close()
+    assert second.choose(digits) == opened  # not where the first one was
+    second.close()
+    with pytest.raises(RequestRefused, match="cannot be followed"):
+        prepare(model.vocab, Sampling(json_schema='{"type": "nonsense"}'))
+    with pytest.raises(RequestRefused, match="not valid GBNF"):
+        prepare(model.vocab, Sampling(grammar="root"))
+    prepare(model.vocab, Sampling(grammar='root ::= "a"'))

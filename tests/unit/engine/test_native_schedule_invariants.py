@@ -50,7 +50,11 @@ class MillMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             interactive = {number for number in self.interactive if number in self.mill.jobs}
+            ran_before = {job.id for job in self.mill.schedule._running.values()}
             step = self.mill.step()
+            if any(work.id not in ran_before and work.id not in self.interactive for work in step.work):
+                waiting = self.mill.schedule._queues["interactive"]
+                assert all(job.follows or job.id in step.preempted for job in waiting), "a batch job entered first"
             served = {work.id for work in step.work} | set(step.exhausted)
             for preempted in step.preempted:
                 assert isinstance(preempted, int)

@@ -24,12 +24,17 @@ def completion(**keys: Any) -> Request:
 
 
 # As OpenAI's API reference lists them; each must be known, whether it can be answered or not.
-OPENAI_CHAT = """messages model audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens
-    max_tokens metadata modalities n parallel_tool_calls prediction presence_penalty prompt_cache_key
-    prompt_cache_retention reasoning_effort response_format safety_identifier seed service_tier stop store stream
-    stream_options temperature tool_choice tools top_logprobs top_p user verbosity web_search_options""".split()
-OPENAI_COMPLETION = """model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed
-    stop stream stream_options suffix temperature top_p user""".split()
+OPENAI_CHAT = [
+    "messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
+    "max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls", "prediction",
+    "presence_penalty", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "response_format",
+    "safety_identifier", "seed", "service_tier", "stop", "store", "stream", "stream_options", "temperature",
+    "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
+]  # fmt: skip
+OPENAI_COMPLETION = [
+    "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
+    "presence_penalty", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p", "user",
+]  # fmt: skip
 
 
 def test_every_key_of_openai_is_known() -> None:

@@ -123,7 +123,9 @@ def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
     assert 4 <= len(ours) <= 4 * MOST_CHUNKS
 
 
-@pytest.mark.parametrize("length", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 63 * CHUNK_BYTES, 63 * CHUNK_BYTES + 1, 100_000])
+@pytest.mark.parametrize(
+    "length", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 63 * CHUNK_BYTES, 63 * CHUNK_BYTES + 1, 100_000]
+)
 def test_length_of_a_key(length: int) -> None:
     assert len(head_key(b"x" * length)) == 4 * min(MOST_CHUNKS, max(1, -(-length // CHUNK_BYTES)))
 
@@ -137,6 +139,7 @@ def test_texts_that_part_late_are_neighbours_but_not_equal() -> None:
 
 def test_sorting_by_place_walks_the_forest() -> None:
     """In sorted order every shared head is one contiguous run, at each depth of whole chunks."""
+
     def text(*parts: int) -> str:
         return "".join(chr(65 + part) * CHUNK_BYTES for part in parts)
 
@@ -154,7 +157,9 @@ def test_shared_bytes_of_two_places() -> None:
     one, other = (place("m", check("chat", {"messages": [system, {"role": "user", "content": text}]}))
                   for text in ("a" * 900, "b" * 900))  # fmt: skip
     assert shared_bytes(one.place, other.place) == 3 * CHUNK_BYTES
-    assert head_of(one.place) == head_key(prompt_text(check("chat", {"messages": [system, {"role": "user", "content": "a" * 900}]})))
+    assert head_of(one.place) == head_key(
+        prompt_text(check("chat", {"messages": [system, {"role": "user", "content": "a" * 900}]}))
+    )
     assert shared_bytes(one.place, one.place) <= one.prompt_bytes + CHUNK_BYTES
 
 

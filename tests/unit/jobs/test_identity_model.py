@@ -48,7 +48,10 @@ def test_header_and_weights_count(tmp_path: Path) -> None:
 def test_splits_are_one_model(tmp_path: Path) -> None:
     paths = []
     for number in (0, 1):
-        keys = (TINY_KEYS if number == 0 else {"general.architecture": "llama"}) | {"split.no": number, "split.count": 2}
+        keys = (TINY_KEYS if number == 0 else {"general.architecture": "llama"}) | {
+            "split.no": number,
+            "split.count": 2,
+        }
         table = TINY_TABLE[::2] if number == 0 else TINY_TABLE[1::2]
         paths.append(write(tmp_path / f"m-{number + 1:05}-of-00002.gguf", keys, table))
     whole = identity_of(paths[0])

@@ -34,7 +34,7 @@ def test_no_other_file_holds_sql() -> None:
 
 def plan(connection: sqlite3.Connection, name: str) -> list[str]:
     text = queries()[name]
-    values = {key: 1 for key in re.findall(r":(\w+)", text)}
+    values = dict.fromkeys(re.findall(r":(\w+)", text), 1)
     last = max([int(number) for number in re.findall(r"\?(\d+)", text)] or [text.count("?")])
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {text}", values or tuple(range(last)))]
 

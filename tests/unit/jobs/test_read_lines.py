@@ -104,7 +104,7 @@ class TestPacked:
         reading, writing = os.pipe()
         os.write(writing, packed)
         os.close(writing)
-        with open(reading, "rb") as pipe:
+        with os.fdopen(reading, "rb") as pipe:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(pipe))
             with open_source("-") as source:
                 assert source.digest is None
@@ -186,7 +186,9 @@ BATCH_LINE = '{"custom_id": "x", "method": "POST", "url": "/v1/chat/completions"
 
 def test_both_forms_are_one() -> None:
     wrapped = row(BATCH_LINE, 1, READING)
-    plain = row('{"messages": [{"content": "a", "role": "user"}], "max_tokens": 5, "priority": 3, "deadline": 9}', 2, READING)
+    plain = row(
+        '{"messages": [{"content": "a", "role": "user"}], "max_tokens": 5, "priority": 3, "deadline": 9}', 2, READING
+    )
     assert wrapped.identity == plain.identity
     assert wrapped.place == plain.place
     assert (wrapped.custom_id, plain.custom_id) == ("x", "line-2")
@@ -199,9 +201,14 @@ def test_defaults_fill_what_a_line_lacks() -> None:
     reading = Reading(1, "m", defaults=defaults)
     assert row('{"prompt": "a"}', 1, reading).max_tokens == 9
     assert row('{"prompt": "a", "max_tokens": 2}', 1, reading).max_tokens == 2
-    assert row('{"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2}', 1, reading).max_tokens == 2
+    assert (
+        row('{"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 2}', 1, reading).max_tokens == 2
+    )
     assert call_of('{"prompt": "a"}', defaults).request().max_tokens == 9
-    assert row('{"prompt": "a"}', 1, reading).identity == row('{"prompt": "a", "max_tokens": 9, "temperature": 0.0}', 1, READING).identity
+    assert (
+        row('{"prompt": "a"}', 1, reading).identity
+        == row('{"prompt": "a", "max_tokens": 9, "temperature": 0.0}', 1, READING).identity
+    )
 
 
 def test_without_reuse_no_two_lines_are_equal() -> None:

@@ -20,7 +20,9 @@ def table(tmp_path: Path, columns: dict[str, Any]) -> Path:
 
 
 def test_prompts_with_settings(tmp_path: Path) -> None:
-    path = table(tmp_path, {"custom_id": ["a", "b"], "prompt": ["x", "y"], "temperature": [0.5, None], "max_tokens": [3, 4]})
+    path = table(
+        tmp_path, {"custom_id": ["a", "b"], "prompt": ["x", "y"], "temperature": [0.5, None], "max_tokens": [3, 4]}
+    )
     found = [item for item in lines(path) if not isinstance(item, BadLine)]
     assert [json.loads(text) for _, text in found] == [
         {"custom_id": "a", "prompt": "x", "temperature": 0.5, "max_tokens": 3},
@@ -32,10 +34,15 @@ def test_prompts_with_settings(tmp_path: Path) -> None:
 
 def test_messages_as_lists_and_as_json(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi", "name": None}]
-    lists = pa.array([messages], pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())])))
+    lists = pa.array(
+        [messages], pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())]))
+    )
     for column in (lists, [json.dumps(messages)]):
         ((number, text),) = lines(table(tmp_path, {"messages": column}))
-        assert row(str(text), int(number), Reading(1, "m")).identity == row(json.dumps({"messages": messages}), 1, Reading(1, "m")).identity
+        assert (
+            row(str(text), int(number), Reading(1, "m")).identity
+            == row(json.dumps({"messages": messages}), 1, Reading(1, "m")).identity
+        )
 
 
 def test_openai_form(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ it, the head of every prompt: a template argument of that name holds it still.
 
 import threading
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _KEY = "tokenizer.chat_template"
-_PROBE_LIMITS = Limits(steps=500_000, characters=8 << 20, output=1 << 20)
+_PROBE_LIMITS = Limits(steps=500_000, steps_a_message=0, characters=8 << 20, output=1 << 20)
 # Checks in published templates that refuse conversations which are in order; llama.cpp takes them out, too.
 _NEEDLESS = (
     '{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}',
@@ -188,13 +189,14 @@ class _Form:
 
     def _continued(self, values: dict[str, object], begun: Message, arguments: dict[str, Any]) -> str:
         """The prompt with an answer that goes on where the caller's ends."""
-        text = self._run(values)
+        again = {name: deepcopy(value) if isinstance(value, list) else value for name, value in values.items()}
+        text = self._run(values)  # which may change the lists
         family = self._family
         found = family.marks_for(arguments) if family else self._marks
         if family and family.header is not None:
             header = family.header if text.endswith(family.after) else ""
         else:
-            longer = self._run({**values, "add_generation_prompt": True})
+            longer = self._run({**again, "add_generation_prompt": True})
             header = longer[alike(text, longer) :]
             if found.start and not family:
                 header = header.partition(found.start)[0]
@@ -240,6 +242,7 @@ class _Form:
         self, messages: list[Message], tools: list[dict[str, Any]], headed: bool, thinking: bool
     ) -> str | None:
         """What the template writes for a conversation made up to find its marks; None where it fails."""
+        messages, tools = deepcopy((messages, tools))
         values: dict[str, object] = {"messages": fitted(messages, self.can), "enable_thinking": thinking}
         values |= {
             "bos_token": self._tokens.bos,

@@ -2,13 +2,16 @@
 
 A template out of a model file may loop for ever or grow a text without end. Whatever it does is paid for here before
 it is done: in steps, each well under a microsecond of work, and in characters of text made. The count is of what is
-done, not of time: the same conversation is refused or not on every machine.
+done, not of time: the same conversation is refused or not on every machine. The processor's clock is looked at only
+now and then, against templates that find a way to make steps slow.
 """
 
 from dataclasses import dataclass
+from time import thread_time
 
 _CHARACTERS_A_STEP = 16
 _MOST_ITEMS = 1_000_000
+_STEPS_A_LOOK = 500_000  # between two looks at the clock
 
 
 class Failed(Exception):
@@ -32,22 +35,29 @@ class Limits:
     most_steps: int = 200_000_000
     characters: int = 64 << 20  # in all texts made on the way
     output: int = 8 << 20  # characters
+    cpu_s: float = 10.0
 
 
 class Budget:
     """What is left of the limits of one rendering."""
 
-    __slots__ = ("characters", "steps")
+    __slots__ = ("_look_at", "_until_s", "characters", "steps")
 
     def __init__(self, limits: Limits, messages: int = 0) -> None:
         self.steps = min(limits.most_steps, limits.steps + messages * limits.steps_a_message)
         self.characters = limits.characters
+        self._look_at = self.steps - _STEPS_A_LOOK
+        self._until_s = thread_time() + limits.cpu_s
 
     def spend(self, steps: int) -> None:
         """Mutates. Pay for work about to be done."""
         self.steps -= steps
         if self.steps < 0:
             raise Exhausted("it took too many steps")
+        if self.steps < self._look_at:
+            self._look_at = self.steps - _STEPS_A_LOOK
+            if thread_time() > self._until_s:
+                raise Exhausted("it took too long")
 
     def read(self, characters: int) -> None:
         """Mutates. Pay for looking through a text."""

@@ -106,13 +106,15 @@ def _calls(run: Run) -> tuple[bool, bool]:
 
 def _try(run: Run, messages: list[Message], tools: list[dict[str, Any]], watch: _Watch) -> str | None:
     """The text, or None; once more with empty reasoning, which some templates ask of every assistant message."""
+    silent = [message for message in messages if message["role"] == "assistant"]
     try:
         return run(messages, tools, watch)
     except Failed:
-        silent = [message for message in messages if message["role"] == "assistant"]
+        if not silent:
+            return None
     for message in silent:
         message.setdefault("reasoning_content", "")
     try:
-        return run(messages, tools, watch) if silent else None
+        return run(messages, tools, watch)
     except Failed:
         return None

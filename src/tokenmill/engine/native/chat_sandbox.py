@@ -85,6 +85,12 @@ class _Priced(CodeGenerator):
         ends = [end or nodes.Const(None) for end in (node.arg.start, node.arg.stop, node.arg.step)]
         return self._through("sliced", [node.node, *ends], frame)
 
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> str:
+        """Only plain text is written while compiling: what operators do with constants is the sandbox's to say."""
+        if not isinstance(node, nodes.TemplateData | nodes.Const):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
     def _through(self, method: str, parts: Iterable[nodes.Node], frame: Frame) -> None:
         self.write(f"environment.values.{method}(")
         for part in parts:

@@ -91,20 +91,28 @@ class Values:
             raise TypeError(f"{kind(left)} and {kind(right)} have no order")
         return _COMPARE[name](left, right)
 
-    def equal(self, left: Any, right: Any, depth: int = 0) -> bool:
+    def equal(self, left: Any, right: Any) -> bool:
         """Whether two values are the same; parts of lists and mappings are paid for one by one."""
-        self.budget.spend(20)
-        if isinstance(left, str) and isinstance(right, str):
-            self.budget.read(min(len(left), len(right)))
-        elif isinstance(left, list | tuple) and type(left) is type(right):
-            pairs = zip(left, right, strict=False)
-            return len(left) == len(right) and all(self.equal(a, b, _deeper(depth)) for a, b in pairs)
-        elif isinstance(left, dict) and isinstance(right, dict):
-            self.budget.copy(len(left))
-            return left.keys() == right.keys() and all(
-                self.equal(left[name], right[name], _deeper(depth)) for name in left
-            )
-        return bool(left == right)
+        waiting = [(left, right, 0)]
+        while waiting:
+            one, other, depth = waiting.pop()
+            self._visit(depth)
+            if isinstance(one, list | tuple) and type(one) is type(other):
+                if len(one) != len(other):
+                    return False
+                self.budget.collect(len(one))
+                waiting.extend((a, b, depth + 1) for a, b in zip(one, other, strict=True))
+            elif isinstance(one, dict) and isinstance(other, dict):
+                self.budget.collect(len(one))
+                if one.keys() != other.keys():
+                    return False
+                waiting.extend((value, other[name], depth + 1) for name, value in one.items())
+            else:
+                if isinstance(one, str) and isinstance(other, str):
+                    self.budget.read(min(len(one), len(other)))
+                if one != other:
+                    return False
+        return True
 
     def contains(self, container: Any, value: Any) -> bool:
         """`value in container`."""
@@ -140,24 +148,36 @@ class Values:
         """A value as Python writes it."""
         if isinstance(value, str):
             return value
-        self.budget.make(self._measure(value, 0))
+        self.budget.make(self.measured(value))
         return str(value)
 
-    def _measure(self, value: Any, depth: int) -> int:
-        """About how long a value's text will be; pays for looking."""
+    def measured(self, value: Any, letter: int = 2, indent: int = 0) -> int:
+        """About how long a value is as text, rather more than less; `letter`: characters that one may become."""
+        length = 0
+        waiting = [(value, 0)]
+        while waiting:
+            part, depth = waiting.pop()
+            self._visit(depth)
+            length += 4 + indent * depth
+            if isinstance(part, str):
+                length += letter * len(part)
+            elif isinstance(part, list | tuple | range):
+                self.budget.collect(len(part))
+                waiting.extend((inner, depth + 1) for inner in part)
+            elif isinstance(part, dict):
+                self.budget.collect(2 * len(part))
+                waiting.extend((inner, depth + 1) for pair in part.items() for inner in pair)
+            elif part is None or isinstance(part, int | float | Undefined):
+                length += 24
+            else:
+                raise TypeError(f"{kind(part)} cannot be written")
+        return length
+
+    def _visit(self, depth: int) -> None:
+        """Pay for one value on a walk through others."""
         self.budget.spend(20)
-        if isinstance(value, str):
-            return 2 * len(value) + 4
-        if value is None or isinstance(value, int | float | Undefined):
-            return 24
-        if isinstance(value, list | tuple | range):
-            return 2 + sum(2 + self._measure(item, _deeper(depth)) for item in value)
-        if isinstance(value, dict):
-            return 2 + sum(
-                4 + self._measure(name, _deeper(depth)) + self._measure(item, _deeper(depth))
-                for name, item in value.items()
-            )
-        raise TypeError(f"{kind(value)} cannot be written")
+        if depth > _DEEPEST:
+            raise ValueError("a value is nested too deep")
 
     def reckoned(self, name: str, left: Any, right: Any) -> Any:
         """Arithmetic on numbers; `+` on texts and lists, `*` on a text and a number."""
@@ -177,12 +197,6 @@ class Values:
             self.budget.make(len(left) * max(right, 0))
             return left * right
         raise TypeError(f"{named(left)} {name} {named(right)} means nothing")
-
-
-def _deeper(depth: int) -> int:
-    if depth > _DEEPEST:
-        raise ValueError("a value is nested too deep")
-    return depth + 1
 
 
 def kind(value: object) -> str:

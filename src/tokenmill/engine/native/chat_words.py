@@ -20,6 +20,7 @@ from tokenmill.engine.native.chat_sandbox import Function, Sandbox
 
 _MOST_INDENT = 64
 _MOST_TIME_FORMAT = 100  # characters, as in llama.cpp
+_WORDS = re.compile(r"([-\s({\[<]+)")
 _FIELD = re.compile(r"\{\{|\}\}|\{(\w*)\}|[{}]")
 _METHODS: tuple[Callable[..., Any], ...] = (
     str.upper, str.lower, str.title, str.capitalize, str.swapcase, str.casefold, str.strip, str.lstrip, str.rstrip,
@@ -33,7 +34,14 @@ def sandbox(limits: Limits) -> Sandbox:
     """A sandbox that knows the words."""
     made = Sandbox(limits)
     lists, texts = Lists(made), _Texts(made)
-    made.methods = {**lists.methods(), str: texts.methods()}
+    nothing = {"items": lists.items}
+    missing = dict.fromkeys(("strip", "upper", "lower", "title", "capitalize", "replace"), lambda *_args: "")
+    made.methods = {
+        **lists.methods(),
+        str: texts.methods(),
+        type(None): nothing,
+        made.undefined: {**nothing, **missing},
+    }
     filters = {**lists.filters(), **texts.filters(), **_NUMBER_FILTERS, "default": _default, "d": _default}
     made.filters = {name: _watched(made, f"filter {name}", run) for name, run in filters.items()}
     made.tests = {name: _watched(made, f"test {name}", run) for name, run in _tests(made).items()}
@@ -136,9 +144,8 @@ class _Texts:
             "string": self.string, "safe": self.made.values.text, "trim": self._of(str.strip), "replace": self.replaced,
             "join": self.join, "indent": self.indent, "tojson": self.tojson,
         }  # fmt: skip
-        return named | {
-            method.__name__: self._of(method) for method in (str.upper, str.lower, str.title, str.capitalize)
-        }
+        others: dict[str, Callable[..., str]] = {"upper": str.upper, "lower": str.lower, "capitalize": str.capitalize}
+        return named | {name: self._of(method) for name, method in {**others, "title": _title}.items()}
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Names after a text and a dot."""
@@ -255,7 +262,7 @@ class _Texts:
         self.made.values.note("deep", value)
         if indent is not None:
             indent = min(int(indent), _MOST_INDENT)
-        self.made.budget.make(self._json_length(value, indent or 0, 0, 6 if ensure_ascii else 2))
+        self.made.budget.make(self.made.values.measured(value, 6 if ensure_ascii else 2, indent or 0))
         return json.dumps(
             value,
             ensure_ascii=bool(ensure_ascii),
@@ -265,22 +272,10 @@ class _Texts:
             default=_null_for_missing,
         )
 
-    def _json_length(self, value: Any, indent: int, depth: int, letter: int) -> int:
-        """About how long a value is as JSON, rather more than less; pays for looking."""
-        self.made.budget.spend(20)
-        if depth > 100:
-            raise ValueError("a value is nested too deep for JSON")
-        line = 4 + indent * depth
-        if isinstance(value, str):
-            return line + letter * len(value)
-        if isinstance(value, list | tuple):
-            return line + sum(self._json_length(part, indent, depth + 1, letter) for part in value)
-        if isinstance(value, dict):
-            return line + sum(
-                letter * len(str(name)) + self._json_length(part, indent, depth + 1, letter)
-                for name, part in value.items()
-            )
-        return line + 24
+
+def _title(text: str) -> str:
+    """Each word with a large first letter, as Jinja does it, which is not as Python does it."""
+    return "".join(word[:1].upper() + word[1:].lower() for word in _WORDS.split(text))
 
 
 def _null_for_missing(value: object) -> None:

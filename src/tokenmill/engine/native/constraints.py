@@ -20,6 +20,7 @@ from tokenmill.engine.native.running import standard_error
 from tokenmill.engine.native.vocab import Vocab
 from tokenmill.errors import EngineError, RequestRefused
 
+_PARSING = "error parsing grammar"  # how llama.cpp begins what it prints
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -48,12 +49,12 @@ class Grammar:
             raise RequestRefused("the grammar holds a NUL character")
         self._ffi, self._lib = vocab.library.ffi, vocab.library.lib
         mark = vocab.log.mark()
-        with standard_error() as printed:
+        with standard_error(_PARSING) as printed:
             self._sampler = self._lib.llama_sampler_init_grammar(vocab.pointer, text.encode(), b"root")
         if self._sampler == self._ffi.NULL:
-            said = [line for line in printed().splitlines() if "error parsing grammar" in line]
+            said = [line for line in printed().splitlines() if _PARSING in line]
             said += [line for line in vocab.log.since(mark) if line != "failed to parse grammar"]
-            why = said[0].rpartition("error parsing grammar: ")[2] if said else "llama.cpp does not say why"
+            why = said[0].rpartition(f"{_PARSING}: ")[2] if said else "llama.cpp does not say why"
             raise RequestRefused(f"the grammar is not valid GBNF: {why[:300]}", hint="it needs a rule called root")
         self._one = self._ffi.new("llama_token_data *")
         self._array = self._ffi.new("llama_token_data_array *")

@@ -118,6 +118,7 @@ class Context:
         mark = self.model.log.mark()
         code = int(self._lib.llama_decode(self._context, self._batch.struct))
         if code == 0:
+            self._lib.llama_synchronize(self._context)  # devices compute on after the call
             return Decoded.OK
         if code == 1:
             return Decoded.NO_ROOM

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenmill.engine.native.holders import Cells, Held, Holders
-from tokenmill.engine.native.radix import as_tokens, common
+from tokenmill.engine.native.radix import Tokens, as_tokens, common
 
 Keep = Literal["nothing", "prompt", "all"]
 # A cut walks every cell of the cache, so room is made in pieces worth the walk, but never a large part of the cache.
@@ -227,6 +227,11 @@ class Forest:
     def unpin(self, tokens: Sequence[int]) -> None:
         """Let a head be evicted again if it was pinned; mutates."""
         self._holders.pins.pop(as_tokens(tokens).tobytes(), None)
+
+    @property
+    def pins(self) -> tuple[Tokens, ...]:
+        """The pinned heads. Mutates nothing."""
+        return tuple(self._holders.pins.values())
 
     def take(self) -> int | None:
         """An empty id to load a saved head into; mutates: the oldest keeper may go. None where there is none."""

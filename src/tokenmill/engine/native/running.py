@@ -205,16 +205,21 @@ class Log:
 
 
 @contextmanager
-def standard_error() -> Iterator[Callable[[], str]]:
-    """Catch what C code prints to standard error; what other threads print meanwhile is caught with it."""
-    kept = os.dup(2)
-    caught = os.memfd_create("stderr")
-    os.dup2(caught, 2)
-    text = ""
-    try:
-        yield lambda: text
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        text = os.pread(caught, 1 << 16, 0).decode(errors="replace")
-        os.close(caught)
+def standard_error(of: str) -> Iterator[Callable[[], str]]:
+    """Catch what C code prints to standard error, if these words are in it; anything else goes where it was meant to."""
+    with _CATCHING:
+        kept, caught = os.dup(2), os.memfd_create("stderr")
+        os.dup2(caught, 2)
+        text = b""
+        try:
+            yield lambda: text.decode(errors="replace")
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            text = os.pread(caught, 1 << 20, 0)
+            os.close(caught)
+            if text and of.encode() not in text:
+                os.write(2, text)
+
+
+_CATCHING = threading.Lock()

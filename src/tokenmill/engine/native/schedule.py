@@ -43,12 +43,13 @@ class Schedule:
         self._preempted: list[Id] = []  # since the last step
         self._crowded = False  # the decoder found no room where there should be some: nobody enters until one leaves
         self._computed = self._reused = self._recomputed = self._preemptions = 0
+        self._evicted = 0  # in forests before this one
 
     @property
     def totals(self) -> Totals:
         """Counters. Mutates nothing."""
         return Totals(
-            self._computed, self._reused, self._recomputed, self._preemptions, self.forest.evicted,
+            self._computed, self._reused, self._recomputed, self._preemptions, self._evicted + self.forest.evicted,
             running=len(self._running), waiting=len(self._jobs) - len(self._running),
         )  # fmt: skip
 
@@ -95,11 +96,15 @@ class Schedule:
         self._jobs[id].sampled(token)
 
     def restart(self, forest: Forest) -> None:
-        """Go on with other cells, because the context was built anew; mutates: what ran waits, and loses nothing."""
+        """Go on with other cells, because the context was built anew; mutates: what ran waits, pins hold there too."""
         for job in sorted(self._running.values(), key=lambda job: -job.arrival):
             job.stopped()
             self._queues[job.priority].appendleft(job)
         self._running.clear()
+        if forest is not self.forest:
+            self._evicted += self.forest.evicted
+            for pin in self.forest.pins:
+                forest.pin(pin)
         self.forest, self._crowded = forest, False
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -173,11 +178,9 @@ class Schedule:
                         job.follows[0].urgent = True
                     index += 1
                     continue
-                if not self._has_cells(job):
-                    break
-                opened = self.forest.open(job.prompt)
+                opened = self.forest.open(job.prompt) if self._has_cells(job) else None
                 if opened is None:
-                    return
+                    return  # nobody is let past: a smaller job would only make it wait longer
                 del queue[index]
                 job.urgent = priority == "interactive"
                 self._running[opened.sequence] = job

@@ -1,0 +1,106 @@
+"""`tokenmill digest`: a long shared head, the same bytes every time."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from tokenmill.cli.output import Common, facts, say, show, show_json
+from tokenmill.cli.tokens import tokeniser
+from tokenmill.errors import UsageError
+from tokenmill.jobs.digest import Digest, build, estimate
+from tokenmill.jobs.digest_files import Found, gather
+from tokenmill.jobs.lint_report import LONG_DIGEST_TOKENS
+from tokenmill.model.newfile import new_file
+
+SHOWN_NAMES = 5
+
+
+def digest(
+    *files: Path,
+    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    tokens: int = 8192,
+    model: str | None = None,
+    force: bool = False,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Make a digest of files for the head of many prompts: of a given size, and the same bytes every time.
+
+    The same content gives the same bytes, wherever it lies and however often it is copied or touched: names are
+    relative, files are in order, line ends are one, and there is no date in it. Small files are whole; large ones share
+    what room is left and are cut behind their beginnings, with an outline of the rest.
+
+    Parameters
+    ----------
+    files:
+        Files and folders. Of folders text files are taken; hidden ones and what .gitignore names are left out.
+    output:
+        The file to write.
+    tokens:
+        The most tokens it may have; default: 8192.
+    model:
+        A GGUF file, or the name of a pulled model, whose vocabulary counts tokens; otherwise 4 bytes are one.
+    force:
+        Overwrite a file with other content.
+    """
+    if tokens < 1:
+        raise UsageError(f"--tokens must be at least 1, not {tokens}")
+    found = gather(files, leave_out=output)
+    with tokeniser(model, common) as counting:
+        made = build(found.documents, tokens, counting.count or estimate)
+    if not made.text:
+        raise UsageError("there is no text in what was given", hint="hidden, ignored and binary files are left out")
+    unchanged = _write(made, output, force=force)
+    if common.json:
+        show_json(_document(made, found, output, exact=counting.count is not None, unchanged=unchanged))
+    else:
+        _show(made, found, output, tokens, why_estimated=counting.why_not, unchanged=unchanged)
+    if made.tokens > LONG_DIGEST_TOKENS:
+        say(f"warning: a head of more than {LONG_DIGEST_TOKENS:,} tokens is slow to compute and to attend to")
+    return 0
+
+
+def _write(made: Digest, output: Path, *, force: bool) -> bool:
+    """Write the file unless it is the same already; whether it was."""
+    data = made.text.encode()
+    if output.is_file() and output.read_bytes() == data:
+        return True
+    with new_file(output, force=force) as file:
+        file.write(data)
+    return False
+
+
+def _show(made: Digest, found: Found, output: Path, budget: int, *, why_estimated: str | None, unchanged: bool) -> None:
+    whole, part, none = ([entry.name for entry in made.entries if entry.shown == how] for how in ("whole", "part", "none"))
+    how = f", estimated at 4 bytes each; {why_estimated}" if why_estimated else ""
+    rows = {
+        "digest": f"{output}{' (unchanged)' if unchanged else ''}",
+        "tokens": f"{made.tokens:,} of {budget:,}{how}",
+        "whole": _names(whole),
+        "cut": _names(part),
+        "not shown": _names(none),
+        "left out": _names([f"{name} ({why})" for name, why in found.skipped]),
+        "sha256": made.sha256,
+    }
+    show(facts({label: value for label, value in rows.items() if value}))
+
+
+def _names(names: list[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:SHOWN_NAMES])
+    more = f", and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
+    return f"{len(names):,}: {shown}{more}"
+
+
+def _document(made: Digest, found: Found, output: Path, *, exact: bool, unchanged: bool) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "tokens": made.tokens,
+        "tokens_counted": exact,
+        "bytes": len(made.text.encode()),
+        "sha256": made.sha256,
+        "unchanged": unchanged,
+        "files": [{"path": entry.name, "tokens": entry.tokens, "shown": entry.shown} for entry in made.entries],
+        "left_out": [{"path": name, "reason": reason} for name, reason in found.skipped],
+    }

@@ -1,0 +1,143 @@
+"""How a look at a job file reads: what it is, what each finding costs with both sides of an example, and as JSON."""
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.output import facts, jsonable
+from tokenmill.jobs.lint_diff import Difference
+from tokenmill.jobs.lint_report import COSTLY, FIXABLE, TOO_MUCH, Finding, Report
+from tokenmill.units import format_bytes, format_seconds
+
+
+def render(
+    name: str, report: Report, *, prefill_tok_s: float | None, speed: str | None, why_estimated: str | None
+) -> list[RenderableType]:
+    """The report for a person, at 80 columns."""
+    parts: list[RenderableType] = [_summary(name, report, prefill_tok_s, speed, why_estimated)]
+    costly = [finding for finding in report.findings if finding.kind in COSTLY]
+    if costly:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(justify="right", no_wrap=True)
+        table.add_column(overflow="fold")
+        for finding in costly:
+            table.add_row("", "")
+            _costly(table, finding, report, prefill_tok_s)
+        parts.append(table)
+    others = [finding for finding in report.findings if finding.kind not in COSTLY]
+    if others:
+        parts += [Text(), *(_other(finding, report) for finding in others)]
+    parts += [Text(), _verdict(report)]
+    return parts
+
+
+def _summary(
+    name: str, report: Report, prefill_tok_s: float | None, speed: str | None, why_estimated: str | None
+) -> Table:
+    total, compute, could = report.prompt_bytes, report.compute_bytes, report.repaired_bytes
+    how = f"{report.bytes_per_token:.2f} bytes each, counted on a sample"
+    if not report.counted:
+        how = f"estimated, 4 bytes each{'; ' + why_estimated if why_estimated else ''}"
+    rows = {
+        "file": name,
+        "jobs": _count(report.jobs),
+        "prompts": f"{format_bytes(total)}, {_tokens(report, total)} ({how})",
+    }
+    if speed is not None:
+        rows["prefill"] = speed
+    rows["to compute"] = f"{_cost(report, compute, prefill_tok_s)} with every shared head computed once"
+    if could < compute:
+        rows["could be"] = f"{_cost(report, could, prefill_tok_s)} without what follows"
+    return facts(rows)
+
+
+def _costly(table: Table, finding: Finding, report: Report, prefill_tok_s: float | None) -> None:
+    cost = finding.cost_bytes or 0
+    share = report.share(cost)
+    style = "bold red" if share > TOO_MUCH else "yellow"
+    shown = f"{100 * share:.0f} %" if share >= 0.0095 else f"{100 * share:.1f} %"
+    table.add_row(Text(shown, style=style), Text(finding.title, style="bold"))
+    jobs = f"{_jobs(finding.jobs)}, " if finding.jobs else ""
+    table.add_row("", f"{jobs}{_cost(report, cost, prefill_tok_s)} computed in vain")
+    if finding.example is not None:
+        _example(table, finding.example)
+    advice = Table.grid(padding=(0, 1))
+    advice.add_row("->", Text(finding.advice))
+    table.add_row("", advice)
+
+
+def _example(table: Table, difference: Difference) -> None:
+    """Both sides under each other, and a mark below the byte where they part."""
+    first, second = difference.first, difference.second
+    width = max(len(first.before), len(second.before))
+    labels = [f"line {side.line}: " for side in (first, second)]
+    label = max(map(len, labels))
+    where = f"{first.where}, byte {first.byte}"
+    if (first.where, first.byte) != (second.where, second.byte):
+        where += f"; {second.where}, byte {second.byte}"
+    table.add_row("", Text(f"in {where}"))
+    for text, side in zip(labels, (first, second), strict=True):
+        table.add_row("", Text(f"{text:>{label}}{side.before:>{width}}{side.behind}", no_wrap=True, overflow="ellipsis"))
+    table.add_row("", Text(" " * (label + width) + "^", no_wrap=True))
+
+
+def _other(finding: Finding, report: Report) -> Text:
+    jobs = "" if finding.jobs is None else f"{_jobs(finding.jobs, 'line')}, "
+    cost = "" if finding.cost_bytes is None else f"up to {_tokens(report, finding.cost_bytes)}, "
+    detail = f"{finding.detail}; " if finding.detail else ""
+    text = Text(f"{'error' if finding.fatal else 'note'}: ", style="bold red" if finding.fatal else "bold")
+    return text.append(f"{finding.title}: {jobs}{cost}{detail}{finding.advice}", style="not bold default")
+
+
+def _verdict(report: Report) -> Text:
+    if report.clean:
+        return Text("nothing that costs more than 1 % of the prompts was found", style="green")
+    fixable = any(finding.kind in FIXABLE for finding in report.findings)
+    return Text("to be repaired before it runs" + ("; --fix -o FILE repairs a part" if fixable else ""), style="bold red")
+
+
+def document(report: Report, prefill_tok_s: float | None) -> dict[str, Any]:
+    """The report as JSON: bytes are exact or scaled from a sample, tokens are counted or estimated."""
+    return {
+        "jobs": report.jobs,
+        "clean": report.clean,
+        "prompt_bytes": report.prompt_bytes,
+        "prompt_tokens": report.tokens(report.prompt_bytes),
+        "compute_tokens": report.tokens(report.compute_bytes),
+        "repaired_tokens": report.tokens(report.repaired_bytes),
+        "bytes_per_token": round(report.bytes_per_token, 4),
+        "tokens_counted": report.counted,
+        "findings": [
+            {
+                "kind": finding.kind, "title": finding.title, "advice": finding.advice, "jobs": finding.jobs,
+                "cost_tokens": None if finding.cost_bytes is None else report.tokens(finding.cost_bytes),
+                "cost_share": None if finding.cost_bytes is None else round(report.share(finding.cost_bytes), 6),
+                "cost_s": _seconds(report, finding.cost_bytes, prefill_tok_s), "fixable": finding.kind in FIXABLE,
+                "fatal": finding.fatal, "detail": finding.detail, "example": jsonable(finding.example),
+            }
+            for finding in report.findings
+        ],
+    }  # fmt: skip
+
+
+def _seconds(report: Report, size: int | None, prefill_tok_s: float | None) -> float | None:
+    return None if size is None or prefill_tok_s is None else report.tokens(size) / prefill_tok_s
+
+
+def _cost(report: Report, size: int, prefill_tok_s: float | None) -> str:
+    seconds = _seconds(report, size, prefill_tok_s)
+    return _tokens(report, size) + (f", {format_seconds(seconds)}," if seconds is not None else "")
+
+
+def _tokens(report: Report, size: int) -> str:
+    return f"{_count(report.tokens(size))} tokens"
+
+
+def _jobs(number: int, word: str = "job") -> str:
+    return f"{_count(number)} {word}{'' if number == 1 else 's'}"
+
+
+def _count(number: int) -> str:
+    return f"{number:,}"

@@ -1,0 +1,193 @@
+"""The store and the output files as the worker's loop uses them: one thread, one call after another, the loop waits
+for none of its streams meanwhile.
+
+What is settled is on the disk when `settle` returns. Trouble with an output file does not stop the work, since every
+answer is in the store: it is told, tried again from time to time, and raised at the end if it is still there.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tokenmill.errors import TokenmillError
+from tokenmill.jobs.body import Call
+from tokenmill.jobs.identity import prompt_text
+from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Started, Waiting
+from tokenmill.jobs.line import call_of
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.store import Store
+
+DUE_JOBS = 256  # with a deadline, looked at beyond the window
+DUE_S = 3600.0  # as long before it as `backlog` may care
+_OUTPUT_AGAIN_S = 10.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What has happened to jobs, to be written down together."""
+
+    answers: list[Finished] = field(default_factory=list)
+    failures: list[tuple[int, Failure, float | None]] = field(default_factory=list)  # None: for good; else retried then
+    deaths: list[tuple[list[int], Failure]] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.answers or self.failures or self.deaths or self.released)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is to know in the store from time to time."""
+
+    asked: tuple[int, ...]  # batches to cancel
+    due: tuple[Waiting, ...]
+
+
+class Books:
+    """The batches that are worked on."""
+
+    def __init__(
+        self,
+        store: Store,
+        batches: Sequence[Batch],
+        outputs: Mapping[int, Output],
+        *,
+        clock: Callable[[], float],
+        most_deaths: int,
+    ) -> None:
+        self._store, self._outputs, self._clock, self._most_deaths = store, outputs, clock, most_deaths
+        self._batches = {batch.id: batch for batch in batches}
+        self._open = [batch.id for batch in batches]
+        self._dated = any(batch.deadline_s is not None for batch in batches)
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._output_later_s = 0.0
+        self.output_error: TokenmillError | None = None
+        self.counts = Counts()
+
+    def deadline_s(self, job: int) -> float | None:
+        """Of the job's batch."""
+        return self._batches[job >> NUMBER_BITS].deadline_s
+
+    def call(self, job: int, line: str) -> Call:
+        """A stored line as a call."""
+        return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
+
+    async def window(self, after: tuple[int, bytes, int] | None, limit: int) -> list[Waiting]:
+        """The next pending jobs."""
+        return await self._do(lambda: self._store.waiting(self._open, after=after, limit=limit))
+
+    async def start(self, jobs: Sequence[int]) -> Started:
+        """Mark jobs as running, and read their lines."""
+        return await self._do(lambda: self._store.start(jobs))
+
+    async def settle(self, what: Settlement) -> tuple[Outcome, ...]:
+        """Write down what happened; on the disk when this returns."""
+
+        def work() -> tuple[Outcome, ...]:
+            outcomes = list(self._store.commit(what.answers)) if what.answers else []
+            for jobs, failure in what.deaths:
+                outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), most_deaths=self._most_deaths)
+            for job, failure, retry_at_s in what.failures:
+                outcomes += self._store.fail(job, failure, retry_at_s=retry_at_s)
+            if what.released:
+                outcomes += self._store.release(what.released)
+            self._count()
+            return tuple(outcomes)
+
+        return await self._do(work)
+
+    async def look(self) -> Look:
+        """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
+
+        def work() -> Look:
+            asked = tuple(batch for batch in self._store.asked_to_cancel() if batch in self._open)
+            due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
+            if due or self._dated:
+                self._store.expire()
+            self._count()
+            self._advance()
+            return Look(asked, tuple(waiting for waiting in due if waiting.id >> NUMBER_BITS in self._open))
+
+        return await self._do(work)
+
+    async def cancel(self, batch: int) -> None:
+        """A batch is to be worked no more."""
+
+        def work() -> None:
+            self._store.cancel(batch)
+            self._open.remove(batch)
+            self._count()
+
+        await self._do(work)
+
+    async def next_retry_s(self) -> float | None:
+        """When the first job that waits out a failure may be started; None: none does."""
+        return await self._do(self._store.next_retry_s)
+
+    async def prompt(self, job: int) -> bytes | None:
+        """The canonical prompt of a job; None: it has none in text."""
+
+        def work() -> bytes | None:
+            found = self._store.job(job)
+            return None if found is None else text_of(self.call(job, found.line))
+
+        return await self._do(work)
+
+    async def calls(self, jobs: Iterable[int]) -> list[Call]:
+        """Jobs as calls."""
+
+        def work() -> list[Call]:
+            found = (self._store.job(job) for job in jobs)
+            return [self.call(job.id, job.line) for job in found if job is not None]
+
+        return await self._do(work)
+
+    async def close(self, held: Sequence[int]) -> None:
+        """Put back what is still held, write the output as far as it goes, raise what is wrong with it."""
+
+        def work() -> None:
+            try:
+                if held:
+                    self._store.release(held)
+                self._count()
+            finally:
+                self._output_later_s = 0.0
+                self._advance(finish=True)
+
+        try:
+            await self._do(work)
+        finally:
+            self._thread.shutdown(wait=False)
+        if self.output_error is not None:
+            raise self.output_error
+
+    def _count(self) -> None:
+        every = [self._store.batch(batch).counts for batch in self._batches]
+        names = Counts.__dataclass_fields__
+        self.counts = Counts(**{name: sum(getattr(counts, name) for counts in every) for name in names})
+
+    def _advance(self, *, finish: bool = False) -> None:
+        if self._clock() < self._output_later_s:
+            return
+        try:
+            for output in self._outputs.values():
+                if finish:
+                    output.finish()
+                else:
+                    output.advance()
+            self.output_error = None
+        except TokenmillError as error:
+            if isinstance(error.__cause__, BrokenPipeError):
+                raise  # nobody reads
+            self.output_error, self._output_later_s = error, self._clock() + _OUTPUT_AGAIN_S
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def text_of(call: Call) -> bytes | None:
+    """The canonical prompt of a call, as head keys are made of it; None: it is given in tokens."""
+    return None if isinstance(call.prompt, tuple) else prompt_text(call).encode()

@@ -1,0 +1,66 @@
+"""What an error means for the job that met it: for good or to be tried again, when, and whose fault a death was.
+
+Pure: errors and numbers in, verdicts out.
+"""
+
+from dataclasses import dataclass
+
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError, TooLong, UsageError
+from tokenmill.jobs.job import Failure
+
+MOST_ATTEMPTS = 3
+FIRST_DELAY_S = 2.0
+LONGEST_DELAY_S = 300.0
+_IN_A_ROW = 12  # failures of the engine without one answer in between, at least; three for each lane if that is more
+
+# As `engine.exits` and the engines word it when nothing that a job did can be seen in a death.
+_FROM_OUTSIDE = ("was killed by SIGKILL", "was killed by SIGTERM", "was stopped", "closed the connection", "was lost: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a job's output says of an error, and whether another attempt can help."""
+
+    failure: Failure
+    can_pass: bool
+
+
+def verdict(error: TokenmillError) -> Verdict:
+    """The verdict on an error that a stream ended with."""
+    if isinstance(error, TooLong):
+        over = error.needed_tokens - error.context_tokens
+        by = f" ({over} tokens too many)" if over > 0 and str(over) not in error.message else ""
+        return Verdict(Failure("too_long", _words(error, by)), can_pass=False)
+    if isinstance(error, UsageError):
+        return Verdict(Failure("refused", _words(error)), can_pass=False)
+    if isinstance(error, EngineTimeout):
+        return Verdict(Failure("timeout", _words(error)), can_pass=True)
+    if isinstance(error, EngineDied):
+        return Verdict(Failure("engine_died", error.message), can_pass=True)  # its hint is a page of a log
+    if isinstance(error, EngineError):
+        return Verdict(Failure("engine_failed", _words(error)), can_pass=True)
+    return Verdict(Failure("failed", _words(error)), can_pass=False)
+
+
+def after(failure: Failure, attempts: int) -> Failure:
+    """A failure that stays after so many attempts."""
+    return failure if attempts < 2 else Failure(failure.code, f"{failure.message}; tried {attempts} times")
+
+
+def delay_s(attempts: int, chance: float, first_s: float = FIRST_DELAY_S) -> float:
+    """How long to wait after so many attempts: doubled each time, and spread by `chance` (0 to 1) around that."""
+    return min(LONGEST_DELAY_S, first_s * 2.0 ** (attempts - 1)) * (0.5 + chance)
+
+
+def from_outside(death: EngineDied) -> bool:
+    """Whether an engine was ended or cut off by somebody, as far as is known: a job that crashes it looks otherwise."""
+    return any(words in death.message for words in _FROM_OUTSIDE)
+
+
+def most_in_a_row(width: int) -> int:
+    """Failures without an answer in between after which the engine, not the jobs, is at fault."""
+    return max(_IN_A_ROW, 3 * width)
+
+
+def _words(error: TokenmillError, more: str = "") -> str:
+    return f"{error.message}{more}; {error.hint}" if error.hint else f"{error.message}{more}"

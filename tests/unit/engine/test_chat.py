@@ -1,0 +1,211 @@
+"""Conversations become prompts, or are refused in words that help."""
+
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.engine.engine import Chat
+from tokenmill.engine.native.chat import CHATML, Source, Template, template_of
+from tokenmill.errors import ModelError, RequestRefused
+
+DATA = Path(__file__).parents[2] / "data" / "templates"
+NOON = datetime(2026, 3, 4, 12)
+ECHO = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def chat(*messages: Any, **more: Any) -> Chat:
+    return Chat(messages or (user("hi"),), **more)
+
+
+def render(source: str, given_chat: Chat | None = None, **more: Any) -> str:
+    return Template(source, bos="<s>", eos="</s>", **more).render(given_chat or chat(), now=NOON)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (ECHO, "user:hi;>"),
+        ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", "<s>hi</s>"),
+        ("{{ messages[0].content }}{{ date_string }}|{{ datetime }}", "hi04 Mar 2026|Mar 04 2026"),
+        ("{{ messages[0].content }}{{ strftime_now('%Y-%m-%d') }}", "hi2026-03-04"),
+        ("{% generation %}{{ messages[0].content }}{% endgeneration %}", "hi"),
+        ("{{ messages[0].content }}{{ tools is defined }}", "hiFalse"),
+        ("  {% if true %}\n{{ messages[0].content }}\n  {% endif %}\nend\n", "hi\nend"),
+    ],
+)
+def test_what_a_template_is_told(source: str, expected: str) -> None:
+    assert render(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("given_arguments", "expected"),
+    [
+        ({}, "hi||<a><think>"),
+        ({"enable_thinking": False}, "hi||<a>"),
+        ({"reasoning_effort": "low"}, "hi|low|<a><think>"),
+        ({"preserve_reasoning": True}, "hi||False<a><think>"),
+        ({"preserve_reasoning": True, "clear_thinking": True}, "hi||True<a><think>"),
+    ],
+)
+def test_template_arguments(given_arguments: dict[str, Any], expected: str) -> None:
+    source = (
+        "{{ messages[0].content }}|{{ reasoning_strength }}|{{ clear_thinking }}"
+        "{% if add_generation_prompt %}<a>{% if enable_thinking %}<think>{% endif %}{% endif %}"
+    )
+    assert render(source, chat(template_arguments=given_arguments)) == expected
+
+
+def test_the_answer_begins_where_it_is_computed() -> None:
+    text = render(CHATML, chat(user("Count"), {"role": "assistant", "content": "1, 2,"}))
+    assert text == "<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n1, 2,"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "source", "said"),
+    [
+        ({"tokenizer.chat_template": "a"}, Source("a"), ()),
+        ({"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}, Source("a", "b"), ()),
+        ({"tokenizer.chat_template.tool_use": "b"}, Source("b", "b"), ("for tools alone",)),
+        ({"tokenizer.chat_template": "a", "tokenizer.chat_template.rag": "c"}, Source("a"), ("'rag' is not used",)),
+        ({"tokenizer.ggml.model": "gpt2"}, Source(CHATML), ("no chat template",)),
+        ({"tokenizer.chat_template": ""}, Source(CHATML), ("no chat template",)),
+        ({"tokenizer.chat_template": 7}, Source(CHATML), ("no chat template",)),
+    ],
+)
+def test_templates_in_a_model_file(metadata: dict[str, object], source: Source, said: tuple[str, ...]) -> None:
+    found, notes = template_of(metadata)
+    assert found == source
+    assert len(notes) == len(said)
+    assert all(part in note for part, note in zip(said, notes, strict=True))
+
+
+def test_conversations_with_tools_have_their_own_template() -> None:
+    template = Template(Source("plain {{ messages[0].content }}", "tools {{ messages[0].content }}"), bos="", eos="")
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render(chat()) == "plain hi"
+    assert template.render(chat(tools=(tool,))) == "tools hi"
+
+
+@pytest.mark.parametrize(("adds", "expected"), [(True, "hi"), (False, "<s>hi</s>")])
+def test_what_the_tokenizer_adds_is_left_out(adds: bool, expected: str) -> None:
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    assert render(source, adds_bos=adds, adds_eos=adds) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{% for %}", "line 1"),
+        ("{{ x | attr('y') }}", "attr"),
+        ("{% include 'x' %}", "include"),
+        ("{% import 'x' as y %}", "import"),
+        ("{% extends 'x' %}", "extends"),
+        ("{% for x in y recursive %}{{ loop(x) }}{% endfor %}", "for"),
+        ("(" * 5 + "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "recursion"),
+        ("{% for x in y %}" * 30 + "{% endfor %}" * 30, "nested too deep"),
+        ("x" * 300_000, "262144"),
+    ],
+)
+def test_a_template_that_cannot_be_used(source: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as refused:
+        Template(source, bos="", eos="")
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ raise_exception('Roles must alternate!') }}", "Roles must alternate!"),
+        ("{{ messages[0].content + 1 + none.x.y() }}", "failed on this conversation"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ missing() }}", "'missing' is undefined"),
+        ("{{ messages | tojson(7, 8, 9, 10, 11) }}", "failed on this conversation"),
+    ],
+)
+def test_a_refusal_shows_the_templates_words(source: str, said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        render(source)
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ([{"role": "assistant", "content": ""}], "messages[1] is an empty assistant message"),
+        ([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "messages[2] is the second"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}], "with tool calls"),
+    ],
+)
+def test_answers_that_cannot_be_gone_on_with(last: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        render(ECHO, chat(user("hi"), *last))
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+def test_half_a_character_is_named() -> None:
+    with pytest.raises(RequestRefused, match=r"messages\[1\] holds text that is not Unicode"):
+        render(ECHO, chat(user("ok"), user("\ud83d")))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "system", "tool"]), TEXT), min_size=1, max_size=6))
+def test_every_text_comes_through(turns: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for role, content in turns]
+    expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+    assert _CHATML.render(chat(*messages)) == f"{expected}<|im_start|>assistant\n"
+
+
+def test_a_template_changes_nothing_it_was_given() -> None:
+    source = (
+        "{% set _ = messages.append(1) %}{% set _ = tools[0].function.parameters.required.pop() %}{{ messages[0] }}"
+    )
+    parameters = {"type": "object", "properties": {}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    given_chat = chat(tools=(tool,))
+    template = Template(source, bos="", eos="")
+    assert template.render(given_chat) == template.render(given_chat)
+    assert parameters["required"] == ["a"]
+    assert len(given_chat.messages) == 1
+
+
+def test_one_template_changes_nothing_for_the_next() -> None:
+    shrinking = (
+        "{% for t in tools %}{% set _ = t.function.parameters.required.append('x') %}{% endfor %}{{ messages.pop() }}"
+    )
+    before = Template((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    Template(shrinking, bos="", eos="")
+    after = Template((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    asked = chat(user("hi"), {"role": "assistant", "content": "a", "reasoning_content": "b"})
+    assert before.render(asked) == after.render(asked)
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    template = Template((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    expected = {number: template.render(chat(user(f"question {number}"))) for number in range(8)}
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            if template.render(chat(user(f"question {number}"))) != expected[number]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert wrong == []
+
+
+_CHATML = Template(CHATML, bos="", eos="")

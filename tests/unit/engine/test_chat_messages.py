@@ -1,0 +1,188 @@
+"""Bad conversations are refused by naming the message; good ones take the form templates expect."""
+
+from typing import Any
+
+import pytest
+
+from tokenmill.engine.engine import Chat
+from tokenmill.engine.native.chat_messages import (
+    Capabilities,
+    adapted,
+    arguments_of,
+    fitted,
+    messages_of,
+    tools_of,
+)
+from tokenmill.errors import RequestRefused
+
+GOOD = {"role": "user", "content": "hi"}
+
+
+def text(value: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ("hello", "is a text, not an object"),
+        (None, "is null, not an object"),
+        ({}, "has no role"),
+        ({"role": "", "content": "x"}, "has no role"),
+        ({"role": 7, "content": "x"}, "has no role"),
+        ({"role": "user"}, "has no content"),
+        ({"role": "assistant"}, "has no content"),
+        ({"role": "tool", "tool_calls": [1]}, "has no content"),
+        ({"role": "user", "content": 7}, "has a number as content"),
+        ({"role": "user", "content": {"type": "text"}}, "has an object as content"),
+        ({"role": "user", "content": ["x"]}, "without a type"),
+        ({"role": "user", "content": [{"text": "x"}]}, "without a type"),
+        ({"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {}}]}, "'image_url'"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "'input_audio'"),
+        ({"role": "user", "content": [text(None)]}, "has a text part with null as text"),
+        ({"role": "user", "content": "x", "name": 7}, "has a number as name"),
+        ({"role": "tool", "content": "x", "tool_call_id": []}, "has a list as tool_call_id"),
+        ({"role": "assistant", "content": "x", "reasoning_content": True}, "has true or false as reasoning_content"),
+        ({"role": "assistant", "content": "", "tool_calls": "f"}, "has a text as tool_calls"),
+        ({"role": "assistant", "content": "", "tool_calls": ["f"]}, "not of a function"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}, "not of a function"),
+        ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "without a name"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, "without arguments"),
+        ({"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f", "arguments": ""}}]}, "an id"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": b"y"}}}]}, "a bytes"),
+    ],
+)
+def test_a_bad_message_is_named(bad: Any, said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        messages_of(Chat((GOOD, GOOD, bad)))
+    assert refused.value.message.startswith("messages[2] ")
+    assert said in refused.value.message
+    assert refused.value.hint
+
+
+def test_no_messages_at_all() -> None:
+    with pytest.raises(RequestRefused, match="no messages"):
+        messages_of(Chat(()))
+
+
+@pytest.mark.parametrize(
+    ("given_message", "expected"),
+    [
+        (GOOD, GOOD),
+        ({"role": "user", "content": None}, {"role": "user", "content": ""}),
+        ({"role": "user", "content": []}, {"role": "user", "content": ""}),
+        ({**GOOD, "partial": True, "tools": [1]}, GOOD),
+        ({**GOOD, "name": None, "tool_call_id": "", "reasoning_content": None, "tool_calls": None}, GOOD),
+        ({"role": "user", "content": (text("a"),)}, {"role": "user", "content": [text("a")]}),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"ä": [1, None]}}}],
+            },
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "f", "arguments": '{"ä":[1,null]}'}, "id": "1"}
+                ],
+            },
+        ),
+    ],
+)
+def test_the_form_of_a_message(given_message: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert messages_of(Chat((given_message,))) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("can", "content", "expected"),
+    [
+        (Capabilities(True, False), [text("a"), text(""), text("b")], "a\n\nb"),
+        (Capabilities(True, False), [text(""), text("a")], "a"),
+        (Capabilities(False, True), "a", [text("a")]),
+        (Capabilities(True, True), [text("a")], [text("a")]),
+        (Capabilities(True, True), "a", "a"),
+    ],
+)
+def test_content_takes_the_form_a_template_reads(can: Capabilities, content: Any, expected: Any) -> None:
+    assert fitted([{"role": "user", "content": content}], can)[0]["content"] == expected
+
+
+@pytest.mark.parametrize(
+    ("roles", "can", "developers", "expected"),
+    [
+        ("developer user", Capabilities(), False, ["system:0", "user:1"]),
+        ("developer user", Capabilities(), True, ["developer:0", "user:1"]),
+        ("system user user", Capabilities(system_role=False), False, ["user:0\n1", "user:2"]),
+        ("developer user", Capabilities(system_role=False), False, ["user:0\n1"]),
+        ("user system user", Capabilities(system_role=False), False, ["user:0", "system:1", "user:2"]),
+        ("system", Capabilities(system_role=False), False, []),
+    ],
+)
+def test_roles_a_template_does_not_know(roles: str, can: Capabilities, developers: bool, expected: list[str]) -> None:
+    messages = [{"role": role, "content": str(place)} for place, role in enumerate(roles.split())]
+    changed = adapted(messages, can, developers=developers)
+    assert [f"{message['role']}:{message['content']}" for message in changed] == expected
+
+
+def test_arguments_that_are_no_json_are_named_by_their_first_place() -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{city: Bern}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": ""},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    with pytest.raises(RequestRefused, match=r"messages\[1\] has a tool call with arguments that are not JSON"):
+        adapted(messages, Capabilities(system_role=False, object_arguments=True), developers=False)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"type": "function", "function": {}}, "tools[1] has no name"),
+        ({"type": "web_search"}, "tools[1] is not a function"),
+        ({"type": "function", "function": {"name": "f", "description": 7}}, "tools[1] has a number as description"),
+        ({"type": "function", "function": {"name": "f", "parameters": {1, 2}}}, "tools[1] holds a set"),
+    ],
+)
+def test_a_bad_tool_is_named(bad: Any, said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        tools_of(Chat((GOOD,), ({"type": "function", "function": {"name": "f"}}, bad)))
+    assert said in refused.value.message
+
+
+def test_the_form_of_a_tool() -> None:
+    given_tool = {"type": "function", "function": {"name": "f", "strict": True}, "cache": 1}
+    expected = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+    assert tools_of(Chat((GOOD,), (given_tool,))) == [expected]
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "none", "required", {"type": "function", "function": {"name": "f"}}])
+def test_tool_choices(choice: Any) -> None:
+    assert tools_of(Chat((GOOD,), (), choice)) == []
+
+
+def test_an_unknown_tool_choice() -> None:
+    with pytest.raises(RequestRefused, match="tool_choice 'always'"):
+        tools_of(Chat((GOOD,), (), "always"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"messages": []}, "'messages' is not free"),
+        ({"bos_token": "x"}, "'bos_token' is not free"),
+        ({"enable_thinking": "false"}, "enable_thinking is 'false'"),
+        ({"x": object()}, "template arguments holds a object"),
+    ],
+)
+def test_bad_template_arguments(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        arguments_of(Chat((GOOD,), (), None, arguments))
+    assert said in refused.value.message
+
+
+def test_a_value_nested_too_deep() -> None:
+    value: Any = []
+    for _ in range(100):
+        value = [value]
+    with pytest.raises(RequestRefused, match="nested deeper than 64"):
+        arguments_of(Chat((GOOD,), (), None, {"x": value}))

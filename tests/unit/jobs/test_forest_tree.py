@@ -1,0 +1,142 @@
+"""The order in which jobs are taken from the part of the forest that is at hand."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.jobs.forest import Pending, shared_bytes
+from tokenmill.jobs.heads import Heads
+from tokenmill.jobs.tree import Node, Order, Tree, length_of
+
+LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc"]), max_size=4).map(b"".join)
+JOBS = st.lists(st.tuples(LETTERS, st.none() | st.integers(1, 50)), max_size=14)
+
+
+def pending(job: int, head: bytes, output: float | None = 1.0, deadline_s: float | None = None) -> Pending:
+    return Pending(job, head, len(head) * 128 + 10, output, deadline_s=deadline_s)
+
+
+def tree_of(records: list[Pending], order: Order = "stream") -> Tree:
+    tree = Tree(order)
+    for record in records:
+        tree.add(record)
+    return tree
+
+
+def check(tree: Tree, node: Node | None = None) -> list[Pending]:
+    """Sums are what they say, nodes are where they should be, and none is empty."""
+    node = node or tree.root
+    records = list(node.jobs)
+    for first, child in node.children.items():
+        assert child.parent is node
+        assert child.path.startswith(node.path + first)
+        records += check(tree, child)
+    assert node.count == len(records)
+    assert node.count or node is tree.root
+    assert node.unknown == sum(record.output_tokens is None for record in records)
+    assert abs(node.work - sum(record.output_tokens or 0 for record in records)) < 1e-6
+    assert node.longest == max(map(length_of, records), default=0.0)
+    assert all(record.head.startswith(node.path) for record in records)
+    return records
+
+
+@given(JOBS, st.sampled_from(["stream", "longest", "work", "due"]), st.data())
+@settings(max_examples=150)
+def test_a_tree_stays_true_while_jobs_come_and_go(
+    jobs: list[tuple[bytes, int | None]], order: Order, data: st.DataObject
+) -> None:
+    records = [pending(number, head, output) for number, (head, output) in enumerate(jobs)]
+    tree = tree_of(records, order)
+    here = {record.job: record for record in records}
+    while here:
+        assert sorted(check(tree)) == sorted(here.values())
+        assert sorted(tree.walk(data.draw(LETTERS))) == sorted(here.values()), "a walk has everything, once"
+        longest = tree.longest()
+        assert longest is not None
+        assert length_of(longest) == max(map(length_of, here.values()))
+        job = data.draw(st.sampled_from(sorted(here)))
+        others = [other for number, other in here.items() if number != job]
+        assert tree.wanted_bytes(job) == max((shared_bytes(here[job], other) for other in others), default=0)
+        assert tree.remove(job) == here.pop(job)
+    assert tree.longest() is None
+
+
+@given(JOBS, LETTERS, st.sampled_from(["stream", "longest", "work"]))
+def test_a_walk_finishes_every_group_before_the_next(
+    jobs: list[tuple[bytes, int | None]], head: bytes, order: Order
+) -> None:
+    records = [pending(number, path, output) for number, (path, output) in enumerate(jobs)]
+    walked = list(tree_of(records, order).walk(head))
+    shared = [shared_bytes(record, pending(-1, head)._replace(prompt_bytes=1 << 20)) for record in walked]
+    assert shared == sorted(shared, reverse=True) or head in {record.head for record in records}
+    for length in (4, 8, 12):
+        heads = [record.head[:length] for record in walked if len(record.head) >= length]
+        runs = [head for number, head in enumerate(heads) if number == 0 or heads[number - 1] != head]
+        # The groups that the walk begins in are left and not entered again; all others are one run.
+        assert len(runs) == len(set(runs))
+
+
+def test_the_longest_come_first_in_a_group_and_groups_as_asked() -> None:
+    records = [pending(1, b"aaaa1111", 5), pending(2, b"aaaa2222", 9), pending(3, b"bbbb3333", 20)]
+    records += [pending(number, b"cccc" + bytes([number] * 4), 7, deadline_s=100.0 - number) for number in (4, 5, 6)]
+    orders: dict[Order, list[int]] = {
+        "stream": [2, 1, 3, 4, 5, 6], "longest": [3, 2, 1, 4, 5, 6], "work": [4, 5, 6, 3, 2, 1],
+        "due": [4, 5, 6, 2, 1, 3], "file": [1, 2, 3, 4, 5, 6],
+    }  # fmt: skip
+    for order, jobs in orders.items():
+        assert [record.job for record in tree_of(records, order).walk(b"")] == jobs, order
+    tree = tree_of(records)
+    tree.order = "longest"
+    assert [record.job for record in tree.walk(b"")] == orders["longest"]
+
+
+def test_a_job_of_unknown_length_may_be_the_longest() -> None:
+    records = [pending(1, b"aaaa1111", 500), pending(2, b"aaaa2222", None)]
+    assert [record.job for record in tree_of(records).walk(b"")] == [2, 1]
+
+
+def test_what_the_stream_goes_on_with_is_worked_last() -> None:
+    records = [pending(1, b"aaaabbbb1111", 1), pending(2, b"aaaabbbb2222", 1), pending(3, b"aaaacccc3333", 9)]
+    tree = tree_of([*records, pending(4, b"aaaacccc4444", 9)])
+    assert [record.job for record in tree.walk(b"")] == [3, 4, 1, 2]
+    tree.open = b"aaaacccc4444"
+    assert [record.job for record in tree.walk(b"")] == [1, 2, 3, 4]
+
+
+def test_a_skipped_group_is_left_out_even_where_the_walk_begins() -> None:
+    tree = tree_of([pending(1, b"aaaabbbb1111"), pending(2, b"aaaabbbb2222"), pending(3, b"cccc3333")])
+    left = list(tree.walk(b"aaaabbbb1111", lambda node: node.path == b"aaaabbbb"))
+    assert [record.job for record in left] == [3]
+
+
+@given(JOBS, LETTERS, st.data())
+def test_heads_know_what_they_take_and_what_is_found(
+    jobs: list[tuple[bytes, int | None]], head: bytes, data: st.DataObject
+) -> None:
+    heads, here = Heads(), list[Pending]()
+    for number, (path, _) in enumerate(jobs):
+        here.append(pending(number, path))
+        heads.add(here[-1])
+    while here:
+        ordered = sorted(here, key=lambda record: record.head)
+        unshared = sum(record.prompt_bytes for record in ordered)
+        assert heads.bytes == unshared - sum(map(shared_bytes, ordered, ordered[1:]))
+        new = pending(99, head)
+        found, like = heads.best(new)
+        assert found == max(shared_bytes(new, record) for record in here)
+        assert (like is None) == (found == 0)
+        assert heads.covers(head) == any(record.head.startswith(head) for record in here)
+        gone = data.draw(st.sampled_from(here))
+        heads.drop(gone.job)
+        here.remove(gone)
+    assert heads.bytes == len(heads) == 0
+
+
+def test_the_head_that_was_used_longest_ago_is_the_oldest() -> None:
+    heads, running = Heads(), Heads()
+    records = [pending(number, bytes([number] * 4)) for number in range(3)]
+    for record in records:
+        heads.add(record)
+    heads.add(records[0])
+    assert heads.oldest(running) == 1
+    running.add(records[1])
+    assert heads.oldest(running) == 2

@@ -1,0 +1,253 @@
+"""What happens to jobs in flight, engines, lanes and widths, and what the scheduler makes of it."""
+
+import random
+
+import pytest
+
+from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
+from tokenmill.engine.engine import Usage
+from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
+from tokenmill.jobs.forest import Pending, minimum
+from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.jobs.scheduler import SLOT_WINDOW, WINDOW, Scheduler
+from tokenmill.jobs.shape import EngineShape, Reuse
+
+SHAPES = [
+    EngineShape("shares", 4, look_ahead=2),
+    EngineShape("slots", 4, 4),
+    EngineShape("prefix cache", 4),
+    EngineShape("none", 4),
+]
+BY_REUSE = [pytest.param(shape, id=shape.reuse) for shape in SHAPES]
+
+
+def engine_for(shape: EngineShape) -> Engine:
+    kinds: dict[Reuse, Engine] = {
+        "shares": SharingEngine(shape.width), "slots": SlotEngine(shape.width), "prefix cache": CachingEngine(),
+        "none": Engine(),
+    }  # fmt: skip
+    return kinds[shape.reuse]
+
+
+def some_works(groups: int = 4, jobs: int = 40) -> list[Work]:
+    draw = random.Random(3)
+    heads = [draw.randbytes(3 * CHUNK_BYTES) for _ in range(groups)]
+    return [Work(job, heads[job % groups] + draw.randbytes(70), 10) for job in range(jobs)]
+
+
+def dispatches(scheduler: Scheduler) -> list[Dispatch]:
+    return [decision for decision in scheduler.decide() if isinstance(decision, Dispatch)]
+
+
+def test_an_idle_scheduler_asks_for_jobs_and_then_waits() -> None:
+    scheduler = Scheduler(SHAPES[0])
+    assert scheduler.decide() == (Fetch(WINDOW),)
+    assert scheduler.decide() == (Wait("no jobs are pending"),)
+    scheduler.available([], more=False)
+    assert scheduler.decide() == (Wait("no jobs are pending"),)
+    assert Scheduler(SHAPES[1]).decide() == (Fetch(SLOT_WINDOW),)
+
+
+def test_more_jobs_are_asked_for_before_the_window_is_empty() -> None:
+    scheduler = Scheduler(EngineShape("none", 2), window=10)
+    assert scheduler.decide() == (Fetch(10),)
+    scheduler.available((Pending(job, b"", 5) for job in range(10)), more=True)
+    asked = []
+    for job in range(10):
+        asked += [decision for decision in scheduler.decide() if isinstance(decision, Fetch)]
+        assert scheduler.pending <= 10
+        scheduler.finished(job)
+    assert asked == [Fetch(5)]
+    scheduler.again()
+    assert scheduler.decide() == (Fetch(10),)
+
+
+def test_jobs_that_are_known_are_left_alone() -> None:
+    scheduler = Scheduler(EngineShape("none", 1))
+    records = [Pending(job, b"", 5) for job in range(3)]
+    scheduler.available(records, more=False)
+    assert [sent.job for sent in dispatches(scheduler)] == [0]
+    scheduler.available(records)
+    assert scheduler.pending == 2
+    assert scheduler.in_flight == (0,)
+
+
+@pytest.mark.parametrize("shape", BY_REUSE)
+def test_a_failed_job_is_sent_again_or_not(shape: EngineShape) -> None:
+    works, failed = some_works(), dict[int, int]()
+
+    def meanwhile(night: Night) -> None:
+        for job in night.scheduler.in_flight:
+            if job % 5 == 0 and failed.get(job, 0) < 1 + (job % 10 == 0):
+                failed[job] = failed.get(job, 0) + 1
+                night.engine.drop(job)
+                night.scheduler.failed(job, again=failed[job] < 2)
+                return
+
+    night = Night(Scheduler(shape), engine_for(shape), works, meanwhile=meanwhile).run()
+    assert set(failed) == {0, 5, 10, 15, 20, 25, 30, 35}
+    assert sorted(night.done) == [job for job in range(40) if job % 10]
+    assert all(night.order.count(job) == 1 + (job % 5 == 0) for job in range(40))
+
+
+@pytest.mark.parametrize("shape", BY_REUSE)
+def test_nothing_is_lost_with_an_engine_and_all_is_cold_after_it(shape: EngineShape) -> None:
+    works, lost = some_works(), list[tuple[int, ...]]()
+
+    def meanwhile(night: Night) -> None:
+        if len(night.done) == 15 and not lost:
+            in_flight = night.scheduler.in_flight
+            lost.append(night.scheduler.lost())
+            night.engine.die()
+            assert lost[0] == in_flight
+            assert night.scheduler.decide()[-1] == Wait("the engine is not there")
+            night.scheduler.back()
+            sent = [decision for decision in night.scheduler.decide() if isinstance(decision, Dispatch)]
+            if shape.reuse != "shares":
+                assert all(each.expected_bytes == 0 for each in sent), "nothing is there to be found"
+            night.order += [each.job for each in sent]
+            for each in sent:
+                night.engine.send(works[each.job], each.lane)
+                night.scheduler.started(each.job)
+
+    night = Night(Scheduler(shape), engine_for(shape), works, meanwhile=meanwhile).run()
+    assert lost[0]
+    assert sorted(night.done) == list(range(40)), "each answered once"
+    assert all(night.order.count(job) == 1 + (job in lost[0]) for job in range(40))
+    if shape.reuse in ("shares", "prefix cache"):
+        head = 3 * CHUNK_BYTES
+        redone = sum(len(works[job].prompt) for job in lost[0])
+        assert night.engine.computed <= minimum(work.prompt for work in works) + redone + 2 * head
+
+
+@pytest.mark.parametrize("shape", BY_REUSE)
+def test_withdrawn_jobs_are_neither_sent_nor_waited_for(shape: EngineShape) -> None:
+    works = some_works()
+    night = Night(Scheduler(shape), engine_for(shape), works)
+    night.act()
+    running = night.scheduler.in_flight[0]
+    gone = [running, *(job for job in range(40) if job % 3 == 0 and job not in night.scheduler.in_flight), 999]
+    night.engine.drop(running)
+    night.scheduler.withdrawn(gone)
+    night.run()
+    assert sorted(night.done) == sorted(set(range(40)) - set(gone))
+
+
+def test_followers_of_a_leader_that_went_find_what_is_left() -> None:
+    """Sent to an engine that makes them wait, and the leader was answered from elsewhere."""
+    scheduler = Scheduler(EngineShape("shares", 3, look_ahead=2))
+    works = some_works(1, 5)
+    scheduler.available((work.record for work in works), more=False)
+    sent = dispatches(scheduler)
+    assert [each.expected_bytes for each in sent] == [0, 1536, 1536, 1536, 1536]
+    scheduler.withdrawn([sent[0].job])
+    again = [scheduler.finished(each.job) for each in sent[1:]]
+    assert [each.expected_bytes for each in again] == [0, 1536, 1536, 1536]
+    assert again[0].like is None
+    assert again[1].like == again[0].job
+
+
+def test_a_slot_keeps_what_it_had_where_a_job_was_never_started() -> None:
+    scheduler = Scheduler(EngineShape("slots", 1, 1))
+    works = some_works(1, 4)
+    scheduler.available((work.record for work in works), more=False)
+    first = dispatches(scheduler)[0]
+    scheduler.finished(first.job, Usage(400, 10, 0))
+    second = dispatches(scheduler)[0]
+    scheduler.withdrawn([second.job])  # an equal one has an answer
+    third = dispatches(scheduler)[0]
+    assert (third.expected_bytes, third.like) == (1536, first.job)
+    scheduler.started(third.job)
+    scheduler.failed(third.job, again=False)
+    assert dispatches(scheduler)[0].expected_bytes == 0, "what a failure left is not known"
+
+
+@pytest.mark.parametrize("shape", BY_REUSE)
+def test_interactive_work_takes_lanes_as_they_become_free(shape: EngineShape) -> None:
+    works = some_works()
+    night = Night(Scheduler(shape), engine_for(shape), works)
+    night.act()
+    night.scheduler.interactive(3)
+    for _ in range(60):
+        night.report(night.engine.step())
+        before = len(night.scheduler.in_flight)
+        night.act()
+        if len(night.scheduler.in_flight) > before:
+            assert len(night.scheduler.in_flight) <= 1 + shape.look_ahead
+    night.scheduler.interactive(9)
+    while night.scheduler.in_flight:
+        night.report(night.engine.step())
+        assert not dispatches(night.scheduler)
+    assert night.scheduler.decide() == (Wait("9 interactive requests are at work"),)
+    night.scheduler.interactive(0)
+    night.run()
+    assert sorted(night.done) == list(range(40))
+
+
+@pytest.mark.parametrize("shape", BY_REUSE)
+def test_the_width_can_change(shape: EngineShape) -> None:
+    night = Night(Scheduler(shape), engine_for(shape), some_works(8, 80))
+    night.scheduler.widened(2)
+    night.act()
+    assert len(night.scheduler.in_flight) <= 2 + shape.look_ahead
+    night.scheduler.widened(30)
+    night.run()
+    assert sorted(night.done) == list(range(80))
+    assert night.most_in_flight <= (4 if shape.lanes else 30 + shape.look_ahead)
+
+
+def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> None:
+    works = some_works(2, 40)
+    night = Night(Scheduler(EngineShape("slots", 2, 2)), SlotEngine(2), works)
+    night.act()
+    lane = night.sent[night.order[0]].lane
+    assert lane is not None
+    while night.report_next().job != night.order[0] or not night.done:
+        pass
+    assert isinstance(night.engine, SlotEngine)
+    night.engine.overwrite(lane)
+    night.scheduler.lane_taken(lane)
+    before = len(night.order)
+    for _ in range(8):
+        night.act()
+        night.report_next()
+    assert {night.sent[job].lane for job in night.order[before:]} == {1 - lane}
+    night.scheduler.lane_freed(lane)
+    night.run()
+    assert sorted(night.done) == list(range(40))
+    for job, sent in night.sent.items():
+        assert sent.expected_bytes <= night.engine.found[job]
+
+
+def test_reasons_to_wait_are_said() -> None:
+    scheduler = Scheduler(EngineShape("slots", 2, 2))
+    scheduler.available((work.record for work in some_works(1, 9)), more=False)
+    assert len(dispatches(scheduler)) == 1
+    assert scheduler.decide() == (Wait("computing a head again for another lane would cost more than it saves"),)
+    scheduler.lane_taken(1)
+    assert scheduler.decide() == (Wait("every lane is at work"),)
+    tight = Scheduler(EngineShape("shares", 4, cells_total=420))
+    tight.available((work.record for work in some_works(4, 9)), more=False)
+    (first,) = dispatches(tight)
+    tight.first_token(first.job)
+    assert tight.decide() == (Wait("the engine's cells are full"),)
+    assert any(note.startswith("fewer than 4 jobs at once") for note in tight.notes)
+    full = Scheduler(EngineShape("none", 2))
+    full.available((work.record for work in some_works(1, 2)), more=False)
+    assert len(dispatches(full)) == 2
+    assert full.decide() == (Wait("all jobs are in flight"),)
+    full.available([Pending(77, b"", 1)])
+    assert full.decide() == (Wait("2 jobs are in flight"),)
+
+
+def test_an_event_is_what_the_engine_says() -> None:
+    """The first token of a job that was not reported as started says that it was."""
+    scheduler = Scheduler(EngineShape("prefix cache", 2))
+    works = some_works(1, 2)
+    scheduler.available((work.record for work in works), more=False)
+    (leader,) = dispatches(scheduler)
+    event = Event("first token", leader.job)
+    scheduler.first_token(event.job)
+    (follower,) = dispatches(scheduler)
+    assert (follower.expected_bytes, follower.like, follower.leader) == (1536, leader.job, False)
+    assert follower.expected_tokens == 384

@@ -1,0 +1,192 @@
+"""Expected answers, rates and times, and the shape of engines."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.engine.engine import Capabilities, EngineKind, Identity, Usage
+from tokenmill.jobs.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, Costs
+from tokenmill.jobs.expected import ASSUMED_TOKENS_PER_BYTE, Left, Lengths, Rates, eta_s
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.job import Waiting
+from tokenmill.jobs.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
+from tokenmill.jobs.tree import Tree
+
+HEAD, OTHER = b"headtail", b"elsewise"
+RATES = Rates(1000.0, ((2, 100.0), (4, 180.0), (8, 200.0)))
+
+
+def finished(lengths: Lengths, tokens: int, *, head: bytes = HEAD, ceiling: int | None = None, times: int = 1) -> None:
+    for _ in range(times):
+        lengths.finished(Pending(1, head, 2000, max_tokens=ceiling), Usage(600, tokens, 450))
+
+
+def test_the_ceiling_is_all_that_is_known_at_first() -> None:
+    lengths = Lengths()
+    assert lengths.expect(HEAD, None) is None
+    assert lengths.expect(HEAD, 256) == 256
+    assert lengths.mean_tokens is None
+    assert lengths.tokens_per_byte == ASSUMED_TOKENS_PER_BYTE
+    assert lengths.left(10) is None
+
+
+def test_jobs_of_a_kind_are_expected_alike_once_a_few_have_finished() -> None:
+    lengths = Lengths()
+    finished(lengths, 10, times=40)
+    finished(lengths, 200, head=OTHER, times=40)
+    assert lengths.mean_tokens == 105
+    assert lengths.expect(HEAD, None) == pytest.approx(18.6, abs=0.1)
+    assert lengths.expect(OTHER, None) == pytest.approx(191.4, abs=0.1)
+    assert lengths.expect(OTHER, 50) == 50, "never above the ceiling"
+    assert lengths.expect(b"newwhead", None) == 105
+    assert lengths.tokens_per_byte == 0.3
+
+
+def test_short_prompts_are_told_apart_by_their_ceiling() -> None:
+    lengths = Lengths()
+    finished(lengths, 10, head=b"one_", ceiling=20, times=50)
+    finished(lengths, 300, head=b"two_", ceiling=400, times=50)
+    short, long = lengths.expect(b"new1", 20), lengths.expect(b"new2", 400)
+    assert short is not None
+    assert long is not None
+    assert short <= 20 < 280 < long
+
+
+def test_kinds_that_were_used_long_ago_are_forgotten() -> None:
+    lengths = Lengths()
+    for number in range(3000):
+        finished(lengths, 10, head=number.to_bytes(4, "big") + b"tail")
+    assert len(lengths._kinds) == 1024
+    assert lengths.mean_tokens == 10
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=30), st.none() | st.integers(1, 400))
+def test_an_expectation_lies_among_what_was_seen(tokens: list[int], ceiling: int | None) -> None:
+    lengths = Lengths()
+    for count in tokens:
+        finished(lengths, count, ceiling=ceiling)
+    expected = lengths.expect(HEAD, ceiling)
+    assert expected is not None
+    assert min(*tokens, ceiling or 500) - 1e-9 <= expected <= min(max(tokens), ceiling or 500) + 1e-9
+
+
+def test_a_record_is_made_of_what_the_store_has() -> None:
+    waiting = Waiting(7, -3, HEAD + b"iden", 900, 64, 50.0, 0, 0)
+    assert Lengths().pending(waiting) == Pending(7, HEAD, 900, 64, 3, 50.0, 64)
+    assert Lengths().pending(waiting, deadline_s=40.0).deadline_s == 40.0
+    assert Lengths().pending(waiting._replace(deadline_s=None, max_tokens=None)) == Pending(7, HEAD, 900, None, 3)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "rate"), [(1, None), (2, 100.0), (3, 140.0), (4, 180.0), (6, 190.0), (8, 200.0), (64, 200.0)]
+)
+def test_rates_between_measured_widths(lanes: int, rate: float | None) -> None:
+    assert RATES.decode_at(lanes) == rate
+    assert Rates().decode_at(lanes) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "rates", "expected_s"),
+    [
+        (Left(5000, 3600), RATES, 5 + 20),
+        (Left(0, 3600), Rates(None, ((4, 180.0),)), 20),
+        (Left(5000, 0), Rates(1000.0), 5),
+        (Left(5000, 3600), Rates(None, ((4, 180.0),)), None),
+        (Left(5000, 3600), Rates(1000.0), None),
+        (Left(0, 0), Rates(), 0),
+    ],
+)
+def test_the_time_that_is_left(left: Left, rates: Rates, expected_s: float | None) -> None:
+    assert eta_s(left, rates, 4) == expected_s
+
+
+def test_what_is_left_is_like_what_was_done() -> None:
+    lengths = Lengths()
+    finished(lengths, 20)
+    finished(lengths, 40)
+    assert lengths.left(10) == Left(1500, 300), "450 of 600 prompt tokens were reused"
+
+
+def group(jobs: int, output: float | None) -> Tree:
+    tree = Tree()
+    for job in range(jobs):
+        tree.add(Pending(job, HEAD + bytes([job] * 4), 4000, output))
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("jobs", "output", "rates", "pays", "assumed"),
+    [
+        (10, None, Rates(), False, AGAIN_UNKNOWN),
+        (10, 99.0, Rates(), False, AGAIN_WITHOUT_RATES),  # 990 tokens for two lanes, the head has 500
+        (10, 101.0, Rates(), True, AGAIN_WITHOUT_RATES),
+        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 51.0))), False, None),  # 0.4 s gained, 0.5 s paid
+        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 60.0))), True, None),
+        (10, 99.0, Rates(10.0, ((1, 50.0), (2, 60.0))), False, None),  # 50 s for the head
+        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 40.0))), False, None),
+    ],
+)
+def test_when_a_head_is_computed_again(
+    jobs: int, output: float | None, rates: Rates, pays: bool, assumed: str | None
+) -> None:
+    costs = Costs(EngineShape("slots", 2, 2, rates=rates), Lengths())
+    assert costs.again_pays(group(jobs, output).root, 2000, at=1, busy=1) == (pays, assumed)
+
+
+def test_answers_that_came_count_more_than_ceilings() -> None:
+    lengths = Lengths()
+    finished(lengths, 5, ceiling=1000)
+    costs = Costs(EngineShape("slots", 2, 2), lengths)
+    assert costs.again_pays(group(10, 1000.0).root, 2000, at=1, busy=1)[0] is False
+
+
+def test_a_job_takes_its_share_of_the_engine_and_a_lane_for_longer() -> None:
+    costs = Costs(EngineShape("shares", 4, rates=RATES), Lengths())
+    assert costs.seconds(Pending(1, HEAD, 4000, 90.0, max_tokens=90), 4) == (1.5, 3.0)
+    assert costs.seconds(Pending(1, HEAD, 4000), 4) is None
+    assert Costs(EngineShape("shares", 4), Lengths()).seconds(Pending(1, HEAD, 4000, 90.0), 4) is None
+    assert costs.cells(4000, [Pending(1, HEAD, 4000, 90.0), Pending(2, HEAD, 4000)]) == 1090
+
+
+def capabilities(
+    *, shares: bool = False, keeps: bool = False, lanes: bool = False, counts: bool = True
+) -> Capabilities:
+    return Capabilities(
+        shares_prefixes=shares, keeps_prefixes=keeps, chooses_lanes=lanes, interactive_first=False, pins_heads=False,
+        saves_heads=False, changes_threads=False, changes_context=False, reports_cached_tokens=counts, grammar=True,
+        json_schema=True, logit_bias=True, tools_parsed=True, most_logprobs=20,
+    )  # fmt: skip
+
+
+def identity(kind: EngineKind, lanes: int | None) -> Identity:
+    return Identity(kind, "model", "id", "build", 4096, lanes, "address")
+
+
+@pytest.mark.parametrize(
+    ("can", "kind", "lanes", "width", "reuse", "at_once", "ahead"),
+    [
+        (capabilities(shares=True, keeps=True), "native", 8, None, "shares", 8, 4),
+        (capabilities(shares=True, keeps=True), "native", 8, 3, "shares", 3, 2),
+        (capabilities(), "native", 8, None, "none", 8, 0),  # an architecture that cannot
+        (capabilities(keeps=True, lanes=True), "llama-server", 4, None, "slots", 4, 0),
+        (capabilities(keeps=True, lanes=True), "ik_llama", 4, 2, "slots", 2, 0),
+        (capabilities(keeps=True, lanes=True), "llama-server", 4, 16, "slots", 4, 0),
+        (capabilities(keeps=True), "llama-server", None, None, "prefix cache", UNKNOWN_LANES, 0),
+        (capabilities(shares=True, keeps=True), "vllm", None, 32, "prefix cache", 32, 0),
+        (capabilities(), "url", None, None, "prefix cache", UNKNOWN_LANES, 0),
+        (capabilities(counts=False), "url", None, 2, "none", 2, 0),
+    ],
+)
+def test_the_shape_of_an_engine(
+    can: Capabilities, kind: EngineKind, lanes: int | None, width: int | None, reuse: Reuse, at_once: int, ahead: int
+) -> None:
+    shape = shape_of(can, identity(kind, lanes), width=width, cells_total=9000, rates=RATES)
+    assert (shape.reuse, shape.width, shape.look_ahead, shape.cells_total) == (reuse, at_once, ahead, 9000)
+    assert shape.lanes == (lanes if reuse == "slots" else None)
+    assert shape.rates is RATES
+    assert len(shape.notes) == 1 + (width is None and lanes is None) + (width is not None and width > (lanes or 99))
+
+
+def test_slots_without_lanes_are_a_mistake() -> None:
+    with pytest.raises(ValueError, match="lanes"):
+        EngineShape("slots", 4)
