@@ -71,14 +71,16 @@ def _write(made: Digest, output: Path, *, force: bool) -> bool:
 
 
 def _show(made: Digest, found: Found, output: Path, budget: int, *, why_estimated: str | None, unchanged: bool) -> None:
-    whole, part, none = ([entry.name for entry in made.entries if entry.shown == how] for how in ("whole", "part", "none"))
+    names: dict[str, list[str]] = {"whole": [], "part": [], "none": []}
+    for entry in made.entries:
+        names[entry.shown].append(entry.name)
     how = f", estimated at 4 bytes each; {why_estimated}" if why_estimated else ""
     rows = {
         "digest": f"{output}{' (unchanged)' if unchanged else ''}",
         "tokens": f"{made.tokens:,} of {budget:,}{how}",
-        "whole": _names(whole),
-        "cut": _names(part),
-        "not shown": _names(none),
+        "whole": _names(names["whole"]),
+        "cut": _names(names["part"]),
+        "not shown": _names(names["none"]),
         "left out": _names([f"{name} ({why})" for name, why in found.skipped]),
         "sha256": made.sha256,
     }

@@ -101,7 +101,9 @@ def lint(
     return 0 if report.clean else 1
 
 
-def _check(jobs: str, *, fix: bool, output: Path | None, machine: str | None, model: str | None, context: int | None) -> None:
+def _check(
+    jobs: str, *, fix: bool, output: Path | None, machine: str | None, model: str | None, context: int | None
+) -> None:
     if fix != (output is not None):
         raise UsageError("--fix and --output go together", hint="tokenmill lint jobs.jsonl --fix -o fixed.jsonl")
     if fix and jobs == "-":
@@ -120,10 +122,12 @@ def _model(name: str, machine: str | None, common: Common) -> Model:
     here = find(machine or common.load_config().machine)
     plan = make(here, profile, Goal())
     if not plan.fits:
-        return Model(profile.training_context, speed=f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)")
+        why = f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)"
+        return Model(profile.training_context, speed=why)
     speed = prefill_speed(here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch)
     if speed is None:
-        return Model(profile.training_context, speed=f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)")
+        why = f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)"
+        return Model(profile.training_context, speed=why)
     words = f"{speed.tok_s:.3g} tok/s, forecast ({speed.confidence}) for {profile.name} on {here.name}"
     return Model(profile.training_context, speed.tok_s, words)
 
@@ -166,7 +170,7 @@ def _fix(jobs: str, output: Path, survey: Survey, *, force: bool) -> Fixed:
     with new_file(output, force=force) as file:
         for chunk in _chunks(jobs, "write"):
             if isinstance(chunk, BadLine):
-                raise UsageError(f"line {chunk.number} cannot be copied: {chunk.reason}", hint="mend it, or take it out")
+                raise UsageError(f"line {chunk.number} cannot be copied: {chunk.reason}", hint="take it out")
             file.write(b"\n".join(_rewritten(raw, choices, counts) for raw in chunk.data.split(b"\n")))
             if not chunk.data.endswith(b"\n"):  # a row of a table, or the last line of a file
                 file.write(b"\n")

@@ -79,7 +79,8 @@ def _example(table: Table, difference: Difference) -> None:
         where += f"; {second.where}, byte {second.byte}"
     table.add_row("", Text(f"in {where}"))
     for text, side in zip(labels, (first, second), strict=True):
-        table.add_row("", Text(f"{text:>{label}}{side.before:>{width}}{side.behind}", no_wrap=True, overflow="ellipsis"))
+        shown = f"{text:>{label}}{side.before:>{width}}{side.behind}"
+        table.add_row("", Text(shown, no_wrap=True, overflow="ellipsis"))
     table.add_row("", Text(" " * (label + width) + "^", no_wrap=True))
 
 
@@ -95,7 +96,8 @@ def _verdict(report: Report) -> Text:
     if report.clean:
         return Text("nothing that costs more than 1 % of the prompts was found", style="green")
     fixable = any(finding.kind in FIXABLE for finding in report.findings)
-    return Text("to be repaired before it runs" + ("; --fix -o FILE repairs a part" if fixable else ""), style="bold red")
+    words = "to be repaired before it runs" + ("; --fix -o FILE repairs a part" if fixable else "")
+    return Text(words, style="bold red")
 
 
 def document(report: Report, prefill_tok_s: float | None) -> dict[str, Any]:

@@ -208,9 +208,11 @@ def _left_out(names: Sequence[str], most: int, count: TokenCount) -> str:
     if not names:
         return ""
     note = f"[{len(names)} more file{'' if len(names) == 1 else 's'} not shown"
-    named = _most(len(names), lambda size: f"{note}: {', '.join(names[:size])}{'' if size == len(names) else ', ...'}]\n",
-                  most, count)  # fmt: skip
-    return named or f"{note}]\n"
+
+    def named(size: int) -> str:
+        return f"{note}: {', '.join(names[:size])}{'' if size == len(names) else ', ...'}]\n"
+
+    return _most(len(names), named, most, count) or f"{note}]\n"
 
 
 def _opening(name: str, more: str = "") -> str:

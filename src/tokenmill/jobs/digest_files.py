@@ -18,6 +18,7 @@ from tokenmill.units import MIB, format_bytes
 MOST_BYTES = 32 * MIB  # of one file
 MOST_FILES = 50_000
 _SNIFFED = 8192
+_WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
 _FILE_HINT = "check the path and who may read it"
 
 
@@ -134,19 +135,13 @@ def _pattern(glob: str) -> re.Pattern[str]:
     """A .gitignore pattern as an expression; one with a slash inside is held against the whole path."""
     anchored = "/" in glob
     parts = list[str]()
-    for token in re.findall(r"\*\*/|/\*\*$|\*|\?|\[!?[^\]]+\]|\\?.", glob.removeprefix("/")):
-        if token == "**/":
-            parts.append("(?:.*/)?")
-        elif token == "/**":
-            parts.append("/.*")
-        elif token == "*":
-            parts.append("[^/]*")
-        elif token == "?":
-            parts.append("[^/]")
-        elif token.startswith("[") and len(token) > 1:
-            parts.append(token.replace("[!", "[^", 1).replace("\\", "\\\\"))
+    for found in re.findall(r"\*\*/|/\*\*$|\*|\?|\[!?[^\]]+\]|\\?.", glob.removeprefix("/")):
+        if found in _WILD:
+            parts.append(_WILD[found])
+        elif found.startswith("[") and len(found) > 1:
+            parts.append(found.replace("[!", "[^", 1).replace("\\", "\\\\"))
         else:
-            parts.append(re.escape(token[-1]))
+            parts.append(re.escape(found[-1]))
     try:
         return re.compile(("" if anchored else "(?:.*/)?") + "".join(parts))
     except re.error:  # a class such as [z-a]: git matches nothing with it either

@@ -56,8 +56,3 @@ class Heads:
     def extra_bytes(self, record: Pending) -> int:
         """Bytes that a prompt takes beyond what is here. Mutates nothing."""
         return record.prompt_bytes - self.best(record)[0]
-
-    def covers(self, path: bytes) -> bool:
-        """Whether a prompt here begins with a head. Mutates nothing."""
-        at = bisect_left(self._sorted, (path, -1))
-        return at < len(self._sorted) and self._sorted[at][0].startswith(path)

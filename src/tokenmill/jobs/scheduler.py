@@ -16,6 +16,7 @@ rest is begun before it, though its group is not yet due. No clocks, stores, eng
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.backlog import Backlog
@@ -209,23 +210,8 @@ class Scheduler:
         Another head is begun beside one that is being computed only for lanes that its own jobs will not fill:
         it would wait for them, and might be gone when its turn comes.
         """
-        if self.shape.reuse != "prefix cache":
-            return next(tree.walk(self._cursor), None)
-        free, waiting = self._most - len(self._flights), 0
-
-        def blocked(node: Node) -> bool:
-            nonlocal waiting
-            blocks = self._warmth.blocks(node)
-            waiting += node.count * blocks
-            return blocks
-
-        for record in tree.walk(self._cursor, blocked):
-            if waiting >= free:
-                break
-            if self._warmth.ready(record):
-                return record
-            waiting += 1
-        return None
+        free = self._most - len(self._flights)
+        return next(filter(self._warmth.ready, islice(tree.walk(self._cursor), free)), None)
 
     def _late(self, tree: Tree, following: Pending | None) -> Pending | None:
         """The longest job, if what else is at hand would be done before it even if it were begun now."""

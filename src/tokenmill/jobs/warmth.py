@@ -8,10 +8,9 @@ more than is warm while it is being computed must wait here. Mutating methods sa
 from collections.abc import Callable, Iterable
 from math import inf
 
-from tokenmill.jobs.forest import KEY_BYTES, Pending, common_length, shared_bytes
+from tokenmill.jobs.forest import Pending, shared_bytes
 from tokenmill.jobs.heads import Heads
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.tree import Node, touches
 
 _MOST = 512  # prompts that are remembered
 
@@ -40,14 +39,6 @@ class Warmth:
             return True
         found = self._there.best(record)[0]
         return all(shared_bytes(record, cold) <= found for cold in self.cold)
-
-    def blocks(self, node: Node) -> bool:
-        """Whether nothing below a node is ready."""
-        return any(
-            touches(cold.head, node)
-            and not self._there.covers(node.path[: common_length(cold.head, node.path) // KEY_BYTES * KEY_BYTES])
-            for cold in self.cold
-        )
 
     def sent(self, record: Pending) -> None:
         """A job was sent; mutates."""

@@ -15,7 +15,7 @@ from tokenmill.engine.native.model import Model
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model import synth
 
-SMALL = ContextSettings(cells=512, context=512, sequences=6, batch=256, ubatch=128, threads=2, threads_batch=2)
+SMALL = ContextSettings(cells=512, context=512, sequences=6, batch=256, ubatch=128, threads=1, threads_batch=1)
 IDENTITY = {"model": "m1"}
 
 
@@ -136,7 +136,7 @@ def test_aborted_from_another_thread(model: Model) -> None:
 
 def test_threads_change_between_batches(context: Context) -> None:
     want = fresh(context, words(20))
-    context.set_threads(1, 1)
+    context.set_threads(2, 2)
     assert same(fresh(context, words(20)), want)
 
 

@@ -173,7 +173,7 @@ def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> Non
 
 
 def test_log_probabilities_of_a_row(model: Model) -> None:
-    context = Context(model, ContextSettings(cells=256, context=256, sequences=1, threads=2, threads_batch=2))
+    context = Context(model, ContextSettings(cells=256, context=256, sequences=1, threads=1, threads_batch=1))
     tokens = model.vocab.tokenise("The capital of France is")
     context.decode([Work(0, tokens, 0)])
     place = len(tokens) - 1

@@ -16,7 +16,7 @@ from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.sampling import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"
-COUNT = 24
+COUNT = 20
 SCHEMA = (
     '{"type":"object","properties":{"animal":{"type":"string"},"legs":{"type":"integer"}},"required":["animal","legs"]}'
 )
@@ -25,13 +25,13 @@ LIST = 'root ::= item+\nitem ::= "- " [a-z ]+ "\\n"\n'
 
 @pytest.fixture(scope="module")
 def server(smollm2_path: Path) -> Iterator[EmbeddedServer]:
-    with embedded_server(smollm2_path, n_ctx=1024, n_parallel=1, cache_ram_mib=0, warmup=False) as running:
+    with embedded_server(smollm2_path, n_ctx=1024, n_parallel=1, cache_ram_mib=0, warmup=False, threads=1) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def context(smollm2_path: Path) -> Iterator[Context]:
-    settings = ContextSettings(cells=1024, context=1024, sequences=2, threads=2, threads_batch=2)
+    settings = ContextSettings(cells=1024, context=1024, sequences=2, threads=1, threads_batch=1)
     with opened(smollm2_path, settings) as made:
         yield made
 

@@ -96,6 +96,13 @@ def test_conversations_with_tools_have_their_own_template() -> None:
     assert template.render(chat(tools=(tool,))) == "tools hi"
 
 
+def test_a_bad_template_for_tools_is_done_without() -> None:
+    template = Template(Source("plain {{ messages[0].content }}", "{% for %}"), bos="", eos="")
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.render(chat(tools=(tool,))) == "plain hi"
+    assert len(template.notes) == 1
+
+
 @pytest.mark.parametrize(("adds", "expected"), [(True, "hi"), (False, "<s>hi</s>")])
 def test_what_the_tokenizer_adds_is_left_out(adds: bool, expected: str) -> None:
     source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
@@ -129,6 +136,7 @@ def test_a_template_that_cannot_be_used(source: str, said: str) -> None:
         ("{{ messages[0].content + 1 + none.x.y() }}", "failed on this conversation"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ missing() }}", "'missing' is undefined"),
+        ("{{ messages[0].shout() }}", "a mapping has no 'shout'"),
         ("{{ messages | tojson(7, 8, 9, 10, 11) }}", "failed on this conversation"),
     ],
 )

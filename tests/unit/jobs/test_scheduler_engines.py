@@ -217,15 +217,18 @@ def test_a_long_answer_is_not_left_for_the_end(reuse: Reuse, kind: type[Engine])
         assert at == sorted(at), "the order went on where it was"
 
 
-def test_large_groups_go_first_to_lanes_when_the_end_is_in_sight() -> None:
-    draw = random.Random(7)
+@pytest.mark.parametrize("seed", range(5))
+def test_large_groups_go_first_to_lanes_when_the_end_is_in_sight(seed: int) -> None:
+    draw = random.Random(seed)
     sizes = [3, 4, 20, 5, 6, 18]
     heads = [draw.randbytes(2048) for _ in sizes]
     prompts = [head + draw.randbytes(90) for head, size in zip(heads, sizes, strict=True) for _ in range(size)]
     night = Night(scheduler("slots", 2), SlotEngine(2), [Work(job, prompt, 10) for job, prompt in enumerate(prompts)])
+    night.act()
+    night.report_next()
     night.run()
     assert {night.by_job[job].prompt[:2048] for job in night.order[:2]} == {heads[2], heads[5]}
-    assert night.ended_s[-1] - night.ended_s[-2] < 8
+    assert night.ended_s[-1] - night.ended_s[-2] < 4
 
 
 def test_the_longest_lead_their_group() -> None:

@@ -11,6 +11,7 @@ from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
 from tokenmill.jobs.scheduler import SLOT_WINDOW, WINDOW, Scheduler
 from tokenmill.jobs.shape import EngineShape, Reuse
+from tokenmill.jobs.warmth import Warmth
 
 SHAPES = [
     EngineShape("shares", 4, look_ahead=2),
@@ -217,6 +218,70 @@ def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> N
     assert sorted(night.done) == list(range(40))
     for job, sent in night.sent.items():
         assert sent.expected_bytes <= night.engine.found[job]
+
+
+def on(job: int, *chunks: bytes, priority: int = 0) -> Pending:
+    """A job whose prompt is these chunks, with an answer that is always worth a lane if there are a few."""
+    return Pending(job, b"".join(chunks), CHUNK_BYTES * len(chunks), 200.0, priority, max_tokens=200)
+
+
+def test_a_lane_does_not_join_a_head_while_others_may_be_coming() -> None:
+    scheduler = Scheduler(EngineShape("slots", 2, 2), window=20)
+    scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(9)), more=True)
+    asked, leader = scheduler.decide()
+    assert isinstance(asked, Fetch)
+    assert isinstance(leader, Dispatch)
+    scheduler.available((on(job, b"bbbb", b"b%03d" % job) for job in range(9, 12)), more=False)
+    (other,) = dispatches(scheduler)
+    assert (leader.job < 9, other.job < 9) == (True, False)
+
+
+def test_without_others_the_same_lane_does_join() -> None:
+    scheduler = Scheduler(EngineShape("slots", 2, 2), window=20)
+    scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(9)), more=False)
+    assert [sent.expected_bytes for sent in dispatches(scheduler)] == [0, 0]
+
+
+def test_a_head_is_claimed_by_a_job_that_was_sent_before_its_others_came() -> None:
+    scheduler = Scheduler(EngineShape("slots", 2, 2))
+    shared = [b"aaaa"] * 8
+    scheduler.available([on(0, *shared, b"xxxx")], more=False)
+    assert len(dispatches(scheduler)) == 1
+    scheduler.available([on(1, *shared, b"yyyy", b"1111"), on(2, *shared, b"yyyy", b"2222")])
+    assert len(dispatches(scheduler)) == 0, "400 tokens of answers are not worth 1024 of head"
+    scheduler.finished(0)
+    assert [sent.expected_bytes for sent in dispatches(scheduler)] == [4096]
+
+
+def test_the_lane_whose_head_nobody_needs_is_overwritten_first() -> None:
+    scheduler = Scheduler(EngineShape("slots", 1, 3))
+    scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(4)), more=False)
+    (first,) = dispatches(scheduler)
+    scheduler.finished(first.job)
+    scheduler.available([on(9, b"bbbb", b"9999", priority=1)])
+    (urgent,) = dispatches(scheduler)
+    assert urgent.job == 9
+    assert urgent.lane != first.lane
+    scheduler.finished(9)
+    (follower,) = dispatches(scheduler)
+    assert (follower.lane, follower.expected_bytes) == (first.lane, CHUNK_BYTES)
+
+
+def test_what_must_have_gone_from_the_cache_is_not_expected() -> None:
+    """Room for two prompts: the third drives out the one that was used longest ago, unless it runs."""
+    kinds: tuple[Reuse, ...] = ("shares", "prefix cache")
+    for reuse in kinds:
+        warmth = Warmth(EngineShape(reuse, 4, cells_total=2100), tokens=lambda count: count)
+        records = [on(job, name, b"0000") for job, name in enumerate((b"aaaa", b"bbbb", b"cccc"))]
+        for record in records[:2]:
+            warmth.sent(record)
+            warmth.warmed(record)
+        warmth.ended(records[1], answered=True)
+        warmth.sent(records[2])
+        warmth.warmed(records[2])
+        assert [warmth.find(on(9, name, b"1111"))[0] for name in (b"aaaa", b"bbbb", b"cccc")] == [512, 0, 512]
+        warmth.clear()
+        assert warmth.find(on(9, b"cccc", b"1111")) == (0, None)
 
 
 def test_reasons_to_wait_are_said() -> None:

@@ -104,12 +104,17 @@ class Template:
         """adds_bos, adds_eos: the tokenizer adds them, so the text leaves them out. ModelError: it does not compile."""
         given = source if isinstance(source, Source) else Source(source)
         tokens = _Tokens(bos, eos, adds_bos, adds_eos)
-        self._default = _Form(given.default, tokens, limits or Limits())
-        self._tool_use = None if given.tool_use is None else _Form(given.tool_use, tokens, limits or Limits())
+        self.notes: tuple[str, ...] = ()
+        self._default = self._tool_use = _Form(given.default, tokens, limits or Limits())
+        if given.tool_use not in {None, given.default}:
+            try:
+                self._tool_use = _Form(given.tool_use or "", tokens, limits or Limits())
+            except ModelError as error:
+                self.notes = (f"{error.message}; conversations with tools are written by the other one",)
 
     def render(self, chat: Chat, *, now: datetime | None = None) -> str:
         """The prompt, ending where the answer begins. RequestRefused: the conversation does not fit the template."""
-        form = self._tool_use if chat.tools and self._tool_use else self._default
+        form = self._tool_use if chat.tools else self._default
         try:
             text = form.prompt(chat, now or datetime.now())
         except Refusal as error:
@@ -117,9 +122,8 @@ class Template:
             raise RequestRefused(message, hint="change the messages as it asks") from None
         except Exhausted as error:
             message = f"the model's chat template was stopped: {error}"
-            raise RequestRefused(
-                message, hint="shorten the conversation; if it is short, the template is broken"
-            ) from None
+            hint = "shorten the conversation; if it is short, the template is broken"
+            raise RequestRefused(message, hint=hint) from None
         except Failed as error:
             message = f"the model's chat template failed on this conversation: {error}"
             hint = "try it without tools or a system message, or send the prompt as text"

@@ -1,12 +1,12 @@
 """The Jinja that chat templates run in: small, closed and paid for.
 
 A template comes out of a model file, which anyone may have written. So it never touches a Python object: names after
-a dot are keys of a mapping or one of the methods listed in `chat_words`, never attributes; there is no import, include
-or attribute filter. And it cannot run for ever or fill the memory: each pass of a loop, call of a macro, filter,
-operator and text made is paid from a budget, in steps that cost well under a microsecond and in characters.
+a dot are keys of a mapping or one of the methods that `chat_words` lists, never attributes; there is no import,
+include or attribute filter. And it cannot run for ever or fill the memory: each pass of a loop, call of a macro,
+filter, operator and text made is paid from the budget (`chat_budget`). What can grow or recurse is taken out of
+Jinja's hands while it compiles and done by `chat_values`.
 
-Where Jinja would give up on a missing value this goes on as llama.cpp's engine does: a missing or empty value adds
-nothing to a text, a member of a missing value is missing. This module does not know what a message is.
+This module does not know what a message is.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -28,6 +28,7 @@ MOST_SOURCE_CHARACTERS = 256 * 1024  # the longest published template has 51 tho
 _LOOP_WORDS = frozenset(
     {"index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem", "depth", "depth0"}
 )
+_NOTHING: Final = object()
 _GENERATION = {"generation", "endgeneration"}
 # Steps that running a node once costs, by measurement; any other costs one.
 _WEIGHTS: Final[Mapping[type[nodes.Node], int]] = {
@@ -217,20 +218,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return Function(name, lambda *args, **kwargs: run(obj, *args, **kwargs))
 
     def _found(self, obj: Any, name: Any) -> Any:
-        missing = self.undefined(obj=obj, name=name)
-        value: Any = missing
+        value: Any = _NOTHING
         if isinstance(obj, dict):
-            value = missing if isinstance(name, Undefined) else obj.get(self.values.key(name), missing)
+            value = _NOTHING if isinstance(name, Undefined) else obj.get(self.values.key(name), _NOTHING)
         elif isinstance(obj, list | tuple | str | range):
             if isinstance(name, int):
                 self.values.note("item", obj)
-                value = obj[name] if -len(obj) <= name < len(obj) else missing
+                value = obj[name] if -len(obj) <= name < len(obj) else _NOTHING
         elif isinstance(obj, Namespace):
-            value = missing if not isinstance(name, str) else _named(obj, name, missing)
+            value = _held(obj, name)
         elif isinstance(obj, LoopContext) and name in _LOOP_WORDS:
             value = getattr(obj, name)
         elif isinstance(obj, LoopContext) and name == "cycle":
             value = Function("cycle", obj.cycle)
+        if value is _NOTHING:
+            value = self.undefined(f"{kind(obj)} has no {name!r}")
         self.values.note("get", value)
         return value
 
@@ -282,6 +284,8 @@ def _weight(node: nodes.Node) -> int:
     return total
 
 
-def _named(namespace: Namespace, name: str, missing: Undefined) -> Any:
+def _held(namespace: Namespace, name: object) -> Any:
     """What a namespace holds, and nothing of the object it is."""
-    return missing if name in {"__class__", "_Namespace__attrs"} else getattr(namespace, name, missing)
+    if not isinstance(name, str) or name in {"__class__", "_Namespace__attrs"}:
+        return _NOTHING
+    return getattr(namespace, name, _NOTHING)

@@ -206,7 +206,7 @@ class Log:
 
 @contextmanager
 def standard_error(of: str) -> Iterator[Callable[[], str]]:
-    """Catch what C code prints to standard error, if these words are in it; anything else goes where it was meant to."""
+    """Catch what C code prints to standard error, if these words are in it; anything else is passed on."""
     with _CATCHING:
         kept, caught = os.dup(2), os.memfd_create("stderr")
         os.dup2(caught, 2)

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Worker:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.began_s = time.monotonic()
+        self.began, self.began_s = datetime.now(), time.monotonic()  # noqa: DTZ005: local, as templates want it
         self.session: Session | None = None
         self.stopping = False
         self._shown = 0.0
@@ -133,7 +134,9 @@ class Worker:
     def _tokens(self, request: Request) -> tuple[int, ...]:
         prompt, vocab = request.prompt, self.model.vocab
         if isinstance(prompt, Chat):
-            return vocab.tokenise(self.template.render(prompt))
+            # Templates may write the date into the head: a night's batch must not lose its heads at midnight.
+            now = self.began if request.priority == "batch" else None
+            return vocab.tokenise(self.template.render(prompt, now=now))
         if isinstance(prompt, str):
             return vocab.tokenise(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)

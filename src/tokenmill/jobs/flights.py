@@ -1,0 +1,95 @@
+"""Jobs in the engine: one task each, which streams the answer and tells the loop what comes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tokenmill.engine.engine import Answer, Engine
+from tokenmill.errors import TokenmillError
+from tokenmill.jobs.body import Call
+from tokenmill.jobs.decisions import Dispatch
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.job import Job
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One attempt at a job."""
+
+    job: Job
+    call: Call
+    record: Pending
+    sent: Dispatch | None  # None: a suspect, sent past the scheduler
+    began_s: float
+    evicted_tokens: int | None = None  # by the engine, before this was sent
+    tokens: int = 0  # that have come
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def id(self) -> int:
+        """The job's."""
+        return self.job.id
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """Tokens of an answer, the first of them or more."""
+
+    flight: Flight
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A stream is over."""
+
+    flight: Flight
+    how: Answer | TokenmillError
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Something that is nobody's fault but ours."""
+
+    error: BaseException
+
+
+Tell = Callable[[Came | Ended | Broke], None]
+
+
+def launch(flight: Flight, engine: Engine, timeout_s: float | None, tell: Tell) -> None:
+    """Send a job to the engine; `timeout_s` for one that has no time limit of its own."""
+    request = flight.call.request("batch")
+    lane = flight.sent.lane if flight.sent is not None else None
+    request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
+
+    async def stream() -> None:
+        events = engine.stream(request)
+        try:
+            async for event in events:
+                if isinstance(event, Answer):
+                    tell(Ended(flight, event))
+                    return
+                flight.tokens += event.tokens
+                tell(Came(flight, event.tokens))
+        except TokenmillError as error:
+            tell(Ended(flight, error))
+            return
+        finally:
+            await events.aclose()
+        raise AssertionError("a stream ended without an answer")
+
+    def done(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            tell(Broke(error))
+
+    flight.task = asyncio.create_task(stream())
+    flight.task.add_done_callback(done)
+
+
+async def let_go(flights: list[Flight]) -> None:
+    """Break attempts off; their lanes and cells are free at the engine's next step."""
+    tasks = [flight.task for flight in flights if flight.task is not None]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

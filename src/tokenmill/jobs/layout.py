@@ -1,0 +1,189 @@
+"""Jobs from a table and a template, laid out so that the most text is shared.
+
+Where a template has `{*}`, the columns there may come in any order, in each row its own; and rows may come in any order
+at all. Of all values in all columns, the one whose line saves the most bytes when the rows that have it begin with it
+is put first in those rows; the same is then done within them, and among the others (`arrange`).
+
+    plan: free  | country: AT | id: 1        plan: free  | country: AT | id: 1
+    plan: pro   | country: AT | id: 2   ->   plan: free  | country: DE | id: 3
+    plan: free  | country: DE | id: 3        plan: pro   | country: AT | id: 2
+
+What that saves is counted exactly; where it saves nothing the given order of columns is kept. Pure.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from tokenmill.jobs.arrange import Order, arrange
+from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.table import Table, custom_ids
+from tokenmill.jobs.template import REST, Field, Piece, Template
+
+Mode = Literal["auto", "given"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Bytes of prompt in the layout that was given and in the one that was made."""
+
+    rows: int
+    prompt_bytes: int
+    given_slot_bytes: int  # computed by one slot that takes the rows as they come and keeps the last prompt
+    given_bytes: int  # computed with every shared head computed once
+    bytes: int  # the same in the layout that was made
+    orders: tuple[tuple[tuple[str, ...], int], ...] = ()  # orders of columns and their rows, the commonest first
+
+    @property
+    def saved_bytes(self) -> int:
+        """Against the best that the given order of columns allows."""
+        return self.given_bytes - self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The jobs as lines, and what their layout saves. Iterating it again gives the same lines again."""
+
+    saving: Saving
+    _table: Table
+    _template: Template
+    _ids: Sequence[str]
+    _orders: Sequence[Order]  # of columns in `{*}`, by row
+    _rows: Sequence[int]
+    _body: Mapping[str, Any] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[str]:
+        for row in self._rows:
+            system, user = _written(self._table, self._template, row, self._orders[row])
+            messages = [{"role": "user", "content": user}]
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            yield TEXT({"custom_id": self._ids[row], **self._body, "messages": messages})
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+def lay_out(
+    table: Table,
+    template: Template,
+    mode: Mode = "auto",
+    *,
+    key: str | None = None,
+    body: Mapping[str, Any] | None = None,
+    rows: Literal["shared", "table"] = "shared",
+) -> Layout:
+    """Jobs for all rows, each under its number or its key; UsageError for columns that are not there.
+
+    `body` has further keys for every line. `rows`: lines come so that neighbours share the most, or as in the table,
+    which costs nothing where a scheduler orders jobs itself. Mode "given" changes neither columns nor rows.
+    """
+    for name in template.names:
+        table.index(name, "the template")
+    ids = custom_ids(table, key)
+    orders: list[Order] = [_rest(table, template, key)] * len(table.rows)
+    in_order, given = _least(table, template, orders)
+    slot, whole = _slot(table, template, orders)
+    least = given
+    if mode == "auto" and len(orders[0]) > 1:
+        made = _arranged(table, template, orders[0])
+        made_in_order, cost = _least(table, template, made)
+        if cost < given:
+            orders, in_order, least = made, made_in_order, cost
+    if mode == "given" or rows == "table":
+        in_order = [*range(len(table.rows))]
+    saving = Saving(len(table.rows), whole, slot, given, least, _counted(table, orders))
+    return Layout(saving, table, template, ids, orders, in_order, body or {})
+
+
+def _rest(table: Table, template: Template, key: str | None) -> Order:
+    """The columns of `{*}`; a key names a job and is left out unless the template asks for it."""
+    if template.rest_in is None:
+        return ()
+    named = {*template.names, key}
+    return tuple(index for index, column in enumerate(table.columns) if column not in named)
+
+
+def _arranged(table: Table, template: Template, columns: Order) -> list[Order]:
+    """An order of the columns for every row."""
+    numbers: dict[tuple[int, str], int] = {}
+    rows = [[numbers.setdefault((column, row[column]), len(numbers)) for column in columns] for row in table.rows]
+    weights = [len(f"{table.columns[column]}: {value}\n".encode()) for column, value in numbers]
+    groups: dict[str, list[int]] = {}
+    for row in range(len(rows)):
+        groups.setdefault(_before(table, template, row), []).append(row)
+    orders = arrange(rows, weights, [*groups.values()])
+    shared: dict[Order, Order] = {}  # many rows have one order: it is kept once
+    return [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
+
+
+def _before(table: Table, template: Template, row: int) -> str:
+    """What stands before `{*}` in a row's prompt and decides who can share what follows."""
+    pieces = [*(template.system or ()), *template.user]
+    before = pieces[: pieces.index(Field(REST))]
+    return "\0".join(_value(table, row, piece, ()) for piece in before if isinstance(piece, Field))
+
+
+def _written(table: Table, template: Template, row: int, order: Order) -> tuple[str | None, str]:
+    """The system and the user message of one row."""
+    system = template.system
+    return (
+        None if system is None else "".join([_value(table, row, piece, order) for piece in system]),
+        "".join([_value(table, row, piece, order) for piece in template.user]),
+    )
+
+
+def _value(table: Table, row: int, piece: Piece, order: Order) -> str:
+    if isinstance(piece, str):
+        return piece
+    cells = table.rows[row]
+    if piece.name == REST:
+        return "\n".join([f"{table.columns[column]}: {cells[column]}" for column in order])
+    return cells[table.columns.index(piece.name)]
+
+
+def _prompt(table: Table, template: Template, row: int, order: Order) -> bytes:
+    system, user = _written(table, template, row, order)
+    return (user if system is None else f"{system}\n{user}").encode()
+
+
+def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[list[int], int]:
+    """Rows by their prompts, and the bytes that are left when each head that neighbours share is computed once."""
+    texts = [_prompt(table, template, row, order) for row, order in enumerate(orders)]
+    in_order = sorted(range(len(texts)), key=texts.__getitem__)
+    cost = len(texts[in_order[0]])
+    for before, row in pairwise(in_order):
+        cost += len(texts[row]) - _common(texts[before], texts[row])
+    return in_order, cost
+
+
+def _slot(table: Table, template: Template, orders: Sequence[Order]) -> tuple[int, int]:
+    """Bytes that one slot computes in the table's order, and the bytes of all prompts."""
+    computed, whole, before = 0, 0, b""
+    for row, order in enumerate(orders):
+        text = _prompt(table, template, row, order)
+        computed += len(text) - _common(before, text)
+        whole += len(text)
+        before = text
+    return computed, whole
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """Bytes that two texts begin with alike: halving steps over slices, which are compared in C."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:  # the first `low` are alike, the first `high` are not
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _counted(table: Table, orders: Sequence[Order]) -> tuple[tuple[tuple[str, ...], int], ...]:
+    names = Counter(orders).most_common()
+    return tuple((tuple(table.columns[column] for column in order), count) for order, count in names)
