@@ -6,6 +6,7 @@ answer is in the store: it is told, tried again from time to time, and raised at
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,6 +38,12 @@ class Settlement:
     def __bool__(self) -> bool:
         return bool(self.answers or self.failures or self.deaths or self.released)
 
+    @property
+    def jobs(self) -> set[int]:
+        """Of those that are pending again, the ones that were at work; others were held for them."""
+        died = (job for jobs, _ in self.deaths for job in jobs)
+        return {*self.released, *(job for job, *_ in self.failures), *died}
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -60,8 +67,7 @@ class Books:
     ) -> None:
         self._store, self._outputs, self._clock, self._most_deaths = store, outputs, clock, most_deaths
         self._batches = {batch.id: batch for batch in batches}
-        self._open = [batch.id for batch in batches]
-        self._dated = any(batch.deadline_s is not None for batch in batches)
+        self.open = [batch.id for batch in batches]  # not cancelled
         self._thread = ThreadPoolExecutor(1, "store")
         self._output_later_s = 0.0
         self.output_error: TokenmillError | None = None
@@ -77,7 +83,7 @@ class Books:
 
     async def window(self, after: tuple[int, bytes, int] | None, limit: int) -> list[Waiting]:
         """The next pending jobs."""
-        return await self._do(lambda: self._store.waiting(self._open, after=after, limit=limit))
+        return await self._do(lambda: self._store.waiting(self.open, after=after, limit=limit))
 
     async def start(self, jobs: Sequence[int]) -> Started:
         """Mark jobs as running, and read their lines."""
@@ -103,13 +109,13 @@ class Books:
         """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
 
         def work() -> Look:
-            asked = tuple(batch for batch in self._store.asked_to_cancel() if batch in self._open)
+            asked = tuple(batch for batch in self._store.asked_to_cancel() if batch in self.open)
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
-            if due or self._dated:
+            if due or any(batch.deadline_s is not None for batch in self._batches.values()):
                 self._store.expire()
             self._count()
             self._advance()
-            return Look(asked, tuple(waiting for waiting in due if waiting.id >> NUMBER_BITS in self._open))
+            return Look(asked, tuple(waiting for waiting in due if waiting.id >> NUMBER_BITS in self.open))
 
         return await self._do(work)
 
@@ -118,7 +124,7 @@ class Books:
 
         def work() -> None:
             self._store.cancel(batch)
-            self._open.remove(batch)
+            self.open.remove(batch)
             self._count()
 
         await self._do(work)
@@ -128,11 +134,11 @@ class Books:
         return await self._do(self._store.next_retry_s)
 
     async def prompt(self, job: int) -> bytes | None:
-        """The canonical prompt of a job; None: it has none in text."""
+        """The canonical prompt of a job; None: there is no such job."""
 
         def work() -> bytes | None:
             found = self._store.job(job)
-            return None if found is None else text_of(self.call(job, found.line))
+            return None if found is None else prompt_bytes(self.call(job, found.line))
 
         return await self._do(work)
 
@@ -145,17 +151,13 @@ class Books:
 
         return await self._do(work)
 
-    async def close(self, held: Sequence[int]) -> None:
-        """Put back what is still held, write the output as far as it goes, raise what is wrong with it."""
+    async def close(self) -> None:
+        """Write the output as far as it goes; raise what is wrong with it."""
 
         def work() -> None:
-            try:
-                if held:
-                    self._store.release(held)
-                self._count()
-            finally:
-                self._output_later_s = 0.0
-                self._advance(finish=True)
+            self._output_later_s = 0.0
+            self._advance(finish=True)
+            self._count()
 
         try:
             await self._do(work)
@@ -188,6 +190,7 @@ class Books:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def text_of(call: Call) -> bytes | None:
-    """The canonical prompt of a call, as head keys are made of it; None: it is given in tokens."""
-    return None if isinstance(call.prompt, tuple) else prompt_text(call).encode()
+def prompt_bytes(call: Call) -> bytes:
+    """The canonical prompt of a call, as its head key is made of it."""
+    prompt = call.prompt
+    return array("I", prompt).tobytes() if isinstance(prompt, tuple) else prompt_text(call).encode()

@@ -8,7 +8,6 @@ from tokenmill.engine.engine import Answer, Engine
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.decisions import Dispatch
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.job import Job
 
 
@@ -18,9 +17,9 @@ class Flight:
 
     job: Job
     call: Call
-    record: Pending
-    sent: Dispatch | None  # None: a suspect, sent past the scheduler
+    prompt_bytes: int
     began_s: float
+    sent: Dispatch | None  # None: a suspect, sent past the scheduler
     evicted_tokens: int | None = None  # by the engine, before this was sent
     tokens: int = 0  # that have come
     task: "asyncio.Task[None] | None" = None
@@ -30,13 +29,17 @@ class Flight:
         """The job's."""
         return self.job.id
 
+    @property
+    def trial(self) -> bool:
+        """Whether it is a suspect's."""
+        return self.sent is None
+
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """Tokens of an answer, the first of them or more."""
+    """The first tokens of an answer have come, or more of a suspect's."""
 
     flight: Flight
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,10 @@ class Broke:
 Tell = Callable[[Came | Ended | Broke], None]
 
 
-def launch(flight: Flight, engine: Engine, timeout_s: float | None, tell: Tell) -> None:
-    """Send a job to the engine; `timeout_s` for one that has no time limit of its own."""
+def launch(
+    flight: Flight, engine: Engine, *, timeout_s: float | None, tell: Tell, heard: Callable[[int], None]
+) -> None:
+    """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `heard` counts tokens."""
     request = flight.call.request("batch")
     lane = flight.sent.lane if flight.sent is not None else None
     request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
@@ -70,8 +75,10 @@ def launch(flight: Flight, engine: Engine, timeout_s: float | None, tell: Tell) 
                 if isinstance(event, Answer):
                     tell(Ended(flight, event))
                     return
+                heard(event.tokens)
+                if flight.tokens == 0 or flight.trial:  # the loop is not woken for every token
+                    tell(Came(flight))
                 flight.tokens += event.tokens
-                tell(Came(flight, event.tokens))
         except TokenmillError as error:
             tell(Ended(flight, error))
             return

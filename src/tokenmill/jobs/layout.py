@@ -1,8 +1,8 @@
 """Jobs from a table and a template, laid out so that the most text is shared.
 
 Where a template has `{*}`, the columns there may come in any order, in each row its own; and rows may come in any order
-at all. Of all values in all columns, the one whose line saves the most bytes when the rows that have it begin with it
-is put first in those rows; the same is then done within them, and among the others (`arrange`).
+at all. Rows that have a long value in common begin with it; the same is then done within them, and among the others
+(`arrange`).
 
     plan: free  | country: AT | id: 1        plan: free  | country: AT | id: 1
     plan: pro   | country: AT | id: 2   ->   plan: free  | country: DE | id: 3
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from tokenmill.jobs.arrange import Order, arrange
+from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
 from tokenmill.jobs.keys import TEXT
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
@@ -88,10 +88,10 @@ def lay_out(
     slot, whole = _slot(table, template, orders)
     least = given
     if mode == "auto" and len(orders[0]) > 1:
-        made = _arranged(table, template, orders[0])
-        made_in_order, cost = _least(table, template, made)
-        if cost < given:
-            orders, in_order, least = made, made_in_order, cost
+        for made in _arranged(table, template, orders[0]):
+            made_in_order, cost = _least(table, template, made)
+            if cost < least:
+                orders, in_order, least = made, made_in_order, cost
     if mode == "given" or rows == "table":
         in_order = [*range(len(table.rows))]
     saving = Saving(len(table.rows), whole, slot, given, least, _counted(table, orders))
@@ -106,17 +106,18 @@ def _rest(table: Table, template: Template, key: str | None) -> Order:
     return tuple(index for index, column in enumerate(table.columns) if column not in named)
 
 
-def _arranged(table: Table, template: Template, columns: Order) -> list[Order]:
-    """An order of the columns for every row."""
+def _arranged(table: Table, template: Template, columns: Order) -> Iterator[list[Order]]:
+    """Candidates: an order of the columns for every row."""
     numbers: dict[tuple[int, str], int] = {}
     rows = [[numbers.setdefault((column, row[column]), len(numbers)) for column in columns] for row in table.rows]
     weights = [len(f"{table.columns[column]}: {value}\n".encode()) for column, value in numbers]
     groups: dict[str, list[int]] = {}
     for row in range(len(rows)):
         groups.setdefault(_before(table, template, row), []).append(row)
-    orders = arrange(rows, weights, [*groups.values()])
     shared: dict[Order, Order] = {}  # many rows have one order: it is kept once
-    return [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
+    for split in (by_value, by_column):
+        orders = arrange(rows, weights, [*groups.values()], split)
+        yield [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
 
 
 def _before(table: Table, template: Template, row: int) -> str:

@@ -21,7 +21,11 @@ def over(engine: Engine) -> EngineError | None:
 
 
 async def watch(
-    engine: Engine, tell: Callable[[Status | EngineError], None], *, look_s: float = LOOK_S, patience_s: float = PATIENCE_S
+    engine: Engine,
+    tell: Callable[[Status | EngineError], None],
+    *,
+    look_s: float = LOOK_S,
+    patience_s: float = PATIENCE_S,
 ) -> None:
     """Tell how an engine is again and again, and at last why it is gone for good."""
     loop = asyncio.get_running_loop()

@@ -78,7 +78,9 @@ class Pace:
             return Rates()
         computed = self._prompt - self._cached
         if not self._timed_prompt or not self._timed_written or self._prefill_s <= 0 or self._decode_s <= 0:
-            return Rates(None, ((1, self._generated / self.busy_s),))  # prompts are in this, and in no rate of their own
+            return Rates(
+                None, ((1, self._generated / self.busy_s),)
+            )  # prompts are in this, and in no rate of their own
         prompt_s = self._prefill_s / self._timed_prompt
         written_s = self._decode_s / self._timed_written / max(1.0, self.lanes)
         scale = self.busy_s / (computed * prompt_s + self._generated * written_s)

@@ -21,9 +21,10 @@ from typing import IO, Any, Self, cast
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs.line import Reading, Row, bad_row, rows
 from tokenmill.jobs.read import BadLine, Chunk
+from tokenmill.units import MIB
 
 CHUNKS_HERE = 8  # a file of no more chunks is parsed before a process would have started
-CHUNKS_AHEAD = 32  # parsed while a transaction is written
+AHEAD_BYTES = 48 * MIB  # of lines parsed while a transaction is written; memory stays flat however slow that is
 MOST_PROCESSES = 4
 _LENGTH_BYTES = 8
 
@@ -44,14 +45,21 @@ def parsed(
         parsers = [stack.enter_context(_Parser(reading)) for _ in range(processes)]
         threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(processes)]
         under_way: deque[tuple[Chunk | BadLine, Future[list[Row]]]] = deque()
+        ahead_bytes = 0
         for index, item in enumerate(everything):
             turn = index % processes
             under_way.append((item, threads[turn].submit(parsers[turn].rows, item)))
-            if len(under_way) > CHUNKS_AHEAD:  # memory stays flat however slow the store is
+            ahead_bytes += _bytes(item)
+            while ahead_bytes > AHEAD_BYTES:
                 done, future = under_way.popleft()
+                ahead_bytes -= _bytes(done)
                 yield done, future.result()
         for done, future in under_way:
             yield done, future.result()
+
+
+def _bytes(item: Chunk | BadLine) -> int:
+    return len(item.data) if isinstance(item, Chunk) else 0
 
 
 def _rows(item: Chunk | BadLine, reading: Reading) -> list[Row]:

@@ -13,6 +13,9 @@ FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
 _IN_A_ROW = 12  # failures of the engine without one answer in between, at least; three for each lane if that is more
 
+OF_THE_ENGINE = frozenset(("engine_failed", "engine_died"))
+"""Codes of failures that may be nothing of the job's."""
+
 # As `engine.exits` and the engines word it when nothing that a job did can be seen in a death.
 _FROM_OUTSIDE = ("was killed by SIGKILL", "was killed by SIGTERM", "was stopped", "closed the connection", "was lost: ")
 

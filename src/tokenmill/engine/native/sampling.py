@@ -73,7 +73,11 @@ class Sampler:
             wanted.repeat_penalty != 1 or wanted.frequency_penalty != 0 or wanted.presence_penalty != 0
         )
         self._constraint = constraint_of(vocab, sampling)
-        self.greedy = wanted.temperature <= 0 and not (biases or penalised or self._constraint)
+        plain = wanted.temperature <= 0 and not penalised and self._constraint is None
+        self.greedy = plain and not biases
+        # Of tokens that are only forbidden, such as all ends, the likeliest of the others is the answer, too.
+        forbids = plain and all(bias == -math.inf for _, bias in biases)
+        self._forbidden = frozenset(token for token, _ in biases) if forbids else None
         if self.greedy:
             return
         self._chain = self._make_chain(wanted, biases, penalised)
@@ -88,8 +92,10 @@ class Sampler:
 
     def choose(self, logits: Logits) -> int:
         """Draw a token by these logits, and remember it."""
-        if self.greedy:
-            return int(logits.argmax())
+        if self._forbidden is not None:
+            likeliest = int(logits.argmax())
+            if likeliest not in self._forbidden:
+                return likeliest
         constraint = self._constraint
         token = self._draw(logits)
         if constraint is not None:

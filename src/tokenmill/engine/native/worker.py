@@ -16,7 +16,7 @@ from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, Identity,
 from tokenmill.engine.native import wire
 from tokenmill.engine.native.abi import LOG_DEBUG
 from tokenmill.engine.native.chat import Template, template_of
-from tokenmill.engine.native.constraints import can_follow_schemas
+from tokenmill.engine.native.constraints import can_follow_schemas, prepare
 from tokenmill.engine.native.context import Context, ContextSettings
 from tokenmill.engine.native.forest import Forest
 from tokenmill.engine.native.hub import Hub
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.began, self.began_s = datetime.now(), time.monotonic()  # noqa: DTZ005: local, as templates want it
+        self.began, self.began_s = datetime.now(), time.monotonic()  # local time, as templates want it
         self.session: Session | None = None
         self.stopping = False
         self._shown = 0.0
@@ -47,10 +47,13 @@ class Worker:
         self.hub.loading(0.0, "loading weights")
         self.model = Model.load(self.library, order.model, order.weights, self._progress, log=log)
         self.hub.loading(1.0, "building the context")
+        self.model.vocab.warm()
         self.template, self.template_notes = _template(order.model, self.model)
         self.lanes = order.lanes
         self.settings = order.context
-        self.session = self._build(order.context, order.lanes)
+        if not self.model.facts.shares:  # an id costs a state of its own, and no heads are kept
+            self.settings = replace(order.context, sequences=order.lanes + order.interactive_lanes)
+        self.session = self._build(self.settings, order.lanes)
         self.load_s = time.monotonic() - self.began_s
 
     def run(self) -> None:
@@ -129,6 +132,7 @@ class Worker:
                 needed_tokens=len(tokens) + 1, context_tokens=context,
                 hint="shorten the prompt, or start the engine with a larger --context",
             )  # fmt: skip
+        prepare(self.model.vocab, request.sampling)
         return tokens, ()
 
     def _tokens(self, request: Request) -> tuple[int, ...]:

@@ -1,0 +1,107 @@
+"""What a run has done so far: tokens, pace, reuse against what was expected, failures; for telling and for the report.
+
+Knows no store and sends nothing; times come in as numbers.
+"""
+
+from collections.abc import Callable
+
+from tokenmill.engine.engine import Answer, Counters, EngineKind, Status
+from tokenmill.jobs.decisions import Dispatch
+from tokenmill.jobs.expected import Left, Lengths, eta_s
+from tokenmill.jobs.flights import Flight
+from tokenmill.jobs.job import Counts
+from tokenmill.jobs.least import MOST_JOBS, MOST_TOKENS, Reckoned
+from tokenmill.jobs.misses import SLOT_SIMILARITY, Evidence, Misses
+from tokenmill.jobs.pace import Pace
+from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.shape import EngineShape
+
+
+class Accounts:
+    """Of one run. What is read mutates nothing, all else does."""
+
+    def __init__(self, shape: EngineShape, kind: EngineKind) -> None:
+        self.pace, self.misses = Pace(), Misses()
+        self.failed: Failed | None = None  # the last one
+        self.deaths = 0
+        self.in_a_row = 0  # failures of the engine since the last answer
+        self._shape, self._kind = shape, kind
+        self._reckoned = Reckoned()
+        self._computed: list[int] = []  # answered in this run; no more than could be counted
+        self._status: Status | None = None
+        self._live_prompt = 0
+
+    @property
+    def counters(self) -> Counters:
+        """The engine's, as it said last."""
+        return self._status.counters if self._status is not None else Counters()
+
+    @property
+    def countable(self) -> list[int]:
+        """Jobs that were answered, if they are few enough to make tokens of all their prompts again."""
+        few = len(self._computed) <= MOST_JOBS and self.pace.tokens.prompt <= MOST_TOKENS
+        return self._computed if few else []
+
+    def seen(self, status: Status) -> None:
+        """How the engine is."""
+        before, now = self.counters.prompt_tokens_computed, status.counters.prompt_tokens_computed
+        if now is not None and self._status is not None:
+            self._live_prompt += now - before if before is not None and before <= now else now
+        self._status = status
+
+    def answered(self, flight: Flight, answer: Answer, prompt: bytes) -> None:
+        """A job has its answer."""
+        self.in_a_row = 0
+        self.pace.answered(answer, flight.tokens)
+        self._reckoned.add(prompt, answer.usage)
+        if len(self._computed) <= MOST_JOBS:
+            self._computed.append(flight.id)
+
+    def evidence(self, sent: Dispatch, flight: Flight, answer: Answer) -> Evidence:
+        """What is known around an answer, without the prompts."""
+        evicted, before = self.counters.evicted_tokens, flight.evicted_tokens
+        chooses = self._kind in ("llama-server", "ik_llama") and sent.lane is None
+        return Evidence(
+            self._shape.reuse, lane=answer.lane, notes=answer.notes, cells_total=self.counters.cells_total,
+            evicted_tokens=evicted - before if evicted is not None and before is not None else None,
+            similarity=SLOT_SIMILARITY if chooses else None,
+        )  # fmt: skip
+
+    def least(self, exact: int | None) -> Least | None:
+        """What the prompts had to cost: as counted, else as reckoned."""
+        if not self.pace.answers:
+            return None
+        return Least(self._reckoned.tokens, exact=False) if exact is None else Least(exact, exact=True)
+
+    def snapshot(
+        self, elapsed_s: float, counts: Counts, *, busy: int, retrying: int, lengths: Lengths, down: str | None,
+        output: str | None,
+    ) -> Snapshot:  # fmt: skip
+        """The run as it is now."""
+        tokens, width = self.pace.tokens, self._shape.width
+        trouble = down
+        if down is None and self._status is not None:
+            trouble = self._status.detail if self._status.state == "ready" else f"is {self._status.state}"
+        return Snapshot(
+            elapsed_s, counts, tokens, max(self._live_prompt, tokens.computed), busy, width, retrying,
+            self._eta_s(lengths.left(counts.pending + counts.running)), trouble, self.failed, output,
+        )  # fmt: skip
+
+    def report(
+        self, end: End, seconds: float, counts: Counts, least: Least | None, notes: tuple[str, ...]
+    ) -> Report:  # fmt: skip
+        """The run when it is over."""
+        pace = self.pace
+        return Report(
+            end, seconds, pace.busy_s, counts, pace.answers, pace.tokens, pace.rates(), pace.lanes, self.misses, least,
+            self.deaths, notes,
+        )  # fmt: skip
+
+    def _eta_s(self, left: Left | None) -> float | None:
+        rates = self.pace.rates()
+        if left is not None and rates.prefill_tok_s is None:
+            left = Left(0.0, left.output_tokens)  # the rate of answers has the prompts in it
+        return eta_s(left, rates, self._shape.width) if left is not None else None
+
+
+Tell = Callable[[Snapshot], None]
