@@ -63,6 +63,39 @@ def test_a_native_engine_is_left_running_shown_and_stopped(smollm2_path: Path, t
     assert not Path(f"/proc/{listed['engine']['pid']}").exists()
 
 
+def test_a_digest_is_kept_over_a_restart(smollm2_path: Path, tmp_path: Path) -> None:
+    digest = tmp_path / "rules.md"
+    digest.write_text("You grind words into flour, and you never hurry. " * 6)
+    words = ("serve", "--engine-only", str(smollm2_path), *SMALL, "--no-warm", "--detach", "--name", "held")
+    for told in ("tokens computed", "tokens restored"):
+        done = tokenmill(tmp_path, *words, "--digest", str(digest))
+        assert done.returncode == 0, done.stderr
+        assert f"{told}" in done.stdout
+        assert tokenmill(tmp_path, "engines", "stop", "held").returncode == 0
+    assert len(list((tmp_path / "tokenmill" / "heads").iterdir())) == 1
+    wrong = tokenmill(tmp_path, *words, "--digest", str(tmp_path / "absent.md"))
+    assert wrong.returncode == 2
+    assert "absent.md cannot be read" in wrong.stderr
+
+
+def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    digest = tmp_path / "long.md"
+    digest.write_text("".join(f"Bag {number} is full of wheat. " for number in range(400)))
+    argv = [sys.executable, "-m", "tokenmill", "serve", "--engine-only", str(smollm2_path), "--context", "8192",
+            "--sequences", "1", "--threads", "1", "--detach", "--name", "left", "--digest", str(digest)]  # fmt: skip
+    with subprocess.Popen(argv, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("heads"):
+                process.send_signal(signal.SIGINT)
+                break
+        assert "before it was ready" in process.stderr.read()
+        assert process.wait(30) == 1
+    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_answers_until_it_is_told_to_stop_and_leaves_nothing(
     number: signal.Signals, smollm2_path: Path, tmp_path: Path

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
+from tokenmill.engine.heads import Head
 from tokenmill.engine.page_cache import resident
 from tokenmill.engine.start import start
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
-from tokenmill.engine.warm_steps import Head
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
 from tokenmill.plan.goal import Goal

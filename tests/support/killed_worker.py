@@ -2,8 +2,8 @@
 
     killed_worker.py FOLDER
 
-Each line on stdout is an acknowledgement: a job's number and the sum of its answer's bytes; or `opening`, `sealed`,
-`finished`.
+Each line on stdout is an acknowledgement: a job's number and the sum of its answer's bytes; or a word on where it is:
+`opening`, `stored`, `sealed`, `finished`. After `stored` it goes on when it is sent a line.
 """
 
 import hashlib
@@ -12,20 +12,22 @@ import random
 import sys
 from pathlib import Path
 
+from tokenmill.jobs import read
 from tokenmill.jobs import submit as submitting
 from tokenmill.jobs.job import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
+from tokenmill.units import KIB
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    submitting.GROUP_LINES = 100  # so that a kill finds a submit half done
+    submitting.GROUP_LINES, read.BLOCK_BYTES = 100, 16 * KIB  # so that a kill finds a submit half done
     print("opening", flush=True)
     with Store(folder / "store") as store:
         how = Submission("m", output=str(folder / "out.jsonl"))
-        batch = submit(store, folder / "jobs.jsonl", how, processes=0).batch
+        batch = submit(store, folder / "jobs.jsonl", how, processes=0, progress=_stored).batch
         print("sealed", flush=True)
         with Output(store, batch) as output:
             while waiting := store.waiting([batch.id], limit=random.randint(1, 12)):
@@ -37,6 +39,11 @@ def main() -> None:
                 output.advance()
             assert output.finish()
     print("finished", flush=True)
+
+
+def _stored(line: int) -> None:
+    print("stored", flush=True)
+    sys.stdin.readline()
 
 
 def body(number: int) -> bytes:

@@ -44,7 +44,7 @@ def digest(
         Overwrite a file with other content.
     """
     if tokens < 1:
-        raise UsageError(f"--tokens must be at least 1, not {tokens}")
+        raise UsageError(f"--tokens must be at least 1, not {tokens}", hint="8,000 to 16,000 are usual")
     found = gather(files, leave_out=output)
     with tokeniser(model, common) as counting:
         made = build(found.documents, tokens, counting.count or estimate)

@@ -82,6 +82,9 @@ class Knobs:
     cache_ram: Size = 0
     """Host memory for the engine's prompt cache."""
 
+    moe_cache: Size = 0
+    """Memory on the GPUs for experts that stay in host memory, where the build has such a cache (llama.cpp)."""
+
     mmap: Annotated[bool | None, Parameter(negative="--no-mmap")] = None
     """Map the model file, or read it; default: map it where both copies fit."""
 
@@ -141,6 +144,7 @@ class Knobs:
             reserve_cores=self.reserve_cores,
             gpu_margin_bytes=self.margin,
             cache_ram_bytes=self.cache_ram,
+            moe_cache_bytes=self.moe_cache,
             mmap=self.mmap,
             mlock=self.mlock,
             repack=self.repack,

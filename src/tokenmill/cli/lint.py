@@ -46,7 +46,7 @@ class Fixed:
 
 
 def lint(
-    jobs: str,
+    jobs: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
     fix: bool = False,
@@ -104,6 +104,8 @@ def lint(
 def _check(
     jobs: str, *, fix: bool, output: Path | None, machine: str | None, model: str | None, context: int | None
 ) -> None:
+    if jobs.startswith("-") and jobs != "-":
+        raise UsageError(f"unknown option: {jobs}", hint="tokenmill lint --help; a file of that name is ./" + jobs)
     if fix != (output is not None):
         raise UsageError("--fix and --output go together", hint="tokenmill lint jobs.jsonl --fix -o fixed.jsonl")
     if fix and jobs == "-":
@@ -113,7 +115,7 @@ def _check(
     if machine is not None and model is None:
         raise UsageError("--machine is for a model's forecast", hint="give --model too")
     if context is not None and context < 1:
-        raise UsageError(f"--context must be at least 1, not {context}")
+        raise UsageError(f"--context must be at least 1, not {context}", hint="tokens of a prompt and its answer")
 
 
 def _model(name: str, machine: str | None, common: Common) -> Model:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,20 +18,16 @@ def render(
 ) -> list[RenderableType]:
     """The report for a person, at 80 columns."""
     parts: list[RenderableType] = [_summary(name, report, prefill_tok_s, speed, why_estimated)]
-    costly = [finding for finding in report.findings if finding.kind in COSTLY]
-    if costly:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(overflow="fold")
-        for finding in costly:
-            table.add_row("", "")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in report.findings:
+        table.add_row("", "")
+        if finding.kind in COSTLY:
             _costly(table, finding, report, prefill_tok_s)
-        parts.append(table)
-    others = [finding for finding in report.findings if finding.kind not in COSTLY]
-    if others:
-        parts += [Text(), *(_other(finding, report) for finding in others)]
-    parts += [Text(), _verdict(report)]
-    return parts
+        else:
+            _other(table, finding, report)
+    return [*parts, table, Text(), _verdict(report)]
 
 
 def _summary(
@@ -63,6 +60,10 @@ def _costly(table: Table, finding: Finding, report: Report, prefill_tok_s: float
     table.add_row("", f"{jobs}{_cost(report, cost, prefill_tok_s)} computed in vain")
     if finding.example is not None:
         _example(table, finding.example)
+    _advice(table, finding)
+
+
+def _advice(table: Table, finding: Finding) -> None:
     advice = Table.grid(padding=(0, 1))
     advice.add_row("->", Text(finding.advice))
     table.add_row("", advice)
@@ -71,7 +72,7 @@ def _costly(table: Table, finding: Finding, report: Report, prefill_tok_s: float
 def _example(table: Table, difference: Difference) -> None:
     """Both sides under each other, and a mark below the byte where they part."""
     first, second = difference.first, difference.second
-    width = max(len(first.before), len(second.before))
+    width = max(cell_len(first.before), cell_len(second.before))
     labels = [f"line {side.line}: " for side in (first, second)]
     label = max(map(len, labels))
     where = f"{first.where}, byte {first.byte}"
@@ -79,17 +80,19 @@ def _example(table: Table, difference: Difference) -> None:
         where += f"; {second.where}, byte {second.byte}"
     table.add_row("", Text(f"in {where}"))
     for text, side in zip(labels, (first, second), strict=True):
-        shown = f"{text:>{label}}{side.before:>{width}}{side.behind}"
+        shown = f"{text:>{label}}{' ' * (width - cell_len(side.before))}{side.before}{side.behind}"
         table.add_row("", Text(shown, no_wrap=True, overflow="ellipsis"))
     table.add_row("", Text(" " * (label + width) + "^", no_wrap=True))
 
 
-def _other(finding: Finding, report: Report) -> Text:
-    jobs = "" if finding.jobs is None else f"{_jobs(finding.jobs, 'line')}, "
-    cost = "" if finding.cost_bytes is None else f"up to {_tokens(report, finding.cost_bytes)}, "
-    detail = f"{finding.detail}; " if finding.detail else ""
-    text = Text(f"{'error' if finding.fatal else 'note'}: ", style="bold red" if finding.fatal else "bold")
-    return text.append(f"{finding.title}: {jobs}{cost}{detail}{finding.advice}", style="not bold default")
+def _other(table: Table, finding: Finding, report: Report) -> None:
+    label = Text("error", style="bold red") if finding.fatal else Text("note")
+    jobs = "" if finding.jobs is None else f": {_jobs(finding.jobs, 'line')}"
+    cost = "" if finding.cost_bytes is None else f": up to {_tokens(report, finding.cost_bytes)}"
+    table.add_row(label, Text(finding.title, style="bold").append(jobs + cost, style="not bold"))
+    if finding.detail:
+        table.add_row("", Text(finding.detail))
+    _advice(table, finding)
 
 
 def _verdict(report: Report) -> Text:

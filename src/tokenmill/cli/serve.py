@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -11,10 +12,11 @@ from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.plan_view import render
 from tokenmill.cli.starting import EngineOptions, Findings, Wanted, load_shown, planned
 from tokenmill.engine.bring_up import Up, bring_up
+from tokenmill.engine.heads import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
 from tokenmill.engine.watched import Watched
 from tokenmill.engine.written.launch import slug
-from tokenmill.errors import UsageError
+from tokenmill.errors import EngineError, UsageError
 from tokenmill.units import format_bytes, format_seconds
 
 DOES_NOT_FIT = 3
@@ -27,6 +29,7 @@ def serve(
     engine_only: bool = False,
     detach: bool = False,
     name: str | None = None,
+    digest: tuple[Path, ...] = (),
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
@@ -46,30 +49,44 @@ def serve(
         Leave it running and come back; `tokenmill engines` shows it, `tokenmill engines stop` ends it.
     name:
         What to call it; default: after the model.
+    digest:
+        A file whose text is the system message of many requests to come, as `tokenmill digest` writes; may be given
+        several times. It is computed before the engine is ready and kept; the native engine pins it, saves it, and at
+        the next start reads it back.
     """
     if not engine_only:
         raise UsageError("only --engine-only can be served in this version", hint="add --engine-only")
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill serve --engine-only smollm2")
+    heads = tuple(map(digest_in, digest))
     wanted = planned(model, options, common)
     if not wanted.plan.fits:
         show(*render(wanted.plan))
         return DOES_NOT_FIT
     try:
-        asyncio.run(_serve(wanted, name or slug(wanted.plan.profile.name).lower(), detach, common))
+        asyncio.run(_serve(wanted, name or _named_after(model, wanted), heads, detach, common))
     except asyncio.CancelledError:
         return 0
     return 0
 
 
-async def _serve(wanted: Wanted, name: str, detach: bool, common: Common) -> None:
-    state = common.load_config().state_path
+def _named_after(model: str, wanted: Wanted) -> str:
+    """A pulled model's short name, else what the file calls itself."""
+    short = "/" not in model and not Path(model).exists()
+    return slug(model if short else wanted.plan.profile.name).lower()
+
+
+async def _serve(wanted: Wanted, name: str, heads: tuple[Head, ...], detach: bool, common: Common) -> None:
+    config = common.load_config()
     _end_on_signals()
-    with load_shown() as tell:
-        up = await bring_up(
-            wanted.plan, model_path=wanted.model_path, config=wanted.config, state=state, name=name, tell=tell,
-            slow=Findings().tell, detach=detach,
-        )  # fmt: skip
+    try:
+        with load_shown() as tell:
+            up = await bring_up(
+                wanted.plan, model_path=wanted.model_path, config=wanted.config, state=config.state_path, name=name,
+                tell=tell, slow=Findings().tell, detach=detach, heads=heads, heads_dir=config.heads_path,
+            )  # fmt: skip
+    except asyncio.CancelledError:
+        raise EngineError(f"{name} was told to stop before it was ready; nothing of it is left") from None
     if common.json:
         show_json(_document(name, up))
     else:
@@ -91,13 +108,15 @@ def _end_on_signals() -> None:
 
 
 async def _stay(engine: Watched) -> None:
-    """Say when it dies and comes back; leave when it has failed for good."""
+    """Say when it dies, with its last words, and when it comes back; leave when it has failed for good."""
     before = "ready"
     while not engine.failed.done():
         await asyncio.wait({engine.failed}, timeout=0.5)
         status = await engine.status()
         if status.state != before:
             say(f"{status.state}: {status.detail}" if status.detail else status.state)
+            if status.state == "restarting" and engine.death is not None and engine.death.hint:
+                say(engine.death.hint)
             before = status.state
     raise engine.failed.result()
 
@@ -113,11 +132,20 @@ def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
     }
     if up.warmth is not None:
         rows["warm"] = up.warmth.cold_against_warm.as_words()
-    notes = (*up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
+        rows |= {f"{'digest' if number == 0 else ' ' * (number + 3)}": _held(head)
+                 for number, head in enumerate(up.warmth.heads)}  # fmt: skip
+    notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
     for number, note in enumerate(notes):
         rows["note" if number == 0 else " " * (number + 3)] = note
     left = f"to stop it: tokenmill engines stop {name}" if detach else "ready; Ctrl-C stops it"
     return [facts(rows), "", *held_against_plan(up.held), "", left]
+
+
+def _held(head: WarmedHead) -> str:
+    if head.how == "not held":
+        return f"{head.name} is not held"
+    where = f"; saved as {head.saved}" if head.saved and head.how == "computed" else ""
+    return f"{head.name}: {head.prompt_tokens:,} tokens {head.how} in {format_seconds(head.seconds)}{where}"
 
 
 def _read_ahead(up: Up) -> str:
@@ -147,7 +175,7 @@ def _document(name: str, up: Up) -> dict[str, Any]:
     engine = up.engine
     return {
         "name": name, **jsonable(engine.identity), "capabilities": jsonable(engine.capabilities), "load_s": up.load_s,
-        "read_ahead": jsonable(up.filled), "warm": jsonable(up.warmth),
+        "read_ahead": jsonable(up.filled), "warm": jsonable(up.warmth), "refused": up.refused,
         "reconciliation": [
             {**jsonable(row), "difference_bytes": row.difference_bytes, "flagged": row.flagged} for row in up.held.rows
         ],

@@ -87,7 +87,10 @@ def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
     config = common.load_config()
     engine = options.engine_config(config)
     if engine.kind not in KINDS:
-        raise UsageError(f"{engine.kind} runs already: nothing is to be planned for it")
+        raise UsageError(
+            f"{engine.kind} runs already: nothing is to be planned for it",
+            hint=f"tokenmill run JOBS --engine {engine.kind} uses it as it is",
+        )
     place = where(model, common)
     if is_url(place) or (catalog.looks_like_name(place) and not Path(place).exists()):
         raise UnknownModel(

@@ -12,17 +12,19 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine import logs, measured
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.fit_params import Buffer
+from tokenmill.engine.heads import Head
+from tokenmill.engine.heads import hold as hold_heads
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.loading_process import read_memory
 from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.page_cache import Filled
 from tokenmill.engine.pids import descendants
+from tokenmill.engine.process import refused
 from tokenmill.engine.reconcile import Observed, Reconciliation, observed, reconcile
 from tokenmill.engine.records import log_path
 from tokenmill.engine.start import Slow, start, start_watched
-from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
-from tokenmill.engine.warm_steps import Head
-from tokenmill.engine.watched import Mortal, Watched
+from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_told, warm
+from tokenmill.engine.watched import Mortal, Started, Watched
 from tokenmill.hardware.host import LocalHost
 from tokenmill.plan.plan import Plan
 
@@ -36,8 +38,9 @@ class Up:
     engine: Mortal | Watched
     load_s: float  # start to first answer possible, without what was read ahead
     filled: Filled | None  # None: nothing was to be read ahead
-    warmth: WarmReport | None  # None: not asked for
+    warmth: WarmReport | None  # None: neither warming nor heads were asked for
     held: Reconciliation
+    refused: tuple[str, ...] = ()  # priority, cores or locks that the kernel did not grant
 
 
 async def bring_up(
@@ -51,32 +54,42 @@ async def bring_up(
     slow: Slow | None = None,
     detach: bool = False,
     heads: Sequence[Head] = (),
+    heads_dir: Path | None = None,
 ) -> Up:
-    """Start an engine for a plan and make it ready; one that is not detached is started again when it dies."""
+    """Start an engine for a plan and make it ready; one that is not detached is started again when it dies.
+
+    `heads` are held from then on, after a restart too, and kept in `heads_dir` where that is given.
+    """
     say: Tell = tell or (lambda _: None)
     paths = [Path(file.path) for file in plan.profile.files] or [model_path]
     filled = await fill_ahead(plan, paths, progress=say) if config.warm and config.kind != "vllm" else None
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    engine: Mortal | Watched
+    engine: Started | Watched
     if detach:
         engine = await start(
             plan, model_path=model_path, config=config, state=state, name=name, progress=say, slow=slow, detach=True
         )
     else:
         engine = await start_watched(
-            plan, model_path=model_path, config=config, state=state, name=name, progress=say, slow=slow
+            plan, model_path=model_path, config=config, state=state, name=name, progress=say, slow=slow,
+            again_ready=lambda engine: hold_heads(engine, heads, heads_dir),
         )  # fmt: skip
     load_s = loop.time() - began_s
     try:
-        warmth = await warm(engine, plan, paths, heads=heads, progress=say, filled=filled) if config.warm else None
+        warmth: WarmReport | None = None
+        if config.warm:
+            warmth = await warm(engine, plan, paths, heads=heads, folder=heads_dir, progress=say, filled=filled)
+        elif heads:
+            done = await hold_told(engine, heads, heads_dir, say)
+            warmth = WarmReport(None, None, None, None, done.heads, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
         kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
         await asyncio.to_thread(measured.append, state, kept)
     except BaseException:
-        await engine.close()
+        await (engine.close() if isinstance(engine, Watched) else engine.stop())
         raise
-    return Up(engine, load_s, filled, warmth, held)
+    return Up(engine, load_s, filled, warmth, held, refused(log_path(state, name)))
 
 
 def hold(plan: Plan, engine: Engine, log: Path) -> Reconciliation:

@@ -26,8 +26,10 @@ from tokenmill.engine import oom
 from tokenmill.engine.pids import Pid, descendants
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+NOTE = "tokenmill: "  # before each line of a log that is ours: what the kernel refused
 KILL_NOW = signal.SIGUSR1  # SIGTERM asks politely first
 _CHUNK = 1 << 16
+_POLITE_S = 2.0  # for what an engine left to clean up: Python's resource tracker removes shared memory in it
 _LEFTOVERS_S = 5.0  # for killed processes to go; in uninterruptible sleep they cannot
 
 
@@ -81,7 +83,7 @@ class Minder:
         self.orders, self.argv = orders, argv
         self.log = Log(Path(orders.log), orders.log_bytes)
         self.deadline: float | None = None  # of a polite stop
-        self.asked = False
+        self.asked = self.hurried = False
         self.status: int | None = None  # as waitpid gives it
         self.most_rss_bytes: int | None = None
         self.kills_before = oom.kill_counts()
@@ -123,7 +125,7 @@ class Minder:
             if os.getppid() != me:
                 os._exit(1)
             for note in prepare():
-                os.write(2, f"tokenmill: {note}\n".encode())
+                os.write(2, f"{NOTE}{note}\n".encode())
 
         try:
             child = subprocess.Popen(
@@ -150,7 +152,7 @@ class Minder:
         if signal.SIGCHLD in numbers:
             self._reap()
         if KILL_NOW in numbers:
-            self.asked = True
+            self.asked = self.hurried = True
             self._signal(signal.SIGKILL)
         elif {signal.SIGTERM, signal.SIGINT} & set(numbers):
             self._stop(signal.SIGTERM)
@@ -208,16 +210,18 @@ class Minder:
 
     def _leave_nothing(self, output: int) -> None:
         """End whatever the engine left, wherever it moved: every descendant is a child of ours sooner or later."""
-        until = time.monotonic() + _LEFTOVERS_S
-        while time.monotonic() < until:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        polite = time.monotonic() + (0.0 if self.hurried else _POLITE_S)
+        asked: set[int] = set()
+        while (now := time.monotonic()) < polite + _LEFTOVERS_S:
             for pid in descendants(os.getpid()):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+                if now >= polite or pid not in asked:  # a second SIGTERM often means: at once
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL if now >= polite else signal.SIGTERM)
+                    asked.add(pid)
+            self._drain(output)
             try:
                 if os.wait4(-1, os.WNOHANG)[0] == 0:
-                    select.select([output], [], [], 0.01)
+                    time.sleep(0.01)
             except ChildProcessError:
                 break
         self._drain(output)

@@ -202,6 +202,16 @@ def last_lines(log: Path, lines: int = 20) -> tuple[str, ...]:
     return tuple(found[-lines:])
 
 
+def refused(log: Path) -> tuple[str, ...]:
+    """What the kernel did not grant a process before it began, as the head of its log says."""
+    try:
+        with log.open("rb") as file:
+            text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    return tuple(line.removeprefix(minder.NOTE) for line in text.splitlines() if line.startswith(minder.NOTE))
+
+
 async def _first_word(ready: IO[bytes], child: "subprocess.Popen[bytes]") -> dict[str, Any]:
     """What the minder says once the process runs; empty if it says nothing. Cancelled, it ends what was started."""
     reading = asyncio.ensure_future(asyncio.to_thread(ready.readline))

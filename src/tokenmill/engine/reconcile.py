@@ -121,6 +121,9 @@ def _engine_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
             predicted = _predicted(plan, tier, item)
             if not predicted and (plan.settings.engine == "vllm" or not measured):
                 continue  # what vLLM takes besides is one estimate, its runtime
+            if plan.settings.engine == "vllm" and not measured:
+                yield Row(tier, item, predicted, None, "engine")  # on processors its log does not say
+                continue
             asked = compute_as_asked(plan, tier, seen.asked) if item == "compute" else None
             why = why_engine(plan, tier, item, seen.asked, asked, predicted, measured, mapped=seen.mapped)
             explanation = why if differs(predicted, measured) else None

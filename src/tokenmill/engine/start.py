@@ -6,7 +6,7 @@ one that is not wanted any more, because waiting for it was cancelled, is ended.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tokenmill.engine.server import ServerEngine, last_words
 from tokenmill.engine.server_address import base_url, client_for, key_from
 from tokenmill.engine.server_facts import Known, learn
 from tokenmill.engine.server_launch import Prepared, prepare
-from tokenmill.engine.watched import Mortal, Watched
+from tokenmill.engine.watched import Mortal, Started, Watched
 from tokenmill.engine.written.launch import value_of
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.model.identity import identity_of
@@ -55,7 +55,7 @@ async def start(
     progress: Progress | None = None,
     slow: Slow | None = None,
     detach: bool = False,
-) -> Mortal:
+) -> Started:
     """Start an engine and wait until it answers; it dies with us unless detached."""
     tell: Progress = progress or (lambda _: None)
     async with records.locked(state, name, wait_s=_LOCK_S):
@@ -81,15 +81,26 @@ async def start_watched(
     name: str,
     progress: Progress | None = None,
     slow: Slow | None = None,
+    again_ready: Callable[[Mortal], Awaitable[object]] | None = None,
 ) -> Watched:
-    """Start an engine that is started again when it dies."""
+    """Start an engine that is started again when it dies; `again_ready` prepares each but the first."""
 
     async def again() -> Mortal:
         return await start(
             plan, model_path=model_path, config=config, state=state, name=name, progress=progress, slow=slow
         )
 
-    return Watched(await again(), again, most_restarts=config.most_restarts)
+    async def anew() -> Mortal:
+        engine = await again()
+        try:
+            if again_ready is not None:
+                await again_ready(engine)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    return Watched(await again(), anew, most_restarts=config.most_restarts)
 
 
 async def attach(url: str, config: EngineConfig, *, model: str | None = None) -> ServerEngine:
@@ -143,7 +154,7 @@ async def _start_native(
     tell: Progress,
     slow: Slow | None,
     detach: bool,
-) -> Mortal:
+) -> Started:
     # its packages are an extra that who uses servers alone need not have
     from tokenmill.engine.native.start import start as start_native  # noqa: PLC0415
 
@@ -281,8 +292,8 @@ def failed_start(process: Process, kind: EngineKind) -> EngineError:
     exit_ = process.exit
     killed = exit_ is not None and exit_.for_memory
     if cause is None or killed:
-        return EngineError(f"the {kind} engine {process.words()} while loading", hint=last_words(process))
-    words = f"the {kind} engine {process.words()} while loading: {cause.message}"
+        return EngineError(f"while loading, the {kind} engine {process.words()}", hint=last_words(process))
+    words = f"while loading, the {kind} engine {process.words()}: {cause.message}"
     return EngineError(words, hint="\n".join(filter(None, (cause.hint, last_words(process)))) or None)
 
 

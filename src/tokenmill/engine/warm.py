@@ -2,7 +2,7 @@
 
 The first request after a start pays for every page of the model that is not in memory, for buffers that are made at
 first use and for each digest; people measure that and conclude that the machine is slow. `warm_steps` describes the
-steps and what each will cost; `warm` takes them, through the Engine protocol alone. An engine that was warmed is ready.
+steps and what each will cost; `warm` takes them. An engine that was warmed is ready.
 """
 
 import asyncio
@@ -14,11 +14,12 @@ from time import perf_counter
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.binding import HOST_TIERS
-from tokenmill.engine.engine import Answer, Engine, Request, Sampling, answer
+from tokenmill.engine.engine import Answer, Engine, Request, Sampling
+from tokenmill.engine.heads import Head, Held, WarmedHead, hold
 from tokenmill.engine.loading_process import parse_status
 from tokenmill.engine.page_cache import Filled, FillProgress, fill
 from tokenmill.engine.priority import preparation
-from tokenmill.engine.warm_steps import TOKENS, Head, StepName, mapped_bytes
+from tokenmill.engine.warm_steps import TOKENS, StepName, mapped_bytes
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
 from tokenmill.hardware.linux import parse_meminfo
@@ -58,16 +59,6 @@ class Run:
     def decode_tok_s(self) -> float | None:
         """By the engine's own clock."""
         return self.tokens / self.decode_s if self.decode_s and self.tokens else None
-
-
-@dataclass(frozen=True, slots=True)
-class WarmedHead:
-    """What became of one head."""
-
-    name: str
-    prompt_tokens: int
-    reused_tokens: int | None  # found in the engine already: restored, or part of another head
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +113,15 @@ async def warm(
     paths: Sequence[Path],
     *,
     heads: Sequence[Head] = (),
+    folder: Path | None = None,
     progress: Progress | None = None,
     filled: Filled | None = None,
     host: Host | None = None,
 ) -> WarmReport:
-    """Warm a started engine; `filled` where the page cache was filled ahead of its start already."""
+    """Warm a started engine; `filled` where the page cache was filled ahead of its start already.
+
+    Heads are read from and saved to `folder`.
+    """
     tell: Progress = progress or (lambda _: None)
     host = host or LocalHost()
     if filled is None:
@@ -136,14 +131,17 @@ async def warm(
     tell(WarmProgress("first decode", "a second request"))
     second = await _run(engine, SECOND)
     locked, notes = _locked(engine, plan, host)
-    warmed: list[WarmedHead] = []
-    if heads and not engine.capabilities.keeps_prefixes:
-        notes.append("this engine keeps no prompt heads: each request computes its own")
-        heads = ()
-    for number, head in enumerate(heads):
-        tell(WarmProgress("heads", head.name, number, len(heads)))
-        warmed.append(await _head(engine, head))
-    return WarmReport(filled, locked, first, second, tuple(warmed), (*(filled.notes if filled else ()), *notes))
+    held = await hold_told(engine, heads, folder, tell)
+    return WarmReport(
+        filled, locked, first, second, held.heads, (*(filled.notes if filled else ()), *notes, *held.notes)
+    )
+
+
+async def hold_told(engine: Engine, heads: Sequence[Head], folder: Path | None, tell: Progress) -> Held:
+    """Heads alone, with progress."""
+    return await hold(
+        engine, heads, folder, lambda number, head: tell(WarmProgress("heads", head.name, number, len(heads)))
+    )
 
 
 async def fill_ahead(
@@ -218,12 +216,6 @@ async def _run(engine: Engine, prompt: str) -> Run:
     finally:
         await stream.aclose()
     raise AssertionError("a stream ended without an answer")
-
-
-async def _head(engine: Engine, head: Head) -> WarmedHead:
-    began = perf_counter()
-    usage = (await answer(engine, Request(head.prompt, Sampling(temperature=0.0), max_tokens=1))).usage
-    return WarmedHead(head.name, usage.prompt_tokens, usage.cached_tokens, perf_counter() - began)
 
 
 def _locked(engine: Engine, plan: Plan, host: Host) -> tuple[int | None, list[str]]:

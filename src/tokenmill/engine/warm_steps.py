@@ -9,21 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tokenmill.engine.binding import HOST_TIERS
-from tokenmill.engine.engine import Prompt
+from tokenmill.engine.heads import Head
 from tokenmill.plan.plan import Plan
 from tokenmill.units import format_bytes
 
 StepName = Literal["page cache", "lock", "first decode", "heads"]
 TOKENS = 8  # of each of the two first requests
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """A long shared prompt head that later requests begin with."""
-
-    name: str
-    prompt: Prompt
-    tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

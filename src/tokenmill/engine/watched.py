@@ -25,6 +25,13 @@ class Mortal(Engine, Protocol):
         """Done once it has; not when it was closed."""
 
 
+class Started(Mortal, Protocol):
+    """One that was started here, and may have been to outlive us."""
+
+    async def stop(self) -> None:
+        """End it, whoever started it."""
+
+
 Start = Callable[[], Awaitable[Mortal]]
 """Starts the engine anew; EngineError if that fails."""
 Delay = Callable[[Sequence[float], float, int], float | None]
@@ -48,7 +55,7 @@ class Watched:
         self._start, self._most = start, most_restarts
         self._deaths: list[float] = []
         self._restarts = 0
-        self._why = ""
+        self.death: EngineError | None = None  # the last, or why starting it again failed
         self.failed: asyncio.Future[EngineError] = asyncio.get_running_loop().create_future()
         self._changed = asyncio.Condition()
         self._task = asyncio.create_task(self._watch())
@@ -87,7 +94,7 @@ class Watched:
             return Status("failed", self._identity, Counters(restarts=self._restarts), str(self.failed.result()))
         engine = self._engine
         if engine is None:
-            return Status("restarting", self._identity, Counters(restarts=self._restarts), self._why)
+            return Status("restarting", self._identity, Counters(restarts=self._restarts), str(self.death))
         status = await engine.status()
         return replace(status, counters=replace(status.counters, restarts=self._restarts))
 
@@ -108,7 +115,7 @@ class Watched:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self._lives or self.failed.done())
         except TimeoutError as error:
-            raise EngineTimeout(f"the engine did not come back within {timeout_s:g} s: {self._why}") from error
+            raise EngineTimeout(f"the engine did not come back within {timeout_s:g} s: {self.death}") from error
         if self._engine is None:
             failure = self.failed.result()
             raise EngineError(failure.message, hint=failure.hint)
@@ -119,7 +126,7 @@ class Watched:
             death = await asyncio.shield(self._engine.died)
             gone = self._engine
             self._identity, self._capabilities = gone.identity, gone.capabilities
-            self._engine, self._why = None, str(death)
+            self._engine, self.death = None, death
             await gone.close()
             await self._restart(death)
 
@@ -138,7 +145,7 @@ class Watched:
             try:
                 engine = await self._start()
             except EngineError as error:
-                death, self._why = error, str(error)
+                death = self.death = error
                 continue
             self._restarts += 1
             self._engine = engine

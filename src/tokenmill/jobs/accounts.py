@@ -3,7 +3,7 @@
 Knows no store and sends nothing; times come in as numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tokenmill.engine.engine import Answer, Counters, EngineKind, Status
 from tokenmill.jobs.decisions import Dispatch
@@ -74,17 +74,18 @@ class Accounts:
         return Least(self._reckoned.tokens, exact=False) if exact is None else Least(exact, exact=True)
 
     def snapshot(
-        self, elapsed_s: float, counts: Counts, *, busy: int, retrying: int, lengths: Lengths, down: str | None,
-        output: str | None,
+        self, elapsed_s: float, counts: Counts, *, under_way: Sequence[int], retrying: int, lengths: Lengths,
+        down: str | None, output: str | None,
     ) -> Snapshot:  # fmt: skip
-        """The run as it is now."""
+        """The run as it is now; `under_way`: tokens that have come of each job in the engine."""
         tokens, width = self.pace.tokens, self._shape.width
-        trouble = down
-        if down is None and self._status is not None:
-            trouble = self._status.detail if self._status.state == "ready" else f"is {self._status.state}"
+        status = self._status
+        if down is None and status is not None and status.state != "ready":
+            down = f"is {status.state}" + (f": {status.detail}" if status.detail else "")
+        says = status.detail if status is not None and down is None else None
         return Snapshot(
-            elapsed_s, counts, tokens, max(self._live_prompt, tokens.computed), busy, width, retrying,
-            self._eta_s(lengths.left(counts.pending + counts.running)), trouble, self.failed, output,
+            elapsed_s, counts, tokens, max(self._live_prompt, tokens.computed), min(len(under_way), width), width,
+            retrying, self._eta_s(lengths, counts, under_way), down, says, self.failed, output,
         )  # fmt: skip
 
     def report(
@@ -97,11 +98,16 @@ class Accounts:
             self.deaths, notes,
         )  # fmt: skip
 
-    def _eta_s(self, left: Left | None) -> float | None:
+    def _eta_s(self, lengths: Lengths, counts: Counts, under_way: Sequence[int]) -> float | None:
+        begun = [tokens for tokens in under_way if tokens]  # their prompts are computed
+        left, mean = lengths.left(max(0, counts.pending + counts.running - len(begun))), lengths.mean_tokens
+        if left is None or mean is None:
+            return None
+        output = left.output_tokens + sum(max(0.0, mean - tokens) for tokens in begun)
         rates = self.pace.rates()
-        if left is not None and rates.prefill_tok_s is None:
-            left = Left(0.0, left.output_tokens)  # the rate of answers has the prompts in it
-        return eta_s(left, rates, self._shape.width) if left is not None else None
+        # A rate of answers alone has the prompts in it.
+        prompt = left.prompt_tokens if rates.prefill_tok_s is not None else 0.0
+        return eta_s(Left(prompt, output), rates, self._shape.width)
 
 
 Tell = Callable[[Snapshot], None]

@@ -47,14 +47,9 @@ class AtHand:
         return self._suspects.on_trial
 
     @property
-    def trying(self) -> bool:
-        """Whether suspects are to be tried before anything else."""
-        return bool(self._suspects.waiting)
-
-    @property
     def empty(self) -> bool:
         """Whether there is nothing that could be sent, now or later."""
-        return not (self._later or self._suspects.waiting or self.scheduler.pending)
+        return not (self._later or self._suspects.trying or self.scheduler.pending)
 
     def come(self, rows: Sequence[Waiting], *, deadline_s: Callable[[int], float | None], more: bool | None) -> None:
         """Jobs were read; `more` as the scheduler's. One that an engine died with in an earlier run is a suspect."""
@@ -72,8 +67,8 @@ class AtHand:
         self.scheduler.available(fresh, more=more)
 
     def decide(self, in_flight: Collection[int], outside: int) -> tuple[Decision | Pending, ...]:
-        """What the scheduler decides, `outside` jobs running past it; while there are suspects, the next to be tried."""
-        if self._suspects.waiting:
+        """What the scheduler decides, `outside` jobs running past it; before that, the next suspect to be tried."""
+        if self._suspects.trying:
             suspect = self._suspects.try_next(in_flight)
             return () if suspect is None else (suspect,)
         self.scheduler.interactive(outside)

@@ -114,7 +114,7 @@ def _values(text: str) -> Iterator[tuple[Change, bytes, bytes, int]]:
     try:
         endpoint, body = body_of(parse(text))
         checked(endpoint, body)
-    except (RequestRefused, ValueError):
+    except (RequestRefused, ValueError, RecursionError):
         return
     for index, tool in enumerate(body.get("tools") or ()):
         spelling = TEXT(tool)

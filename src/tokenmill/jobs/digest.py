@@ -146,7 +146,9 @@ def _whole(one: Document) -> str:
 
 def _part(one: Document, level: int, count: TokenCount) -> str | None:
     """The most lines from the beginning that fit, and an outline of the rest; None: not even a few words fit."""
-    lines = one.text.splitlines(keepends=True)
+    lines = [line + "\n" for line in one.text.split("\n")[:-1]]
+    if not lines:
+        return None
     headings = [(number, line) for number, line in enumerate(lines) if _OUTLINE.match(line)]
 
     def cut(kept: int) -> str:

@@ -57,7 +57,7 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
         seen.add(path)
         if len(seen) > MOST_FILES:
             raise UsageError(f"more than {MOST_FILES:,} files", hint="name the folders that matter")
-        name = path.relative_to(root).as_posix()
+        name = os.fsencode(path.relative_to(root).as_posix()).decode(errors="replace")  # names need not be Unicode
         text, why_not = _text(path)
         if text is None:
             skipped.append((name, why_not))

@@ -20,6 +20,7 @@ class Flight:
     prompt_bytes: int
     began_s: float
     sent: Dispatch | None  # None: a suspect, sent past the scheduler
+    life: Engine | None  # which of the engine's; None: it had none just then
     evicted_tokens: int | None = None  # by the engine, before this was sent
     tokens: int = 0  # that have come
     task: "asyncio.Task[None] | None" = None

@@ -41,6 +41,14 @@ class Saving:
         """Against the best that the given order of columns allows."""
         return self.given_bytes - self.bytes
 
+    def as_words(self, bytes_per_token: float = 4.0) -> str:
+        """The figures in a sentence, in tokens."""
+        slot, given, least = (
+            f"{round(size / bytes_per_token):,}" for size in (self.given_slot_bytes, self.given_bytes, self.bytes)
+        )
+        made = f"; {least} in this layout" if self.bytes < self.given_bytes else "; no other order of columns is better"
+        return f"{slot} prompt tokens row by row, {given} with every shared head computed once{made}"
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -108,15 +116,18 @@ def _rest(table: Table, template: Template, key: str | None) -> Order:
 
 def _arranged(table: Table, template: Template, columns: Order) -> Iterator[list[Order]]:
     """Candidates: an order of the columns for every row."""
-    numbers: dict[tuple[int, str], int] = {}
-    rows = [[numbers.setdefault((column, row[column]), len(numbers)) for column in columns] for row in table.rows]
-    weights = [len(f"{table.columns[column]}: {value}\n".encode()) for column, value in numbers]
+    cells, weights = list[list[int]](), list[int]()
+    for column in columns:
+        numbers: dict[str, int] = {}
+        first, name = len(weights), f"{table.columns[column]}: "
+        cells.append([numbers.setdefault(row[column], first + len(numbers)) for row in table.rows])
+        weights += [len(f"{name}{value}\n".encode()) for value in numbers]
     groups: dict[str, list[int]] = {}
-    for row in range(len(rows)):
+    for row in range(len(table.rows)):
         groups.setdefault(_before(table, template, row), []).append(row)
     shared: dict[Order, Order] = {}  # many rows have one order: it is kept once
     for split in (by_value, by_column):
-        orders = arrange(rows, weights, [*groups.values()], split)
+        orders = arrange(cells, weights, [*groups.values()], split)
         yield [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
 
 

@@ -45,6 +45,12 @@ async def watch(
     tell(gone)
 
 
-async def answers(engine: Engine) -> bool:
-    """Whether an engine that broke one request off goes on with others."""
-    return over(engine) is None and (await engine.status()).state == "ready"
+def of(engine: Engine) -> Engine | None:
+    """The life that an engine has now; None: none."""
+    return engine.current if isinstance(engine, Watched) else engine
+
+
+async def goes_on(engine: Engine, life: Engine | None) -> bool:
+    """Whether an engine that broke one request off is the same as before, and there for others."""
+    same = life is not None and of(engine) is life and over(engine) is None
+    return same and (await engine.status()).state == "ready"

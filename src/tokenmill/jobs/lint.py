@@ -6,19 +6,20 @@ be. Pure: no files, no clock; a tokeniser is a function that is given.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from hashlib import sha256
 from typing import NamedTuple
 from zlib import crc32
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.body import Call, checked
 from tokenmill.jobs.identity import place
+from tokenmill.jobs.keys import shown
 from tokenmill.jobs.line import body_of, custom_id_of, parse
-from tokenmill.jobs.lint_diff import Difference, side
-from tokenmill.jobs.lint_file import Distinct, FileOrder, ToolsBehind
-from tokenmill.jobs.lint_heads import Heads, Misplaced, misplaced
-from tokenmill.jobs.lint_parts import Part, Prompt, located, prompt_of
+from tokenmill.jobs.lint_families import Families, Member, between
+from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
+from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Heads, Misplaced, misplaced
+from tokenmill.jobs.lint_parts import Prompt, prompt_of, shortened
 from tokenmill.jobs.lint_report import (
     BYTES_PER_TOKEN,
     COSTLY,
@@ -33,22 +34,19 @@ from tokenmill.jobs.lint_spellings import (
     CHANGING,
     EVERY,
     KEPT,
+    SCANNED,
     WITHOUT,
     Changing,
-    orders,
     spell_head,
     spell_tail,
 )
-from tokenmill.jobs.lint_text import Segment, common_characters, differing
 from tokenmill.jobs.lint_tokens import TokenCount, Tokens
-from tokenmill.jobs.lint_tree import HEAD_ENDS, TAIL_ENDS, Tree
+from tokenmill.jobs.lint_tree import HEAD_CHUNK, HEAD_ENDS, LONE_ENDS, TAIL_CHUNK, TAIL_ENDS, Tree
 from tokenmill.jobs.read import BadLine
 from tokenmill.units import MIB
 
 RECENT_HEADS = 256
 RECENT_BYTES = 32 * MIB
-FAMILIES = 4096
-FAMILY_TEXT = 32 * MIB
 TAIL_FAMILY = 128  # characters that the beginnings of last messages are told apart by
 LONE_HEAD = 4096  # characters of a lone text that are taken for its head
 BAD_SHOWN = 3
@@ -70,16 +68,6 @@ class _Head(NamedTuple):
     bytes: int
 
 
-@dataclass(slots=True)
-class _Family:
-    """The first of all texts that are one without what changes."""
-
-    line: int
-    prompt: Prompt
-    parts: tuple[Part, ...]
-    segments: Sequence[Segment]
-
-
 class Lint:
     """A look at a stream of lines. `add` and `bad` take them; `report` may be asked for at any time."""
 
@@ -88,20 +76,19 @@ class Lint:
         self._recent: OrderedDict[str, _Head] = OrderedDict()
         self._recent_bytes, self._room = 0, RECENT_BYTES
         self._spellings: dict[str, _State] = {}
-        self._families: dict[object, _Family] = {}
-        self._family_room = FAMILY_TEXT
-        self._differ: Counter[Changing] = Counter()
-        self._examples: dict[Changing, Difference] = {}
+        self._families = Families()
+        self._differ: Counter[Changing] = Counter()  # jobs
+        self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are known by the chunk
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
-        self._identities = Distinct()
+        self._identities, self._names, self._again = Repeats(), Repeats(), ""
         self._order, self._tools = FileOrder(), ToolsBehind()
 
     def add(self, number: int, text: str) -> None:
         """One line of the file."""
         try:
             line = parse(text)
-            custom_id_of(line, number)
+            custom_id = custom_id_of(line, number)
             endpoint, body = body_of(line)
             call = Call(endpoint, checked(endpoint, body))
             identity = place("", call).identity
@@ -111,8 +98,12 @@ class Lint:
             self.bad(BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"))
         except ValueError as error:
             self.bad(BadLine(number, str(error)))
+        except RecursionError:
+            self.bad(BadLine(number, "nested too deeply"))
         else:
             self._identities.add(identity)
+            if self._names.add(sha256(custom_id.encode()).digest()):
+                self._again = self._again or f"line {number} has {shown(custom_id)} again"
             self._call(number, call)
 
     def bad(self, line: BadLine) -> None:
@@ -138,8 +129,8 @@ class Lint:
         else:
             self._recent.move_to_end(text)
         tail = "".join(part.text for part in prompt.tail)
-        differs = head.differs | self._tail(number, prompt, head, tail)
-        self._differ.update(differs)
+        in_tail = self._tail(number, prompt, head, tail)
+        self._differ.update(head.differs | in_tail)
         sizes = head.bytes, len(tail.encode())
         self._order.add(text, tail, sizes)
         self._tokens.add(number, text, tail, head.without, sizes, to_write)
@@ -156,8 +147,10 @@ class Lint:
             without = state.checksum if mask & WITHOUT else without
         differs: frozenset[Changing] = frozenset()
         if text:
-            self._heads.add(without, number, prompt.head, spelled.without, own=True)
-            differs = self._compared(("head", without), number, prompt, prompt.head, spelled.segments)
+            self._heads.add(without, number, shortened(prompt.head, MOST_CHARACTERS), spelled.without, own=True)
+            member = Member(number, prompt.head, spelled.segments, prompt.tools)
+            differs = self._families.join(("head", without), member)
+            self._noise.update(dict.fromkeys(differs, HEAD_CHUNK))
         head = _Head(states, without, differs, size)
         self._recent[text] = head
         self._recent_bytes += size
@@ -182,47 +175,26 @@ class Lint:
 
     def _tail(self, number: int, prompt: Prompt, head: _Head, text: str) -> frozenset[Changing]:
         """Walk a last message behind its head in all spellings of both."""
-        spelled = spell_tail(text)
+        spelled, ends = spell_tail(text), TAIL_ENDS if prompt.head else LONE_ENDS
         for mask, spelling in spelled.spellings:
             data = spelling.encode()
             for head_mask, state, size in head.states:
                 if both := mask & head_mask:
-                    self._tree.walk(data, state, both, TAIL_ENDS)
+                    self._tree.walk(data, state, both, ends)
                     self._tree.count(size + len(data), both)
         without = spelled.without
         key = head.without
         if not prompt.head:
             start = without[:LONE_HEAD]
             key = crc32(start.encode())
-            self._heads.add(key, number, prompt.tail, start, own=False)
+            self._heads.add(key, number, shortened(prompt.tail, LONE_HEAD), start, own=False)
         self._heads.job(key)
+        if spelled.segments:
+            self._noise.update(dict.fromkeys(spelled.segments[0].marked.kinds(), 2 * TAIL_CHUNK))
         if not spelled.segments or len(without) < TAIL_FAMILY // 2:
             return frozenset()
-        return self._compared((head.without, without[:TAIL_FAMILY]), number, prompt, prompt.tail, spelled.segments)
-
-    def _compared(
-        self, key: object, number: int, prompt: Prompt, parts: tuple[Part, ...], cut: Sequence[Segment]
-    ) -> frozenset[Changing]:
-        """What a text differs in from the first of its family; keeps an example of each kind."""
-        family = self._families.get(key)
-        if family is None:
-            size = sum(len(part.text) for part in parts)
-            if len(self._families) < FAMILIES and size <= self._family_room:
-                self._family_room -= size
-                self._families[key] = _Family(number, prompt, parts, cut)
-            return frozenset()
-        found: set[Changing] = set()
-        for kind, there, here in differing(family.segments, cut):
-            if kind not in found:
-                found.add(kind)
-                if kind not in self._examples:
-                    self._examples[kind] = _shown(family.line, family.parts, there, number, parts, here)
-        if prompt.tools != family.prompt.tools or repr(prompt.tools) != repr(family.prompt.tools):
-            for order in orders(prompt.tools, family.prompt.tools):
-                found.add(order)
-                at = common_characters(family.parts[0].text, parts[0].text)
-                self._examples.setdefault(order, _shown(family.line, family.parts, at, number, parts, at))
-        return frozenset(found)
+        member = Member(number, shortened(prompt.tail, SCANNED), spelled.segments)
+        return self._families.join((head.without, without[:TAIL_FAMILY]), member)
 
     def report(self) -> Report:
         """What has been found so far."""
@@ -233,17 +205,20 @@ class Lint:
         without = round(scale * tree.shared(WITHOUT))
         costs = {kind: without - round(scale * tree.shared(KEPT[kind])) for kind in CHANGING}
         findings = [
-            Finding(kind, self._differ[kind] or None, cost, self._examples.get(kind)) for kind, cost in costs.items()
+            Finding(kind, self._differ[kind] or None, cost, self._families.examples.get(kind))
+            for kind, cost in costs.items()
+            if cost > self._noise[kind]
         ]
         placed, lost = self._misplaced()
         findings += placed
         findings = [found for found in findings if (found.cost_bytes or 0) >= max(256, WORTH_SAYING * total)]
         findings.sort(key=lambda found: (found.kind not in COSTLY, -(found.cost_bytes or 0)))
+        repairable = any(found.kind in COSTLY for found in findings)
         return Report(
             jobs=self._jobs,
             prompt_bytes=total,
             compute_bytes=total - shared,
-            repaired_bytes=max(0, total - max(without, shared) - lost),
+            repaired_bytes=max(0, total - max(without, shared) - lost) if repairable else total - shared,
             bytes_per_token=tokens or BYTES_PER_TOKEN,
             counted=tokens is not None,
             findings=(*findings, *self._others(total - shared, tokens or BYTES_PER_TOKEN)),
@@ -259,7 +234,7 @@ class Lint:
         for kind, every in by_kind.items():
             worst = max(every, key=lambda found: found.lost_bytes)
             first, second = worst.partner, worst.head
-            example = _shown(first.line, first.parts, worst.at, second.line, second.parts, worst.at)
+            example = between(first.line, first.parts, worst.at, second.line, second.parts, worst.at)
             jobs = scale * sum(found.head.jobs for found in every)
             findings.append(Finding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
         return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
@@ -272,7 +247,9 @@ class Lint:
         if not self._jobs:
             yield Finding("empty", None)
             return
-        if longer := self._tokens.too_long:
+        if self._again:
+            yield Finding("custom_id", self._names.count, detail=self._again, fatal=True)
+        if longer := self._tokens.too_long():
             yield Finding("too_long", longer.jobs, detail=longer.words, fatal=True)
         if digest := self._tokens.long_heads(LONG_DIGEST_TOKENS):
             yield Finding("long_digest", digest.jobs, detail=digest.words)
@@ -281,21 +258,9 @@ class Lint:
         again = self._tools.cost_bytes()
         if again > WORTH_SAYING * compute_bytes:
             yield Finding("tools_behind", None, again)
-        if copies := self._jobs - self._identities.count():
+        if copies := self._identities.count:
             yield Finding("duplicates", copies)
         alternating = self._order.computed_bytes - compute_bytes
         if alternating > 0.05 * compute_bytes:
             times = f"a slot that works in this order computes {round(alternating / bytes_per_token):,} tokens more"
             yield Finding("file_order", None, detail=times)
-
-
-def _shown(line: int, parts: tuple[Part, ...], at: int, other: int, others: tuple[Part, ...], there: int) -> Difference:
-    """Two jobs around the place where they part, each in the part that holds it."""
-    found = [(line, *located(parts, at)), (other, *located(others, there))]
-    dots = any(not part.text[place : place + 1].strip() for _, part, place in found)
-    sides = [
-        side(part.text[part.skip :], max(0, place - part.skip), line=number, where=part.label,
-             byte=len(part.text[part.skip : max(part.skip, place)].encode()), dots=dots)
-        for number, part, place in found
-    ]  # fmt: skip
-    return Difference(*sides)

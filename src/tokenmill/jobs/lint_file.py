@@ -5,34 +5,31 @@ from tokenmill.jobs.lint_text import common_characters
 
 LEAST_TOOLS = 256  # bytes that are worth a word
 MOST_TOOLS = 4096
-MOST_DISTINCT = 1 << 20
+MOST_DISTINCT = 1 << 19
 MOST_SYSTEMS = 1 << 16
 
 
-class Distinct:
-    """How many different values came; exact up to a limit, then from every second, fourth, ... of them."""
+class Repeats:
+    """How many values came again; exact up to a limit, then from every second, fourth, ... of them."""
 
     def __init__(self, most: int = MOST_DISTINCT) -> None:
         self._seen: set[int] = set()
         self._most, self._skip = most, 0
+        self.count = 0
 
-    def add(self, digest: bytes) -> None:
-        """One value, as a digest of at least eight bytes."""
+    def add(self, digest: bytes) -> bool:
+        """One value, as a digest of at least eight bytes; True: it came before."""
         key = int.from_bytes(digest[:8], "big")
-        if not key & self._skip:
-            self._seen.add(key)
-            if len(self._seen) > self._most:
-                self._skip = self._skip << 1 | 1
-                self._seen = {key for key in self._seen if not key & self._skip}
-
-    def count(self) -> int:
-        """Different ones so far."""
-        return len(self._seen) * (self._skip + 1)
-
-    @property
-    def exact(self) -> bool:
-        """Whether none had to be left out."""
-        return self._skip == 0
+        if key & self._skip:
+            return False
+        if key in self._seen:
+            self.count += self._skip + 1
+            return True
+        self._seen.add(key)
+        if len(self._seen) > self._most:
+            self._skip = self._skip << 1 | 1
+            self._seen = {key for key in self._seen if not key & self._skip}
+        return False
 
 
 class FileOrder:

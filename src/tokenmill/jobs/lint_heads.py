@@ -7,6 +7,7 @@ sample of the distinct heads is looked at; figures are scaled to all of them. Pu
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ MOST_TEXT = 6_000_000  # characters of all of them
 LEAST_LOST = 64  # bytes, of one head
 HOLDERS = 4  # heads that are remembered for a piece
 _WORDS = re.compile(r"\w+\W*|\W+")
-_CUT_AT = 12  # a piece has about as many words
-_NEAR_PIECES, _NEAR_SHARE = 3, 0.05
+_CUT_AT, _MOST_WORDS = 12, 64  # a piece has about as many words, and never more
+_NEAR_BYTES, _NEAR_SHARE = 256, 0.05
 _HEAD_SHARE = 0.5
 _ORDER_SHARE = 0.8
 
@@ -124,13 +125,14 @@ def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[by
     shared = [_bytes(ours & Counter(theirs)) for _, theirs in partners]
     best = max(range(len(partners)), key=lambda index: shared[index])
     partner, theirs = partners[best]
-    lost, whole = shared[best] - begun, _bytes(ours)
+    whole = _bytes(ours)
+    same = max(shared[best], _ends(head.text, partner.text))  # pieces miss what an edit leaves of the one around it
+    lost = same - begun
     if lost < LEAST_LOST:
         return None
-    common = ours & Counter(theirs)
-    if shared[best] >= _ORDER_SHARE * whole and _only(pieces, common) != _only(theirs, common):
+    if shared[best] >= _ORDER_SHARE * whole and _in_order(pieces, theirs) < _ORDER_SHARE * shared[best]:
         kind: Misplacement = "order"
-    elif (ours - common).total() <= _NEAR_PIECES or whole - shared[best] <= _NEAR_SHARE * whole:
+    elif whole - same <= max(_NEAR_BYTES, _NEAR_SHARE * whole):
         kind = "near"
     else:
         kind = "changing"
@@ -140,18 +142,31 @@ def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[by
     return Misplaced(kind, head, partner, lost, common_characters(head.raw, partner.raw))
 
 
+def _ends(one: str, other: str) -> int:
+    """Bytes that two texts have in common at their beginnings and ends."""
+    begun = common_characters(one, other)
+    ended = common_characters(one[begun:][::-1], other[begun:][::-1])
+    return len(one.encode()) - len(one[begun : len(one) - ended].encode())
+
+
 def _bytes(pieces: Counter[bytes]) -> int:
     return sum(len(piece) * count for piece, count in pieces.items())
 
 
-def _only(pieces: list[bytes], among: Counter[bytes]) -> list[bytes]:
-    left = Counter(among)
-    kept = []
-    for piece in pieces:
-        if left[piece] > 0:
-            left[piece] -= 1
-            kept.append(piece)
-    return kept
+def _in_order(ours: list[bytes], theirs: list[bytes]) -> int:
+    """Bytes of the most pieces that two texts have in the same order: the longest rising run of places."""
+    places: dict[bytes, list[int]] = {}
+    for place in reversed(range(len(theirs))):
+        places.setdefault(theirs[place], []).append(place)
+    ends, sizes = list[int](), [0]  # the last place of the best run of each length, and the bytes in it
+    for piece in ours:
+        if places.get(piece):
+            place = places[piece].pop()
+            length = bisect_left(ends, place)
+            ends[length:] = [place, *ends[length + 1 :]]
+            size = sizes[length] + len(piece)
+            sizes[length + 1 :] = [size, *sizes[length + 2 :]]
+    return max(sizes)
 
 
 def cut(text: str) -> Iterator[bytes]:
@@ -160,7 +175,7 @@ def cut(text: str) -> Iterator[bytes]:
     for match in _WORDS.finditer(text):
         word = match[0]
         piece.append(word)
-        if crc32(word.encode()) % _CUT_AT == 0 or "\n" in word:
+        if crc32(word.encode()) % _CUT_AT == 0 or "\n" in word or len(piece) == _MOST_WORDS:
             yield "".join(piece).encode()
             piece = []
     if piece:

@@ -12,6 +12,7 @@ from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.keys import TEXT
 
 TOOLS = "tools"
+ARGUMENTS = "template arguments"
 PROMPT = "prompt"
 
 
@@ -42,7 +43,7 @@ def prompt_of(call: Call) -> Prompt:
         return Prompt((), (Part(PROMPT, given),))
     messages: Sequence[Mapping[str, Any]] = values["messages"]
     preamble = _preamble(call)
-    parts = [Part(TOOLS, preamble + "\n")]
+    parts = [Part(TOOLS if "tools" in values else ARGUMENTS, preamble + "\n")]
     for index, message in enumerate(messages):
         content = message.get("content")
         if len(message) == 2 and type(content) is str:  # nearly every message
@@ -65,6 +66,17 @@ def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelle
     if not tools or parts[0].label != TOOLS:
         return text
     return text.replace(TEXT(list(tools)), TEXT(list(spelled)), 1)
+
+
+def shortened(parts: Sequence[Part], most: int) -> tuple[Part, ...]:
+    """The first so many characters of parts: to be kept."""
+    kept = list[Part]()
+    for part in parts:
+        if most <= 0:
+            break
+        kept.append(part if len(part.text) <= most else part._replace(text=part.text[:most]))
+        most -= len(part.text)
+    return tuple(kept)
 
 
 def located(parts: Sequence[Part], character: int) -> tuple[Part, int]:

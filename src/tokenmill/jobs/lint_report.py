@@ -11,8 +11,9 @@ TOO_MUCH = 0.01
 LONG_DIGEST_TOKENS = 16 * 1024
 
 Kind = Literal[
-    "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing",
-    "behind", "long_digest", "too_long", "bad_line", "max_tokens", "tools_behind", "duplicates", "file_order", "empty",
+    "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing", "behind",
+    "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind", "duplicates", "file_order",
+    "empty",
 ]  # fmt: skip
 COSTLY: tuple[Kind, ...] = (
     "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing"
@@ -33,6 +34,7 @@ TITLES: dict[Kind, str] = {
     "long_digest": "heads are longer than 16 K tokens",
     "too_long": "prompts do not fit the context",
     "bad_line": "lines cannot be run",
+    "custom_id": "a custom_id is used twice",
     "max_tokens": "lines have no max_tokens",
     "tools_behind": "tools may be computed again for every system message",
     "duplicates": "lines ask what another line asks",
@@ -54,6 +56,7 @@ ADVICE: dict[Kind, str] = {
     "long_digest": "tokenmill digest --tokens N makes one of a given size",
     "too_long": "they will be refused: shorten them, or plan with a longer context",
     "bad_line": "tokenmill run gives each an error line in the output",
+    "custom_id": "tokenmill run refuses the file: give each line one of its own",
     "max_tokens": "such an answer may run to the end of the context: set max_tokens",
     "tools_behind": "many templates write tools behind the system message, and those here change",
     "duplicates": "each is computed once; nothing to do",

@@ -99,7 +99,6 @@ class Tokens:
             self._over += 1
             self._farthest = max(self._farthest, (tokens, to_write or 0, -number))
 
-    @property
     def too_long(self) -> TooMany | None:
         """Prompts that do not fit the context with what they ask for."""
         if not self._over:
@@ -124,9 +123,7 @@ class Tokens:
         else:
             tokens, about = round(longest.bytes / per_token), "about "
         heads = "it" if len(over) == 1 else f"{len(over):,} heads; the longest"
-        return TooMany(
-            sum(head.jobs for head in over), f"{heads} has {about}{tokens:,} tokens, line {longest.line}"
-        )
+        return TooMany(sum(head.jobs for head in over), f"{heads} has {about}{tokens:,} tokens, line {longest.line}")
 
     def measured(self) -> float | None:
         """Bytes of a token in these prompts; None: no tokeniser was given, or there is no text."""

@@ -16,6 +16,7 @@ from zlib import crc32
 
 MOST_NODES = 1 << 19
 _MASK_BITS = 16
+HEAD_CHUNK, TAIL_CHUNK = 64, 16  # bytes: so much of one text may seem not to be shared although it is
 
 
 def _ends(steps: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
@@ -27,8 +28,9 @@ def _ends(steps: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
 
 
 # Where a shared head ends is known to a chunk: finer at first, then to an eighth of what lies before or better.
-HEAD_ENDS = _ends(((64, 4096), (512, 32768), (4096, 1 << 20)))
-TAIL_ENDS = _ends(((64, 512), (512, 4096), (4096, 1 << 20)))
+HEAD_ENDS = _ends(((HEAD_CHUNK, 4096), (512, 32768), (4096, 1 << 20)))
+LONE_ENDS = _ends(((TAIL_CHUNK, 128), (64, 4096), (512, 32768), (4096, 1 << 20)))  # of prompts without a head
+TAIL_ENDS = _ends(((TAIL_CHUNK, 128), (64, 512), (512, 4096), (4096, 1 << 20)))
 
 
 class Tree:

@@ -43,12 +43,10 @@ def parsed(
         return
     with ExitStack() as stack:
         parsers = [stack.enter_context(_Parser(reading)) for _ in range(processes)]
-        threads = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(processes)]
         under_way: deque[tuple[Chunk | BadLine, Future[list[Row]]]] = deque()
         ahead_bytes = 0
         for index, item in enumerate(everything):
-            turn = index % processes
-            under_way.append((item, threads[turn].submit(parsers[turn].rows, item)))
+            under_way.append((item, parsers[index % processes].rows(item)))
             ahead_bytes += _bytes(item)
             while ahead_bytes > AHEAD_BYTES:
                 done, future = under_way.popleft()
@@ -67,7 +65,7 @@ def _rows(item: Chunk | BadLine, reading: Reading) -> list[Row]:
 
 
 class _Parser:
-    """One process; used by one thread at a time."""
+    """One process, with a thread that sends and one that receives: it never waits for either."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
@@ -75,18 +73,21 @@ class _Parser:
         command = [sys.executable, "-P", "-m", "tokenmill.jobs.parsing"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
+        self._sender, self._receiver = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         settings = (reading.batch, reading.model_id, reading.priority, reading.reuse, dict(reading.defaults))
-        with suppress(BrokenPipeError):  # told when its first rows are missing
-            _send(self._input, settings)
+        self._sender.submit(_send, self._input, settings)
 
-    def rows(self, item: Chunk | BadLine) -> list[Row]:
-        """What the process makes of a chunk."""
+    def rows(self, item: Chunk | BadLine) -> Future[list[Row]]:
+        """What the process will make of a chunk."""
         if isinstance(item, BadLine):
-            return _rows(item, self._reading)
+            return self._receiver.submit(_rows, item, self._reading)
+        self._sender.submit(_send, self._input, tuple(item))  # what goes wrong there is missed by who receives
+        return self._receiver.submit(self._received)
+
+    def _received(self) -> list[Row]:
         try:
-            _send(self._input, tuple(item))
             return cast(list[Row], _receive(self._output))  # plain tuples: the store takes them as they are
-        except (BrokenPipeError, EOFError):
+        except EOFError:
             status = self._process.wait()
             raise TokenmillError(
                 f"a process that parses lines ended with status {status}",
@@ -101,6 +102,8 @@ class _Parser:
     ) -> None:
         self._process.kill()  # it holds nothing but a copy of what is in the file
         self._process.wait()
+        for threads in (self._sender, self._receiver):
+            threads.shutdown(cancel_futures=True)
         self._output.close()
         with suppress(BrokenPipeError):  # the rest of a frame
             self._input.close()

@@ -32,7 +32,8 @@ class Snapshot:
     width: int  # lanes to be used
     retrying: int  # jobs that wait out a failure
     eta_s: float | None
-    engine: str | None  # what is wrong with it now; None: nothing
+    engine: str | None  # why it cannot be used now; None: it can
+    engine_says: str | None  # of itself while it can: that it has been silent for long, say
     failed: Failed | None  # the last one
     output: str | None  # what is wrong with the output file; None: nothing
 

@@ -39,7 +39,8 @@ def verdict(error: TokenmillError) -> Verdict:
     if isinstance(error, EngineTimeout):
         return Verdict(Failure("timeout", _words(error)), can_pass=True)
     if isinstance(error, EngineDied):
-        return Verdict(Failure("engine_died", error.message), can_pass=True)  # its hint is a page of a log
+        # its hint is a page of a log
+        return Verdict(Failure("engine_died", f"at work when the engine died: {error.message}"), can_pass=True)
     if isinstance(error, EngineError):
         return Verdict(Failure("engine_failed", _words(error)), can_pass=True)
     return Verdict(Failure("failed", _words(error)), can_pass=False)

@@ -68,13 +68,10 @@ class Store(Reader):
             if self._database.many("add_job", rows) != len(rows):
                 raise self._twice(batch, rows)
             self._database.many("add_block", blocks)
-            bad = [row[0] for row in rows].count(State.FAILED)
-            run("count_added", batch=batch, state=State.PENDING, jobs=len(rows) - bad)
-            if bad:
-                run("count_added", batch=batch, state=State.FAILED, jobs=bad)
-            if run("any_answer").fetchone()[0]:
-                reused = run("answer_added", first=rows[0][-1], last=rows[-1][-1]).rowcount
-                run("count_reused", batch=batch, jobs=reused)
+            for state, count in run("added", first=rows[0][-1], last=rows[-1][-1]).fetchall():
+                run("count_added", batch=batch, state=state, jobs=count)
+                if state == State.DONE:
+                    run("count_reused", batch=batch, jobs=count)
             run("set_lines", batch=batch, lines=rows[-1][-1] & MOST_LINES)
 
     def last_line(self, batch: int) -> int:

@@ -18,8 +18,8 @@ from tokenmill.jobs.read import BadLine, Chunk, Source, open_source
 from tokenmill.jobs.store import Store
 from tokenmill.units import MIB
 
-GROUP_LINES = 16_384  # in one transaction: each writes the pages of an index that its lines fall into
-GROUP_BYTES = 32 * MIB
+GROUP_LINES = 65_536  # in one transaction: each writes the pages of an index that its lines fall into
+GROUP_BYTES = 64 * MIB
 _SHOWN = 3
 
 

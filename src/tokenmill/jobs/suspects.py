@@ -27,12 +27,9 @@ class Suspects:
         self._cleared: set[int] = set()
 
     @property
-    def waiting(self) -> int:
-        """Suspects that have not been tried. Mutates nothing."""
-        return len(self._waiting)
-
-    def __contains__(self, job: object) -> bool:
-        return job in self._points or job in self._cleared
+    def trying(self) -> bool:
+        """Whether one is on trial or waits for it, so that nobody else is to be begun. Mutates nothing."""
+        return self.on_trial is not None or bool(self._waiting)
 
     def accuse(self, record: Pending, tokens: int | None) -> None:
         """A job was at work when an engine died, and so many tokens of its answer had come; mutates."""

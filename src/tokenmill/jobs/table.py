@@ -92,10 +92,20 @@ def _from_jsonl(path: Path) -> Table:
         for column in row:
             columns.setdefault(column, len(columns))
         texts = dict.fromkeys(columns, "") | {column: _text(value) for column, value in row.items()}
+        if "\\u" in text:
+            _check_characters(f"line {number} of {path}", texts)
         rows.append(tuple([values.setdefault(text, text) for text in texts.values()]))
     # A column that comes up late is empty in the rows before.
     whole = [row if len(row) == len(columns) else row + ("",) * (len(columns) - len(row)) for row in rows]
     return _checked(Table(str(path), tuple(columns), tuple(whole)))
+
+
+def _check_characters(where: str, texts: dict[str, str]) -> None:
+    try:
+        "".join([*texts, *texts.values()]).encode()
+    except UnicodeEncodeError:
+        hint = "characters are written whole: both halves, or as UTF-8"
+        raise UsageError(f"{where}: half of a surrogate pair stands alone", hint=hint) from None
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, str]]:

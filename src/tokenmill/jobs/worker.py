@@ -96,7 +96,7 @@ class _Worker:
 
     async def run(self) -> Report:
         """The loop."""
-        beside = [asyncio.create_task(life.watch(self._engine, self._inbox.put_nowait)),
+        beside = [asyncio.create_task(life.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
                   asyncio.create_task(self._await_stop())]  # fmt: skip
         try:
             while not self._over:
@@ -184,14 +184,14 @@ class _Worker:
             body = answer_body(flight.call.endpoint, answer, id=(job.identity or b"").hex()[:24],
                                model=self._engine.identity.model, created_s=self._clock())  # fmt: skip
             usage, engine_s = answer.usage, self._loop_s() - flight.began_s
-            self._settlement.answers.append(Finished(flight.id, encode(body), usage.prompt_tokens,
-                                                     usage.completion_tokens, usage.cached_tokens, engine_s))  # fmt: skip
+            spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
+            self._settlement.answers.append(Finished(flight.id, encode(body), *spent))
 
     async def _ended(self, flight: Flight, how: Answer | TokenmillError) -> None:
         """A stream broke off: the job's affair, or the engine's."""
         if isinstance(how, EngineError):
             self._gone = self._gone or life.over(self._engine)
-        if isinstance(how, EngineDied) and not await life.answers(self._engine):
+        if isinstance(how, EngineDied) and not await life.goes_on(self._engine, flight.life):
             await self._fell(how)
         elif isinstance(how, TokenmillError) and self._gone is None:
             self._failed(flight, how)
@@ -268,7 +268,7 @@ class _Worker:
                 self._settlement.failures.append((job.id, Failure("refused", str(error)), None))
                 continue
             flight = Flight(job, call, self._hand[job.id].prompt_bytes, self._loop_s(),
-                            decision if isinstance(decision, Dispatch) else None,
+                            decision if isinstance(decision, Dispatch) else None, life.of(self._engine),
                             self._accounts.counters.evicted_tokens)  # fmt: skip
             self._flights[job.id] = flight
             flights.launch(flight, self._engine, timeout_s=self._options.job_timeout_s, tell=self._inbox.put_nowait,
@@ -346,7 +346,8 @@ class _Worker:
     def _tell_how(self) -> None:
         output = self._books.output_error
         self._tell(self._accounts.snapshot(
-            self._loop_s() - self._began_s, self._books.counts, busy=self._busy, retrying=self._hand.retrying,
+            self._loop_s() - self._began_s, self._books.counts, retrying=self._hand.retrying,
+            under_way=[flight.tokens for flight in self._flights.values()],
             lengths=self._hand.scheduler.lengths, down=self._down, output=output.message if output else None,
         ))  # fmt: skip
 

@@ -13,6 +13,7 @@ from support import full_disk
 from support.jobs_store import answer, pending, submitted, write_jobs
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs import database
+from tokenmill.jobs.database import PAGE_BYTES
 from tokenmill.jobs.faults import StoreError, StoreInUse
 from tokenmill.jobs.job import Counts
 from tokenmill.jobs.reader import Reader
@@ -115,9 +116,9 @@ def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "s" / "store.db"
     raw = bytearray(path.read_bytes())
     if damage == "first page":
-        raw[:4096] = b"\xff" * 4096
+        raw[:PAGE_BYTES] = b"\xff" * PAGE_BYTES
     elif damage == "a page inside":
-        raw[8192 * 2 :] = b"\xff" * (len(raw) - 8192 * 2)
+        raw[PAGE_BYTES * 2 :] = b"\xff" * (len(raw) - PAGE_BYTES * 2)
     elif damage == "another file":
         raw = bytearray(b"this is not a database, but it is long enough to be one " * 200)
     else:

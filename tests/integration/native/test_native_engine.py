@@ -187,9 +187,9 @@ def test_a_pinned_head_survives_a_restart_and_a_foreign_file_is_refused(smollm2_
 
     async def write() -> tuple[int, str]:
         async with native(smollm2_path, tmp_path) as engine:
-            tokens = await engine.pin(_system(DIGEST))
-            assert await engine.save_head(_system(DIGEST), head) == len(tokens)
-            return len(tokens), (await answer(engine, chat("What grinds?", system=DIGEST))).text
+            tokens = (await engine.pin(_system(DIGEST))).prompt_tokens
+            assert await engine.save_head(_system(DIGEST), head) == tokens
+            return tokens, (await answer(engine, chat("What grinds?", system=DIGEST))).text
 
     async def read(tokens: int, text: str) -> None:
         async with native(smollm2_path, tmp_path) as engine:

@@ -17,7 +17,7 @@ from tokenmill.engine.minder import older
 from tokenmill.engine.pids import Pid, descendants
 from tokenmill.engine.ports import Holder, free_port, holder_of
 from tokenmill.engine.priority import Preparation
-from tokenmill.engine.process import Process, last_lines
+from tokenmill.engine.process import Process, last_lines, refused
 from tokenmill.errors import EngineError
 
 
@@ -58,6 +58,21 @@ def test_a_killed_process_is_noticed_within_a_second_and_its_children_end(tmp_pa
         await process.stop()
         assert not [pid for pid in family if pid is not None and pid.alive]
         assert not process.minder.alive
+
+    run(scene)
+
+
+def test_what_a_dead_process_leaves_may_clean_up_before_it_is_killed(tmp_path: Path) -> None:
+    tidy = tmp_path / "tidy"
+    left = f"setsid sh -c 'trap \"touch {tidy}; exit\" TERM; echo ready; while :; do sleep 0.01; done' & wait"
+
+    async def scene() -> None:
+        process = await Process.start(["sh", "-c", left], log=tmp_path / "log")
+        await said(process, "ready")
+        os.kill(process.pid.pid, signal.SIGKILL)
+        await process.wait()
+        await process.stop()
+        assert tidy.exists()
 
     run(scene)
 
@@ -112,6 +127,9 @@ def test_a_refused_priority_is_a_line_in_the_log(tmp_path: Path) -> None:
         process = await Process.start(["true"], log=tmp_path / "log", preparation=Preparation(cpus=(32767,)))
         assert (await process.wait()).code == 0
         assert "tokenmill: CPUs 32767 were refused" in process.tail()[0]
+        (note,) = refused(process.log)
+        assert note.startswith("CPUs 32767 were refused")
+        assert refused(tmp_path / "absent") == ()
         await process.stop()
 
     run(scene)

@@ -151,10 +151,17 @@ def test_a_missing_header(tmp_path: Path, library: abi.Library) -> None:
 def test_another_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="has no function llama_version: it is another llama.cpp") as caught:
         abi.open_library(Path("libc.so.6"))
-    assert caught.value.hint == "pip install 'xllamacpp==2026.10.11549'"
+    assert caught.value.hint == abi.OWN_HINT
+    assert "xllamacpp==2026.10.11549" in abi.OWN_HINT
     (tmp_path / "libllama.so").write_text("not a library")
-    with pytest.raises(EngineError, match="cannot be opened"):
+    with pytest.raises(EngineError, match=r"libllama.so cannot be opened: \w[^:]*$"):
         abi.open_library(tmp_path / "libllama.so")
+
+
+def test_a_header_alone_is_not_taken_for_the_wheels(tmp_path: Path) -> None:
+    (tmp_path / "llama.h").write_text(HEADER)
+    with pytest.raises(EngineError, match="without the library"):
+        abi.open_library(header=tmp_path / "llama.h")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

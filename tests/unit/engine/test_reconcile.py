@@ -196,6 +196,15 @@ INFO 03-13 08:56:40 [worker.py:267] PyTorch activation peak memory takes 1.39GiB
     assert (found["gpu0", "weights"].flagged, found["gpu0", "kv"].flagged) == (False, True)
 
 
+def test_what_vllm_does_not_say_is_unknown_and_not_nothing() -> None:
+    plan = make(find("epyc-7763"), read("llama-4-scout:Q6_K"), Goal(engine="vllm", context=8192, cpu_only=True))
+    found = rows(reconcile(plan, Observed((Buffer("CPU", context_bytes=4 * GIB),))))  # all that it logs there
+    assert found["host", "kv"].measured_bytes == 4 * GIB
+    assert found["host", "weights"].predicted_bytes > 0
+    assert found["host", "weights"].measured_bytes is None
+    assert not found["host", "weights"].flagged
+
+
 @given(st.integers(0, 1 << 42), st.integers(0, 1 << 42))
 def test_flags(predicted: int, measured: int) -> None:
     row = Row("host", "kv", predicted, measured, "engine")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from support.doctor_machines import captured, planned
+from tokenmill.engine.heads import Head
 from tokenmill.engine.page_cache import Filled
 from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, room_bytes
-from tokenmill.engine.warm_steps import Head, host_weights_bytes, mapped_bytes, warm_up
+from tokenmill.engine.warm_steps import host_weights_bytes, mapped_bytes, warm_up
 from tokenmill.hardware.machine import Limits, Measurements, Rate
 from tokenmill.plan.plan import Forecast, LedgerRow, Plan, Speed
 from tokenmill.units import GIB, KIB, MIB

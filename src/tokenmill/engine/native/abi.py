@@ -6,6 +6,7 @@ A libllama.so of one's own is opened with its llama.h, from which the structures
 Knows layouts, not models; opening maps a hundred megabytes and runs no computation.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tokenmill.errors import EngineError
 WHEEL, WHEEL_VERSION = "xllamacpp", "2026.10.11549"
 LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() says; it moves slower than the layouts do
 INSTALL_HINT = f"pip install '{WHEEL}=={WHEEL_VERSION}'"
+OWN_HINT = f"engine.library and engine.header must be of one build; without both it is the wheel's: {INSTALL_HINT}"
 
 LOAD_MODE_NONE = 0  # read the file into buffers, do not map it
 LOG_DEBUG, LOG_CONTINUED = 1, 5
@@ -111,6 +113,7 @@ class Library:
     lib: Any
     path: Path
     version: str
+    build: str  # tells builds of one version apart: the wheel's release, or the file's hash
 
     def text(self, pointer: Any) -> str:
         """A C string."""
@@ -128,30 +131,43 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
         from cffi import FFI, CDefError  # noqa: PLC0415 - an extra: planning without it must work
     except ImportError as error:
         raise EngineError("cffi is not installed", hint="pip install 'tokenmill[native]'") from error
-    source = wheel_library() if path is None else path
+    if path is None and header is not None:
+        raise EngineError(f"{header} is given without the library that was built from it", hint=OWN_HINT)
+    source, hint = (wheel_library(), INSTALL_HINT) if path is None else (path, OWN_HINT)
     structs = STRUCTS if header is None else _structs_of(header)
     ffi = FFI()
     try:
         ffi.cdef(declare(structs) + more)
     except CDefError as error:
-        raise EngineError(f"{header} is not understood here: {error}", hint=INSTALL_HINT) from error
+        raise EngineError(f"{header} is not understood here: {error}", hint=hint) from error
     if path is not None:
         _load_cpp_runtime(ffi)
     try:
         lib = ffi.dlopen(str(source))
     except OSError as error:
-        raise EngineError(f"{source} cannot be opened: {error}", hint=INSTALL_HINT) from error
+        why = str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{source}': ")
+        raise EngineError(f"{source} cannot be opened: {why.removeprefix(f'{source}: ')}", hint=hint) from error
     for name in re.findall(r"(\w+)\s*\([^()]*(?:\([^()]*\)[^()]*)*\);", FUNCTIONS + more):
         if not hasattr(lib, name):
-            raise EngineError(f"{source} has no function {name}: it is another llama.cpp", hint=INSTALL_HINT)
+            raise EngineError(f"{source} has no function {name}: it is another llama.cpp, or none", hint=hint)
     version = bytes(ffi.string(lib.llama_version())).decode(errors="replace")
     if header is None and version != LLAMA_VERSION:
         raise EngineError(
             f"{source} is llama.cpp {version}, not {LLAMA_VERSION}",
-            hint=f"{INSTALL_HINT}, or name the llama.h it was built from",
+            hint=f"{INSTALL_HINT}, or give the llama.h it was built from as engine.header",
         )
-    _check_defaults(FFI, ffi, source, anchored=header is not None)
-    return Library(ffi, lib, source, version)
+    _check_defaults(FFI, ffi, source, hint, anchored=header is not None)
+    return Library(ffi, lib, source, version, _build(source, wheel=path is None))
+
+
+def _build(source: Path, *, wheel: bool) -> str:
+    if wheel:
+        return f"{WHEEL} {WHEEL_VERSION}"
+    try:
+        with source.open("rb") as file:
+            return f"{source.name} {hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
+    except OSError:  # a bare name, which the loader found somewhere
+        return source.name
 
 
 def _load_cpp_runtime(ffi: Any) -> None:
@@ -196,7 +212,7 @@ def structs_in(header: str) -> dict[str, str]:
     for name, ours in STRUCTS.items():
         match = re.search(rf"struct {name}\s*\{{(.*?)\}};", text, flags=re.DOTALL)
         if match is None:
-            raise EngineError(f"the header declares no struct {name}", hint="give the llama.h of the same build")
+            raise EngineError(f"the header declares no struct {name}: is it llama.h?", hint=OWN_HINT)
         fields = [field.strip() for field in match[1].split(";") if field.strip()]
         missing = _names(ours) - _names(match[1])
         needed = missing & {"n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "no_alloc", "load_mode"}
@@ -218,7 +234,7 @@ def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> 
     ]
 
 
-def _check_defaults(maker: Any, ffi: Any, source: Path, *, anchored: bool) -> None:
+def _check_defaults(maker: Any, ffi: Any, source: Path, hint: str, *, anchored: bool) -> None:
     """Both parameter structures must come back with their known defaults, or their layout is another."""
     # A library with a longer structure would write past ours: ask for it with room to spare.
     roomy = maker()
@@ -233,9 +249,7 @@ def _check_defaults(maker: Any, ffi: Any, source: Path, *, anchored: bool) -> No
         expected = {name: value for name, value in defaults.items() if name in ANCHORS} if anchored else defaults
         wrong = differences(found, expected)
         if wrong:
-            raise EngineError(
-                f"{source} lays out its {kind} parameters differently: {'; '.join(wrong[:3])}", hint=INSTALL_HINT
-            )
+            raise EngineError(f"{source} lays out its {kind} parameters differently: {'; '.join(wrong[:3])}", hint=hint)
 
 
 def _value(ffi: Any, params: Any, name: str, field: Any) -> object:
@@ -250,7 +264,7 @@ def _structs_of(header: Path) -> dict[str, str]:
     try:
         return structs_in(header.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise EngineError(f"cannot read {header}: {error.strerror}") from error
+        raise EngineError(f"cannot read {header}: {error.strerror}", hint=OWN_HINT) from error
 
 
 def _names(body: str) -> set[str]:

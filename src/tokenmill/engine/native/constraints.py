@@ -1,7 +1,7 @@
 """What may come next in an answer that must follow a grammar (GBNF) or a JSON schema.
 
 Grammars are followed by llama.cpp's own sampler. Schemas are followed by llguidance, as in llama-server: the wheel
-holds it; a libllama.so of one's own does not, and schemas can then not be followed.
+holds it; where a libllama.so of one's own does not, they are followed as grammars of ours (schema_gbnf.py).
 """
 
 import math
@@ -17,6 +17,7 @@ from tokenmill.engine.engine import Sampling
 from tokenmill.engine.native.abi import Library
 from tokenmill.engine.native.grammar import check_size, grammar_of
 from tokenmill.engine.native.running import standard_error
+from tokenmill.engine.native.schema_gbnf import gbnf_of
 from tokenmill.engine.native.vocab import Vocab
 from tokenmill.errors import EngineError, RequestRefused
 
@@ -138,17 +139,25 @@ def can_follow_schemas(library: Library) -> bool:
 
 def prepare(vocab: Vocab, sampling: Sampling) -> None:
     """Refuse what cannot be followed, and do the slow part of what can: for a thread that does not decode."""
-    if sampling.json_schema is not None:
+    if sampling.json_schema is not None and can_follow_schemas(vocab.library):
         _guidance(vocab).check(grammar_of(sampling.json_schema))
-    elif sampling.grammar:
-        Grammar(vocab, sampling.grammar).close()
+    elif text := _gbnf(sampling):
+        Grammar(vocab, text).close()
 
 
 def constraint_of(vocab: Vocab, sampling: Sampling) -> Constraint | None:
     """What a request's tokens must follow."""
-    if sampling.json_schema is not None:
+    if sampling.json_schema is not None and can_follow_schemas(vocab.library):
         return Schema(vocab, grammar_of(sampling.json_schema))
-    return Grammar(vocab, sampling.grammar) if sampling.grammar else None
+    text = _gbnf(sampling)
+    return Grammar(vocab, text) if text else None
+
+
+def _gbnf(sampling: Sampling) -> str | None:
+    if sampling.json_schema is None:
+        return sampling.grammar
+    empty = "".join(sampling.json_schema.split()) == "{}"  # any object, as for llguidance
+    return gbnf_of('{"type": "object"}' if empty else sampling.json_schema)
 
 
 class _Guidance:
@@ -206,11 +215,6 @@ def _guidance(vocab: Vocab) -> _Guidance:
     with _MAKING:
         found = _GUIDANCE.get(vocab)
         if found is None:
-            if not can_follow_schemas(vocab.library):
-                raise RequestRefused(
-                    "this llama.cpp cannot follow JSON schemas: it was built without llguidance",
-                    hint="send a GBNF grammar, or use the wheel's llama.cpp",
-                )
             found = _GUIDANCE[vocab] = _Guidance(vocab)
             vocab.at_close(found.close)
         return found

@@ -251,7 +251,7 @@ class Context:
         """What must be the same for cells to mean the same."""
         wanted = self.settings
         return {
-            **given, "llama.cpp": f"{self._library.version} {self._library.path.name}",
+            **given, "llama.cpp": f"{self._library.version}, {self._library.build}",
             "description": self.model.facts.description, "parameters": str(self.model.facts.parameters),
             "cache_type_k": wanted.cache_type_k, "cache_type_v": wanted.cache_type_v,
             "flash_attention": str(wanted.flash_attention).lower(),

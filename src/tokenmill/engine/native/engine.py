@@ -12,7 +12,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.engine import Answer, Capabilities, Counters, Identity, Piece, Prompt, Request, State, Status
+from tokenmill.engine.engine import (
+    Answer,
+    Capabilities,
+    Counters,
+    Identity,
+    Piece,
+    Prompt,
+    Request,
+    State,
+    Status,
+    Usage,
+    answer,
+)
 from tokenmill.engine.native import wire
 from tokenmill.engine.process import Process
 from tokenmill.errors import EngineDied, EngineError, TokenmillError
@@ -183,12 +195,13 @@ class NativeEngine:
         self._greeted.set_result(hello)
         return hello
 
-    async def pin(self, prompt: Prompt) -> tuple[int, ...]:
-        """Compute a head once and keep it for good; a chat stands for all that begin with its messages."""
+    async def pin(self, prompt: Prompt) -> Usage:
+        """Compute a head once and keep it for good; a chat stands for all that begin with its messages.
+
+        Says how many tokens it has, and how many of them were there already.
+        """
         tokens = tuple(await self.call("pin", request=_plain(Request(prompt))))
-        async for _ in self.stream(Request(tokens, max_tokens=0, priority="interactive")):
-            pass
-        return tokens
+        return (await answer(self, Request(tokens, max_tokens=0, priority="interactive"))).usage
 
     async def unpin(self, prompt: Prompt) -> None:
         """Let a pinned head go when room is needed."""
@@ -308,7 +321,7 @@ async def _failed_start(process: Process) -> EngineError:
         if text.startswith('{"error"'):
             said = wire.error_of(json.loads(text))
             return said if isinstance(said, EngineError) else EngineError(said.message, hint=said.hint)
-    return EngineError(f"the native engine {process.words()} while starting", hint=_said(process))
+    return EngineError(f"while starting, the native engine {process.words()}", hint=_said(process))
 
 
 def _said(process: Process) -> str | None:

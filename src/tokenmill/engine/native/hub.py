@@ -102,7 +102,7 @@ class Hub:
         self.tell(None, self._loading)
 
     def open(self, hello: wire.Hello, prepare: Prepare) -> None:
-        """From now on requests are taken; whoever is connected or comes is greeted."""
+        """From now on requests are taken; whoever is connected or comes is greeted. Again: with another hello."""
         self._hello, self._prepare = hello, prepare
         self._wake_up()
 
@@ -127,7 +127,7 @@ class Hub:
             if time.monotonic() >= due:
                 due = time.monotonic() + wire.BEAT_S
                 if self._hello is not None:
-                    self._said.append((None, {"beat": wire.BEAT.dump_python(self._beat(), mode="json")}))
+                    self._said.append((None, self._pulse()))
                 if self._stopping:
                     return
             self._greet()
@@ -162,7 +162,11 @@ class Hub:
         for number, client in list(self._clients.items()):
             if self._hello is not None and not client.greeted:
                 client.greeted = True
+                self._queue(number, self._pulse())  # before it: who has been greeted knows the counters
                 self._queue(number, {"hello": wire.HELLO.dump_python(self._hello, mode="json")})
+
+    def _pulse(self) -> dict[str, Any]:
+        return {"beat": wire.BEAT.dump_python(self._beat(), mode="json")}
 
     def _receive(self, number: int) -> None:
         client = self._clients[number]

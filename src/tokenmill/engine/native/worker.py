@@ -102,14 +102,16 @@ class Worker:
         notes = self.template_notes
         if not shares:
             notes += (f"every prompt is computed in full: {self.why_alone}",)
+        if not can_follow_schemas(self.library):
+            notes += ("JSON schemas are followed through a grammar of ours: this llama.cpp has no llguidance",)
         identity = Identity(
-            "native", order.name, order.model_id, f"llama.cpp {self.library.version} ({self.library.path.name})",
+            "native", order.name, order.model_id, f"llama.cpp {self.library.version} ({self.library.build})",
             settings.context, self.lanes, str(order.socket), os.getpid(),
         )  # fmt: skip
         capabilities = Capabilities(
             shares_prefixes=shares, keeps_prefixes=shares, chooses_lanes=False, interactive_first=True,
             pins_heads=shares, saves_heads=shares, changes_threads=True, changes_context=True,
-            reports_cached_tokens=True, grammar=True, json_schema=can_follow_schemas(self.library), logit_bias=True,
+            reports_cached_tokens=True, grammar=True, json_schema=True, logit_bias=True,
             tools_parsed=False, most_logprobs=MOST_LOGPROBS, notes=notes,
         )  # fmt: skip
         buffers = session.context.buffers()
@@ -165,12 +167,14 @@ class Worker:
             raise UsageError(f"{min(threads, batch)} threads compute nothing")
         self._session.context.set_threads(threads, batch)
         self.settings = replace(self.settings, threads=threads, threads_batch=batch)
+        self.hub.open(self._hello(), self._prepare)
 
     def _lanes(self, given: dict[str, Any]) -> None:
         lanes = int(given["lanes"])
         if not 1 <= lanes <= self.settings.sequences - self.order.interactive_lanes:
             raise UsageError(f"{lanes} lanes do not fit a context of {self.settings.sequences} sequences")
         self.lanes = self._session.schedule.lanes = lanes
+        self.hub.open(self._hello(), self._prepare)
 
     def _context(self, given: dict[str, Any]) -> Any:
         """Another context on the same weights; what was running goes on in it."""
@@ -188,7 +192,9 @@ class Worker:
         self.settings, self.lanes = settings, lanes
         session.schedule.lanes, session.schedule.budget = lanes, settings.batch
         session.schedule.context = settings.context
-        return wire.HELLO.dump_python(self._hello(), mode="json")
+        hello = self._hello()
+        self.hub.open(hello, self._prepare)
+        return wire.HELLO.dump_python(hello, mode="json")
 
     def _head(self, given: dict[str, Any]) -> tuple[int, ...]:
         """The tokens that all prompts beginning like this one have in common."""

@@ -11,19 +11,20 @@ INSERT INTO counts (batch, state, jobs) VALUES (:batch, 0, 0), (:batch, 1, 0), (
                                                (:batch, 4, 0), (:batch, 5, 0);
 
 -- name: add_job
-INSERT INTO jobs (id, batch, state, custom_id, identity, place, rank, prompt_bytes, max_tokens, deadline_s, code, message)
-VALUES (?11, ?11 >> 32, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+INSERT INTO jobs (id, batch, state,
+                  custom_id, identity, place, rank, prompt_bytes, max_tokens, deadline_s, code, message, answer)
+VALUES (?11, ?11 >> 32, CASE WHEN EXISTS (SELECT 1 FROM answers WHERE identity = ?3) THEN 2 ELSE ?1 END,
+        ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, (SELECT id FROM answers WHERE identity = ?3))
 ON CONFLICT (batch, custom_id) DO NOTHING;
 
 -- name: add_block
 INSERT INTO blocks (id, data) VALUES (?, ?);
 
+-- name: added
+SELECT state, count(*) FROM jobs WHERE id BETWEEN :first AND :last GROUP BY state;
+
 -- name: count_added
 UPDATE counts SET jobs = jobs + :jobs WHERE batch = :batch AND state = :state;
-
--- name: answer_added
-UPDATE jobs SET state = 2, answer = answers.id FROM answers
-WHERE jobs.id BETWEEN :first AND :last AND jobs.state = 0 AND answers.identity = jobs.identity;
 
 -- name: count_reused
 UPDATE batches SET reused = reused + :jobs WHERE id = :batch;
@@ -67,9 +68,6 @@ SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL;
 
 -- name: counts
 SELECT state, jobs FROM counts WHERE batch = :batch;
-
--- name: any_answer
-SELECT EXISTS (SELECT 1 FROM answers);
 
 -- name: waiting
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs

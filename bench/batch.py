@@ -1,0 +1,218 @@
+"""A night's work in small: job files through the native engine and through llama-server, side by side.
+
+    python bench/batch.py [--rounds 3] [--threads 2] [--models moe,smollm2] [--loads ...] [--no-write]
+
+Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, model, threads, context and micro-batch in
+all of them, greedy, the same lengths of answers. Every round runs every way once, in turn, on texts of its own. Medians
+and their ratios are printed with the prompt tokens computed against the least that the forest of prompts allows. The
+native engine's width is the one that `jobs/width.py` measures at the beginning; what that took is told. Exits 1 when a
+goal is missed. Writes results/batch.json, which batch_docs.py puts into docs/batches.md.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from batch_loads import LOADS, WORDS, Size, write
+from batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fresh, run, up
+
+from tokenmill.config import Config
+from tokenmill.engine import embedded
+from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.hardware.cpu import read_cpu
+from tokenmill.hardware.host import LocalHost
+from tokenmill.jobs.forest import minimum
+from tokenmill.jobs.line import call_of
+from tokenmill.jobs.width import Width, measure
+from tokenmill.model import synth
+from tokenmill.model.pull import pull
+from tokenmill.units import GIB
+
+HERE = Path(__file__).parent
+# Four fifths of what a token reads are weights of experts, shared ones and the dense layer, as in Kimi: 96 experts of
+# which 4 answer, a shared one, a dense first layer, latent attention with two heads; eight times the L3 of the machine.
+MOE = {"layers": 4, "embed": 1024, "heads": 2, "head_dim": 64, "experts": 96, "used": 4, "expert_ff": 512,
+       "dense_ff": 2048, "vocab": 4096}  # fmt: skip
+SIZES = {
+    "moe": Size(jobs=48, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64),
+    "smollm2": Size(jobs=16, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
+}  # fmt: skip
+ROUNDS = {"moe": 3, "smollm2": 2}
+LEAST_SHARE, LEAST_DECODE = 0.97, 0.97
+MOST_COMPUTED = 1.02
+GOALS = {"one digest": {"a: -np 1": 1.3, "b: -np 8": 1.3}, "four digests shuffled": {"a: -np 1": 1.25, "b: -np 8": 1.8}}
+
+
+@dataclass(slots=True)
+class Load:
+    """What was measured of one load: passes by way, in the order of the rounds."""
+
+    name: str
+    jobs: int
+    least_tokens: list[int] = field(default_factory=list)  # of prompts, by round
+    prompt_tokens: list[int] = field(default_factory=list)
+    passes: dict[str, list[Pass]] = field(default_factory=lambda: {way: [] for way in WAYS})
+
+    def jobs_min(self, way: str) -> float:
+        """The median."""
+        return median(60 * self.jobs / each.seconds for each in self.passes[way])
+
+    def ratio(self, way: str) -> float:
+        """Native against a way: the median over rounds, in each of which the machine was as it was for both."""
+        pairs = zip(self.passes[way], self.passes["native"], strict=True)
+        return median(other.seconds / native.seconds for other, native in pairs)
+
+    def computed(self, way: str) -> float:
+        """Prompt tokens computed against the least."""
+        pairs = zip(self.passes[way], self.least_tokens, strict=True)
+        return median(each.computed_tokens / least for each, least in pairs)
+
+    def decode_share(self) -> float:
+        """Of the native engine's busy time, inside llama.cpp."""
+        return median(each.decode_share or 0.0 for each in self.passes["native"])
+
+
+def model_file(name: str, folder: Path) -> Path:
+    """The model's file, written or pulled if it is not there."""
+    if name == "smollm2":
+        return pull("smollm2", models_path=Config().models_path, keep_free_bytes=GIB).path
+    path = folder / "moe.gguf"
+    if not path.exists():
+        synth.write("moe-mla", synth.sizes("moe-mla", dict(MOE)), path)
+    return path
+
+
+async def calibrate(native: NativeEngine, size: Size, folder: Path) -> tuple[Width, float]:
+    """The width by measurement, on texts of no round, and what it took."""
+    lines = write(folder / "calibration.jsonl", "one digest", size, "calibration")
+    requests = [call_of(json.dumps(line)).request("batch") for line in lines[:NATIVE_LANES]]
+    began = time.perf_counter()
+    width = await measure(native, requests, NATIVE_LANES)
+    return width, time.perf_counter() - began
+
+
+async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, order: Sequence[str]) -> None:
+    """One round of one load, in every way."""
+    path = folder / f"{load.name.replace(' ', '-')}-{number}.jsonl"
+    lines = write(path, load.name, size, f"round {number}")
+    prompts = [await ways.native.tokenize(call_of(json.dumps(line)).prompt) for line in lines]
+    load.jobs = len(lines)
+    load.least_tokens.append(minimum(prompts))
+    load.prompt_tokens.append(sum(map(len, prompts)))
+    await fresh(ways)
+    for way in order:
+        done = await run(way, ways, path, lines)
+        expected = len(lines) * size.output_tokens
+        if done.written_tokens != expected:
+            raise RuntimeError(f"{way} wrote {done.written_tokens} tokens of {expected}")
+        load.passes[way].append(done)
+        print(f"    {way:12} {done.seconds:6.2f} s  {60 * len(lines) / done.seconds:6.0f} jobs/min"
+              f"  {done.computed_tokens:6} tokens computed", file=sys.stderr)  # fmt: skip
+
+
+async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All loads on one model."""
+    size, rounds = SIZES[name], asked.rounds or ROUNDS[name]
+    path = model_file(name, Path(tempfile.gettempdir()) if asked.keep else folder)
+    async with up(path, folder / name, asked.threads, asked.pinned) as ways:
+        some = " ".join(WORDS)
+        size = replace(size, words_per_token=len(WORDS) / len(await ways.native.tokenize(some)))
+        width, took_s = await calibrate(ways.native, size, folder)
+        ways.width = width.value
+        print(f"{name}: {width.value} at once, {width.reason} ({took_s:.1f} s)", file=sys.stderr)
+        loads = [Load(each, size.jobs) for each in asked.loads]
+        for number in range(rounds):
+            order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
+            for load in loads:
+                print(f"  {load.name}, round {number + 1}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+                await play(ways, load, size, folder, number, order)
+    missed = [text for load in loads for text in misses(name, load)]
+    show(name, loads, width, took_s, missed)
+    return {
+        "model": name, "bytes": path.stat().st_size, "size": asdict(size), "rounds": rounds, "width": width.value,
+        "points": [asdict(point) for point in width.points], "calibration_s": round(took_s, 2), "missed": missed,
+        "loads": [summed(load) for load in loads],
+    }  # fmt: skip
+
+
+def misses(model: str, load: Load) -> list[str]:
+    """Goals that do not hold."""
+    found = []
+    others = [way for way in WAYS if way != "native"]
+    for way, goal in GOALS.get(load.name, {}).items():
+        if model == "moe" and load.ratio(way) < goal:
+            found.append(f"{load.name}: {load.ratio(way):.2f} x {way}, goal {goal:g}")
+    worst = min(load.ratio(way) for way in others)
+    if worst < LEAST_SHARE:
+        found.append(f"{load.name}: {worst:.2f} x the best of the others, goal {LEAST_SHARE:g}")
+    if load.computed("native") > MOST_COMPUTED:
+        found.append(f"{load.name}: {load.computed('native'):.3f} x the least prompt tokens, goal {MOST_COMPUTED:g}")
+    if model == "moe" and load.name == "one digest" and load.decode_share() < LEAST_DECODE:
+        found.append(f"{load.name}: {load.decode_share():.1%} of busy time in llama.cpp, goal {LEAST_DECODE:.0%}")
+    return found
+
+
+def summed(load: Load) -> dict[str, Any]:
+    """A load for the results."""
+    return {
+        "name": load.name, "jobs": load.jobs, "least_tokens": load.least_tokens, "prompt_tokens": load.prompt_tokens,
+        "jobs_min": {way: round(load.jobs_min(way), 1) for way in WAYS},
+        "native_against": {way: round(load.ratio(way), 3) for way in WAYS if way != "native"},
+        "computed_against_least": {way: round(load.computed(way), 3) for way in WAYS},
+        "decode_share": round(load.decode_share(), 4),
+        "passes": {way: [asdict(each) for each in passes] for way, passes in load.passes.items()},
+    }  # fmt: skip
+
+
+def show(name: str, loads: Sequence[Load], width: Width, took_s: float, missed: Sequence[str]) -> None:
+    """The table of one model."""
+    print(f"\n{name}: jobs per minute (prompt tokens computed / least); native with {width.value} at once")
+    print(f"  {'':22}" + "".join(f"{way:>16}" for way in WAYS) + "   native against a, b, c   in llama.cpp")
+    for load in loads:
+        cells = [f"{load.jobs_min(way):.0f} ({load.computed(way):.2f})" for way in WAYS]
+        ratios = ", ".join(f"{load.ratio(way):.2f}" for way in WAYS if way != "native")
+        print(f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   "
+              f"{load.decode_share():.1%}")  # fmt: skip
+    print(f"  width: {width.reason}; took {took_s:.1f} s")
+    print(*(f"  missed: {text}" for text in missed), sep="\n", end="\n" if missed else "")
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--pinned", type=int, default=4, help="slots of way c")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
+    parser.add_argument("--loads", type=lambda text: text.split(","), default=list(LOADS))
+    parser.add_argument("--keep", action="store_true", help="leave the synthetic model in the temporary folder")
+    parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
+    asked = parser.parse_args()
+    began, load_before = time.perf_counter(), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        models = [asyncio.run(on_model(name, asked, Path(folder))) for name in asked.models]
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": read_cpu(LocalHost())[0].model,
+        "cores": len(os.sched_getaffinity(0)), "threads": asked.threads, "build": embedded.version(),
+        "context": CONTEXT, "ubatch": UBATCH, "pinned_slots": asked.pinned, "load_before": round(load_before, 2),
+        "seconds": round(time.perf_counter() - began),
+    }  # fmt: skip
+    print("\n" + ", ".join(f"{key} {value}" for key, value in about.items()))
+    if not asked.no_write:
+        target = HERE / "results" / "batch.json"
+        target.write_text(json.dumps({**about, "models": models}, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(model["missed"] for model in models) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""The ways of running a job file that the batch benchmark compares, all on the same plan but for the slots.
+
+(a) and (b) are what people write: plain HTTP clients that send lines in the order of the file and wait for each answer
+whole. (c) and native go through the jobs worker, with store and output file, as `tokenmill run` does.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import httpx
+from batch_loads import Line
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Counters, Engine
+from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.engine.native.order import goal_for
+from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.start import start
+from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
+from tokenmill.jobs.job import Submission
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.jobs.worker import work
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.plan import Plan
+from tokenmill.units import GIB
+
+CONTEXT, UBATCH, NATIVE_LANES = 2048, 512, 16
+SERVER = EngineConfig(kind="llama-server", port=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A job file run once in one way."""
+
+    seconds: float
+    computed_tokens: int  # of prompts
+    written_tokens: int
+    decode_share: float | None = None  # of the engine's busy time, inside llama.cpp
+    lanes: float | None = None  # at work on average
+
+
+@cache
+def machine() -> Machine:
+    """This one, probed once."""
+    return probe(Path.cwd())
+
+
+def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False) -> Plan:
+    """The same settings for all: context of a job, micro-batch, threads; servers with the host cache they have."""
+    goal = Goal(
+        context=CONTEXT, sequences=sequences, ubatch=UBATCH, threads=threads, threads_batch=threads, cpu_only=True,
+        cache_ram_bytes=0 if native else 8 * GIB,
+    )  # fmt: skip
+    return make(machine(), read(str(model)), goal_for(goal) if native else goal)
+
+
+@dataclass(slots=True)
+class Ways:
+    """Engines that are up, all at once: those that do not work take no processor time."""
+
+    model: Path
+    state: Path
+    threads: int
+    native: NativeEngine
+    alone: ServerEngine
+    eight: ServerEngine
+    pinned: ServerEngine
+    width: int = NATIVE_LANES
+    engines: list[Engine] = field(default_factory=list)
+
+    async def close(self) -> None:
+        """End all."""
+        for engine in (self.native, self.alone, self.eight, self.pinned):
+            await engine.close()
+
+
+@asynccontextmanager
+async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterator[Ways]:
+    """All engines on one model."""
+    started: list[Engine] = []
+
+    async def begin(name: str, sequences: int, native: bool = False) -> Engine:
+        plan = plan_for(model, sequences=sequences, threads=threads, native=native)
+        config = EngineConfig() if native else SERVER
+        engine = await start(plan, model_path=model, config=config, state=state, name=name)
+        started.append(engine)
+        return engine
+
+    try:
+        native = await begin("native", NATIVE_LANES, native=True)
+        servers = [await begin(name, slots) for name, slots in (("alone", 1), ("eight", 8), ("pinned", pinned))]
+        assert isinstance(native, NativeEngine)
+        own = [server for server in servers if isinstance(server, ServerEngine)]
+        yield Ways(model, state, threads, native, *own)
+    finally:
+        for engine in started:
+            await engine.close()
+
+
+async def fresh(ways: Ways) -> None:
+    """Nothing of an earlier pass is in anybody's cells: slots are erased, the native context is made anew."""
+    await ways.native.set_context()
+    await ways.native.set_lanes(ways.width)
+    for server in (ways.alone, ways.eight, ways.pinned):
+        for slot in range(server.identity.lanes or 1):
+            await server.ask("POST", f"/slots/{slot}?action=erase", {})
+
+
+async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) -> Pass:
+    """Clients take lines in the order of the file, one after another, each when its last answer has come."""
+    left = iter(lines)
+    computed = written = 0
+
+    async def client(http: httpx.AsyncClient) -> None:
+        nonlocal computed, written
+        for line in left:
+            body = {key: value for key, value in line.items() if key != "custom_id"}
+            answer = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()
+            computed += answer["timings"]["prompt_n"]
+            written += answer["usage"]["completion_tokens"]
+
+    async with httpx.AsyncClient(base_url=server.identity.address, timeout=600, trust_env=False) as http:
+        began = time.perf_counter()
+        await asyncio.gather(*(client(http) for _ in range(clients)))
+        return Pass(time.perf_counter() - began, computed, written, lanes=clients)
+
+
+async def by_worker(engine: Engine, path: Path, width: int | None) -> Pass:
+    """Through store, scheduler, worker and output file; the time is that of the whole, submitting included."""
+    folder = path.parent / f"{path.stem}.store"
+    before = await _counters(engine)
+    began = time.perf_counter()
+    with Store(folder) as store:
+        how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
+        batch = submit(store, path, how).batch
+        with Output(store, batch) as output:
+            shape = shape_of(engine.capabilities, engine.identity, width=width)
+            report = await work(store, [batch], engine, shape, outputs={batch.id: output})
+    seconds = time.perf_counter() - began
+    if report.counts.done != report.counts.total:
+        raise RuntimeError(f"{report.counts.total - report.counts.done} jobs have no answer")
+    after = await _counters(engine)
+    share = None
+    if after.busy_s and after.decode_s is not None and before.decode_s is not None and before.busy_s is not None:
+        share = (after.decode_s - before.decode_s) / (after.busy_s - before.busy_s)
+    return Pass(seconds, report.tokens.computed, report.tokens.generated, share, report.lanes)
+
+
+async def _counters(engine: Engine) -> Counters:
+    """As they are when nothing runs; the native engine tells them five times a second."""
+    if isinstance(engine, NativeEngine):
+        await asyncio.sleep(0.45)
+    return (await engine.status()).counters
+
+
+Run = Callable[[Ways, Path, Sequence[Line]], "asyncio.Future[Pass] | object"]
+WAYS = ("a: -np 1", "b: -np 8", "c: pinned", "native")
+
+
+async def run(way: str, ways: Ways, path: Path, lines: Sequence[Line]) -> Pass:
+    """One pass in one way."""
+    if way == "a: -np 1":
+        return await by_clients(ways.alone, lines, 1)
+    if way == "b: -np 8":
+        return await by_clients(ways.eight, lines, 8)
+    own = path.with_name(f"{path.stem}-{way[:1]}.jsonl")
+    own.write_bytes(path.read_bytes())
+    if way == "c: pinned":
+        return await by_worker(ways.pinned, own, None)
+    return await by_worker(ways.native, own, ways.width)

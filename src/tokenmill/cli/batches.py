@@ -1,0 +1,56 @@
+"""Batches by the names people give them: the name, the beginning of one, or `last`."""
+
+import os
+from pathlib import Path
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.database import LOCK
+from tokenmill.jobs.job import Batch
+from tokenmill.jobs.reader import Reader
+
+_PREFIX = "batch_"
+
+
+def find(reader: Reader, said: str) -> Batch:
+    """The one batch that is meant; UsageError names those that could be."""
+    batches = reader.batches()
+    if not batches:
+        raise UsageError("there are no batches", hint="tokenmill run starts one")
+    if said == "last":
+        return batches[-1]
+    found = [batch for batch in batches if batch.name in (said, _PREFIX + said)]
+    found = found or [
+        batch for batch in batches if batch.name.removeprefix(_PREFIX).startswith(said.removeprefix(_PREFIX))
+    ]
+    if not found:
+        raise UsageError(f"no batch is called {said!r}", hint="tokenmill status lists them; last is the newest")
+    if len(found) > 1:
+        names = ", ".join(batch.name for batch in found[:5])
+        raise UsageError(f"{said!r} could be {len(found)} batches", hint=f"say more of the name: {names}")
+    return found[0]
+
+
+def worker_of(folder: Path) -> int | None:
+    """The process that works with the batches in a folder; None: none does.
+
+    Only looks: to try the lock would keep a process that starts in that moment from having it.
+    """
+    lock = folder / LOCK
+    try:
+        holder, inode = int(lock.read_text() or "0"), lock.stat().st_ino
+        held = Path("/proc/locks").read_text()
+    except (OSError, ValueError):
+        return None
+    rows = (row.split() for row in held.splitlines())
+    locked = any(row[1:2] == ["FLOCK"] and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
+    return holder if holder and (locked or not held.strip()) and _lives(holder) else None
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,46 @@
+"""`tokenmill retry`: what failed is to be done after all."""
+
+from pathlib import Path
+
+from tokenmill.cli.batches import find
+from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.output import Common, say, show_json
+from tokenmill.errors import UsageError
+from tokenmill.jobs.store import Store
+
+
+def retry(
+    batch: str,
+    /,
+    *,
+    failed: bool = False,
+    cancelled: bool = False,
+    store: Path | None = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Make failed jobs pending again, with all their attempts; the same run command then works on them.
+
+    Lines that could not be read stay as they are: mend the file and run it again.
+
+    Parameters
+    ----------
+    batch:
+        Its name or the beginning of it, or last.
+    failed:
+        Those that failed or were set aside.
+    cancelled:
+        Those that were cancelled, too; the batch is open again.
+    store:
+        The folder of batches; default: batches in the state folder.
+    """
+    if not failed and not cancelled:
+        raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
+    with Store(store_folder(store, common)) as opened:
+        found = find(opened, batch)
+        count = opened.retry(found.id, cancelled=cancelled)
+    if common.json:
+        show_json({"batch": found.name, "jobs": count})
+    elif count:
+        say(f"{count:,} jobs of {found.name} are pending again; the same tokenmill run command works on them")
+    else:
+        say(f"{found.name} has no jobs to try again")

@@ -1,0 +1,234 @@
+"""`tokenmill run`: a batch of jobs, from a file to a file."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console, RenderableType
+
+from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder
+from tokenmill.cli.output import Common, say, show, show_json
+from tokenmill.cli.plan_view import render
+from tokenmill.cli.run_table import TableOptions
+from tokenmill.cli.run_view import document, progress_shown, summary
+from tokenmill.cli.starting import EngineOptions, Wanted
+from tokenmill.errors import UsageError
+from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.progress import Report
+from tokenmill.jobs.retries import MOST_ATTEMPTS
+from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import Submitted, submit
+from tokenmill.jobs.worker import Options, work
+
+DOES_NOT_FIT = 3
+STDOUT = "/dev/stdout"
+_MANY_LINES = 100_000  # from here on it is said how far a file is read
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+def run(
+    jobs: str | None = None,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=("--output", "-o"))],
+    model: str | None = None,
+    errors: str | None = None,
+    strict: bool = False,
+    no_reuse: bool = False,
+    attempts: int = MOST_ATTEMPTS,
+    job_timeout: float | None = None,
+    deadline: str | None = None,
+    priority: int = 0,
+    store: Path | None = None,
+    table: TableOptions = TableOptions(),  # noqa: B008  frozen
+    body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
+    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Work through a file of jobs and write an answer, or the reason why there is none, for every line.
+
+    Each line is an OpenAI batch line, or just a body with messages or a prompt. Shared beginnings of prompts are
+    computed once. Answers are on the disk before they count: after Ctrl-C, a crash or a power cut the same command goes
+    on where it stopped, and an answer that exists is never computed again. Lines of the output are in the order of the
+    jobs and are final as soon as they are there. Exit code 0: every line has its result or its error; 130: interrupted.
+
+    Parameters
+    ----------
+    jobs:
+        The job file: JSONL, also packed with gzip or zstd, or Parquet; - reads stdin.
+    output:
+        The file for the results; - writes them to stdout, and the summary to stderr.
+    model:
+        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2, which is pulled
+        when it is not here. With the URL of a server that has several: which of them.
+    errors:
+        A file of their own for lines without an answer; default: they are in the output.
+    strict:
+        Refuse the file if a single line is wrong; default: it becomes an error line, and the rest runs.
+    no_reuse:
+        Compute every line, also those that have an answer from before.
+    attempts:
+        How often a job is tried that fails for reasons that can pass; default: 3.
+    job_timeout:
+        Seconds that one attempt may take, for lines that do not say.
+    deadline:
+        When to give up what has not been started: 8h, 90m, 06:30, or a date with a time. Jobs that are due first go
+        first.
+    priority:
+        Of lines that do not say; higher goes first.
+    store:
+        The folder of batches; default: batches in the state folder.
+    """
+    if attempts < 1:
+        raise UsageError(f"--attempts must be at least 1, not {attempts}")
+    if job_timeout is not None and job_timeout <= 0:
+        raise UsageError("--job-timeout must be more than 0 seconds")
+    target = _target(output, common)
+    folder = store_folder(store, common)
+    source = table.source(jobs, folder)
+    choice = choose(model, options, common)
+    how = Submission(
+        choice.model_id, output=target, errors=_absolute(errors), priority=priority, strict=strict, reuse=not no_reuse,
+        deadline_s=None if deadline is None else moment_s(deadline, time.time()), defaults=body.defaults(),
+    )  # fmt: skip
+    settings = Options(attempts=attempts, job_timeout_s=job_timeout, count_least=True)
+    began_s = time.monotonic()
+    with ExitStack() as stack:
+        opened = stack.enter_context(Store(folder))
+        batch = _submitted(opened, source, how)
+        results = stack.enter_context(Output(opened, batch))
+        report, load_s, code = None, None, 0
+        if batch.finished:
+            results.finish()
+        else:
+            wanted = None if choice.record or choice.url else plan_for(choice, options, common)
+            if wanted is not None and not wanted.plan.fits:
+                show(*render(wanted.plan))
+                return DOES_NOT_FIT
+            report, load_s, code = asyncio.run(_work(opened, batch, results, choice, wanted, settings, folder))
+        batch = opened.batch(batch.id)
+    _tell(batch, report, load_s, time.monotonic() - began_s, common)
+    return code
+
+
+async def _work(
+    store: Store,
+    batch: Batch,
+    output: Output,
+    choice: Choice,
+    wanted: Wanted | None,
+    settings: Options,
+    folder: Path,
+) -> tuple[Report | None, float | None, int]:
+    """Bring the engine up and work; what came of it, how long loading took, and the exit code."""
+    stop, began_s = _Stop(), asyncio.get_running_loop().time()
+    try:
+        async with engine_up(choice, wanted, folder) as engine:
+            stop.loaded()
+            load_s = asyncio.get_running_loop().time() - began_s
+            cells = (await engine.status()).counters.cells_total
+            shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
+            with progress_shown() as tell:
+                report = await work(
+                    store, [batch], engine, shape, outputs={batch.id: output}, options=settings, stop=stop.event,
+                    tell=tell,
+                )  # fmt: skip
+    except asyncio.CancelledError:
+        if not stop.code:
+            raise
+        return None, None, stop.code
+    return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
+
+
+class _Stop:
+    """The first signal asks the work to stop, or ends the loading before it; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.event, self.code = asyncio.Event(), 0
+        self._loading = asyncio.current_task()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
+
+    def loaded(self) -> None:
+        """From now on there is work that can be stopped."""
+        self._loading = None
+
+    def _asked(self, number: signal.Signals) -> None:
+        if self.code:
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
+            os._exit(128 + number)
+        self.code = 128 + number
+        self.event.set()
+        if self._loading is not None:
+            self._loading.cancel()
+        say("stopping; once more ends it at once")
+
+
+def _target(output: str, common: Common) -> str:
+    if output != "-":
+        return os.path.abspath(output)  # noqa: PTH100  Path.resolve would follow links, which may change
+    if common.json:
+        raise UsageError("--json prints totals to stdout, so results cannot go there", hint="name a file as --output")
+    return STDOUT
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(path)  # noqa: PTH100  as above
+
+
+def _submitted(store: Store, source: str, how: Submission) -> Batch:
+    """The batch of a file, read into the store as far as it is not there yet."""
+    said = 0
+
+    def progress(lines: int) -> None:
+        nonlocal said
+        if lines - said >= _MANY_LINES:
+            said = lines
+            say(f"{lines:,} lines are read")
+
+    found = submit(store, source, how, progress=progress)
+    _say_submitted(found)
+    return found.batch
+
+
+def _say_submitted(found: Submitted) -> None:
+    batch, counts = found.batch, found.batch.counts
+    again = "goes on" if found.continued and not batch.finished else "is done" if batch.finished else "begins"
+    there = f", {counts.done:,} have an answer already" if counts.done else ""
+    bad = f", {counts.failed + counts.set_aside:,} have failed" if counts.failed + counts.set_aside else ""
+    if batch.cancelled_s is not None:
+        say(f"{batch.name} was cancelled; tokenmill retry {batch.name} --cancelled takes it up again")
+    else:
+        say(f"{batch.name} {again}: {counts.total:,} jobs{there}{bad}")
+
+
+def _tell(batch: Batch, report: Report | None, load_s: float | None, seconds: float, common: Common) -> None:
+    if common.json:
+        show_json(document(batch, report, seconds))
+    elif batch.output == STDOUT:
+        _show_beside(summary(batch, report, load_s))
+    else:
+        show(*summary(batch, report, load_s))
+    if not batch.finished:
+        counts = batch.counts
+        say(
+            f"stopped: {counts.final:,} of {counts.total:,} jobs are done and kept; the same command goes on from there"
+        )
+
+
+def _show_beside(parts: Sequence[RenderableType]) -> None:
+    """On stderr what is otherwise data."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)

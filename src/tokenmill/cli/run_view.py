@@ -1,0 +1,244 @@
+"""What a person sees of a run: a display while it works, a summary when it is over."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.output import facts, harmless, jsonable, say
+from tokenmill.jobs.job import Batch, Counts
+from tokenmill.jobs.misses import Misses
+from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.units import format_seconds
+
+NOW_S = 15.0  # of which "now" is the mean
+_LINE_S = 30.0  # between two lines where there is no terminal
+_DRAW_S = 0.25
+_BAR = 24  # characters
+_MISSES = 3  # causes shown
+
+
+class Speeds:
+    """Tokens per second in the last seconds, from totals."""
+
+    def __init__(self) -> None:
+        self._totals: deque[tuple[float, int, int]] = deque()
+
+    def add(self, now: Snapshot) -> None:
+        """Take the totals of a moment; mutates."""
+        self._totals.append((now.elapsed_s, now.prompt_tokens_live, now.tokens.generated))
+        while len(self._totals) > 2 and self._totals[1][0] < now.elapsed_s - NOW_S:
+            self._totals.popleft()
+
+    def now(self) -> tuple[float, float] | None:
+        """Prompt tokens computed and tokens written per second; None: nothing to tell yet. Mutates nothing."""
+        if len(self._totals) < 2 or self._totals[-1][0] <= self._totals[0][0]:
+            return None
+        (first_s, first_in, first_out), (last_s, last_in, last_out) = self._totals[0], self._totals[-1]
+        return (last_in - first_in) / (last_s - first_s), (last_out - first_out) / (last_s - first_s)
+
+
+@contextmanager
+def progress_shown() -> Iterator[Callable[[Snapshot], None]]:
+    """A display on stderr that is drawn anew as the work goes on; a line now and then where that is no terminal."""
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal:
+        yield _Lines().tell
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield _Drawn(live).tell
+
+
+class _Drawn:
+    def __init__(self, live: Live) -> None:
+        self._live, self._speeds, self._drawn_s = live, Speeds(), -1.0
+
+    def tell(self, now: Snapshot) -> None:
+        if now.elapsed_s - self._drawn_s < _DRAW_S:
+            return
+        self._drawn_s = now.elapsed_s
+        self._speeds.add(now)
+        self._live.update(drawn(now, self._speeds.now(), time.time()), refresh=True)
+
+
+class _Lines:
+    """One line in half a minute, and one whenever the engine's or the output's trouble changes."""
+
+    def __init__(self) -> None:
+        self._speeds, self._said_s, self._trouble = Speeds(), 0.0, ""
+
+    def tell(self, now: Snapshot) -> None:
+        trouble = "; ".join(filter(None, (now.engine and f"the engine: {now.engine}", now.output)))
+        if trouble != self._trouble:
+            self._trouble = trouble
+            say(trouble or "the engine is there again")
+        if now.elapsed_s - self._said_s >= _LINE_S:
+            self._speeds.add(now)
+            self._said_s = now.elapsed_s
+            say(line(now, self._speeds.now()))
+
+
+def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> RenderableType:
+    """The display of a moment."""
+    counts, tokens = now.counts, now.tokens
+    without = counts.failed + counts.set_aside + counts.cancelled
+    more = f", {without:,} failed" if without else ""
+    more += f", {now.retrying:,} to be tried again" if now.retrying else ""
+    rows = {"jobs": f"{_bar(counts)}  {counts.done:,} of {counts.total:,}{more}"}
+    if speeds is not None and now.elapsed_s > 0:
+        mean = now.prompt_tokens_live / now.elapsed_s, tokens.generated / now.elapsed_s
+        rows["tok/s"] = f"in {speeds[0]:,.0f} now, {mean[0]:,.0f} on average; out {speeds[1]:,.0f} now, {mean[1]:,.0f}"
+    if tokens.prompt:
+        rows["prompts"] = (
+            f"{tokens.cached:,} tokens reused, {tokens.computed:,} computed: {tokens.cached / tokens.prompt:.0%} reused"
+        )
+    rows["lanes"] = f"{now.busy} of {now.width} at work" + _left(now.eta_s, time_s)
+    if now.failed is not None:
+        what = "again later" if now.failed.again else "failed"
+        rows[what] = f"line {now.failed.number}: {now.failed.failure.message}"
+    for label, trouble in (("engine", now.engine or now.engine_says), ("output", now.output)):
+        if trouble:
+            rows[label] = trouble
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for label, value in rows.items():
+        table.add_row(label, Text(harmless(value.replace("\n", " "))))
+    return table
+
+
+def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
+    """The same as a line of a log."""
+    counts, tokens = now.counts, now.tokens
+    without = counts.failed + counts.set_aside + counts.cancelled
+    parts = [f"{counts.done:,} of {counts.total:,} jobs" + (f", {without:,} failed" if without else "")]
+    if speeds is not None:
+        parts.append(f"{speeds[0]:,.0f} tok/s in, {speeds[1]:,.0f} out")
+    if tokens.prompt:
+        parts.append(f"{tokens.cached / tokens.prompt:.0%} of prompt tokens reused")
+    parts.append(f"{now.busy} of {now.width} lanes")
+    if now.eta_s is not None:
+        parts.append(f"about {format_seconds(now.eta_s)} left")
+    return "; ".join(parts)
+
+
+def _left(eta_s: float | None, time_s: float) -> str:
+    if eta_s is None:
+        return ""
+    return f"; about {format_seconds(eta_s)} left, until {time.strftime('%H:%M', time.localtime(time_s + eta_s))}"
+
+
+def _bar(counts: Counts) -> str:
+    share = counts.final / counts.total if counts.total else 1.0
+    filled = int(share * _BAR)
+    return "█" * filled + "░" * (_BAR - filled)
+
+
+def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[RenderableType]:
+    """What came of a run; without a report nothing had to be done."""
+    counts, rows = batch.counts, dict[str, str]()
+    rows["batch"] = f"{batch.name}, {counts.total:,} jobs from {batch.source}"
+    rows["answers"] = _answers(batch, report)
+    if counts.failed or counts.set_aside or counts.cancelled:
+        rows["without"] = _without(counts)
+    if report is not None and report.answers:
+        rows |= _work(report)
+    if load_s is not None:
+        rows["engine"] = f"loaded in {format_seconds(load_s)}"
+        if report is not None and report.deaths:
+            rows["engine"] += f"; it died {report.deaths} times and was started again"
+    if batch.output is not None:
+        rows["results"] = batch.output
+    if batch.errors is not None:
+        rows["errors"] = batch.errors
+    parts: list[RenderableType] = [facts(rows)]
+    if report is not None:
+        parts += _missed(report.misses)
+    if counts.failed or counts.set_aside:
+        parts.append(f"to see what failed: tokenmill results {batch.name} --failed")
+        parts.append(f"to try again what can be: tokenmill retry {batch.name} --failed, then the same command")
+    return parts
+
+
+def _answers(batch: Batch, report: Report | None) -> str:
+    done, computed = batch.counts.done, report.answers if report is not None else 0
+    if not computed:
+        return f"{done:,}, all of which were there: nothing was computed" if done else "none"
+    return f"{done:,}, of which {computed:,} were computed now" if computed < done else f"{done:,}"
+
+
+def _without(counts: Counts) -> str:
+    parts = {"failed": counts.failed, "set aside": counts.set_aside, "cancelled": counts.cancelled}
+    return ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
+
+
+def _work(report: Report) -> dict[str, str]:
+    """Time, tokens, reuse, and what reuse was worth."""
+    tokens, rate = report.tokens, report.rates.prefill_tok_s
+    per_minute = report.answers / report.seconds * 60 if report.seconds > 0 else 0.0
+    rows = {
+        "time": f"{format_seconds(report.seconds)}, {per_minute:,.1f} jobs a minute, "
+        f"{report.lanes:.1f} lanes at work on average",
+        "prompts": f"{tokens.prompt:,} tokens: {tokens.cached:,} reused, {tokens.computed:,} computed",
+        "written": f"{tokens.generated:,} tokens, {tokens.generated / report.busy_s:,.1f} a second"
+        if report.busy_s > 0
+        else f"{tokens.generated:,} tokens",
+    }
+    if report.least is not None and report.least.tokens and tokens.computed:
+        over = tokens.computed / report.least.tokens - 1
+        about = "" if report.least.exact else "about "
+        rows["least"] = f"{about}{report.least.tokens:,} had to be computed; {over:+.1%} against that"
+    if rate is not None and tokens.cached:
+        rows["saved"] = (
+            f"{format_seconds(tokens.cached / rate)}, in which {rate:,.0f} prompt tokens a second are computed"
+        )
+    return rows
+
+
+def _missed(misses: Misses) -> list[RenderableType]:
+    found = misses.lines()
+    return [f"missed reuse: {words}" for words in found[:_MISSES]]
+
+
+def document(batch: Batch, report: Report | None, seconds: float) -> dict[str, Any]:
+    """The totals as JSON: jobs of the batch, tokens and seconds of this run."""
+    counts = batch.counts
+    found: dict[str, Any] = {
+        "batch": batch.name,
+        "jobs": counts.total,
+        "succeeded": counts.done,
+        "failed": counts.failed + counts.set_aside + counts.cancelled,
+        "set_aside": counts.set_aside,
+        "cancelled": counts.cancelled,
+        "pending": counts.pending + counts.running,
+        "computed": report.answers if report else 0,
+        "reused_tokens": report.tokens.cached if report else 0,
+        "computed_prompt_tokens": report.tokens.computed if report else 0,
+        "generated_tokens": report.tokens.generated if report else 0,
+        "seconds": round(seconds, 3),
+        "output": batch.output,
+        "errors": batch.errors,
+        "end": report.end if report else "finished",
+    }
+    if report is not None:
+        found |= {
+            "work_seconds": round(report.seconds, 3),
+            "least_prompt_tokens": report.least.tokens if report.least else None,
+            "least_is_exact": report.least.exact if report.least else None,
+            "prefill_tok_s": report.rates.prefill_tok_s,
+            "lanes": round(report.lanes, 2),
+            "engine_deaths": report.deaths,
+            "misses": [
+                {"cause": tallied.cause, "jobs": tallied.jobs, "lost_tokens": tallied.lost_tokens,
+                 "example": tallied.examples[0].words}
+                for tallied in report.misses.by_cost()
+            ],
+            "notes": list(report.notes),
+        }  # fmt: skip
+    return found | {"batch_totals": jsonable(batch.totals)}

@@ -1,0 +1,131 @@
+"""`tokenmill status`: how batches stand."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from tokenmill.cli.batches import find, worker_of
+from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.output import Common, facts, jsonable, show, show_json
+from tokenmill.jobs.database import FILE
+from tokenmill.jobs.job import Batch
+from tokenmill.jobs.reader import Reader
+from tokenmill.units import format_seconds
+
+_NEWEST = 20
+_FAILURES = 3
+
+
+def status(
+    batch: str | None = None,
+    /,
+    *,
+    store: Path | None = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Show how batches stand: all of them, or one.
+
+    Reads counters only, at once however many jobs there are, and disturbs nobody who works.
+
+    Parameters
+    ----------
+    batch:
+        Its name or the beginning of it, or last; default: the newest batches.
+    store:
+        The folder of batches; default: batches in the state folder.
+    """
+    folder = store_folder(store, common)
+    if batch is None and not (folder / FILE).is_file():
+        if common.json:
+            show_json([])
+        else:
+            show(f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl")
+        return
+    worker = worker_of(folder)
+    with Reader(folder) as reader:
+        if batch is not None:
+            found = find(reader, batch)
+            failures = reader.failures(found.id, 0, _FAILURES)
+            if common.json:
+                show_json(_document(found, worker))
+            else:
+                show(*_one(found, worker, [f"line {item.number}: {item.message}" for item in failures]))
+            return
+        batches = reader.batches()
+    if common.json:
+        show_json([_document(each, worker) for each in batches])
+    else:
+        show(*_many(batches, worker))
+
+
+def state_of(batch: Batch, worker: int | None) -> str:
+    """A word for how a batch stands."""
+    if batch.cancelled_s is not None:
+        return "cancelled"
+    if batch.finished:
+        return "done"
+    if batch.sealed_s is None:
+        return "being read" if worker is not None else "half read"
+    if worker is not None and batch.counts.running:
+        return "running"
+    return "waiting" if worker is not None else "stopped"
+
+
+def _many(batches: list[Batch], worker: int | None) -> list[RenderableType]:
+    table = Table(box=None, pad_edge=False)
+    for column in ("batch", "state"):
+        table.add_column(column, no_wrap=True)
+    for column in ("jobs", "done", "failed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("from", overflow="ellipsis", no_wrap=True)
+    for batch in batches[-_NEWEST:]:
+        counts = batch.counts
+        table.add_row(
+            batch.name, state_of(batch, worker), f"{counts.total:,}", f"{counts.done:,}",
+            f"{counts.final - counts.done:,}", Path(batch.source).name,
+        )  # fmt: skip
+    hidden = len(batches) - _NEWEST
+    return [table, f"and {hidden:,} older ones"] if hidden > 0 else [table]
+
+
+def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[RenderableType]:
+    counts, totals, state = batch.counts, batch.totals, state_of(batch, worker)
+    parts = {"done": counts.done, "running": counts.running, "pending": counts.pending, "failed": counts.failed,
+             "set aside": counts.set_aside, "cancelled": counts.cancelled}  # fmt: skip
+    rows = {
+        "batch": batch.name,
+        "state": f"{state}, worked on by process {worker}" if worker and state == "running" else state,
+        "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
+        "from": batch.source,
+        "begun": f"{_when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
+    }
+    if batch.deadline_s is not None:
+        rows["deadline"] = _when(batch.deadline_s)
+    if totals.computed or totals.reused:
+        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} were there before or are another line's"
+    if totals.prompt_tokens:
+        share = totals.cached_tokens / totals.prompt_tokens
+        rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} of them reused"
+        rows["written"] = f"{totals.completion_tokens:,} tokens"
+    rows |= {label: path for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
+    shown: list[RenderableType] = [facts(rows)]
+    if failures:
+        shown += ["", "the first that failed:", *(f"  {words}" for words in failures)]
+    if state == "stopped":
+        shown += ["", "the same tokenmill run command goes on with it"]
+    return shown
+
+
+def _when(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
+
+
+def _document(batch: Batch, worker: int | None) -> dict[str, Any]:
+    counts = batch.counts
+    return {
+        **jsonable(batch), "state": state_of(batch, worker), "worker": worker, "jobs": counts.total,
+        "succeeded": counts.done, "failed": counts.final - counts.done, "finished": batch.finished,
+    }  # fmt: skip

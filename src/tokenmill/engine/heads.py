@@ -1,0 +1,153 @@
+"""Prompt heads that an engine holds from its start: read back where they were saved, computed and saved otherwise.
+
+A file bears the hash of the head's text and of the model's identity, and holds whose it is: one of another model, build
+or cache type is computed again and replaced. Engines that cannot pin compute the head with a request, as any other
+user would, and keep it for as long as they like. What cannot be kept is said in a note; nothing here stops an engine.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+from tokenmill.engine.engine import Chat, Engine, Prompt, Request, Sampling, Usage, answer
+from tokenmill.engine.watched import Watched
+from tokenmill.errors import EngineDied, TokenmillError, UsageError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.native.engine import NativeEngine
+
+_NAME_DIGITS = 20  # of a SHA-256: two heads by chance in one file are not to be feared
+
+How = Literal["restored", "computed", "not held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A long shared prompt head that later requests begin with; a chat stands for all that begin with its messages."""
+
+    name: str
+    prompt: Prompt
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedHead:
+    """What became of one head."""
+
+    name: str
+    prompt_tokens: int
+    reused_tokens: int | None  # found in the engine already: restored, or part of another head
+    seconds: float
+    how: How = "computed"
+    saved: Path | None = None  # where it was read from or written to
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What became of all of them."""
+
+    heads: tuple[WarmedHead, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def digest_in(path: Path) -> Head:
+    """A file's text as the system message of the chats to come; UsageError if it has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the digest {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the digest {path} is no UTF-8 text", hint="tokenmill digest FILES -o DIGEST makes one"
+        ) from error
+    if not text.strip():
+        raise UsageError(f"the digest {path} is empty", hint="tokenmill digest FILES -o DIGEST makes one")
+    return Head(path.name, Chat(({"role": "system", "content": text},)))
+
+
+def saved_at(folder: Path, head: Head, model_id: str) -> Path:
+    """Where a model's head is saved."""
+    prompt = head.prompt
+    content = [prompt.messages, prompt.tools, prompt.template_arguments] if isinstance(prompt, Chat) else prompt
+    plain = json.dumps(content, sort_keys=True)
+    text, model = (hashlib.sha256(of.encode()).hexdigest()[:_NAME_DIGITS] for of in (plain, model_id))
+    return folder / f"{text}-{model}.head"
+
+
+async def hold(
+    engine: Engine, heads: Sequence[Head], folder: Path | None = None, tell: Callable[[int, Head], None] | None = None
+) -> Held:
+    """Make an engine hold heads, the first first; those saved in `folder` are read from there, others saved to it."""
+    if heads and not engine.capabilities.keeps_prefixes:
+        return Held((), ("this engine keeps no prompt heads: each request computes its own",))
+    warmed: list[WarmedHead] = []
+    notes: list[str] = []
+    for number, head in enumerate(heads):
+        if tell is not None:
+            tell(number, head)
+        try:
+            warmed.append(await _hold(engine, head, folder, notes))
+        except EngineDied:
+            raise
+        except TokenmillError as error:
+            notes.append(f"{head.name} is not held: {error}")
+            warmed.append(WarmedHead(head.name, 0, None, 0.0, "not held"))
+    return Held(tuple(warmed), tuple(notes))
+
+
+async def _hold(engine: Engine, head: Head, folder: Path | None, notes: list[str]) -> WarmedHead:
+    began = perf_counter()
+    native = _native(engine) if engine.capabilities.pins_heads else None
+    if native is None:
+        usage = await _asked(engine, head)
+        return WarmedHead(head.name, usage.prompt_tokens, usage.cached_tokens, perf_counter() - began)
+    path = saved_at(folder, head, engine.identity.model_id) if folder is not None else None
+    if path is not None and path.is_file():
+        await _restore(native, head, path, notes)
+    usage = await native.pin(head.prompt)
+    reused = usage.cached_tokens or 0
+    # A template that writes the date makes another head of the same text on another day.
+    whole = path is not None and path.is_file() and reused >= usage.prompt_tokens - 1
+    if path is not None and not whole:
+        path = await _save(native, head, path, notes)
+    how: How = "restored" if whole else "computed"
+    return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
+
+
+async def _restore(engine: "NativeEngine", head: Head, path: Path, notes: list[str]) -> None:
+    try:
+        await engine.restore_head(path, pin=False)
+    except EngineDied:
+        raise
+    except TokenmillError as error:
+        notes.append(f"{head.name} is computed again: {error}")
+
+
+async def _save(engine: "NativeEngine", head: Head, path: Path, notes: list[str]) -> Path | None:
+    try:
+        await engine.save_head(head.prompt, path)
+    except EngineDied:
+        raise
+    except TokenmillError as error:
+        notes.append(f"{head.name} is held, but not saved: {error}")
+        return None
+    return path
+
+
+async def _asked(engine: Engine, head: Head) -> Usage:
+    """Let an engine compute a head as part of a short request; templates may want a user's turn behind it."""
+    prompt = head.prompt
+    if isinstance(prompt, Chat):
+        prompt = replace(prompt, messages=(*prompt.messages, {"role": "user", "content": "."}))
+    return (await answer(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))).usage
+
+
+def _native(engine: Engine) -> "NativeEngine | None":
+    from tokenmill.engine.native.engine import NativeEngine  # noqa: PLC0415  its packages are an extra
+
+    living = engine.current if isinstance(engine, Watched) else engine
+    return living if isinstance(living, NativeEngine) else None

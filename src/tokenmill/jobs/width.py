@@ -1,0 +1,109 @@
+"""How many jobs at once: measured on the engine that will run them, because no forecast knows its kernels that well.
+
+A few short answers are written at each width in turn, and the narrowest that is nearly as fast as the fastest wins:
+narrower takes fewer cells, ends with fewer idle lanes, and is quicker for who waits. Only engines that change their
+width without loading anew can be measured so, and only batches that are long against the measurement are worth it.
+Prompts of the batch itself are used: experts that its texts wake are the ones that count, and their heads are needed
+anyway.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from tokenmill.engine.engine import Answer, Engine, Request, Sampling, answer
+
+WIDTHS = (1, 2, 4, 8, 16)
+TOKENS = 16  # of each answer; the first, which comes with its prompt, is not counted
+ROUNDS = 2  # the better one counts: what disturbs a measurement only makes it slower
+NEARLY = 0.97  # of the fastest
+WORTH = 40  # times the tokens of a measurement that a batch must be expected to write
+
+
+@runtime_checkable
+class Widens(Protocol):
+    """An engine whose number of lanes can be changed while it runs."""
+
+    async def set_lanes(self, lanes: int) -> None:
+        """Change how many batch sequences run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What an engine writes at a width."""
+
+    width: int
+    tok_s: float  # all lanes together
+
+
+@dataclass(frozen=True, slots=True)
+class Width:
+    """A width with its reason."""
+
+    value: int
+    reason: str
+    points: tuple[Point, ...] = ()
+
+    @property
+    def rates(self) -> tuple[tuple[int, float], ...]:
+        """As `expected.Rates` has them."""
+        return tuple((point.width, point.tok_s) for point in self.points)
+
+
+def widths_up_to(most: int) -> tuple[int, ...]:
+    """Widths to measure on an engine with so many lanes."""
+    return tuple(sorted({*(width for width in WIDTHS if width < most), most}))
+
+
+def measured_tokens(most: int) -> int:
+    """Tokens that a measurement writes."""
+    return ROUNDS * TOKENS * sum(widths_up_to(most))
+
+
+def pays(expected_tokens: float | None, most: int) -> bool:
+    """Whether a batch that is expected to write so much is long against a measurement; None: unknown."""
+    return most > 1 and expected_tokens is not None and expected_tokens >= WORTH * measured_tokens(most)
+
+
+def choose(points: Sequence[Point]) -> Width:
+    """The narrowest width that is nearly as fast as the fastest."""
+    best = max(points, key=lambda point: point.tok_s)
+    chosen = min((point for point in points if point.tok_s >= NEARLY * best.tok_s), key=lambda point: point.width)
+    shown = ", ".join(f"{point.width}: {point.tok_s:.3g}" for point in points)
+    return Width(chosen.width, f"measured in tok/s by width: {shown}", tuple(points))
+
+
+async def measure(engine: Engine, requests: Sequence[Request], most: int) -> Width:
+    """Measure an engine that `Widens` with requests like those to come, and leave it at the width that is best.
+
+    The requests must differ: equal ones would wake the same experts. Fewer than `most` are a narrower measurement.
+    """
+    if not isinstance(engine, Widens):
+        raise TypeError("the engine cannot change its width")
+    widths = widths_up_to(min(most, len(requests)))
+    short = [
+        replace(each, sampling=Sampling(temperature=0.0), max_tokens=TOKENS, stop=(), ignore_eos=True, lane=None)
+        for each in requests[: widths[-1]]
+    ]
+    await engine.set_lanes(widths[-1])
+    await _together(engine, short, tokens=1)  # heads are computed, and every page has been touched
+    best: dict[int, float] = {}
+    for _ in range(ROUNDS):
+        for width in widths:
+            await engine.set_lanes(width)
+            best[width] = max(best.get(width, 0.0), _rate(await _together(engine, short[:width])))
+    chosen = choose([Point(width, best[width]) for width in widths])
+    await engine.set_lanes(chosen.value)
+    return chosen
+
+
+async def _together(engine: Engine, requests: Sequence[Request], tokens: int = TOKENS) -> list[Answer]:
+    return list(await asyncio.gather(*(answer(engine, replace(each, max_tokens=tokens)) for each in requests)))
+
+
+def _rate(answers: Sequence[Answer]) -> float:
+    """Tokens a second of answers that were written together, by the engine's own clock."""
+    seconds = max((each.timings.decode_s or 0.0 for each in answers), default=0.0)
+    written = sum(each.usage.completion_tokens - 1 for each in answers)
+    return written / seconds if seconds > 0 else 0.0

@@ -1,0 +1,295 @@
+"""What the worker does when things go wrong: jobs, the engine, other processes, the disk. A fake engine has the faults
+that a real one cannot be made to have."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support.fake_engine import KILLED, FakeEngine, Seen, Unreachable, watched
+from support.jobs_store import Clock, submitted
+from support.worked import QUICK, lines, run_prompts, worked
+from tokenmill.errors import EngineError, TokenmillError
+from tokenmill.jobs.faults import StoreError
+from tokenmill.jobs.job import State
+from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.worker import Options
+
+
+def error_of(line: dict[str, dict[str, str]]) -> str:
+    return line["error"]["code"]
+
+
+def test_every_line_gets_an_answer_or_a_reason(tmp_path: Path) -> None:
+    seen = Seen()
+    prompts = [*(f"p{number}" for number in range(8)), "long", "broken 2 times", "broken 9 times", "late"]
+    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen))
+    assert [*found] == prompts  # in the order of the file
+    assert report.end == "finished"
+    assert (report.counts.done, report.counts.failed) == (9, 3)
+    assert {prompt: error_of(line) for prompt, line in found.items() if line["error"]} == {
+        "long": "too_long",
+        "broken 9 times": "engine_failed",
+        "late": "timeout",
+    }
+    assert "904 tokens too many" in found["long"]["error"]["message"]
+    assert seen.streams.count("long") == 1  # no attempt can help
+    assert seen.streams.count("broken 2 times") == seen.streams.count("broken 9 times") == 3
+    assert "tried 3 times" in found["broken 9 times"]["error"]["message"]
+    assert found["p3"]["response"]["body"]["choices"][0]["text"] == "p3: 0 1 2 3"
+
+
+def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> None:
+    seen, clock = Seen(), Clock()
+    waits: list[float] = []
+
+    def tell(now: Snapshot) -> None:
+        """Nothing else is to be done: time is moved to the next attempt."""
+        if now.retrying and not now.busy and now.counts.done == 2:
+            retry_s = store.next_retry_s()
+            if retry_s is not None and retry_s > clock():
+                waits.append(retry_s - clock())
+                clock.now_s = retry_s
+
+    with Store(tmp_path / "store", clock=clock) as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b", "broken 3 times"])
+
+        async def run() -> Report:
+            from tokenmill.jobs.shape import shape_of
+            from tokenmill.jobs.worker import work
+
+            engine = FakeEngine(seen)
+            shape = shape_of(engine.capabilities, engine.identity)
+            options = Options(attempts=4, tick_s=0.01)
+            async with asyncio.timeout(30):
+                return await work(store, [batch], engine, shape, options=options, tell=tell, clock=clock)
+
+        report = asyncio.run(run())
+    assert report.counts.done == 3
+    assert len(waits) == 3
+    for wait, middle in zip(waits, (2.0, 4.0, 8.0), strict=True):
+        assert 0.5 * middle <= wait <= 1.5 * middle
+
+
+def test_a_job_that_kills_the_engine_twice_is_set_aside_and_no_other(tmp_path: Path) -> None:
+    seen = Seen()
+    prompts = [*(f"steady {number}" for number in range(10)), "poison", "q0", "q1"]
+    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen))
+    assert (report.counts.done, report.counts.set_aside, report.counts.failed) == (12, 1, 0)
+    assert error_of(found["poison"]) == "engine_died"
+    assert "SIGSEGV" in found["poison"]["error"]["message"]
+    assert report.deaths == 2
+    assert len(seen.together[0]) > 1
+    suspects = seen.together[1] - {"poison"}
+    assert suspects < seen.together[0]  # beside others only when those had come further than when it died
+
+
+def test_two_poison_jobs_are_told_from_those_beside_them(tmp_path: Path) -> None:
+    prompts = ["poison 1", "a", "b", "c", "poison 2", "d"]
+    report, found = run_prompts(tmp_path, prompts, lambda: watched(Seen()))
+    assert (report.counts.done, report.counts.set_aside) == (4, 2)
+    assert [prompt for prompt, line in found.items() if line["error"]] == ["poison 1", "poison 2"]
+    assert report.deaths in (3, 4)  # three when both were at work at the first death
+
+
+def test_jobs_at_work_when_somebody_kills_the_engine_are_done_again_without_blame(tmp_path: Path) -> None:
+    seen, engines = Seen(), list[FakeEngine]()
+    prompts = [f"steady {number}" for number in range(12)]
+
+    def kill(_: Snapshot) -> None:
+        if seen.lives < 4 and engines[-1].pieces >= 10 and engines[-1].at_work:
+            engines[-1].die(KILLED)
+
+    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen, started=engines.append), tell=kill)
+    assert report.deaths == 3
+    assert report.counts.done == 12
+    assert [*found] == prompts
+    with Store(tmp_path / "store") as store:
+        batch = store.batches()[0]
+        assert batch.totals.computed == 12  # each once
+
+
+def test_a_job_alone_at_work_when_the_engine_is_killed_again_and_again_is_set_aside(tmp_path: Path) -> None:
+    """A process that is killed for memory may leave no trace of why: whoever is there each time is to blame."""
+    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: watched(Seen(), words=KILLED))
+    assert (report.counts.done, report.counts.set_aside) == (2, 1)
+    assert found["poison"]["error"]
+    assert report.deaths == 3
+
+
+def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path: Path) -> None:
+    seen = Seen()
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison 1", "poison 2", "poison 3", "b"])
+
+        async def run(most_restarts: int) -> Report:
+            engine = watched(seen, most_restarts=most_restarts)
+            try:
+                return await worked(store, batch, engine)
+            finally:
+                await engine.close()
+
+        with pytest.raises(EngineError, match="died 3 times within an hour") as caught:
+            asyncio.run(run(most_restarts=2))
+        assert "goes on" in (caught.value.hint or "")
+        assert store.batch(batch.id).counts.running == 0
+        seen.lives = 0
+        report = asyncio.run(run(most_restarts=20))
+    assert (report.counts.done, report.counts.set_aside) == (2, 3)
+
+
+def test_an_engine_that_was_found_and_dies_ends_the_work(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="SIGSEGV"):
+        run_prompts(tmp_path, ["a", "poison", "b"], FakeEngine)
+    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: watched(Seen()))
+    assert error_of(found["poison"]) == "engine_died"
+    assert report.counts.done == 2
+
+
+def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp_path: Path) -> None:
+    seen = Seen()
+    prompts = [f"p{number}" for number in range(8)]
+
+    async def run() -> Report:
+        engine = Unreachable(seen)
+
+        def tell(now: Snapshot) -> None:
+            if now.counts.done and len(seen.streams) == now.counts.done + now.busy:
+                engine.reachable = False
+            if now.engine is not None:
+                engine.reachable = True
+
+        return await worked(store, batch, engine, tell=tell)
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", prompts)
+        report = asyncio.run(run())
+        assert report.deaths
+        assert report.counts.done == 8
+        assert all(
+            job is not None and job.attempts == 1 for job in (store.job(batch.id << 32 | n) for n in range(1, 9))
+        )
+
+
+def test_an_engine_that_fails_every_request_ends_the_work_before_every_job_has_failed(tmp_path: Path) -> None:
+    prompts = [f"broken 99 {number}" for number in range(40)]
+    with pytest.raises(EngineError, match="failed 12 times without one answer"):
+        run_prompts(tmp_path, prompts, lambda: watched(Seen()))
+    with Store(tmp_path / "store") as store:
+        counts = store.batches()[0].counts
+        assert counts.running == 0
+        assert counts.pending > 20
+
+
+def test_stopping_puts_back_what_runs_and_counts_no_attempt(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+
+    def tell(now: Snapshot) -> None:
+        if now.busy == 2 and now.counts.done == 2:
+            stop.set()
+
+    report, found = run_prompts(tmp_path, ["a", "slow 1", "slow 2", "b"], lambda: watched(Seen()), stop=stop, tell=tell)
+    assert report.end == "stopped"
+    assert (report.counts.done, report.counts.pending, report.counts.running) == (2, 2, 0)
+    assert [*found] == ["a"]  # what follows a line without an outcome waits for it
+    with Store(tmp_path / "store") as store:
+        batch = store.batches()[0]
+        assert [store.job(batch.id << 32 | number).attempts for number in (2, 3)] == [0, 0]  # type: ignore[union-attr]
+
+
+def test_a_batch_that_another_process_cancels_ends_within_seconds(tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", *(f"slow {n}" for n in range(1, 30))])
+
+        def tell(now: Snapshot) -> None:
+            if now.busy == 4 and now.elapsed_s > 0.2 and not asked:
+                ask_to_cancel(tmp_path / "store", batch.name)
+                asked.append(True)
+
+        asked: list[bool] = []
+        report = asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
+        assert report.end == "cancelled"
+        assert report.counts.done + report.counts.cancelled == 30
+        assert report.counts.cancelled >= 29
+    found = lines(tmp_path / "jobs.out")
+    assert len(found) == 30
+    assert error_of(found["slow 7"]) == "cancelled"
+
+
+async def worked_with(store: Store, batch: int, engine: type[FakeEngine], tell: object) -> Report:
+    return await worked(store, store.batch(batch), engine(), tell=tell)  # type: ignore[arg-type]
+
+
+def test_equal_jobs_are_computed_once_and_follow_their_equal(tmp_path: Path) -> None:
+    seen = Seen()
+    report, found = run_prompts(tmp_path, ["same"] * 5 + ["other", "broken 1 x", "broken 1 x"], lambda: watched(seen))
+    assert report.counts.done == 8
+    assert report.answers == 3
+    assert seen.streams.count("same") == 1
+    assert seen.streams.count("broken 1 x") == 2
+    assert len(found) == 3  # by prompt; all eight are there
+    assert len((tmp_path / "jobs.out").read_text().splitlines()) == 8
+
+
+def test_deadlines_that_pass_fail_what_has_not_been_started(tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b"], {"deadline_s": 1.0})
+        report = asyncio.run(worked_with(store, batch.id, FakeEngine, None))
+    assert report.counts.failed == 2
+    assert error_of(lines(tmp_path / "jobs.out")["a"]) == "deadline"
+
+
+def test_an_output_that_is_gone_does_not_stop_the_work_but_is_an_error_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    prompts = [f"p{number}" for number in range(8)]
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", prompts, {"output": str(tmp_path / "out" / "results.jsonl")})
+        told: list[str] = []
+
+        def tell(now: Snapshot) -> None:
+            if now.counts.done == 0:
+                shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            told.append(now.output or "")
+
+        with pytest.raises(TokenmillError, match="was removed or replaced"):
+            asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
+        assert store.batch(batch.id).counts.done == 8
+        (tmp_path / "out").mkdir()
+        report = asyncio.run(worked_with(store, batch.id, FakeEngine, None))
+        assert report.answers == 0
+    assert [*lines(tmp_path / "out" / "results.jsonl")] == prompts
+
+
+def test_a_store_that_is_gone_ends_the_work_with_its_error(tmp_path: Path) -> None:
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b", "c"])
+
+        def tell(now: Snapshot) -> None:
+            shutil.rmtree(tmp_path / "store", ignore_errors=True)
+
+        with pytest.raises(StoreError, match="removed or replaced"):
+            asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
+
+
+def test_a_job_that_died_in_one_run_is_tried_alone_in_the_next(tmp_path: Path) -> None:
+    seen = Seen()
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison", "b", "c"])
+        with pytest.raises(EngineError):
+            asyncio.run(worked_with(store, batch.id, FakeEngine, None))
+
+        async def again() -> Report:
+            engine = watched(seen)
+            try:
+                return await worked(store, batch, engine, options=QUICK)
+            finally:
+                await engine.close()
+
+        report = asyncio.run(again())
+        assert report.deaths == 1  # the second of two
+        assert seen.together == [{"poison"}]
+        assert store.batch(batch.id).counts.set_aside == 1
+        states = [result.state for result in store.results(batch.id, 0, 10)]
+    assert states == [State.DONE, State.SET_ASIDE, State.DONE, State.DONE]

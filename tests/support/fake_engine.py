@@ -1,0 +1,160 @@
+"""An engine for faults that a real one cannot be made to have at will: dies, hangs and fails on marked prompts.
+
+What a prompt says decides: `poison` crashes the engine, `slow` never ends, `steady` takes its time, `long` does not fit, `late` takes longer
+than it was given, `broken N` fails N times and then answers. Everything else is answered with four tokens.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field, replace
+
+from tokenmill.engine.engine import (
+    Answer,
+    Capabilities,
+    Counters,
+    Identity,
+    Piece,
+    Prompt,
+    Request,
+    State,
+    Status,
+    Timings,
+    Usage,
+)
+from tokenmill.engine.watched import Watched
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TooLong
+
+CAPABILITIES = Capabilities(
+    shares_prefixes=True, keeps_prefixes=True, chooses_lanes=False, interactive_first=True, pins_heads=False,
+    saves_heads=False, changes_threads=False, changes_context=False, reports_cached_tokens=True, grammar=False,
+    json_schema=False, logit_bias=False, tools_parsed=False, most_logprobs=0,
+)  # fmt: skip
+TOKENS = 4
+STEADY_TOKENS = 30
+CRASH = "the fake engine was killed by SIGSEGV (it touched memory that is not its own)"
+KILLED = "the fake engine was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"
+
+
+@dataclass(slots=True)
+class Seen:
+    """What all lives of an engine have seen."""
+
+    streams: list[str] = field(default_factory=list)  # prompts, in the order they came
+    together: list[set[str]] = field(default_factory=list)  # prompts at work at each death
+    failures: Counter[str] = field(default_factory=Counter)
+    most_at_once: int = 0
+    lives: int = 0
+
+
+class FakeEngine:
+    """One life of it."""
+
+    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
+        self.seen = seen or Seen()
+        self.seen.lives += 1
+        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self.at_work: set[str] = set()
+        self.changed = asyncio.Event()  # set whenever a stream begins
+        self.pieces = 0
+        self._lanes, self._words = lanes, words
+
+    @property
+    def identity(self) -> Identity:
+        return Identity("native", "fake", "m", "fake 1", 4096, self._lanes, "nowhere")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        prompt = request.prompt if isinstance(request.prompt, str) else str(request.prompt)
+        self.seen.streams.append(prompt)
+        self.at_work.add(prompt)
+        self.seen.most_at_once = max(self.seen.most_at_once, len(self.at_work))
+        self.changed.set()
+        try:
+            await self._until_alive(0.0)
+            self._refuse(prompt, request)
+            if "slow" in prompt:
+                await self._until_alive(None)
+            tokens = STEADY_TOKENS if "steady" in prompt else TOKENS
+            for number in range(tokens):
+                await self._until_alive(0.005 if "steady" in prompt else 0.001)
+                self.pieces += 1
+                yield Piece(f" {number}", 1)
+                if "poison" in prompt and number == 1:
+                    self.die(self._words)
+            usage = Usage(len(prompt), tokens, 0)
+            yield Answer(f"{prompt}: 0 1 2 3", "stop", usage, Timings(0.0, 0.001, 0.002))
+        finally:
+            self.at_work.discard(prompt)
+
+    def _refuse(self, prompt: str, request: Request) -> None:
+        if "long" in prompt:
+            raise TooLong("the prompt has 5000 tokens and the context 4096", needed_tokens=5000, context_tokens=4096)
+        if "late" in prompt:
+            raise EngineTimeout(f"not done within {request.timeout_s:g} s")
+        if "broken" in prompt:
+            self.seen.failures[prompt] += 1
+            if self.seen.failures[prompt] <= int(prompt.split("broken ")[1].split()[0]):
+                raise EngineError("the server failed (500): out of luck")
+
+    def die(self, words: str) -> None:
+        if not self.died.done():
+            self.seen.together.append(set(self.at_work))
+            self.died.set_result(EngineDied(words))
+
+    async def _until_alive(self, seconds: float | None) -> None:
+        """A moment in which it may die."""
+        await asyncio.wait({self.died}, timeout=seconds)
+        if self.died.done():
+            raise EngineDied(self.died.result().message)
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(str(prompt).encode())
+
+    async def status(self) -> Status:
+        state: State = "failed" if self.died.done() else "ready"
+        return Status(state, self.identity, Counters(running=len(self.at_work)))
+
+    async def close(self) -> None:
+        pass
+
+
+class Unreachable(FakeEngine):
+    """A server that is not ours: it does not answer for a while, and nothing tells of a death."""
+
+    def __init__(self, seen: Seen | None = None) -> None:
+        super().__init__(seen)
+        self.reachable = True
+        del self.died
+
+    async def _until_alive(self, seconds: float | None) -> None:
+        await asyncio.sleep(seconds or 0.0)
+        if not self.reachable:
+            raise EngineDied("the connection to http://there was lost: refused")
+
+    async def status(self) -> Status:
+        return replace(Status("ready", self.identity, Counters()), state="ready" if self.reachable else "failed")
+
+
+def watched(
+    seen: Seen, *, words: str = CRASH, most_restarts: int = 20, started: Callable[[FakeEngine], None] | None = None
+) -> Watched:
+    """An engine that is started again at once when it dies."""
+
+    async def start() -> FakeEngine:
+        engine = FakeEngine(seen, words=words)
+        if started is not None:
+            started(engine)
+        return engine
+
+    first = FakeEngine(seen, words=words)
+    if started is not None:
+        started(first)
+
+    def delay(deaths: object, now_s: float, most: int) -> float | None:
+        return None if seen.lives > most else 0.0
+
+    return Watched(first, start, most_restarts=most_restarts, delay=delay)

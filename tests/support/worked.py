@@ -1,0 +1,63 @@
+"""Works a batch of a few prompts through an engine, for tests."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from support.jobs_store import submitted
+from tokenmill.engine.engine import Engine
+from tokenmill.jobs.job import Batch
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.worker import Options, work
+
+QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=30.0, count_least=True)
+LIMIT_S = 60.0
+
+
+async def worked(
+    store: Store,
+    batch: Batch,
+    engine: Engine,
+    *,
+    options: Options = QUICK,
+    stop: asyncio.Event | None = None,
+    tell: Callable[[Snapshot], None] | None = None,
+) -> Report:
+    """Work a batch with its output, for a minute at most; the engine is not closed."""
+    shape = shape_of(engine.capabilities, engine.identity)
+    with Output(store, batch) as output:
+        async with asyncio.timeout(LIMIT_S):
+            return await work(
+                store, [batch], engine, shape, outputs={batch.id: output}, options=options, stop=stop, tell=tell
+            )
+
+
+def run_prompts(
+    folder: Path, prompts: Iterable[str], engine: Callable[[], Engine], **more: Any
+) -> tuple[Report, dict[str, dict[str, Any]]]:
+    """A whole run: its report and the output lines by prompt."""
+
+    async def run() -> Report:
+        started = engine()
+        try:
+            return await worked(store, batch, started, **more)
+        finally:
+            await started.close()
+
+    with Store(folder / "store") as store:
+        batch = submitted(store, folder / "jobs.jsonl", prompts)
+        report = asyncio.run(run())
+    return report, lines(folder / "jobs.out")
+
+
+def lines(path: Path) -> dict[str, dict[str, Any]]:
+    """Output lines by the prompt in their custom_id; each must be there once."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    by_prompt = {line["custom_id"].partition("-")[2]: line for line in found}
+    assert len({line["custom_id"] for line in found}) == len(found)
+    return by_prompt

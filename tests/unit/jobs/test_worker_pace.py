@@ -1,0 +1,65 @@
+"""Rates of a run from what its answers took, and what its prompts had to cost."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from support.fake_engine import FakeEngine
+from tokenmill.engine.engine import Answer, Timings, Usage
+from tokenmill.jobs.body import Call
+from tokenmill.jobs.least import Reckoned, counted
+from tokenmill.jobs.pace import Pace
+
+ANSWER = Answer("yes", "stop", Usage(1000, 50, 900), Timings(0.0, 2.0, 10.0))
+
+
+def test_rates_explain_the_time_that_passed() -> None:
+    pace = Pace()
+    pace.passed(20.0, at_work=4)
+    pace.passed(5.0, at_work=0)  # nothing to do: the engine's speed is not told by it
+    for _ in range(8):
+        pace.heard(20)
+        pace.answered(ANSWER, heard=20)
+    assert (pace.tokens.prompt, pace.tokens.cached, pace.tokens.computed, pace.tokens.generated) == (
+        8000,
+        7200,
+        800,
+        400,
+    )
+    rates = pace.rates()
+    decode = rates.decode_at(4)
+    assert rates.prefill_tok_s is not None
+    assert decode is not None
+    assert 800 / rates.prefill_tok_s + 400 / decode == pytest.approx(20.0)
+    # a prompt's token took 20 ms of its lane and a written one 200 ms, four lanes at a time
+    assert rates.prefill_tok_s / decode == pytest.approx((0.2 / 4) / 0.02)
+
+
+def test_an_engine_that_does_not_say_has_one_rate_with_prompts_in_it() -> None:
+    pace = Pace()
+    pace.passed(10.0, at_work=2)
+    pace.answered(replace(ANSWER, timings=Timings()), heard=0)
+    assert pace.rates().prefill_tok_s is None
+    assert pace.rates().decode_at(8) == pytest.approx(5.0)
+
+
+def test_nothing_is_known_before_the_first_answer() -> None:
+    pace = Pace()
+    pace.passed(10.0, at_work=2)
+    pace.heard(30)
+    assert pace.rates().decode_at(1) is None
+    assert pace.tokens.generated == 30
+
+
+def test_the_least_is_reckoned_from_bytes_and_counted_in_tokens() -> None:
+    reckoned = Reckoned()
+    reckoned.add(b"head head head one", Usage(18, 1, 0))
+    reckoned.add(b"head head head two", Usage(18, 1, 15))
+    assert reckoned.tokens == 18 + 3
+
+    async def work() -> int | None:
+        calls = [Call("completion", {"prompt": f"head head head {word}"}) for word in ("one", "two", "two")]
+        return await counted(FakeEngine(), calls)
+
+    assert asyncio.run(work()) == 18 + 3 + 1  # the last token of a prompt is always computed

@@ -1,0 +1,140 @@
+"""What an error means for a job, and how suspects are tried."""
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.engine.exits import Exit
+from tokenmill.errors import (
+    EngineDied,
+    EngineError,
+    EngineTimeout,
+    RequestRefused,
+    TokenmillError,
+    TooLong,
+)
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.job import Failure
+from tokenmill.jobs.retries import LONGEST_DELAY_S, after, delay_s, from_outside, most_in_a_row, verdict
+from tokenmill.jobs.suspects import FURTHER_TOKENS, Suspects
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "can_pass"),
+    [
+        (TooLong("9000 tokens do not fit", needed_tokens=9000, context_tokens=8192), "too_long", False),
+        (RequestRefused("no such thing"), "refused", False),
+        (EngineTimeout("not done within 5 s"), "timeout", True),
+        (EngineDied("it died"), "engine_died", True),
+        (EngineError("the server failed (500)"), "engine_failed", True),
+        (TokenmillError("something else"), "failed", False),
+    ],
+)
+def test_only_what_can_pass_is_tried_again(error: TokenmillError, code: str, can_pass: bool) -> None:
+    found = verdict(error)
+    assert (found.failure.code, found.can_pass) == (code, can_pass)
+    assert error.message in found.failure.message
+
+
+def test_too_long_says_by_how_much_once() -> None:
+    plain = TooLong("9000 tokens do not fit a context of 8192", needed_tokens=9000, context_tokens=8192)
+    assert "808 tokens too many" in verdict(plain).failure.message
+    said = TooLong("9000 of 8192: 808 too many", needed_tokens=9000, context_tokens=8192)
+    assert verdict(said).failure.message.count("808") == 1
+
+
+def test_a_hint_belongs_to_the_message_but_a_page_of_a_log_does_not() -> None:
+    assert verdict(EngineTimeout("late", hint="give it more time")).failure.message == "late; give it more time"
+    assert "last words" not in verdict(EngineDied("dead", hint="its last words: ...")).failure.message
+
+
+def test_attempts_are_told_when_there_were_several() -> None:
+    failure = Failure("timeout", "late")
+    assert after(failure, 1) is failure
+    assert after(failure, 3).message == "late; tried 3 times"
+
+
+@given(attempts=st.integers(1, 40), chance=st.floats(0, 1, exclude_max=True))
+def test_waiting_doubles_is_spread_and_has_an_end(attempts: int, chance: float) -> None:
+    found = delay_s(attempts, chance, 2.0)
+    middle = min(LONGEST_DELAY_S, 2.0 * 2 ** (attempts - 1))
+    assert 0.5 * middle <= found < 1.5 * middle
+
+
+@pytest.mark.parametrize(
+    ("exit_", "outside"),
+    [
+        (Exit(signal=signal.SIGKILL, kills={"system": 0}), True),
+        (Exit(signal=signal.SIGKILL), True),  # nothing tells which
+        (Exit(signal=signal.SIGTERM), True),
+        (Exit(asked=True), True),
+        (Exit(signal=signal.SIGKILL, kernel="Out of memory: Killed process 1"), False),
+        (Exit(signal=signal.SIGKILL, kills={"cgroup": 1}), False),
+        (Exit(signal=signal.SIGSEGV), False),
+        (Exit(signal=signal.SIGABRT), False),
+        (Exit(code=1), False),
+    ],
+)
+def test_a_death_from_outside_is_told_by_the_words_of_the_engine(exit_: Exit, outside: bool) -> None:
+    assert from_outside(EngineDied(f"the native engine {exit_.words()}")) is outside
+
+
+@pytest.mark.parametrize(
+    ("words", "outside"),
+    [
+        ("the connection to http://there was lost: refused", True),
+        ("the native engine closed the connection", True),
+        ("the native engine hung: a step had been running for 601.0 s, and 600 s are allowed", False),
+    ],
+)
+def test_a_lost_connection_is_from_outside_and_a_hang_is_not(words: str, outside: bool) -> None:
+    assert from_outside(EngineDied(words)) is outside
+
+
+def test_the_engine_is_at_fault_after_as_many_failures_as_no_batch_of_bad_jobs_has() -> None:
+    assert most_in_a_row(1) == most_in_a_row(4) == 12
+    assert most_in_a_row(64) == 192
+
+
+def record(job: int) -> Pending:
+    return Pending(job, b"head", 100)
+
+
+def test_suspects_are_tried_one_at_a_time_and_the_next_when_one_has_come_further() -> None:
+    suspects = Suspects()
+    for job in (1, 2):
+        suspects.accuse(record(job), tokens=10)
+    assert suspects.try_next({7}) is None  # somebody else is at work
+    assert suspects.try_next(()) == record(1)
+    assert suspects.try_next({1}) is None
+    assert not suspects.advanced(1, 10 + FURTHER_TOKENS - 1)
+    assert suspects.advanced(1, 10 + FURTHER_TOKENS)
+    assert suspects.try_next({1}) == record(2)
+    suspects.ended(2)
+    assert not suspects.trying
+
+
+def test_a_suspect_from_another_run_is_cleared_by_its_end_alone() -> None:
+    suspects = Suspects()
+    suspects.accuse(record(1), tokens=None)
+    suspects.try_next(())
+    assert not suspects.advanced(1, 10**6)
+    suspects.ended(1)
+    assert not suspects.trying
+
+
+def test_whoever_is_accused_again_waits_again() -> None:
+    suspects = Suspects()
+    for job in (1, 2, 3):
+        suspects.accuse(record(job), tokens=0)
+    suspects.try_next(())
+    suspects.advanced(1, FURTHER_TOKENS)
+    suspects.try_next({1})  # the engine dies with 1, cleared, and 2, on trial
+    for job in (1, 2):
+        suspects.accuse(record(job), tokens=20)
+    assert suspects.on_trial is None
+    assert [suspects.try_next(()), suspects.try_next({3})] == [record(3), None]
+    suspects.dropped([1, 2, 3])
+    assert not suspects.trying
