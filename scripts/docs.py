@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = (
     *("", "probe", "machines", "inspect", "plan"),
     *("models", "models list", "models pull", "models ghost", "models synth"),
+    *("run", "status", "cancel", "retry", "results", "lint", "digest"),
+    *("serve", "engines", "engines list", "engines stop", "engines log", "doctor"),
 )
 
 

@@ -73,9 +73,11 @@ def test_a_digest_is_kept_over_a_restart(smollm2_path: Path, tmp_path: Path) -> 
         assert f"{told}" in done.stdout
         assert tokenmill(tmp_path, "engines", "stop", "held").returncode == 0
     assert len(list((tmp_path / "tokenmill" / "heads").iterdir())) == 1
-    wrong = tokenmill(tmp_path, *words, "--digest", str(tmp_path / "absent.md"))
-    assert wrong.returncode == 2
-    assert "absent.md cannot be read" in wrong.stderr
+    digest.write_text("You grind words into flour. " * 100)
+    for path, said in ((digest, "700 tokens, and a sequence 512"), (tmp_path / "absent.md", "cannot be read")):
+        wrong = tokenmill(tmp_path, *words, "--digest", str(path))
+        assert wrong.returncode == 2
+        assert said in wrong.stderr
 
 
 def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(

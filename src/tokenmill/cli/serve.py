@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.plan_view import render
 from tokenmill.cli.starting import EngineOptions, Findings, Wanted, load_shown, planned
+from tokenmill.cli.tokens import tokeniser
 from tokenmill.engine.bring_up import Up, bring_up
 from tokenmill.engine.heads import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
@@ -63,11 +65,29 @@ def serve(
     if not wanted.plan.fits:
         show(*render(wanted.plan))
         return DOES_NOT_FIT
+    if heads:
+        heads = _counted(heads, model, wanted, common)
     try:
         asyncio.run(_serve(wanted, name or _named_after(model, wanted), heads, detach, common))
     except asyncio.CancelledError:
         return 0
     return 0
+
+
+def _counted(heads: tuple[Head, ...], model: str, wanted: Wanted, common: Common) -> tuple[Head, ...]:
+    """Digests with their tokens where a vocabulary is here; one that no sequence can hold is refused before a load."""
+    with tokeniser(model, common) as counting:
+        if counting.count is None:
+            return heads
+        heads = tuple(replace(head, tokens=counting.count(head.text)) for head in heads)
+    context = wanted.plan.settings.context
+    for head in heads:
+        if head.tokens is not None and head.tokens >= context:
+            raise UsageError(
+                f"the digest {head.name} has {head.tokens:,} tokens, and a sequence {context:,}",
+                hint="a larger --context, or a shorter one: tokenmill digest --tokens N",
+            )
+    return heads
 
 
 def _named_after(model: str, wanted: Wanted) -> str:
@@ -132,11 +152,11 @@ def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
     }
     if up.warmth is not None:
         rows["warm"] = up.warmth.cold_against_warm.as_words()
-        rows |= {f"{'digest' if number == 0 else ' ' * (number + 3)}": _held(head)
-                 for number, head in enumerate(up.warmth.heads)}  # fmt: skip
+        if up.warmth.heads:
+            rows["digest"] = "\n".join(map(_held, up.warmth.heads))
     notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
-    for number, note in enumerate(notes):
-        rows["note" if number == 0 else " " * (number + 3)] = note
+    if notes:
+        rows["note"] = "\n".join(notes)
     left = f"to stop it: tokenmill engines stop {name}" if detach else "ready; Ctrl-C stops it"
     return [facts(rows), "", *held_against_plan(up.held), "", left]
 

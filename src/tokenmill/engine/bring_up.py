@@ -21,7 +21,7 @@ from tokenmill.engine.page_cache import Filled
 from tokenmill.engine.pids import descendants
 from tokenmill.engine.process import refused
 from tokenmill.engine.reconcile import Observed, Reconciliation, observed, reconcile
-from tokenmill.engine.records import log_path
+from tokenmill.engine.records import log_path, slots_path
 from tokenmill.engine.start import Slow, start, start_watched
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_told, warm
 from tokenmill.engine.watched import Mortal, Started, Watched
@@ -58,11 +58,13 @@ async def bring_up(
 ) -> Up:
     """Start an engine for a plan and make it ready; one that is not detached is started again when it dies.
 
-    `heads` are held from then on, after a restart too, and kept in `heads_dir` where that is given.
+    `heads` are held from then on, after a restart too, and kept in `heads_dir` where that is given; a llama.cpp
+    server's are kept beside its record.
     """
     say: Tell = tell or (lambda _: None)
     paths = [Path(file.path) for file in plan.profile.files] or [model_path]
     filled = await fill_ahead(plan, paths, progress=say) if config.warm and config.kind != "vllm" else None
+    slots = slots_path(state, name)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     engine: Started | Watched
@@ -73,15 +75,17 @@ async def bring_up(
     else:
         engine = await start_watched(
             plan, model_path=model_path, config=config, state=state, name=name, progress=say, slow=slow,
-            again_ready=lambda engine: hold_heads(engine, heads, heads_dir),
+            again_ready=lambda engine: hold_heads(engine, heads, heads_dir, slots=slots),
         )  # fmt: skip
     load_s = loop.time() - began_s
     try:
         warmth: WarmReport | None = None
         if config.warm:
-            warmth = await warm(engine, plan, paths, heads=heads, folder=heads_dir, progress=say, filled=filled)
+            warmth = await warm(
+                engine, plan, paths, heads=heads, folder=heads_dir, slots=slots, progress=say, filled=filled
+            )
         elif heads:
-            done = await hold_told(engine, heads, heads_dir, say)
+            done = await hold_told(engine, heads, heads_dir, slots, say)
             warmth = WarmReport(None, None, None, None, done.heads, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
         kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)

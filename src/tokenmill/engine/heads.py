@@ -1,8 +1,10 @@
 """Prompt heads that an engine holds from its start: read back where they were saved, computed and saved otherwise.
 
 A file bears the hash of the head's text and of the model's identity, and holds whose it is: one of another model, build
-or cache type is computed again and replaced. Engines that cannot pin compute the head with a request, as any other
-user would, and keep it for as long as they like. What cannot be kept is said in a note; nothing here stops an engine.
+or cache type is computed again and replaced. llama.cpp's servers have a head in slots, each its own copy: computed in
+one, saved, and read into the others, where a probe has shown that this works. Other engines compute the head with a
+request, as any user would, and keep it for as long as they like. What cannot be kept is said in a note; nothing here
+stops an engine.
 """
 
 import hashlib
@@ -14,8 +16,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
 from tokenmill.engine.engine import Chat, Engine, Prompt, Request, Sampling, Usage, answer
+from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server_bodies import LLAMA
+from tokenmill.engine.server_slots import RESTORED, probe_slot_state, restore_slot, save_slot
 from tokenmill.engine.watched import Watched
-from tokenmill.errors import EngineDied, TokenmillError, UsageError
+from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 
 if TYPE_CHECKING:
     from tokenmill.engine.native.engine import NativeEngine
@@ -32,6 +37,13 @@ class Head:
     name: str
     prompt: Prompt
     tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says, without what a template puts around it."""
+        if isinstance(self.prompt, Chat):
+            return "\n".join(str(message.get("content", "")) for message in self.prompt.messages)
+        return self.prompt if isinstance(self.prompt, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +81,41 @@ def digest_in(path: Path) -> Head:
     return Head(path.name, Chat(({"role": "system", "content": text},)))
 
 
-def saved_at(folder: Path, head: Head, model_id: str) -> Path:
-    """Where a model's head is saved."""
+def saved_at(folder: Path, head: Head, owner: str, suffix: str = ".head") -> Path:
+    """Where a head is saved; `owner`: of the state, a model or a model's build."""
     prompt = head.prompt
     content = [prompt.messages, prompt.tools, prompt.template_arguments] if isinstance(prompt, Chat) else prompt
     plain = json.dumps(content, sort_keys=True)
-    text, model = (hashlib.sha256(of.encode()).hexdigest()[:_NAME_DIGITS] for of in (plain, model_id))
-    return folder / f"{text}-{model}.head"
+    text, model = (hashlib.sha256(of.encode()).hexdigest()[:_NAME_DIGITS] for of in (plain, owner))
+    return folder / f"{text}-{model}{suffix}"
 
 
 async def hold(
-    engine: Engine, heads: Sequence[Head], folder: Path | None = None, tell: Callable[[int, Head], None] | None = None
+    engine: Engine,
+    heads: Sequence[Head],
+    folder: Path | None = None,
+    tell: Callable[[int, Head], None] | None = None,
+    *,
+    slots: Path | None = None,
 ) -> Held:
-    """Make an engine hold heads, the first first; those saved in `folder` are read from there, others saved to it."""
+    """Make an engine hold heads, the first first; those saved in `folder` are read from there, others saved to it.
+
+    `slots`: where a llama.cpp server saves its slots, which it then does instead.
+    """
     if heads and not engine.capabilities.keeps_prefixes:
         return Held((), ("this engine keeps no prompt heads: each request computes its own",))
     warmed: list[WarmedHead] = []
     notes: list[str] = []
+    server = await _saving_server(engine, slots, notes) if heads and slots is not None else None
     for number, head in enumerate(heads):
         if tell is not None:
             tell(number, head)
         try:
-            warmed.append(await _hold(engine, head, folder, notes))
+            if server is not None and slots is not None:
+                lanes = range(number, server.identity.lanes or 1, len(heads))
+                warmed.append(await _hold_in_slots(server, head, lanes, slots, notes))
+            else:
+                warmed.append(await _hold(engine, head, folder, notes))
         except EngineDied:
             raise
         except TokenmillError as error:
@@ -118,6 +143,44 @@ async def _hold(engine: Engine, head: Head, folder: Path | None, notes: list[str
     return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
 
 
+async def _saving_server(engine: Engine, slots: Path, notes: list[str]) -> ServerEngine | None:
+    """A server whose slots can be saved, as a probe shows; a note where they cannot."""
+    living = engine.current if isinstance(engine, Watched) else engine
+    if not isinstance(living, ServerEngine) or living.speech.kind not in LLAMA:
+        return None
+    works, words = await probe_slot_state(living, folder=slots)
+    if not works:
+        notes.append(words)
+    return living if works else None
+
+
+async def _hold_in_slots(
+    server: ServerEngine, head: Head, lanes: Sequence[int], slots: Path, notes: list[str]
+) -> WarmedHead:
+    if not lanes:
+        raise EngineError("there are more digests than slots", hint="more --sequences")
+    began = perf_counter()
+    owner = f"{server.identity.model_id} {server.identity.build}"
+    path = saved_at(slots, head, owner, ".slot")
+    read = path.is_file()
+    if read:
+        try:
+            await restore_slot(server, lanes[0], path.name)
+        except EngineDied:
+            raise
+        except TokenmillError as error:
+            notes.append(f"{head.name} is computed again: {error}")
+    usage = await _asked(server, head, lanes[0])
+    reused = usage.cached_tokens or 0
+    whole = read and reused >= RESTORED * usage.prompt_tokens
+    if not whole:
+        await save_slot(server, lanes[0], path.name)
+    for lane in lanes[1:]:
+        await restore_slot(server, lane, path.name)
+    how: How = "restored" if whole else "computed"
+    return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
+
+
 async def _restore(engine: "NativeEngine", head: Head, path: Path, notes: list[str]) -> None:
     try:
         await engine.restore_head(path, pin=False)
@@ -138,12 +201,12 @@ async def _save(engine: "NativeEngine", head: Head, path: Path, notes: list[str]
     return path
 
 
-async def _asked(engine: Engine, head: Head) -> Usage:
+async def _asked(engine: Engine, head: Head, lane: int | None = None) -> Usage:
     """Let an engine compute a head as part of a short request; templates may want a user's turn behind it."""
     prompt = head.prompt
     if isinstance(prompt, Chat):
         prompt = replace(prompt, messages=(*prompt.messages, {"role": "user", "content": "."}))
-    return (await answer(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))).usage
+    return (await answer(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1, lane=lane))).usage
 
 
 def _native(engine: Engine) -> "NativeEngine | None":

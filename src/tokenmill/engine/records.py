@@ -63,6 +63,11 @@ def log_path(state: Path, name: str) -> Path:
     return folder(state, name) / "engine.log"
 
 
+def slots_path(state: Path, name: str) -> Path:
+    """Where a server of llama.cpp saves its slots."""
+    return folder(state, name) / "slots"
+
+
 def write(state: Path, record: Record) -> None:
     """Keep a record, replacing the former one of that name."""
     home = folder(state, record.name)

@@ -15,7 +15,7 @@ from tokenmill.engine.server_bodies import LLAMA
 from tokenmill.errors import EngineError, TokenmillError
 
 _TEXT = " ".join(f"The {number}th stone lies beside the {number + 7}th." for number in range(12))
-_MOST = 0.9  # of a prompt must be found again; the last token or two are always computed
+RESTORED = 0.9  # of a prompt must be found again; the last token or two are always computed
 
 
 async def probe_slot_state(engine: ServerEngine, *, lane: int = 0, folder: Path | None = None) -> tuple[bool, str]:
@@ -50,7 +50,7 @@ async def probe_slot_state(engine: ServerEngine, *, lane: int = 0, folder: Path 
 
 def verdict(erased: tuple[int, int], restored: tuple[int, int], tokens: int) -> tuple[bool, str]:
     """What (reused tokens, prompt tokens) after an erasure and after a restore mean."""
-    enough = _MOST * tokens
+    enough = RESTORED * tokens
     if erased[0] > tokens - enough:
         return (
             False,

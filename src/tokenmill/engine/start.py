@@ -191,7 +191,7 @@ async def _start_server(
     slow: Slow | None,
     detach: bool,
 ) -> ServerEngine:
-    slots = records.folder(state, name) / "slots"
+    slots = records.slots_path(state, name)
     slots.mkdir(parents=True, exist_ok=True)
     taken = holder_of(config.port) if config.port else None
     port = free_port(config.host, config.port)

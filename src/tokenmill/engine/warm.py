@@ -114,13 +114,14 @@ async def warm(
     *,
     heads: Sequence[Head] = (),
     folder: Path | None = None,
+    slots: Path | None = None,
     progress: Progress | None = None,
     filled: Filled | None = None,
     host: Host | None = None,
 ) -> WarmReport:
     """Warm a started engine; `filled` where the page cache was filled ahead of its start already.
 
-    Heads are read from and saved to `folder`.
+    Heads are read from and saved to `folder`, those of a server to `slots`.
     """
     tell: Progress = progress or (lambda _: None)
     host = host or LocalHost()
@@ -131,17 +132,22 @@ async def warm(
     tell(WarmProgress("first decode", "a second request"))
     second = await _run(engine, SECOND)
     locked, notes = _locked(engine, plan, host)
-    held = await hold_told(engine, heads, folder, tell)
+    held = await hold_told(engine, heads, folder, slots, tell)
     return WarmReport(
         filled, locked, first, second, held.heads, (*(filled.notes if filled else ()), *notes, *held.notes)
     )
 
 
-async def hold_told(engine: Engine, heads: Sequence[Head], folder: Path | None, tell: Progress) -> Held:
+async def hold_told(
+    engine: Engine, heads: Sequence[Head], folder: Path | None, slots: Path | None, tell: Progress
+) -> Held:
     """Heads alone, with progress."""
-    return await hold(
-        engine, heads, folder, lambda number, head: tell(WarmProgress("heads", head.name, number, len(heads)))
-    )
+
+    def now(number: int, head: Head) -> None:
+        size = "" if head.tokens is None else f", {head.tokens:,} tokens"
+        tell(WarmProgress("heads", head.name + size, number, len(heads)))
+
+    return await hold(engine, heads, folder, now, slots=slots)
 
 
 async def fill_ahead(

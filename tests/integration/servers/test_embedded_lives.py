@@ -14,7 +14,8 @@ import pytest
 
 from support.servers import EMBEDDED, run, small_plan, until
 from tokenmill.engine import records
-from tokenmill.engine.engine import Request, Sampling, answer
+from tokenmill.engine.engine import Chat, Request, Sampling, answer
+from tokenmill.engine.heads import Head, hold
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.server import ServerEngine
@@ -113,6 +114,41 @@ def test_one_that_was_not_to_survive_does_not(tmp_path: Path, smollm2_path: Path
         return not record.engine.alive and not record.minder.alive
 
     run(lambda: until(over), 10)
+
+
+def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Path, smollm2_path: Path) -> None:
+    system = {"role": "system", "content": "You grind wheat into flour. " * 12}
+    slots = records.slots_path(tmp_path, "a")
+
+    async def life(how: str) -> None:
+        engine = await start(
+            small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
+        )
+        held = await hold(engine, [Head("rules", Chat((system,)))], slots=slots)
+        assert ([head.how for head in held.heads], held.notes) == ([how], ())
+        for lane in range(2):
+            asked = Request(Chat((system, {"role": "user", "content": "Why?"})), GREEDY, max_tokens=1, lane=lane)
+            usage = (await answer(engine, asked)).usage
+            assert usage.cached_tokens is not None
+            assert usage.cached_tokens > 0.8 * usage.prompt_tokens
+        await engine.close()
+
+    async def scene() -> None:
+        await life("computed")
+        await life("restored")
+        [saved] = slots.iterdir()
+        saved.write_bytes(b"no slot")
+        engine = await start(
+            small_plan(smollm2_path, sequences=1), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
+        )
+        two = [Head("rules", Chat((system,))), Head("more", Chat(({"role": "system", "content": "Rest."},)))]
+        held = await hold(engine, two, slots=slots)
+        assert [head.how for head in held.heads] == ["computed", "not held"]
+        assert "rules is computed again" in held.notes[0]
+        assert "more digests than slots" in held.notes[1]
+        await engine.close()
+
+    run(scene, 120)
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, smollm2_path: Path) -> None:

@@ -35,6 +35,7 @@ from tokenmill.engine.native.schema_merge import (
     of_type,
     plain,
     refuse,
+    type_of,
 )  # fmt: skip
 from tokenmill.errors import RequestRefused
 
@@ -56,6 +57,7 @@ FORMATS = {
     "hostname": rf"{_LABEL}(\.{_LABEL}){{0,5}}",
     "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,20}}){{0,3}}@{_LABEL}(\.{_LABEL}){{1,4}}",
 }
+_SIZES = ("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _INTEGERS = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint32": (0, 2**32 - 1),
              "uint64": (0, 2**64 - 1)}  # fmt: skip
 
@@ -194,12 +196,26 @@ class _Grammar:
     # ---- values
 
     def _enum(self, schema: Plain, path: str) -> Node:
-        for key in schema:
-            if key not in ("enum", "type"):
-                refuse(path, f"{key} beside enum or const is not supported", "list only the values that are allowed")
         values = [one for one in schema["enum"] if "type" not in schema or of_type(one, schema["type"])]
+        for kind in dict.fromkeys(map(type_of, values)):
+            keys = KEYS_OF.get("number" if kind == "integer" else kind, ())
+            if key := next((key for key in keys if key in schema and key not in _SIZES), None):
+                refuse(path, f"{key} beside enum or const is not supported", "list only the values that are allowed")
+        values = [one for one in values if self._fits(one, schema, path)]
         simple = [_dumped(one) for one in values if not isinstance(one, dict | list)]
         return alt([one_of(self._rules, simple), *(self._const(one) for one in values if isinstance(one, dict | list))])
+
+    def _fits(self, value: Any, schema: Plain, path: str) -> bool:
+        """Whether a listed value is within the bounds that stand beside the list."""
+        if isinstance(value, str):
+            least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
+            return least <= len(value) and (most is None or len(value) <= most)
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            return True
+        low, above, high, below = self._bounds(schema, path)
+        return (low is None or value > low or (value == low and not above)) and (
+            high is None or value < high or (value == high and not below)
+        )
 
     def _const(self, value: Any) -> Node:
         if isinstance(value, dict):
