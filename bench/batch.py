@@ -23,22 +23,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from batch_loads import LOADS, WORDS, Size, write
-from batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fresh, run, up
-
-from tokenmill.config import Config
-from tokenmill.engine import embedded
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.hardware.cpu import read_cpu
-from tokenmill.hardware.host import LocalHost
-from tokenmill.jobs.forest import minimum
-from tokenmill.jobs.line import call_of
-from tokenmill.jobs.width import Width, measure
-from tokenmill.model import synth
-from tokenmill.model.pull import pull
-from tokenmill.units import GIB
-
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from bench.batch_loads import LOADS, WORDS, Size, write  # noqa: E402
+from bench.batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fresh, run, up  # noqa: E402
+
+from tokenmill.config import Config  # noqa: E402
+from tokenmill.engine import embedded  # noqa: E402
+from tokenmill.engine.native.engine import NativeEngine  # noqa: E402
+from tokenmill.hardware.cpu import read_cpu  # noqa: E402
+from tokenmill.hardware.host import LocalHost  # noqa: E402
+from tokenmill.jobs.forest import minimum  # noqa: E402
+from tokenmill.jobs.line import call_of  # noqa: E402
+from tokenmill.jobs.width import Width, measure  # noqa: E402
+from tokenmill.model import synth  # noqa: E402
+from tokenmill.model.pull import pull  # noqa: E402
+from tokenmill.units import GIB  # noqa: E402
+
 # Four fifths of what a token reads are weights of experts, shared ones and the dense layer, as in Kimi: 96 experts of
 # which 4 answer, a shared one, a dense first layer, latent attention with two heads; eight times the L3 of the machine.
 MOE = {"layers": 4, "embed": 1024, "heads": 2, "head_dim": 64, "experts": 96, "used": 4, "expert_ff": 512,
@@ -71,6 +73,11 @@ class Load:
         """Native against a way: the median over rounds, in each of which the machine was as it was for both."""
         pairs = zip(self.passes[way], self.passes["native"], strict=True)
         return median(other.seconds / native.seconds for other, native in pairs)
+
+    def cpu_ratio(self, way: str) -> float:
+        """The same in processor time, which other programs on the machine change less."""
+        pairs = zip(self.passes[way], self.passes["native"], strict=True)
+        return median(other.cpu_s / native.cpu_s for other, native in pairs)
 
     def computed(self, way: str) -> float:
         """Prompt tokens computed against the least."""
@@ -117,7 +124,7 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, or
             raise RuntimeError(f"{way} wrote {done.written_tokens} tokens of {expected}")
         load.passes[way].append(done)
         print(f"    {way:12} {done.seconds:6.2f} s  {60 * len(lines) / done.seconds:6.0f} jobs/min"
-              f"  {done.computed_tokens:6} tokens computed", file=sys.stderr)  # fmt: skip
+              f"  {done.computed_tokens:6} tokens computed  {done.cpu_s:5.1f} s of processors", file=sys.stderr)  # fmt: skip
 
 
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -168,6 +175,7 @@ def summed(load: Load) -> dict[str, Any]:
         "name": load.name, "jobs": load.jobs, "least_tokens": load.least_tokens, "prompt_tokens": load.prompt_tokens,
         "jobs_min": {way: round(load.jobs_min(way), 1) for way in WAYS},
         "native_against": {way: round(load.ratio(way), 3) for way in WAYS if way != "native"},
+        "native_against_in_cpu_s": {way: round(load.cpu_ratio(way), 3) for way in WAYS if way != "native"},
         "computed_against_least": {way: round(load.computed(way), 3) for way in WAYS},
         "decode_share": round(load.decode_share(), 4),
         "passes": {way: [asdict(each) for each in passes] for way, passes in load.passes.items()},

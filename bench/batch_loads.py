@@ -15,11 +15,13 @@ from tokenmill.jobs.layout import lay_out
 from tokenmill.jobs.table import Table
 from tokenmill.jobs.template import read_template
 
-WORDS = (
-    "river bread moon wheel rain clock salt tower snow harbour glass mill honey desert violin paper thunder garden iron"
-    " map tea bridge wool sea letter stone market winter lamp bird road copper window field ship rope candle forest"
-    " horse island bell grain smoke cloth mirror valley hammer spring ladder orchard well boat cellar chimney"
-).split()
+WORDS = [
+    "river", "bread", "moon", "wheel", "rain", "clock", "salt", "tower", "snow", "harbour", "glass", "mill",
+    "honey", "desert", "violin", "paper", "thunder", "garden", "iron", "map", "tea", "bridge", "wool", "sea",
+    "letter", "stone", "market", "winter", "lamp", "bird", "road", "copper", "window", "field", "ship", "rope",
+    "candle", "forest", "horse", "island", "bell", "grain", "smoke", "cloth", "mirror", "valley", "hammer",
+    "spring", "ladder", "orchard", "well", "boat", "cellar", "chimney",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ LOADS: dict[str, Make] = {
 
 def write(path: Path, load: str, size: Size, seed: str) -> list[Line]:
     """A job file of one round, and its lines."""
-    chance = random.Random(f"{load} {seed}")  # noqa: S311
+    chance = random.Random(f"{load} {seed}")
     fixed = {"max_tokens": size.output_tokens, "temperature": 0, "ignore_eos": True}
     lines: list[Line] = [
         {"custom_id": f"{number}", "messages": messages, **fixed}

@@ -5,15 +5,16 @@ whole. (c) and native go through the jobs worker, with store and output file, as
 """
 
 import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import httpx
-from batch_loads import Line
+from bench.batch_loads import Line
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters, Engine
@@ -46,6 +47,7 @@ class Pass:
     seconds: float
     computed_tokens: int  # of prompts
     written_tokens: int
+    cpu_s: float  # of processors, in the engine and in who feeds it: what other programs take does not count
     decode_share: float | None = None  # of the engine's busy time, inside llama.cpp
     lanes: float | None = None  # at work on average
 
@@ -69,20 +71,11 @@ def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False)
 class Ways:
     """Engines that are up, all at once: those that do not work take no processor time."""
 
-    model: Path
-    state: Path
-    threads: int
     native: NativeEngine
     alone: ServerEngine
     eight: ServerEngine
     pinned: ServerEngine
     width: int = NATIVE_LANES
-    engines: list[Engine] = field(default_factory=list)
-
-    async def close(self) -> None:
-        """End all."""
-        for engine in (self.native, self.alone, self.eight, self.pinned):
-            await engine.close()
 
 
 @asynccontextmanager
@@ -100,9 +93,9 @@ async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterat
     try:
         native = await begin("native", NATIVE_LANES, native=True)
         servers = [await begin(name, slots) for name, slots in (("alone", 1), ("eight", 8), ("pinned", pinned))]
+        alone, eight, few = (server for server in servers if isinstance(server, ServerEngine))
         assert isinstance(native, NativeEngine)
-        own = [server for server in servers if isinstance(server, ServerEngine)]
-        yield Ways(model, state, threads, native, *own)
+        yield Ways(native, alone, eight, few)
     finally:
         for engine in started:
             await engine.close()
@@ -131,30 +124,36 @@ async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) 
             written += answer["usage"]["completion_tokens"]
 
     async with httpx.AsyncClient(base_url=server.identity.address, timeout=600, trust_env=False) as http:
-        began = time.perf_counter()
+        spent, began = cpu_s(server), time.perf_counter()
         await asyncio.gather(*(client(http) for _ in range(clients)))
-        return Pass(time.perf_counter() - began, computed, written, lanes=clients)
+        return Pass(time.perf_counter() - began, computed, written, cpu_s(server) - spent, lanes=clients)
+
+
+def cpu_s(engine: Engine) -> float:
+    """Processor time of an engine's process and of ours so far."""
+    words = Path(f"/proc/{engine.identity.pid}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time() + (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def by_worker(engine: Engine, path: Path, width: int | None) -> Pass:
     """Through store, scheduler, worker and output file; the time is that of the whole, submitting included."""
     folder = path.parent / f"{path.stem}.store"
     before = await _counters(engine)
-    began = time.perf_counter()
+    spent, began = cpu_s(engine), time.perf_counter()
     with Store(folder) as store:
         how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
         batch = submit(store, path, how).batch
         with Output(store, batch) as output:
             shape = shape_of(engine.capabilities, engine.identity, width=width)
             report = await work(store, [batch], engine, shape, outputs={batch.id: output})
-    seconds = time.perf_counter() - began
+    seconds, spent = time.perf_counter() - began, cpu_s(engine) - spent
     if report.counts.done != report.counts.total:
         raise RuntimeError(f"{report.counts.total - report.counts.done} jobs have no answer")
     after = await _counters(engine)
     share = None
     if after.busy_s and after.decode_s is not None and before.decode_s is not None and before.busy_s is not None:
         share = (after.decode_s - before.decode_s) / (after.busy_s - before.busy_s)
-    return Pass(seconds, report.tokens.computed, report.tokens.generated, share, report.lanes)
+    return Pass(seconds, report.tokens.computed, report.tokens.generated, spent, share, report.lanes)
 
 
 async def _counters(engine: Engine) -> Counters:
@@ -164,7 +163,6 @@ async def _counters(engine: Engine) -> Counters:
     return (await engine.status()).counters
 
 
-Run = Callable[[Ways, Path, Sequence[Line]], "asyncio.Future[Pass] | object"]
 WAYS = ("a: -np 1", "b: -np 8", "c: pinned", "native")
 
 

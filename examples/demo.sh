@@ -1,27 +1,41 @@
 #!/bin/sh
-# What `make demo` runs: what this machine is, what a real small model is, what a trillion-parameter one is and needs.
+# What `make demo` runs: a small overnight batch from a file to a file on a real model, the same command again, and
+# what a model of a trillion parameters would take. Results and state go to a folder of their own and are removed.
 set -eu
 
 say() { printf "\n$ %s\n" "$*" >&2; }
 
+jobs=$(dirname "$0")/jobs/notes.jsonl
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-
-say tokenmill probe
-tokenmill probe
+export XDG_STATE_HOME="$folder/state"
 
 say tokenmill models pull smollm2
-model=$(tokenmill models pull smollm2)
-echo "$model"
+tokenmill models pull smollm2
 
-say "tokenmill inspect $model"
-tokenmill inspect "$model"
+say tokenmill plan smollm2 --context 4096 --sequences 8
+tokenmill plan smollm2 --context 4096 --sequences 8 | sed '/^run:$/,$d'  # without the command for a server
 
-say tokenmill models ghost kimi-k2.5:Q4_K_S -o kimi.gguf
-tokenmill models ghost kimi-k2.5:Q4_K_S -o "$folder/kimi.gguf"
+# 36 notes from a machine room log, each behind the same handbook of 700 tokens: one headline for each.
+say tokenmill lint "$jobs"
+tokenmill lint "$jobs"
 
-say tokenmill inspect kimi.gguf
-tokenmill inspect "$folder/kimi.gguf"
+say tokenmill run "$jobs" --output results.jsonl --context 4096
+tokenmill run "$jobs" --output "$folder/results.jsonl" --context 4096
 
-say tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768 --explain
-tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768 --explain
+printf "\nfive of the results:\n" >&2
+python3 - "$folder/results.jsonl" <<'SCRIPT'
+import json, sys
+for line in open(sys.argv[1], encoding="utf-8").readlines()[::8]:
+    result = json.loads(line)
+    print(result["custom_id"], result["response"]["body"]["choices"][0]["message"]["content"], sep="  ")
+SCRIPT
+
+printf "\nthe same command again: nothing is computed twice, and no engine is started:\n" >&2
+tokenmill run "$jobs" --output "$folder/results.jsonl" --context 4096
+
+say tokenmill status last
+tokenmill status last
+
+say tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768
+tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768 | sed '/^run:$/,$d'

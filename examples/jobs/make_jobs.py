@@ -1,39 +1,31 @@
-"""Writes notes.jsonl: one OpenAI batch line for each note, the handbook in front of all of them.
+"""Writes notes.jsonl: one OpenAI batch line for each note of the log.
 
     python make_jobs.py > notes.jsonl
 
-The handbook is the system message, the same bytes in every line: that is what makes it a head that is computed once.
+The handbook is the system message and the examples follow it, the same bytes in every line: that is what makes them a
+head that is computed once. What differs from line to line, the note, comes last.
 """
 
 import json
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PARTS = ["power", "cooling", "storage", "network", "compute", "building"]
-URGENCIES = ["now", "today", "week", "none"]
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "part": {"type": "string", "enum": PARTS},
-        "urgency": {"type": "string", "enum": URGENCIES},
-        "summary": {"type": "string", "maxLength": 120},
-    },
-    "required": ["part", "urgency", "summary"],
-    "additionalProperties": False,
-}
+
+
+def paragraphs(name: str) -> list[str]:
+    """The paragraphs of a file."""
+    return (HERE / name).read_text(encoding="utf-8").strip().split("\n\n")
 
 
 def main() -> None:
     """Print the lines."""
-    handbook = (HERE / "handbook.md").read_text(encoding="utf-8")
-    notes = (HERE / "notes.txt").read_text(encoding="utf-8").strip().split("\n\n")
-    for number, note in enumerate(notes, 1):
-        body = {
-            "messages": [{"role": "system", "content": handbook}, {"role": "user", "content": note}],
-            "response_format": {"type": "json_schema", "json_schema": {"name": "filed", "schema": SCHEMA}},
-            "temperature": 0,
-            "max_tokens": 80,
-        }
+    head = [{"role": "system", "content": (HERE / "handbook.md").read_text(encoding="utf-8").strip()}]
+    for example in paragraphs("examples.txt"):
+        note, headline = example.split("\n> ")
+        head += [{"role": "user", "content": note}, {"role": "assistant", "content": headline}]
+    for number, note in enumerate(paragraphs("notes.txt"), 1):
+        messages = [*head, {"role": "user", "content": note}]
+        body = {"messages": messages, "temperature": 0, "max_tokens": 24, "stop": [".", "\n"]}
         line = {"custom_id": f"note-{number:02}", "method": "POST", "url": "/v1/chat/completions", "body": body}
         print(json.dumps(line, ensure_ascii=False))
 

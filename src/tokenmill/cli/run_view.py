@@ -150,7 +150,7 @@ def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[R
     if report is not None and report.answers:
         rows |= _work(report)
     if load_s is not None:
-        rows["engine"] = f"loaded in {format_seconds(load_s)}"
+        rows["engine"] = f"ready after {format_seconds(load_s)}"
         if report is not None and report.deaths:
             rows["engine"] += f"; it died {report.deaths} times and was started again"
     if batch.output is not None:

@@ -105,7 +105,7 @@ def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[Renderab
     if batch.deadline_s is not None:
         rows["deadline"] = _when(batch.deadline_s)
     if totals.computed or totals.reused:
-        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} were there before or are another line's"
+        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} taken from before or from equal lines"
     if totals.prompt_tokens:
         share = totals.cached_tokens / totals.prompt_tokens
         rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} of them reused"

@@ -56,6 +56,21 @@ def host_bytes(plan: Plan) -> int:
     )
 
 
+def mapped_bytes(plan: Plan) -> int:
+    """Weights that a mapped plan goes on reading through the page cache; not those that it copies or rewrites."""
+    if not plan.settings.mmap:
+        return 0
+    held = sum(row.bytes for row in plan.ledger.full_context if row.tier in HOST_TIERS and row.item == "weights")
+    return held - sum(row.bytes for row in plan.ledger.page_cache if row.tier in HOST_TIERS)
+
+
+def host_weights_bytes(plan: Plan) -> int:
+    """Weights in host memory, rewritten ones too: what an engine may lock at most."""
+    return sum(
+        row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in ("weights", "repack")
+    )
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """`0-12,16`: ascending numbers, runs joined."""
     runs: list[list[int]] = []

@@ -85,7 +85,7 @@ async def bring_up(
                 engine, plan, paths, heads=heads, folder=heads_dir, slots=slots, progress=say, filled=filled
             )
         elif heads:
-            done = await hold_told(engine, heads, heads_dir, slots, say)
+            done = await hold_told(engine, plan, heads, heads_dir, slots, say)
             warmth = WarmReport(None, None, None, None, done.heads, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
         kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)

@@ -112,9 +112,7 @@ class Answer:
     usage: Usage
     timings: Timings = field(default_factory=Timings)
     logprobs: tuple[TokenLogprob, ...] | None = None
-    message: Mapping[str, Any] | None = (
-        None  # the assistant's, where the engine parsed it: tool calls, reasoning
-    )
+    message: Mapping[str, Any] | None = None  # the assistant's, where the engine parsed it: tool calls, reasoning
     lane: int | None = None
     notes: tuple[str, ...] = ()  # why the prompt was not reused as far as it could have been, and the like
 

@@ -177,7 +177,7 @@ class Preparation:
 
 def preparation(plan: "Plan", config: "EngineConfig") -> Preparation:
     """What a plan and the configuration ask for. Priority and pinning are opt-in; where memory goes is the plan's."""
-    from tokenmill.engine.binding import binding, host_bytes  # noqa: PLC0415  the child has no use for planning
+    from tokenmill.engine.binding import binding, host_weights_bytes  # noqa: PLC0415  the child has no use for planning
 
     if config.scheduling not in get_args(Scheduling):
         raise UsageError(
@@ -199,7 +199,7 @@ def preparation(plan: "Plan", config: "EngineConfig") -> Preparation:
         cpus=cpus if config.pin_cores else None,
         nodes=nodes,
         interleave=nodes is not None and bound.nodes is None,
-        memlock_bytes=host_bytes(plan) if plan.settings.mlock else None,
+        memlock_bytes=host_weights_bytes(plan) if plan.settings.mlock else None,
     )
 
 

@@ -240,7 +240,7 @@ def _end_of(said: IO[bytes]) -> str:
 
 def _cannot(program: str, why: str, number: int | None) -> EngineError:
     hint = {
-        errno.ENOENT: "is it installed? give its full path as engine.binary",
+        errno.ENOENT: "is it installed, and on PATH? engine.binary and engine.container_runtime say what is run",
         errno.EACCES: "is it executable? chmod +x",
         errno.ENOEXEC: "it is no program, or one for another machine",
         errno.ENOMEM: "too little memory even to start it",

@@ -204,7 +204,7 @@ def _same_family(kind: EngineKind, flags: FlagSet, binary: str) -> None:
 def _program(given: str) -> str:
     found = shutil.which(str(Path(given).expanduser()))
     if found is None:
-        raise EngineError(f"no program {given}", hint="install it, or give its full path as engine.binary")
+        raise EngineError(f"no program {given}", hint="install it, or give its full path as engine.binary or --binary")
     return found
 
 

@@ -1,8 +1,8 @@
 """Makes a started engine as fast as it will ever be before anyone waits for it, and says what that was worth.
 
 The first request after a start pays for every page of the model that is not in memory, for buffers that are made at
-first use and for each digest; people measure that and conclude that the machine is slow. `warm_steps` describes the
-steps and what each will cost; `warm` takes them. An engine that was warmed is ready.
+first use and for each digest; people measure that and conclude that the machine is slow. An engine that was warmed is
+ready.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.binding import HOST_TIERS
+from tokenmill.engine.binding import HOST_TIERS, mapped_bytes
 from tokenmill.engine.engine import Answer, Engine, Request, Sampling
 from tokenmill.engine.heads import Head, Held, WarmedHead, hold
 from tokenmill.engine.loading_process import parse_status
 from tokenmill.engine.page_cache import Filled, FillProgress, fill
 from tokenmill.engine.priority import preparation
-from tokenmill.engine.warm_steps import TOKENS, StepName, mapped_bytes
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
 from tokenmill.hardware.linux import parse_meminfo
@@ -27,6 +27,8 @@ from tokenmill.hardware.mounts import parse_mountinfo
 from tokenmill.plan.plan import Plan
 from tokenmill.units import format_bytes, format_seconds
 
+StepName = Literal["page cache", "first decode", "heads"]
+TOKENS = 8  # of each of the two first requests
 FIRST, SECOND = "Monday, Tuesday, Wednesday,", "January, February, March,"
 """Two prompts of about the same length with nothing in common: the second must not profit from the first's cache."""
 LEAST_LOCKED = 0.95  # of what was to be locked
@@ -132,20 +134,23 @@ async def warm(
     tell(WarmProgress("first decode", "a second request"))
     second = await _run(engine, SECOND)
     locked, notes = _locked(engine, plan, host)
-    held = await hold_told(engine, heads, folder, slots, tell)
+    held = await hold_told(engine, plan, heads, folder, slots, tell)
     return WarmReport(
         filled, locked, first, second, held.heads, (*(filled.notes if filled else ()), *notes, *held.notes)
     )
 
 
 async def hold_told(
-    engine: Engine, heads: Sequence[Head], folder: Path | None, slots: Path | None, tell: Progress
+    engine: Engine, plan: Plan, heads: Sequence[Head], folder: Path | None, slots: Path | None, tell: Progress
 ) -> Held:
-    """Heads alone, with progress."""
+    """Heads alone, with progress, and how long each takes by the forecast if it has to be computed."""
+    speed = next(iter(plan.forecast.prefill), None)
 
     def now(number: int, head: Head) -> None:
-        size = "" if head.tokens is None else f", {head.tokens:,} tokens"
-        tell(WarmProgress("heads", head.name + size, number, len(heads)))
+        tokens = head.tokens
+        size = "" if tokens is None else f", {tokens:,} tokens"
+        eta_s = tokens / speed.tok_s if tokens and speed and speed.tok_s > 0 else None
+        tell(WarmProgress("heads", head.name + size, number, len(heads), eta_s=eta_s))
 
     return await hold(engine, heads, folder, now, slots=slots)
 

@@ -10,9 +10,9 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from urllib.parse import quote
 
 from tokenmill.jobs.faults import StoreError, StoreInUse, gone, told, unusable
@@ -21,7 +21,7 @@ from tokenmill.units import KIB, MIB
 
 FILE, LOCK = "store.db", "store.lock"
 APPLICATION_ID = 0x746D696C  # "tmil"
-OLDEST_SQLITE = (3, 35, 0)  # RETURNING, UPDATE FROM
+OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_WAIT_S = 10.0
 PAGE_BYTES = 16 * KIB  # lines are stored in long pieces: a quarter of the calls that SQLite's usual pages take
 CACHE_BYTES = 96 * MIB
@@ -86,9 +86,11 @@ class Database:
 
     def close(self) -> None:
         """Let go of the file and the lock."""
-        with self._guard, told(self.path):
-            self._connection.close()
-        self._unlock()
+        try:
+            with self._guard, told(self.path):
+                self._connection.close()
+        finally:
+            self._unlock()
 
     def _check_here(self) -> None:
         # SQLite would go on writing into a file that has no name any more, and every answer in it would be lost.
@@ -119,10 +121,14 @@ def _locked(folder: Path) -> int:
                 f"process {holder or 'of unknown number'} works with the batches in {folder}",
                 hint="wait for it or end it; one process works at a time, any number may ask for the status",
             ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        except OSError:
+            os.close(lock)
+            raise
     except OSError as error:
         raise unusable(folder, error) from error
+    with suppress(OSError):  # who holds it is only said for people; the disk may be full
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
 
 
@@ -134,21 +140,28 @@ def _connected(path: Path, mode: Mode) -> sqlite3.Connection:
         connection = sqlite3.connect(f"file:{quote(str(path))}?mode={access}", uri=True, timeout=BUSY_WAIT_S,
                                      isolation_level=None, check_same_thread=False)  # fmt: skip
         try:
+            version = _version(connection, path)  # before anything is changed: it may not be ours
             if mode == "work":
                 connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-                connection.execute("PRAGMA journal_mode = WAL")
+                if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
+                    _refuse_disk(path)
                 connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // KIB}")
                 connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
                 connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-            _bring_up(connection, path, work=mode == "work")
+            _bring_up(connection, path, version, work=mode == "work")
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def _bring_up(connection: sqlite3.Connection, path: Path, *, work: bool) -> None:
-    """Create or migrate; refuse what is not ours."""
+def _refuse_disk(path: Path) -> NoReturn:
+    raise StoreError(f"the file system of {path} cannot hold a database that several processes read",
+                     hint="put the state folder on a local disk")  # fmt: skip
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the store, 0 for a new one; refuses what is not ours to touch."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
@@ -159,6 +172,11 @@ def _bring_up(connection: sqlite3.Connection, path: Path, *, work: bool) -> None
             f"{path} was written by a newer tokenmill: the store's version is {version}, {newest()} is known here",
             hint="use that tokenmill, or another state folder",
         )
+    return version
+
+
+def _bring_up(connection: sqlite3.Connection, path: Path, version: int, *, work: bool) -> None:
+    """Create or migrate."""
     if version == newest():
         return
     if not work:

@@ -191,7 +191,10 @@ class Store(Reader):
         return self._freed(released)
 
     def cancel(self, batch: int) -> int:
-        """Nothing more of this batch is to be done; how many jobs that ends. Answers on their way are still kept."""
+        """Nothing more of this batch is to be done; how many jobs that ends.
+
+        What runs is to be stopped and released by who runs it; an answer that comes all the same is kept.
+        """
         with self._database.writing(durable=True):
             count = self._database.run("cancel_waiting", batch=batch).rowcount
             count += self._database.run("cancel_running", batch=batch).rowcount
@@ -203,7 +206,10 @@ class Store(Reader):
         return [row[0] for row in self._database.all("asked")]
 
     def retry(self, batch: int, *, cancelled: bool = False) -> int:
-        """Failed jobs and those set aside are pending again, bad lines excepted; how many."""
+        """Failed jobs and those set aside are pending again, bad lines excepted; how many.
+
+        An output is to be opened after this, not before: their lines are in it.
+        """
         with self._database.writing(durable=True):
             count = self._database.run("retry_failed", batch=batch).rowcount
             if cancelled:

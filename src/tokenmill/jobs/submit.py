@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job import MOST_LINES, Batch, State, Submission
+from tokenmill.jobs.job import INVALID_LINE, MOST_LINES, Batch, State, Submission
 from tokenmill.jobs.line import Reading, Row, blocks
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.read import BadLine, Chunk, Source, open_source
@@ -19,6 +19,7 @@ from tokenmill.jobs.store import Store
 from tokenmill.units import MIB
 
 GROUP_LINES = 65_536  # in one transaction: each writes the pages of an index that its lines fall into
+FIRST_GROUP_LINES = 4096  # few, so that work can begin while the rest is read
 GROUP_BYTES = 64 * MIB
 _SHOWN = 3
 
@@ -48,6 +49,8 @@ def submit(
         if known and known.finished and not how.reuse:
             store.retire(known.id)
             known = None
+        if known and how.strict:
+            _refuse_known_bad(store, known)
         if known and known.sealed_s is not None:
             return Submitted(known, continued=True)
         key = batch_key(how, source.digest) if source.digest else None
@@ -77,6 +80,7 @@ def _store_lines(store: Store, batch: int, source: Source, how: Submission, proc
     reading = Reading(batch, how.model_id, how.priority, how.reuse, how.defaults)
     fresh = (new for item in source.chunks() if (new := _after(item, stored)))
     rows, texts, texts_bytes = list[Row](), list[tuple[int, bytes]](), 0
+    most_lines = min(FIRST_GROUP_LINES, GROUP_LINES)
     for item, found in parsed(fresh, reading, processes):
         if how.strict:
             _refuse_bad(found, source.name)
@@ -84,9 +88,9 @@ def _store_lines(store: Store, batch: int, source: Source, how: Submission, proc
         if isinstance(item, Chunk):
             texts += blocks(item, batch)
             texts_bytes += len(item.data)
-        if len(rows) >= GROUP_LINES or texts_bytes >= GROUP_BYTES:
+        if len(rows) >= most_lines or texts_bytes >= GROUP_BYTES:
             _add(store, batch, rows, texts, progress)
-            rows, texts, texts_bytes = [], [], 0
+            rows, texts, texts_bytes, most_lines = [], [], 0, min(GROUP_LINES, 4 * most_lines)
     _add(store, batch, rows, texts, progress)
 
 
@@ -109,8 +113,19 @@ def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
 
 
 def _refuse_bad(rows: Sequence[Row], name: str) -> None:
-    bad = [row for row in rows if row[0] == State.FAILED]
+    _refuse([(row[-1] & MOST_LINES, row[9]) for row in rows if row[0] == State.FAILED], name)
+
+
+def _refuse_known_bad(store: Store, batch: Batch) -> None:
+    """The same for a batch that was submitted before without being strict."""
+    after = 0
+    while page := store.failures(batch.id, after, 1000):
+        _refuse([(item.number, item.message) for item in page if item.code == INVALID_LINE], batch.source)
+        after = page[-1].number
+
+
+def _refuse(bad: Sequence[tuple[int, str | None]], name: str) -> None:
     if bad:
-        shown = "; ".join(f"line {row[-1] & MOST_LINES}: {row[9]}" for row in bad[:_SHOWN])
+        shown = "; ".join(f"line {number}: {reason}" for number, reason in bad[:_SHOWN])
         raise UsageError(f"{name} has lines that cannot be run: {shown}",
                          hint="mend them, or leave --strict out: they become error lines, the rest runs")  # fmt: skip

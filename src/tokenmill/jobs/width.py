@@ -13,16 +13,21 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from tokenmill.engine.engine import Answer, Engine, Request, Sampling, answer
+from tokenmill.jobs import life
+from tokenmill.jobs.job import Batch
+from tokenmill.jobs.line import call_of
+from tokenmill.jobs.reader import Reader
 
 WIDTHS = (1, 2, 4, 8, 16)
 TOKENS = 16  # of each answer; the first, which comes with its prompt, is not counted
 ROUNDS = 2  # the better one counts: what disturbs a measurement only makes it slower
 NEARLY = 0.97  # of the fastest
 WORTH = 40  # times the tokens of a measurement that a batch must be expected to write
+LEAST_ANSWER = 32  # tokens that an answer without a ceiling counts as
 
 
 @runtime_checkable
-class Widens(Protocol):
+class Widens(Engine, Protocol):
     """An engine whose number of lanes can be changed while it runs."""
 
     async def set_lanes(self, lanes: int) -> None:
@@ -61,9 +66,9 @@ def measured_tokens(most: int) -> int:
     return ROUNDS * TOKENS * sum(widths_up_to(most))
 
 
-def pays(expected_tokens: float | None, most: int) -> bool:
-    """Whether a batch that is expected to write so much is long against a measurement; None: unknown."""
-    return most > 1 and expected_tokens is not None and expected_tokens >= WORTH * measured_tokens(most)
+def pays(expected_tokens: float, most: int) -> bool:
+    """Whether a batch that is expected to write so much is long against a measurement."""
+    return most > 1 and expected_tokens >= WORTH * measured_tokens(most)
 
 
 def choose(points: Sequence[Point]) -> Width:
@@ -74,13 +79,24 @@ def choose(points: Sequence[Point]) -> Width:
     return Width(chosen.width, f"measured in tok/s by width: {shown}", tuple(points))
 
 
-async def measure(engine: Engine, requests: Sequence[Request], most: int) -> Width:
-    """Measure an engine that `Widens` with requests like those to come, and leave it at the width that is best.
+async def measured_for(engine: Engine, store: Reader, batch: Batch) -> Width | None:
+    """The width for a batch, measured where that can be done and pays; None: the engine's own."""
+    now, most = life.of(engine), engine.identity.lanes
+    if most is None or not engine.capabilities.shares_prefixes or not isinstance(now, Widens):
+        return None
+    first = store.waiting([batch.id], limit=most)
+    ceilings = [LEAST_ANSWER if row.max_tokens is None else row.max_tokens for row in first]
+    if not ceilings or not pays(batch.counts.pending * sum(ceilings) / len(ceilings), most):
+        return None
+    jobs = [job for job in (store.job(row.id) for row in first) if job is not None]
+    return await measure(now, [call_of(job.line, batch.defaults).request("batch") for job in jobs], most)
+
+
+async def measure(engine: Widens, requests: Sequence[Request], most: int) -> Width:
+    """Measure an engine with requests like those to come, and leave it at the width that is best.
 
     The requests must differ: equal ones would wake the same experts. Fewer than `most` are a narrower measurement.
     """
-    if not isinstance(engine, Widens):
-        raise TypeError("the engine cannot change its width")
     widths = widths_up_to(min(most, len(requests)))
     short = [
         replace(each, sampling=Sampling(temperature=0.0), max_tokens=TOKENS, stop=(), ignore_eos=True, lane=None)

@@ -138,8 +138,10 @@ def test_another_programs_database(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "s" / "store.db")
     other.execute("CREATE TABLE theirs (a)")
     other.close()
+    before = (tmp_path / "s" / "store.db").read_bytes()
     with pytest.raises(StoreError, match="another program"):
         Store(tmp_path / "s")
+    assert (tmp_path / "s" / "store.db").read_bytes() == before
 
 
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def test_bad_lines_fail_and_the_rest_runs(tmp_path: Path) -> None:
         assert store.retry(batch.id) == 0  # sending them again cannot help
         with pytest.raises(UsageError, match="line 3: not JSON.*line 4: prompt.*line 5: not UTF-8"):
             submit(store, path, Submission("m", strict=True))
+        with pytest.raises(UsageError, match="line 3: not JSON"):
+            submit(store, path, Submission("m", output=HOW.output, strict=True))
         assert len(store.batches()) == 1
 
 

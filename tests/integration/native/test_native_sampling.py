@@ -154,6 +154,8 @@ def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
         (Sampling(logit_bias=((10**6, 0.0),)), "names token 1000000"),
         (Sampling(logit_bias=((5, float("nan")),)), "is nan"),
         (Sampling(logit_bias=((5, float("inf")),)), "is inf"),
+        (Sampling(top_logprobs=21), "top_logprobs is 21"),
+        (Sampling(top_logprobs=-1), "top_logprobs is -1"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_in_llama_cpps_words(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.doctor_machines import MACHINE, facts, model, planned
+from tokenmill.engine.binding import host_weights_bytes
 from tokenmill.engine.doctor import bounds, engines, gpus, memory, numa, processor, storage
 from tokenmill.engine.doctor.facts import (
     Clocks,
@@ -22,7 +23,6 @@ from tokenmill.engine.doctor.facts import (
 from tokenmill.engine.doctor.finding import Finding, Severity, sysctl, sysfs
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.records import Record
-from tokenmill.engine.warm_steps import host_weights_bytes
 from tokenmill.hardware.machine import (
     Cpu,
     Dimm,

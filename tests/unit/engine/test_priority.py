@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from support.plans import placed, settings
 from tokenmill.config import EngineConfig
-from tokenmill.engine.binding import host_bytes
+from tokenmill.engine.binding import host_weights_bytes
 from tokenmill.engine.priority import RR_PRIORITY, Preparation, preparation
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Cpu, Dram, Limits, Machine, NumaNode
@@ -106,7 +106,7 @@ def test_a_model_that_one_node_holds_stays_there_with_its_processors() -> None:
 
 def test_what_will_be_locked_is_asked_for() -> None:
     made = plan_on(ONE, mlock=True)
-    assert preparation(made, EngineConfig()).memlock_bytes == host_bytes(made)
+    assert preparation(made, EngineConfig()).memlock_bytes == host_weights_bytes(made)
 
 
 @pytest.mark.parametrize("config", [EngineConfig(nice=20), EngineConfig(nice=-21), EngineConfig(scheduling="fifo")])

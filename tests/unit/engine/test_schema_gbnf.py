@@ -17,6 +17,7 @@ from support.schema_check import satisfies
 from tokenmill.engine.native.gbnf import Rules
 from tokenmill.engine.native.gbnf_numbers import integers, numbers
 from tokenmill.engine.native.schema_gbnf import gbnf_of
+from tokenmill.engine.native.schema_merge import ASSERTING
 from tokenmill.errors import RequestRefused
 
 
@@ -142,6 +143,7 @@ def test_the_order_is_the_schemas_and_blanks_are_few() -> None:
           "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"b":1}', "{}"),
         ({"$ref": "#/$defs/p", "required": ["q"], "$defs": {"p": {"properties": {"q": {"type": "null"}}}}},
          '{"q":null}', "{}"),
+        ({"type": "array", "allOf": [{"prefixItems": [{"type": "integer"}]}, {"items": {"minimum": 3}}]}, "[3,4]", "[2]"),
         ({"type": "string", "format": "ipv4"}, '"127.0.0.1"', '"256.0.0.1"'),
         ({"type": "string", "format": "email"}, '"a.b@example.org"', '"a@b"'),
         ({"type": "string", "format": "date"}, '"2024-02-29"', '"2023-02-29"'),
@@ -236,7 +238,7 @@ def mixtures(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @given(st.recursive(LEAVES, mixtures, max_leaves=6), st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_whatever_is_drawn_satisfies_the_schema(inner: Any, seed: int) -> None:
     schema = {"anyOf": [inner, {"type": "null"}]}
     try:
@@ -248,6 +250,46 @@ def test_whatever_is_drawn_satisfies_the_schema(inner: Any, seed: int) -> None:
     for _ in range(3):
         text = made.draw(chance)
         assert satisfies(schema, json.loads(text)), text
+
+
+JUNK = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 9), st.floats(-9, 9), st.text("a#/^$[", max_size=3),
+              st.sampled_from(["string", "object", "array", "#", "date", 10**30])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(sorted(ASSERTING | {"const", "nullable", "$defs", "a"})), inner, max_size=4),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(sorted(ASSERTING)), JUNK, max_size=5))
+@example({"enum": 5, "const": 5})
+@example({"type": "array", "maxItems": 2**31 - 1})
+@example({"allOf": [{"required": 5}, {"required": 6}]})
+@example({"oneOf": [{"required": ["a"], "properties": []}, {"required": ["a"]}]})
+@example({"format": []})
+@settings(max_examples=300, deadline=None)
+def test_junk_is_refused_and_nothing_worse(schema: Any) -> None:
+    try:
+        Gbnf(gbnf_of(json.dumps(schema)))
+    except RequestRefused as error:
+        assert error.hint
+
+
+@pytest.mark.parametrize("text", ['{"const": 1e400}', '{"minimum": 1e99999}', '{"minLength": 1e99999}', "9" * 5000,
+                                  '{"minimum": 1e99999999999999999999}'])  # fmt: skip
+def test_large_numbers_do_no_harm(text: str) -> None:
+    try:
+        assert "root ::=" in gbnf_of(text)
+    except RequestRefused as error:
+        assert len(error.message) < 500
+
+
+def test_a_pattern_of_names_is_never_widened_by_another_schema() -> None:
+    patterns = {"type": "object", "patternProperties": {"^x$": {"type": "null"}}}
+    with pytest.raises(RequestRefused, match="patternProperties of two"):
+        gbnf_of(json.dumps({"allOf": [patterns, {"additionalProperties": False}]}))
 
 
 def test_ordinary_schemas_take_milliseconds() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from support.doctor_machines import captured, planned
-from tokenmill.engine.heads import Head
+from support.fake_engine import FakeEngine
+from tokenmill.engine.binding import mapped_bytes
+from tokenmill.engine.heads import Head, Held
 from tokenmill.engine.page_cache import Filled
-from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, room_bytes
-from tokenmill.engine.warm_steps import host_weights_bytes, mapped_bytes, warm_up
-from tokenmill.hardware.machine import Limits, Measurements, Rate
+from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, hold_told, room_bytes
+from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.plan.plan import Forecast, LedgerRow, Plan, Speed
 from tokenmill.units import GIB, KIB, MIB
 
@@ -26,31 +27,18 @@ def plan(**changes: Any) -> Plan:
     return replace(made, machine=replace(made.machine, measured=MEASURED), forecast=forecast)
 
 
-def test_every_step_says_what_it_costs() -> None:
-    wanted = warm_up(plan(), cold_bytes=60 * 10**9, heads=(Head("digest", "text", 8000), Head("rules", "text", 400)))
-    assert [(step.name, step.skipped) for step in wanted.steps] == [
-        ("page cache", None), ("first decode", None), ("heads", None),
+def test_a_head_is_announced_with_what_it_will_take() -> None:
+    seen: list[WarmProgress] = []
+    heads = (Head("digest", "text", 8000), Head("rules", "text"))
+
+    async def told() -> Held:
+        return await hold_told(FakeEngine(), plan(), heads, None, None, seen.append)
+
+    held = asyncio.run(told())
+    assert [(head.name, head.how) for head in held.heads] == [("digest", "computed"), ("rules", "computed")]
+    assert [(now.detail, now.done, now.total, now.eta_s) for now in seen] == [
+        ("digest, 8,000 tokens", 0, 2, 200.0), ("rules", 1, 2, None),
     ]  # fmt: skip
-    assert [step.seconds for step in wanted.steps] == [30.0, 1.0, 210.0]
-    assert wanted.seconds == 241.0
-    assert wanted.steps[2].what == "2 prompt heads, 8400 tokens"
-
-
-def test_what_is_not_known_is_not_guessed() -> None:
-    assert warm_up(planned(), cold_bytes=10**9).seconds is None  # neither the disk's rate nor a forecast
-    assert warm_up(plan(), cold_bytes=None).seconds is None
-    assert warm_up(plan(), cold_bytes=0, heads=(Head("digest", "text"),)).seconds is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "cold_bytes", "why"),
-    [
-        ({"mmap": False}, 10**9, "the plan reads the files into memory of its own"),
-        ({}, 0, "all of it is in memory"),
-    ],
-)
-def test_a_step_that_is_not_taken_says_why(changes: dict[str, object], cold_bytes: int, why: str) -> None:
-    assert warm_up(plan(**changes), cold_bytes=cold_bytes).steps[0].skipped == why
 
 
 def test_weights_that_were_rewritten_are_not_read_from_the_file_again() -> None:
@@ -60,18 +48,7 @@ def test_weights_that_were_rewritten_are_not_read_from_the_file_again() -> None:
         made, ledger=replace(made.ledger, page_cache=(LedgerRow("dram", "weights", mapped_bytes(made)),))
     )
     assert mapped_bytes(rewritten) == 0
-    assert (
-        warm_up(rewritten, cold_bytes=10**9).steps[0].skipped == "no weights are read from the page cache once loaded"
-    )
     assert mapped_bytes(plan(mmap=False)) == 0
-
-
-def test_locking_is_a_step_where_the_plan_asks_for_it_and_the_limit_allows() -> None:
-    made = plan(mlock=True)
-    assert warm_up(made, cold_bytes=0).steps[1].bytes == host_weights_bytes(made)
-    assert warm_up(made, cold_bytes=0).steps[1].skipped is None
-    short = replace(made, machine=replace(made.machine, limits=Limits(memlock_bytes=8 * MIB)))
-    assert warm_up(short, cold_bytes=0).steps[1].skipped == "the limit is 8.0 MiB"
 
 
 def run(seconds: float) -> Run:

@@ -1,9 +1,8 @@
 """Checks of memory: swapping, locking, modules and their speed, pages large and set aside, what the kernel promises."""
 
-from tokenmill.engine.binding import host_bytes
+from tokenmill.engine.binding import host_bytes, host_weights_bytes
 from tokenmill.engine.doctor.facts import Facts
 from tokenmill.engine.doctor.finding import LIMITS_FILE, Finding, Remedy, since, sysctl, sysfs
-from tokenmill.engine.warm_steps import host_weights_bytes
 from tokenmill.units import GIB, MIB, format_bytes
 
 SWAPPING_BYTES_S = MIB  # less is a page now and then

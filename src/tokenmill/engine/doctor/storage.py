@@ -2,9 +2,9 @@
 
 import shlex
 
+from tokenmill.engine.binding import mapped_bytes
 from tokenmill.engine.doctor.facts import Facts
 from tokenmill.engine.doctor.finding import Finding, Remedy
-from tokenmill.engine.warm_steps import mapped_bytes
 from tokenmill.units import format_bytes, format_gb_s, format_seconds
 
 SLOW_S, VERY_SLOW_S = 600, 1800

@@ -118,7 +118,7 @@ void llg_free_matcher(llg_matcher * matcher);
 """
 """llguidance, where a library holds it; layouts as llama.cpp's common/llguidance.cpp fills them in."""
 
-LOG_WARNING, LOG_ERROR = 3, 4
+LOG_ERROR = 4
 MOST_IDS = 256  # sequences in one context; the wheel does not export the function that says so
 _LOGS: "dict[Path, WeakSet[Log]]" = {}
 _CALLBACKS: dict[Path, Any] = {}  # the library calls them whenever it likes: they must outlive every user

@@ -211,6 +211,8 @@ def resolve(sampling: Sampling, defaults: Defaults) -> Defaults:
             raise RequestRefused(f"{name} is {value}", hint=f"it may be {least} to {most}")
     if given.get("repeat_penalty") == 0:
         raise RequestRefused("repeat_penalty is 0", hint="1 means none; it must be more than 0")
+    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
+        raise RequestRefused(f"top_logprobs is {sampling.top_logprobs}", hint=f"it may be 0 to {MOST_LOGPROBS}")
     return replace(defaults, **given)
 
 

@@ -11,16 +11,12 @@ than the schema, so that no answer wanders on for ever:
 """
 
 import json
-import math
-from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
 from tokenmill.engine.native.gbnf import EMPTY, NEVER, Endless, Lit, Node, Ref, Rep, Rules, TooLarge, alt, seq
-from tokenmill.engine.native.gbnf_numbers import MOST_DIGITS, integers, numbers
-from tokenmill.engine.native.gbnf_pattern import Unsupported, string_like
-from tokenmill.engine.native.gbnf_strings import none_of, one_of, string
+from tokenmill.engine.native.gbnf_strings import none_of, one_of
 from tokenmill.engine.native.grammar import MOST_SCHEMA_BYTES, check_size
 from tokenmill.engine.native.schema_merge import (
     KEYS_OF,
@@ -29,37 +25,17 @@ from tokenmill.engine.native.schema_merge import (
     Refs,
     count,
     is_of_numbers,
+    listed,
     mapping,
     members,
-    number,
-    of_type,
     plain,
     refuse,
-    type_of,
 )  # fmt: skip
+from tokenmill.engine.native.schema_scalars import allowed_values, integer_of, number_of, string_of
 from tokenmill.errors import RequestRefused
 
 DEEPEST = 60
 MOST_SCHEMAS = 20_000
-_DATE = (
-    r"(\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
-    r"|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
-)
-_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?"
-FORMATS = {
-    "date": _DATE,
-    "time": _TIME,
-    "date-time": f"{_DATE}T{_TIME}",
-    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
-    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
-    "hostname": rf"{_LABEL}(\.{_LABEL}){{0,5}}",
-    "email": rf"[a-zA-Z0-9_+-]{{1,30}}(\.[a-zA-Z0-9_+-]{{1,20}}){{0,3}}@{_LABEL}(\.{_LABEL}){{1,4}}",
-}
-_SIZES = ("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_INTEGERS = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint32": (0, 2**32 - 1),
-             "uint64": (0, 2**64 - 1)}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -70,11 +46,8 @@ def gbnf_of(schema: str) -> str:
             f"a JSON schema of {len(schema)} characters is too long", hint=f"{MOST_SCHEMA_BYTES} are allowed"
         )
     try:
-        root = json.loads(schema, parse_float=Decimal, parse_constant=_no_number)
-        text = _Grammar(root).text()
+        text = _Grammar(_loaded(schema)).text()
         text.encode()
-    except json.JSONDecodeError as error:
-        raise RequestRefused(f"the JSON schema is no JSON: {error}") from error
     except RecursionError as error:
         raise RequestRefused("the JSON schema is too deep", hint="use $defs") from error
     except UnicodeEncodeError as error:
@@ -85,6 +58,13 @@ def gbnf_of(schema: str) -> str:
         ) from error
     check_size(text)
     return text
+
+
+def _loaded(schema: str) -> Any:
+    try:
+        return json.loads(schema, parse_float=Decimal, parse_constant=_no_number)
+    except (ValueError, ArithmeticError) as error:  # numbers of thousands of digits are among them
+        raise RequestRefused(f"the JSON schema is no JSON: {error}") from error
 
 
 def _no_number(word: str) -> Any:
@@ -175,15 +155,19 @@ class _Grammar:
                 types = tuple(name for name in types if (name == "number") == is_of_numbers(schema["format"]))
             if not types:
                 return self._anything()
-        makers: dict[str, Callable[[Plain, str, int], Node]] = {
-            "object": self._object, "array": self._array, "string": self._string, "number": self._number,
-            "integer": self._integer, "boolean": lambda *_: alt((Lit("true"), Lit("false"))),
-            "null": lambda *_: Lit("null"),
-        }  # fmt: skip
         try:
-            return alt([makers[name](schema, path, depth) for name in types])
+            return alt([self._typed(name, schema, path, depth) for name in types])
         except TooLarge as error:
             refuse(path, f"{error} are too many for llama.cpp's grammars", "use smaller bounds, or none")
+
+    def _typed(self, name: str, schema: Plain, path: str, depth: int) -> Node:
+        if name == "object":
+            return self._object(schema, path, depth)
+        if name == "array":
+            return self._array(schema, path, depth)
+        if scalar := {"string": string_of, "number": number_of, "integer": integer_of}.get(name):
+            return scalar(self._rules, schema, path)
+        return alt((Lit("true"), Lit("false"))) if name == "boolean" else Lit("null")
 
     def _anything(self) -> Node:
         if self._any is None:
@@ -196,26 +180,9 @@ class _Grammar:
     # ---- values
 
     def _enum(self, schema: Plain, path: str) -> Node:
-        values = [one for one in schema["enum"] if "type" not in schema or of_type(one, schema["type"])]
-        for kind in dict.fromkeys(map(type_of, values)):
-            keys = KEYS_OF.get("number" if kind == "integer" else kind, ())
-            if key := next((key for key in keys if key in schema and key not in _SIZES), None):
-                refuse(path, f"{key} beside enum or const is not supported", "list only the values that are allowed")
-        values = [one for one in values if self._fits(one, schema, path)]
+        values = allowed_values(schema, path)
         simple = [_dumped(one) for one in values if not isinstance(one, dict | list)]
         return alt([one_of(self._rules, simple), *(self._const(one) for one in values if isinstance(one, dict | list))])
-
-    def _fits(self, value: Any, schema: Plain, path: str) -> bool:
-        """Whether a listed value is within the bounds that stand beside the list."""
-        if isinstance(value, str):
-            least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
-            return least <= len(value) and (most is None or len(value) <= most)
-        if isinstance(value, bool) or not isinstance(value, int | Decimal):
-            return True
-        low, above, high, below = self._bounds(schema, path)
-        return (low is None or value > low or (value == low and not above)) and (
-            high is None or value < high or (value == high and not below)
-        )
 
     def _const(self, value: Any) -> Node:
         if isinstance(value, dict):
@@ -229,61 +196,6 @@ class _Grammar:
         inner = [node for part in parts for node in (self._comma, part)][1:]
         return seq(Lit(begin), self._blank, *inner, *([self._blank] if parts else []), Lit(end))
 
-    def _string(self, schema: Plain, path: str, _depth: int) -> Node:
-        least, most = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
-        pattern, form = schema.get("pattern"), schema.get("format")
-        if is_of_numbers(form):
-            form = None
-        if form is not None:
-            if form not in FORMATS:
-                refuse(path, f"format {str(form)[:40]!r} is not supported", f"{', '.join(FORMATS)} are")
-            if pattern is not None:
-                refuse(path, "pattern beside format is not supported", "leave one of them out")
-            pattern = f"^({FORMATS[form]})$"
-        if pattern is None:
-            return string(self._rules, least, most)
-        if not isinstance(pattern, str):
-            refuse(path, "pattern must be a string", "correct the schema")
-        try:
-            return string_like(self._rules, pattern, least, most)
-        except Unsupported as error:
-            hint = "anchors at the ends, classes, groups, | and counts are supported"
-            refuse(path, f"pattern {pattern[:60]!r} has {error}", hint)
-
-    def _bounds(self, schema: Plain, path: str) -> tuple[Decimal | None, bool, Decimal | None, bool]:
-        """Least, whether more than it, most, whether less than it."""
-        found: dict[str, Decimal] = {}
-        for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
-            if key in schema:
-                value = found[key] = number(schema[key], key, path)
-                if max(abs(value.adjusted()), len(value.as_tuple().digits)) > MOST_DIGITS:
-                    refuse(path, f"{key} has more than {MOST_DIGITS} digits", "use a smaller bound, or none")
-        low, above = found.get("minimum"), found.get("exclusiveMinimum")
-        high, below = found.get("maximum"), found.get("exclusiveMaximum")
-        more, less = (
-            above is not None and (low is None or above >= low),
-            below is not None and (high is None or below <= high),
-        )
-        return above if more else low, more, below if less else high, less
-
-    def _integer(self, schema: Plain, path: str, _depth: int) -> Node:
-        if number(schema.get("multipleOf", 1), "multipleOf", path) != 1:
-            refuse(path, "multipleOf is not supported")
-        low, above, high, below = self._bounds(schema, path)
-        least = None if low is None else math.floor(low) + 1 if above else math.ceil(low)
-        most = None if high is None else math.ceil(high) - 1 if below else math.floor(high)
-        form = schema.get("format")
-        if form in _INTEGERS:
-            first, last = _INTEGERS[form]
-            least, most = max(first, first if least is None else least), min(last, last if most is None else most)
-        return self._rules.add("integer", integers(least, most))
-
-    def _number(self, schema: Plain, path: str, depth: int) -> Node:
-        if "multipleOf" in schema or schema.get("format") in _INTEGERS:
-            return self._integer(schema, path, depth)
-        low, above, high, below = self._bounds(schema, path)
-        return self._rules.add("number", numbers(low, high, above=above, below=below))
-
     # ---- containers
 
     def _array(self, schema: Plain, path: str, depth: int) -> Node:
@@ -293,9 +205,7 @@ class _Grammar:
         least, most = count(schema, "minItems", path) or 0, count(schema, "maxItems", path)
         if schema.get("uniqueItems") not in (None, False) and (most is None or most > 1):
             refuse(path, "uniqueItems is not supported")
-        given = schema.get("prefixItems", [])
-        if not isinstance(given, list):
-            refuse(path, "prefixItems must be a list", "correct the schema")
+        given = listed(schema, path)
         prefix = [
             self._node(one, f"{path}/prefixItems/{at}", depth + 1)
             for at, one in enumerate(given)
@@ -331,8 +241,6 @@ class _Grammar:
             if schema.get(key) is False:
                 refuse(path, f"{key} is not supported", "additionalProperties: false is")
         required = schema.get("required", [])
-        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            refuse(path, "required must be a list of names", "correct the schema")
         properties = dict(mapping(schema, "properties", path))
         key_node, further, at = self._further(schema, path, depth)
         for name in required:
@@ -365,7 +273,7 @@ class _Grammar:
                     "one pattern with additionalProperties: false is",
                 )  # fmt: skip
             ((pattern, value),) = patterns.items()
-            names = self._string({"pattern": pattern}, f"{path}/patternProperties", depth)
+            names = string_of(self._rules, {"pattern": pattern}, f"{path}/patternProperties")
             return names, value, f"{path}/patternProperties/{pattern}"
         if "propertyNames" in schema:
             if listed:

@@ -27,7 +27,9 @@ KEYS_OF = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"),
 }  # fmt: skip
 _EVERYWHERE = ("if", "not", "$dynamicRef", "$recursiveRef", "extends", "disallow", "divisibleBy")
-_KEPT = frozenset({*MIXED, "type", "enum", *_EVERYWHERE, *(key for keys in KEYS_OF.values() for key in keys)})
+ASSERTING = frozenset({*MIXED, "type", "enum", *_EVERYWHERE, *(key for keys in KEYS_OF.values() for key in keys)})
+_NAMED = frozenset({"properties", "additionalProperties", "patternProperties", "propertyNames"})
+_NO_BOUND = 2**30  # no answer is that long
 _OF_NUMBERS = ("int32", "int64", "uint32", "uint64", "float", "double")
 _HINT = "leave it out and check answers yourself, or send a GBNF grammar"
 
@@ -43,23 +45,32 @@ def plain(schema: Any, path: str) -> Plain | bool:
         return schema
     if not isinstance(schema, dict):
         refuse(path, "a schema must be an object, true or false", "correct the schema")
-    found: Plain = {key: value for key, value in schema.items() if key in _KEPT}
+    found: Plain = {key: value for key, value in schema.items() if key in ASSERTING}
     for key in _EVERYWHERE:
         if key in found and not (key == "if" and "then" not in schema and "else" not in schema):
             refuse(path, f"{key} is not supported")
         found.pop(key, None)
     if path != "#" and "$id" in schema:
         refuse(path, "$id inside of a schema is not supported")
+    _check_shapes(found, path)
     if "const" in schema:
         found["enum"] = [one for one in found.get("enum", [schema["const"]]) if same(one, schema["const"])]
     if "type" in found:
         found["type"] = _types(found["type"], path)
-    if not isinstance(found.get("enum", []), list):
-        refuse(path, "enum must be a list", "correct the schema")
     _older_drafts(found, schema, path)
     if schema.get("nullable") is True:
         _allow_null(found)
     return found or True
+
+
+def _check_shapes(found: Plain, path: str) -> None:
+    required = found.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        refuse(path, "required must be a list of names", "correct the schema")
+    if not isinstance(found.get("enum", []), list):
+        refuse(path, "enum must be a list", "correct the schema")
+    if not isinstance(found.get("format", ""), str):
+        refuse(path, "format must be a string", "correct the schema")
 
 
 def _types(given: Any, path: str) -> tuple[str, ...]:
@@ -113,7 +124,7 @@ def type_of(value: Any) -> str:
             return name
     if value is None:
         return "null"
-    return "integer" if value == value // 1 else "number"
+    return "integer" if isinstance(value, int) or value == value.to_integral_value() else "number"
 
 
 def of_type(value: Any, types: tuple[str, ...]) -> bool:
@@ -194,8 +205,8 @@ class Refs:
             all(
                 self._apart(a, b, path, depth - 1)
                 for a, b in product(
-                    self.branches(one.get("properties", {}).get(name, True), path),
-                    self.branches(other.get("properties", {}).get(name, True), path),
+                    self.branches(mapping(one, "properties", path).get(name, True), path),
+                    self.branches(mapping(other, "properties", path).get(name, True), path),
                 )
             )
             for name in shared
@@ -223,8 +234,9 @@ def _each(ones: list[Plain], others: list[Plain], path: str) -> list[Plain]:
 
 def merged(one: Plain, other: Plain, path: str) -> Plain:
     """A schema that allows what both allow; both plain and without mixtures."""
+    types = _both_types(one.get("type", TYPES), other.get("type", TYPES))
+    one, other = _only(one, types), _only(other, types)
     found = {**one, **other}
-    found.pop("properties", None)
     for key in one.keys() & other.keys():
         a, b = one[key], other[key]
         if key == "type":
@@ -239,14 +251,30 @@ def merged(one: Plain, other: Plain, path: str) -> Plain:
             found[key] = min(number(a, key, path), number(b, key, path))
         elif key in ("items", "additionalProperties", "propertyNames"):
             found[key] = _both(a, b)
-        elif key != "properties" and not same(a, b):
+        elif key not in ("properties", "prefixItems") and not same(a, b):
             refuse(path, f"two schemas with different {key} cannot be made one")
-    if ("prefixItems" in one) != ("prefixItems" in other) and "items" in one.keys() | other.keys():
-        refuse(path, "prefixItems and items of two schemas cannot be made one")
-    if "patternProperties" in found and one.keys() & other.keys() & {"properties", "additionalProperties"}:
+    if "patternProperties" in found and all(_NAMED & each.keys() for each in (one, other)):
         refuse(path, "patternProperties of two schemas cannot be made one")
-    properties = _properties(one, other, path)
-    return {**found, "properties": properties} if properties else found
+    if "properties" in found:
+        found["properties"] = _properties(one, other, path)
+    if "prefixItems" in found:
+        found["prefixItems"] = _prefix(one, other, path)
+    return found
+
+
+def _only(schema: Plain, types: tuple[str, ...]) -> Plain:
+    """A schema without keys of types that it can no longer have."""
+    kinds = {"number" if name == "integer" else name for name in types}
+    kept = {key for kind in kinds for key in KEYS_OF.get(kind, ())}
+    gone = {key for keys in KEYS_OF.values() for key in keys} - kept
+    return {key: value for key, value in schema.items() if key not in gone}
+
+
+def _prefix(one: Plain, other: Plain, path: str) -> list[Any]:
+    """Items by their places, each as both schemas want it."""
+    sides = [(listed(schema, path), schema.get("items", True)) for schema in (one, other)]
+    longest = max(len(prefix) for prefix, _ in sides)
+    return [_both(*(prefix[at] if at < len(prefix) else rest for prefix, rest in sides)) for at in range(longest)]
 
 
 def _both_types(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
@@ -284,6 +312,14 @@ def mapping(schema: Plain, key: str, path: str) -> dict[str, Any]:
     return found
 
 
+def listed(schema: Plain, path: str) -> list[Any]:
+    """The schemas of prefixItems."""
+    found = schema.get("prefixItems", [])
+    if not isinstance(found, list):
+        refuse(path, "prefixItems must be a list", "correct the schema")
+    return found
+
+
 def number(value: Any, key: str, path: str) -> Decimal:
     """A key's number."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
@@ -292,13 +328,17 @@ def number(value: Any, key: str, path: str) -> Decimal:
 
 
 def count(schema: Plain, key: str, path: str) -> int | None:
-    """A key's whole number, 0 or more."""
+    """A key's whole number, 0 or more; None where it binds no answer."""
     if key not in schema:
         return None
     value = number(schema[key], key, path)
-    if value < 0 or value != int(value):
+    if value < 0 or value != value.to_integral_value():
         refuse(path, f"{key} must be a whole number", "correct the schema")
-    return int(value)
+    if value < _NO_BOUND:
+        return int(value)
+    if key.startswith("min"):
+        refuse(path, f"{key} is more than any answer has", "use a smaller bound")
+    return None
 
 
 def is_of_numbers(form: Any) -> bool:

@@ -25,6 +25,9 @@ from tokenmill.engine.native.vocab import Vocab
 from tokenmill.engine.native.work import Id, Step
 from tokenmill.errors import EngineError, EngineTimeout, TokenmillError
 
+# Nobody reads along in a batch, and every piece wakes two processes that take the cores from llama.cpp: its first is
+# told at once, the others together so often.
+HELD_S = 0.25
 Handler = Callable[[dict[str, Any]], Any]
 
 
@@ -39,6 +42,8 @@ class Sequence:
     stops: Stops
     deadline_s: float | None
     text: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)  # the end of `text`
+    told_s: float | None = None  # when its client heard of it last
     logprobs: list[TokenLogprob] = field(default_factory=list)
     unsent_logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -249,7 +254,6 @@ class Session:
         token = sequence.sampler.sample(self.context, row)
         self.clock.generated_tokens += 1
         sequence.tokens += 1
-        sequence.unsent_tokens += 1
         ends = self.vocab.is_end(token)
         if request.sampling.top_logprobs is not None and not (ends and not request.ignore_eos):
             found = sequence.sampler.logprobs(self.context, row, token, request.sampling.top_logprobs)
@@ -258,6 +262,7 @@ class Session:
         if ends and not request.ignore_eos:
             self._finish(number, "stop")
             return
+        sequence.unsent_tokens += 1
         stopped = self._tell(sequence, sequence.detokeniser.add(self.vocab.piece(token)))
         if stopped:
             self._finish(number, "stop")
@@ -272,19 +277,29 @@ class Session:
         self._emit(sequence, ready)
         return stopped
 
-    def _emit(self, sequence: Sequence, text: str) -> None:
-        if text or sequence.unsent_logprobs:
+    def _emit(self, sequence: Sequence, text: str, *, last: bool = False) -> None:
+        if text:
             sequence.text.append(text)
-            piece = Piece(text, sequence.unsent_tokens, tuple(sequence.unsent_logprobs))
-            self.hub.tell(sequence.order.client, wire.piece_message(sequence.order.number, piece))
-            sequence.unsent_tokens = 0
-            sequence.unsent_logprobs.clear()
+            sequence.untold.append(text)
+        if not sequence.untold and not sequence.unsent_logprobs:
+            return
+        now = time.monotonic()
+        waits = sequence.order.request.priority == "batch" and not last
+        if waits and sequence.told_s is not None and now - sequence.told_s < HELD_S:
+            return
+        piece = Piece("".join(sequence.untold), sequence.unsent_tokens, tuple(sequence.unsent_logprobs))
+        self.hub.tell(sequence.order.client, wire.piece_message(sequence.order.number, piece))
+        sequence.told_s, sequence.unsent_tokens = now, 0
+        sequence.untold.clear()
+        sequence.unsent_logprobs.clear()
 
     def _finish(self, number: Id, reason: FinishReason) -> None:
         sequence = self._sequences[number]
+        rest = ""
         if not sequence.stops.met:
             self._tell(sequence, sequence.detokeniser.end())
-            self._emit(sequence, sequence.stops.end())
+            rest = sequence.stops.end()
+        self._emit(sequence, rest, last=True)
         spent = self.schedule.finish(number)
         order, now = sequence.order, time.monotonic()
         started, first = sequence.admitted_s or now, sequence.first_token_s or now
