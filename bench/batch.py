@@ -6,7 +6,7 @@ Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, mode
 all of them, greedy, the same lengths of answers. Every round runs every way once, in turn, on texts of its own. Medians
 and their ratios are printed with the prompt tokens computed against the least that the forest of prompts allows. The
 native engine's width is the one that `jobs/width.py` measures at the beginning; what that took is told. Exits 1 when a
-goal is missed. Writes results/batch.json, which batch_docs.py puts into docs/batches.md.
+goal is missed. Writes results/batch.json.
 """
 
 import argparse
@@ -123,8 +123,9 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, or
         if done.written_tokens != expected:
             raise RuntimeError(f"{way} wrote {done.written_tokens} tokens of {expected}")
         load.passes[way].append(done)
-        print(f"    {way:12} {done.seconds:6.2f} s  {60 * len(lines) / done.seconds:6.0f} jobs/min"
-              f"  {done.computed_tokens:6} tokens computed  {done.cpu_s:5.1f} s of processors", file=sys.stderr)  # fmt: skip
+        rate, cost = 60 * len(lines) / done.seconds, f"{done.cpu_s:5.1f} s of processors"
+        print(f"    {way:12} {done.seconds:6.2f} s  {rate:6.0f} jobs/min  {done.computed_tokens:6} tokens computed  {cost}",
+              file=sys.stderr)  # fmt: skip
 
 
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:

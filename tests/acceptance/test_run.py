@@ -1,0 +1,264 @@
+"""`tokenmill run` as a person uses it, on a native engine that runs already: what goes in, what comes out."""
+
+import gzip
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.run_cli import SMALL, THINGS, begun, job, jobs, names, ran, read, tokenmill, write
+from tokenmill.jobs.reader import Reader
+
+
+@pytest.fixture(scope="module")
+def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder in which an engine runs that all tests here use."""
+    folder = tmp_path_factory.mktemp("home")
+    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
+    done = tokenmill(folder, *words)
+    assert done.returncode == 0, done.stderr
+    yield folder
+    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> tuple[str, Path]:
+    return "--store", tmp_path / "batches"
+
+
+def test_a_batch_is_answered_in_order_with_its_head_computed_once(
+    home: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, output = write(tmp_path / "jobs.jsonl", jobs()), tmp_path / "out.jsonl"
+    done = tokenmill(home, "run", source, "--output", output, *store, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "no --model was given: using smollm2" in done.stderr
+    assert "night, which runs already" in done.stderr
+    totals = json.loads(done.stdout)
+    assert (totals["jobs"], totals["succeeded"], totals["failed"], totals["computed"]) == (12, 12, 0, 12)
+    assert totals["least_is_exact"]
+    assert totals["computed_prompt_tokens"] <= 1.02 * totals["least_prompt_tokens"]
+    assert totals["reused_tokens"] > totals["computed_prompt_tokens"]
+    assert totals["generated_tokens"] > 12
+    assert names(output) == [line["custom_id"] for line in jobs()]
+    first = read(output)[0]
+    assert first["error"] is None
+    assert first["response"]["status_code"] == 200
+    assert first["response"]["body"]["choices"][0]["message"]["content"]
+
+    before = output.read_bytes()
+    again = tokenmill(home, "run", source, "--output", output, *store)
+    assert again.returncode == 0
+    assert "nothing was computed" in again.stdout
+    assert "engine" not in again.stderr  # none was needed
+    assert output.read_bytes() == before
+
+    # another file with the same jobs has its answers already, whatever they are called there
+    renamed = write(
+        tmp_path / "again.jsonl", [{**line, "custom_id": f"x{number}"} for number, line in enumerate(jobs())]
+    )
+    elsewhere = ran(home, renamed, "--output", tmp_path / "again.out", *store)
+    assert (elsewhere["succeeded"], elsewhere["computed"], elsewhere["generated_tokens"]) == (12, 0, 0)
+    forced = ran(home, renamed, "--output", tmp_path / "forced.out", *store, "--no-reuse", "--max-tokens", 2)
+    assert (forced["succeeded"], forced["computed"]) == (12, 12)
+
+
+def test_bad_lines_become_error_lines_and_the_rest_runs(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    lines = [
+        job("good", "Say yes."),
+        "{not json",
+        job("unknown key", "Say yes.", temprature=0),
+        job("too long", "word " * 3000),
+        {"custom_id": "plain", "prompt": "One, two,", "max_tokens": 3, "temperature": 0},
+    ]
+    source, output, errors = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
+    totals = ran(home, source, "--output", output, *store)
+    assert (totals["jobs"], totals["succeeded"], totals["failed"]) == (5, 2, 3)
+    found = read(output)
+    assert [line["custom_id"] for line in found] == ["good", None, "unknown key", "too long", "plain"]
+    assert found[1]["error"]["line"] == 2
+    assert found[1]["error"]["code"] == found[2]["error"]["code"] == "invalid_line"
+    assert "did you mean 'temperature'" in found[2]["error"]["message"]
+    assert found[3]["error"]["code"] == "too_long"
+    assert "too many" in found[3]["error"]["message"]
+    assert found[4]["response"]["body"]["object"] == "text_completion"
+
+    apart = ran(home, source, "--output", tmp_path / "apart.jsonl", "--errors", errors, *store)
+    assert apart["computed"] == 0
+    assert names(tmp_path / "apart.jsonl") == ["good", "plain"]
+    assert names(errors) == [None, "unknown key", "too long"]
+
+    strict = tokenmill(home, "run", source, "--output", tmp_path / "strict.jsonl", "--strict", *store)
+    assert strict.returncode == 2
+    assert "line 2" in strict.stderr
+    assert not (tmp_path / "strict.jsonl").exists()
+
+
+def test_a_summary_says_what_failed_and_how_to_go_on(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    source = write(
+        tmp_path / "jobs.jsonl", [job("good", "Say yes."), job("late", "Say no.", max_tokens=900, timeout=0.1)]
+    )
+    done = tokenmill(home, "run", source, "--output", tmp_path / "out.jsonl", *store, "--attempts", 1)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "1 failed" in done.stdout
+    batch = json.loads(tokenmill(home, "status", "last", *store, "--json").stdout)["name"]
+    assert f"tokenmill retry {batch} --failed" in " ".join(done.stdout.split())
+
+    shown = tokenmill(home, "status", batch[6:10], *store)
+    assert "1 done, 1 failed" in shown.stdout
+    assert "not done within 0.1 s" in " ".join(shown.stdout.split())
+    failed = tokenmill(home, "results", "last", "--failed", *store)
+    assert [json.loads(line)["custom_id"] for line in failed.stdout.splitlines()] == ["late"]
+
+    assert tokenmill(home, "retry", "last", *store).returncode == 2
+    assert "1 jobs" in tokenmill(home, "retry", "last", "--failed", *store).stderr
+    assert "stopped" in tokenmill(home, "status", *store).stdout
+    again = ran(home, source, "--output", tmp_path / "out.jsonl", *store, "--attempts", 2)
+    assert (again["failed"], again["computed"]) == (1, 0)
+    assert "tried 2 times" in read(tmp_path / "out.jsonl")[1]["error"]["message"]
+
+
+@pytest.mark.parametrize("form", ["stdin", "gz"])
+def test_jobs_come_through_pipes_and_packed(form: str, home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    lines = jobs(THINGS[:3], max_tokens=2)
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    (tmp_path / "jobs.gz").write_bytes(gzip.compress(data))
+    source: object = "-" if form == "stdin" else tmp_path / "jobs.gz"
+    done = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["custom_id"] for line in done.stdout.splitlines()] == [line["custom_id"] for line in lines]
+    assert "answers  3" in done.stderr  # the summary is beside the data
+    again = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
+    assert again.stdout == done.stdout
+    assert "nothing was computed" in again.stderr
+
+
+def test_a_name_that_is_there_twice_is_refused_with_both_lines(
+    home: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    source = write(tmp_path / "jobs.jsonl", [job("same", "One."), job("other", "Two."), job("same", "Three.")])
+    done = tokenmill(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
+    assert done.returncode == 2
+    assert "'same' is on line 1 and again on line 3" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no jobs are given"),
+        (("absent.jsonl",), "cannot read absent.jsonl"),
+        (("jobs.jsonl", "--engine", "nowhere"), "no engine 'nowhere' is known or runs here"),
+        (("jobs.jsonl", "--engine", "http://127.0.0.1:9"), "nothing answers at http://127.0.0.1:9"),
+        (("jobs.jsonl", "--model", "absent.gguf"), "absent.gguf"),
+        (("jobs.jsonl", "--max-tokens", "0"), "a default for all lines: max_tokens"),
+        (("jobs.jsonl", "--body", "[]"), "--body is not a JSON object"),
+        (("jobs.jsonl", "--deadline", "soon"), "'soon' is no time"),
+        (("jobs.jsonl", "--attempts", "0"), "--attempts must be at least 1"),
+        (("jobs.jsonl", "--template", "t.txt"), "--template is for a table"),
+        (("jobs.jsonl", "--output", "jobs.jsonl"), "is not the output of this batch"),
+        (("jobs.jsonl", "--output", "nowhere/out.jsonl"), "the folder of"),
+    ],
+)
+def test_wrong_use_is_said_in_a_line(
+    words: tuple[str, ...],
+    said: str,
+    home: Path,
+    store: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "jobs.jsonl", jobs(THINGS[:2]))
+    output = () if "--output" in words else ("--output", "out.jsonl")
+    done = tokenmill(home, "run", *words, *output, *store)
+    assert done.returncode in (1, 2)
+    assert f"error: {said}" in done.stderr or said in done.stderr.splitlines()[-2] + done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert names(tmp_path / "jobs.jsonl") == [line["custom_id"] for line in jobs(THINGS[:2])]
+
+
+def test_rows_of_a_table_become_jobs(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    rows = [
+        {"id": f"r{number}", "colour": "red" if number % 2 else "blue", "note": f"note {number}"} for number in range(4)
+    ]
+    table = write(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "prompt.txt").write_text("Write one word.\n{*}\n")
+    words = ("--table", table, "--template", tmp_path / "prompt.txt", "--key", "id", "--max-tokens", 2)
+    done = tokenmill(home, "run", *words, "--output", tmp_path / "out.jsonl", *store)
+    assert done.returncode == 0, done.stderr
+    assert "4 rows" in done.stderr
+    assert names(tmp_path / "out.jsonl") == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
+    home: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=400, ignore_eos=True)), tmp_path / "out.jsonl"
+    process = begun(home, source, "--output", output, *store)
+    try:
+        _until(lambda: _counts(store[1])["running"] > 0)
+        shown = tokenmill(home, "status", "last", *store)
+        assert f"running, worked on by process {process.pid}" in shown.stdout
+        assert tokenmill(home, "results", "last", *store).returncode == 0
+        second = tokenmill(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
+        assert second.returncode == 1
+        assert f"process {process.pid} works with the batches" in second.stderr
+        assert "asked to cancel" in tokenmill(home, "cancel", "last", *store).stderr
+        assert process.wait(60) == 0  # every line has its result or its error
+    finally:
+        process.kill()
+        process.communicate()
+    errors = [line["error"] for line in read(output)]
+    assert len(errors) == 12
+    assert {error["code"] for error in errors if error} == {"cancelled"}
+    assert tokenmill(home, "cancel", "last", *store).returncode == 2
+    assert "cancelled" in tokenmill(home, "status", *store).stdout
+    tokenmill(home, "retry", "last", "--cancelled", *store)
+    assert _counts(store[1])["cancelled"] == 0
+
+
+def test_an_interrupt_keeps_everything_and_the_same_command_goes_on(
+    home: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=24, ignore_eos=True)), tmp_path / "out.jsonl"
+    process = begun(home, source, "--output", output, *store)
+    try:
+        _until(lambda: _counts(store[1])["done"] >= 3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "the same command goes on from there" in " ".join(said.decode().split())
+    counts, before = _counts(store[1]), output.read_bytes()
+    assert counts["running"] == 0
+    assert 3 <= counts["done"] < 12
+    totals = ran(home, source, "--output", output, *store)
+    assert totals["computed"] == 12 - counts["done"]
+    assert output.read_bytes().startswith(before)
+    assert names(output) == [line["custom_id"] for line in jobs()]
+
+
+def _until(holds: object) -> None:
+    """Another process gets that far; it is looked at again and again, for a minute at most."""
+    until = time.monotonic() + 60
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _counts(folder: Path) -> dict[str, int]:
+    if not (folder / "store.db").exists():
+        return {"running": 0, "done": 0, "cancelled": 0}
+    try:
+        with Reader(folder) as reader:
+            counts = reader.batches()[-1].counts
+    except Exception as error:
+        if isinstance(error, IndexError) or "older version" in str(error):
+            return {"running": 0, "done": 0, "cancelled": 0}
+        raise
+    return {"running": counts.running, "done": counts.done, "cancelled": counts.cancelled}

@@ -1,0 +1,70 @@
+"""`tokenmill run` and its relatives as processes, with a state folder of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SMALL = ("--context", "1024", "--sequences", "4", "--threads", "1", "--threads-batch", "1")
+DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(16))
+THINGS = ("river", "bridge", "harbour", "field", "engine", "tower", "garden", "mine", "road", "wall", "lake", "ship")
+
+
+def environment(home: Path) -> dict[str, str]:
+    return os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "XDG_STATE_HOME": str(home)}
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "tokenmill", *map(str, words)]
+
+
+def tokenmill(home: Path, *words: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    done = subprocess.run(
+        command(*words), env=environment(home), input=stdin, capture_output=True, check=False, timeout=200
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def ran(home: Path, *words: object, stdin: bytes | None = None) -> dict[str, Any]:
+    """The totals of a run that ends well."""
+    done = tokenmill(home, "run", *words, "--json", stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def begun(home: Path, *words: object) -> "subprocess.Popen[bytes]":
+    """A run that goes on; who starts it ends it."""
+    return subprocess.Popen(
+        command("run", *words), env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def job(name: str, text: str, **body: Any) -> dict[str, Any]:
+    """An OpenAI batch line with the digest in front."""
+    messages = [{"role": "system", "content": DIGEST}, {"role": "user", "content": text}]
+    settings = {"messages": messages, "temperature": 0, "max_tokens": 6, **body}
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": settings}
+
+
+def jobs(things: Sequence[str] = THINGS, **body: Any) -> list[dict[str, Any]]:
+    return [job(f"{number:02}-{thing}", f"Say a word about a {thing}.", **body) for number, thing in enumerate(things)]
+
+
+def write(path: Path, lines: Iterable[Mapping[str, Any] | str]) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("".join(text + "\n" for text in texts))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Output lines."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def names(path: Path) -> list[str]:
+    return [line["custom_id"] for line in read(path)]
