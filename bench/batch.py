@@ -124,7 +124,7 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, or
             raise RuntimeError(f"{way} wrote {done.written_tokens} tokens of {expected}")
         load.passes[way].append(done)
         rate, cost = 60 * len(lines) / done.seconds, f"{done.cpu_s:5.1f} s of processors"
-        print(f"    {way:12} {done.seconds:6.2f} s  {rate:6.0f} jobs/min  {done.computed_tokens:6} tokens computed  {cost}",
+        print(f"    {way:12} {done.seconds:6.2f} s  {rate:6.0f} jobs/min  {done.computed_tokens:6} tokens  {cost}",
               file=sys.stderr)  # fmt: skip
 
 

@@ -37,10 +37,10 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def run(
-    jobs: str | None = None,
+    jobs: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     /,
     *,
-    output: Annotated[str, Parameter(name=("--output", "-o"))],
+    output: Annotated[str, Parameter(name=("--output", "-o"), allow_leading_hyphen=True)],
     model: str | None = None,
     errors: str | None = None,
     strict: bool = False,
@@ -61,6 +61,9 @@ def run(
     computed once. Answers are on the disk before they count: after Ctrl-C, a crash or a power cut the same command goes
     on where it stopped, and an answer that exists is never computed again. Lines of the output are in the order of the
     jobs and are final as soon as they are there. Exit code 0: every line has its result or its error; 130: interrupted.
+
+    An engine is started for the run and ends with it, unless one with the same model runs already (tokenmill serve
+    --engine-only); --engine also takes the name of one, or a URL.
 
     Parameters
     ----------
@@ -89,6 +92,8 @@ def run(
     store:
         The folder of batches; default: batches in the state folder.
     """
+    if jobs is not None and jobs.startswith("--"):
+        raise UsageError(f"unknown option {jobs}", hint="tokenmill run --help")
     if attempts < 1:
         raise UsageError(f"--attempts must be at least 1, not {attempts}")
     if job_timeout is not None and job_timeout <= 0:
@@ -176,6 +181,8 @@ class _Stop:
 
 
 def _target(output: str, common: Common) -> str:
+    if output.startswith("--"):
+        raise UsageError(f"--output needs a file, not {output}", hint="- is stdout")
     if output != "-":
         return os.path.abspath(output)  # noqa: PTH100  Path.resolve would follow links, which may change
     if common.json:

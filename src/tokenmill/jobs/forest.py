@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tokenmill.jobs.identity import CHUNK_BYTES, MOST_CHUNKS
+from tokenmill.jobs.identity import ENDS, MOST_CHUNKS
 
 KEY_BYTES = 4  # of a head key, for each chunk
 _HELD_UNITS = 1 << 23  # bytes or tokens of prompts that are held for comparison
@@ -47,7 +47,7 @@ def common_length(one: bytes | tuple[int, ...], other: bytes | tuple[int, ...]) 
 
 def chunk_bytes(key_bytes: int) -> int:
     """Bytes of prompt that so many bytes of a head key stand for; the last chunk may stand for any number."""
-    return min(key_bytes // KEY_BYTES, MOST_CHUNKS - 1) * CHUNK_BYTES
+    return ENDS[min(key_bytes // KEY_BYTES, MOST_CHUNKS - 1)]
 
 
 def shared_bytes(one: Pending, other: Pending, texts: tuple[bytes, bytes] | None = None) -> int:

@@ -12,16 +12,19 @@ them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so
   same by definition is absence as well (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
 - text is compared by its UTF-8 bytes; nothing is normalised.
 
-Place: the canonical prompt in chunks of 512 bytes, four bytes of checksum each, so that sorting by it walks the prefix
-forest depth first, and what two places have in common is, to a chunk, what their prompts have. After 63 chunks (31.5
-KiB) one more checksum stands for all the rest: heads that part later are neighbours still, in no particular order.
+Place: the canonical prompt in chunks, four bytes of checksum each, so that sorting by it walks the prefix forest depth
+first, and what two places have in common is, to a chunk, what their prompts have. Chunks are 512 bytes for the first 12
+KiB, then 2 KiB up to 64 KiB (a digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum stands for all the
+rest: heads that part later are neighbours still, in no particular order.
 Checksums collide now and then: a place is good for ordering, and text decides what is shared.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
+from itertools import accumulate, pairwise
 from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -31,7 +34,10 @@ from tokenmill.jobs.keys import TEXT
 
 CHUNK_BYTES = 512
 MOST_CHUNKS = 64  # the last one for all that follows the others
-_CHUNKED_BYTES = CHUNK_BYTES * (MOST_CHUNKS - 1)
+_SIZES = [CHUNK_BYTES] * 24 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
+ENDS = tuple(accumulate(_SIZES, initial=0))
+"""Bytes of prompt that the first so many chunks stand for."""
+_SPANS = tuple(pairwise(ENDS))
 _FORM = "tokenmill job 1"  # to be counted up when the canonical form changes
 _NOT_SAMPLING = frozenset(
     ("messages", "prompt", "tools", "tool_choice", "template_arguments", "model", "timeout", "priority", "deadline",
@@ -83,9 +89,9 @@ def head_key(prompt: str | bytes) -> bytes:
     text = prompt.encode() if isinstance(prompt, str) else prompt
     if len(text) <= CHUNK_BYTES:
         return crc32(text).to_bytes(4, "big")
-    sums = [crc32(text[at : at + CHUNK_BYTES]) for at in range(0, min(len(text), _CHUNKED_BYTES), CHUNK_BYTES)]
-    if len(text) > _CHUNKED_BYTES:
-        sums.append(crc32(text[_CHUNKED_BYTES:]))
+    sums = [crc32(text[start:end]) for start, end in _SPANS[: bisect_left(ENDS, len(text))]]
+    if len(text) > ENDS[-1]:
+        sums.append(crc32(text[ENDS[-1] :]))
     return _PACKED[len(sums)](*sums)
 
 
@@ -102,7 +108,7 @@ def shared_bytes(one: bytes, other: bytes) -> int:
         if chunk != theirs[4 * chunks : 4 * chunks + 4]:
             break
         chunks += 1
-    return chunks * CHUNK_BYTES
+    return ENDS[chunks]
 
 
 def alone(identity: bytes, job: int) -> bytes:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.forest import Group, Minimum, Pending, common_length, groups, minimum, minimum_bytes, shared_bytes
-from tokenmill.jobs.identity import CHUNK_BYTES, MOST_CHUNKS, head_key
+from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, head_key
 
 CHUNKS = [bytes([65 + number]) * CHUNK_BYTES for number in range(4)]
 
@@ -51,7 +51,7 @@ CASES = [
     (CHUNKS[0] + b"x" * 300 + b"a", CHUNKS[0] + b"x" * 300 + b"b", 512),
     (CHUNKS[0], CHUNKS[0] + b"b", 512),
     (CHUNKS[0] + CHUNKS[1], CHUNKS[1] + CHUNKS[0], 0),
-    (b"y" * 100_000 + b"a", b"y" * 100_000 + b"b", (MOST_CHUNKS - 1) * CHUNK_BYTES),  # beyond, a key does not tell
+    (b"y" * 300_000 + b"a", b"y" * 300_000 + b"b", ENDS[-1]),  # beyond, a key does not tell
 ]
 
 

@@ -124,14 +124,26 @@ def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "length", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 63 * CHUNK_BYTES, 63 * CHUNK_BYTES + 1, 100_000]
+    ("length", "chunks"),
+    [
+        (0, 1),
+        (1, 1),
+        (CHUNK_BYTES, 1),
+        (CHUNK_BYTES + 1, 2),
+        (12 << 10, 24),
+        ((12 << 10) + 1, 25),
+        (64 << 10, 50),
+        (272 << 10, 63),
+        ((272 << 10) + 1, MOST_CHUNKS),
+        (10**6, MOST_CHUNKS),
+    ],
 )
-def test_length_of_a_key(length: int) -> None:
-    assert len(head_key(b"x" * length)) == 4 * min(MOST_CHUNKS, max(1, -(-length // CHUNK_BYTES)))
+def test_length_of_a_key(length: int, chunks: int) -> None:
+    assert len(head_key(b"x" * length)) == 4 * chunks
 
 
 def test_texts_that_part_late_are_neighbours_but_not_equal() -> None:
-    head = "x" * 63 * CHUNK_BYTES
+    head = "x" * (272 << 10)
     one, other = head_key(head + "a"), head_key(head + "b")
     assert one[:-4] == other[:-4]
     assert one != other

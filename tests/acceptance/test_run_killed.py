@@ -1,0 +1,180 @@
+"""kill -9 of the runner and of its engine, a full disk, a terminal: `tokenmill run` with an engine of its own."""
+
+import fcntl
+import json
+import os
+import pty
+import random
+import re
+import resource
+import signal
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.run_cli import SMALL, begun, command, environment, jobs, names, ran, tokenmill, write
+from tokenmill.engine import records
+from tokenmill.errors import TokenmillError
+from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.model.identity import identity_of
+
+NAMES = [line["custom_id"] for line in jobs()]
+KILLS = 5
+
+
+@pytest.fixture(scope="module")
+def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder in which an engine runs that can be used again."""
+    folder = tmp_path_factory.mktemp("home")
+    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
+    done = tokenmill(folder, *words)
+    assert done.returncode == 0, done.stderr
+    yield folder
+    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+
+
+def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path: Path) -> None:
+    chance, store = random.Random(7), tmp_path / "batches"
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True)), tmp_path / "out.jsonl"
+    written, kept = b"", dict[int, bytes]()
+    for kill in range(KILLS):
+        process = begun(home, source, "--output", output, "--store", store, "--engine", "night")
+        wanted = kill * 2  # while it submits, while it connects, while it works
+        _until(lambda wanted=wanted: len(_answers(store)) >= wanted or process.poll() is not None)  # type: ignore[misc]
+        time.sleep(chance.random() * 0.2)  # at any moment, not just behind a commit
+        process.kill()
+        process.communicate()
+        answers = _answers(store)
+        assert {number: answers[number] for number in kept} == kept
+        kept = answers
+        now = output.read_bytes() if output.exists() else b""
+        whole = now[: now.rfind(b"\n") + 1]
+        assert whole.startswith(written)
+        written = whole
+    assert 0 < len(kept) < 12
+    totals = ran(home, source, "--output", output, "--store", store, "--engine", "night")
+    assert totals["computed"] == 12 - len(kept)  # what was answered is not computed again
+    assert totals["batch_totals"]["computed"] == 12
+    assert output.read_bytes().startswith(written)
+    assert names(output) == NAMES
+    answers = _answers(store)
+    assert {number: answers[number] for number in kept} == kept
+
+
+def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_killed(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    store, state = tmp_path / "batches", tmp_path / "tokenmill"
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=12, ignore_eos=True)), tmp_path / "out.jsonl"
+    words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm")
+    process = begun(tmp_path, *words)
+    _until(lambda: len(_answers(store)) >= 2)
+    (first,) = records.listed(state)
+    process.kill()
+    process.communicate()
+    kept = len(_answers(store))
+
+    process = begun(tmp_path, *words, "--json")  # at once, while the engine of the first is still leaving
+    try:
+        _until(lambda: len(_answers(store)) > kept)
+        (second,) = records.listed(state)
+        assert second.engine != first.engine
+        os.kill(second.engine.pid, signal.SIGKILL)
+        out, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert b"was killed by SIGKILL" in said
+    totals = json.loads(out)
+    assert (totals["succeeded"], totals["engine_deaths"], totals["set_aside"]) == (12, 1, 0)
+    assert totals["batch_totals"]["computed"] == 12
+    assert names(output) == NAMES
+    assert records.listed(state) == ()
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_path: Path, tmp_path: Path) -> None:
+    store = tmp_path / "batches"
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=3)), tmp_path / "out.jsonl"
+    with Store(store) as opened:  # as the command will: then only answers are still to be written
+        submit(opened, source, Submission(identity_of(smollm2_path), output=str(output)))
+        size = max(path.stat().st_size for path in store.iterdir())
+    limit = size + 100_000
+    words = command("run", source, "--output", output, "--store", store)
+    full = subprocess.run(
+        words, env=environment(home), capture_output=True, text=True, check=False, timeout=100,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )  # fmt: skip
+    assert full.returncode == 1
+    assert "store.db" in full.stderr
+    assert "the same command goes on" in full.stderr
+    assert "Traceback" not in full.stderr
+    kept = len(_answers(store))
+    assert kept < 12
+    totals = ran(home, source, "--output", output, "--store", store)
+    assert (totals["succeeded"], totals["computed"]) == (12, 12 - kept)
+    assert names(output) == NAMES
+
+
+def test_a_person_sees_it_go_on_in_eighty_columns(home: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "jobs.jsonl", jobs(max_tokens=30, ignore_eos=True))
+    words = command("run", source, "--output", tmp_path / "out.jsonl", "--store", tmp_path / "batches")
+    code, seen = _on_a_terminal(words, environment(home))
+    assert code == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
+    assert re.search(r"jobs +[█░]{24} +\d+ of 12", text)
+    assert re.search(r"in [\d,]+ now, [\d,]+ on average; out [\d,]+ now", text)
+    assert re.search(r"[\d,]+ tokens reused, [\d,]+ computed: \d+% reused", text)
+    assert re.search(r"[1-4] of 4 at work; about .* left, until \d\d:\d\d", text)
+    assert re.search(r"saved +.* by reuse", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def _on_a_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
+    """Run a command on a terminal of 80 columns; its exit code and all that it wrote."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    seen = b""
+    with subprocess.Popen(words, env=env | {"TERM": "xterm-256color"}, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        while True:
+            try:
+                data = os.read(ours, 1 << 16)
+            except OSError:  # the terminal's other end is closed
+                break
+            if not data:
+                break
+            seen += data
+        code = process.wait(60)
+    os.close(ours)
+    return code, seen.decode(errors="replace")
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    """Another process gets that far; it is looked at again and again, for two minutes at most."""
+    until = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def _batch(reader: Reader) -> Batch | None:
+    return next(iter(reader.batches()), None)
+
+
+def _answers(store: Path) -> dict[int, bytes]:
+    """Bodies of answers by line, as they are in the store now."""
+    try:
+        with Reader(store) as reader:
+            batch = _batch(reader)
+            found = reader.results(batch.id, 0, 100) if batch is not None else []
+    except TokenmillError:  # not there yet
+        return {}
+    return {result.number: result.body for result in found if result.body is not None}
