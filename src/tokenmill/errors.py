@@ -18,9 +18,12 @@
     │   ├── EngineDied            it died with work in hand; send it again http 503
     │   ├── EngineTimeout         it took longer than it was given         http 504
     │   └── ForeignState          a saved head of another model or build   http 409
-    └── PullError                 a download did not finish                http 502
-        ├── ChecksumMismatch      the bytes that came are not the right ones
-        └── NoSpace               the disk cannot hold it                  http 507
+    ├── PullError                 a download did not finish                http 502
+    │   ├── ChecksumMismatch      the bytes that came are not the right ones
+    │   └── NoSpace               the disk cannot hold it                  http 507
+    └── StoreError                the store of batches cannot be used
+        ├── StoreInUse            another process works with it            http 409
+        └── StoreFull             its disk is full                         http 507
 
 The message says what is wrong, for a tired operator; the hint says what to do about it.
 Exit codes are 0 done, 1 failed, 2 wrong use, 3 does not fit.
@@ -145,5 +148,21 @@ class ChecksumMismatch(PullError):
 
 class NoSpace(PullError):
     """The disk has too little room for the download; nothing was started."""
+
+    http_status = 507
+
+
+class StoreError(TokenmillError):
+    """The store of batches cannot be used; the message says why. What was acknowledged is not touched."""
+
+
+class StoreInUse(StoreError):
+    """Another process works with this store, and there is one at a time."""
+
+    http_status = 409
+
+
+class StoreFull(StoreError):
+    """The disk is full; what was acknowledged is kept, and the same command goes on when there is room."""
 
     http_status = 507

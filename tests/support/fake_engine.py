@@ -97,7 +97,7 @@ class FakeEngine:
             raise EngineTimeout(f"not done within {request.timeout_s:g} s")
         if "broken" in prompt:
             self.seen.failures[prompt] += 1
-            if self.seen.failures[prompt] <= int(prompt.split("broken ")[1].split()[0]):
+            if self.seen.failures[prompt] <= int(prompt.split("broken ")[1].split(maxsplit=1)[0]):
                 raise EngineError("the server failed (500): out of luck")
 
     def die(self, words: str) -> None:

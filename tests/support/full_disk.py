@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tokenmill.errors import TokenmillError
-from tokenmill.jobs.faults import StoreError
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.jobs.job import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store

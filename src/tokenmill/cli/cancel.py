@@ -5,8 +5,7 @@ from pathlib import Path
 from tokenmill.cli.batches import find
 from tokenmill.cli.job_options import store_folder
 from tokenmill.cli.output import Common, say, show_json
-from tokenmill.errors import UsageError
-from tokenmill.jobs.faults import StoreInUse
+from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 from urllib.parse import quote
 
-from tokenmill.jobs.faults import StoreError, StoreInUse, gone, told, unusable
+from tokenmill.errors import StoreError, StoreInUse
+from tokenmill.jobs.faults import gone, told, unusable
 from tokenmill.jobs.queries import migrations, newest, queries, schema
 from tokenmill.units import KIB, MIB
 

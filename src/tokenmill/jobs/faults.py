@@ -5,9 +5,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import StoreError, StoreFull, StoreInUse
 
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _DAMAGED = "is damaged", "move store.db* aside and run the same command: all is computed anew, the output file stays"
@@ -22,22 +21,6 @@ _WORDS = dict.fromkeys(
     # SQLite does not pass errno on: a quota or a limit on file sizes ends here, as does a dying disk.
     sqlite3.SQLITE_IOERR: ("could not be read or written", f"see dmesg and df; {_GO_ON}"),
 }
-
-
-class StoreError(TokenmillError):
-    """The store of batches cannot be used; the message says why. What was acknowledged is not touched."""
-
-
-class StoreInUse(StoreError):
-    """Another process works with this store, and there is one at a time."""
-
-    http_status: ClassVar[int] = 409
-
-
-class StoreFull(StoreError):
-    """The disk is full; what was acknowledged is kept, and the same command goes on when there is room."""
-
-    http_status: ClassVar[int] = 507
 
 
 def full(where: Path) -> StoreFull:

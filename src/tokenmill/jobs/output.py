@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.faults import StoreFull, StoreInUse
+from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.job import Batch, Result, State
 from tokenmill.jobs.store import Store
 from tokenmill.units import MIB

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tokenmill.errors import UsageError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.database import Database, Mode
-from tokenmill.jobs.faults import StoreError
 from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Result, State, Totals, Waiting, job_id
 from tokenmill.jobs.line import line_in
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import UsageError
-from tokenmill.jobs.faults import StoreError
+from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.job import (
     MOST_LINES,
     NUMBER_BITS,

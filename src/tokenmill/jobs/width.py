@@ -21,6 +21,8 @@ from tokenmill.jobs.reader import Reader
 WIDTHS = (1, 2, 4, 8, 16)
 TOKENS = 16  # of each answer; the first, which comes with its prompt, is not counted
 ROUNDS = 2  # the better one counts: what disturbs a measurement only makes it slower
+MORE_ROUNDS = 4  # at most, while the figures look disturbed
+DISTURBED = 0.85  # of a narrower one's speed: kernels do not lose so much by a wider batch
 NEARLY = 0.97  # of the fastest
 WORTH = 40  # times the tokens of a measurement that a batch must be expected to write
 LEAST_ANSWER = 32  # tokens that an answer without a ceiling counts as
@@ -71,6 +73,11 @@ def pays(expected_tokens: float, most: int) -> bool:
     return most > 1 and expected_tokens >= WORTH * measured_tokens(most)
 
 
+def disturbed(rates: Sequence[float]) -> bool:
+    """Whether rates by width, narrow first, fall so much that something else must have used the processors."""
+    return any(rate < DISTURBED * max(rates[:at]) for at, rate in enumerate(rates) if at)
+
+
 def choose(points: Sequence[Point]) -> Width:
     """The narrowest width that is nearly as fast as the fastest."""
     best = max(points, key=lambda point: point.tok_s)
@@ -105,7 +112,9 @@ async def measure(engine: Widens, requests: Sequence[Request], most: int) -> Wid
     await engine.set_lanes(widths[-1])
     await _together(engine, short, tokens=1)  # heads are computed, and every page has been touched
     best: dict[int, float] = {}
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS + MORE_ROUNDS):
+        if number >= ROUNDS and not disturbed(list(best.values())):
+            break
         for width in widths:
             await engine.set_lanes(width)
             best[width] = max(best.get(width, 0.0), _rate(await _together(engine, short[:width])))

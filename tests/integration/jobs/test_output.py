@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.jobs_store import answer, pending, submitted
-from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.faults import StoreInUse
+from tokenmill.errors import StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.job import Batch, Failure, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
 from tokenmill.jobs.store import Store

@@ -11,10 +11,9 @@ import pytest
 
 from support import full_disk
 from support.jobs_store import answer, pending, submitted, write_jobs
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import StoreError, StoreInUse, TokenmillError
 from tokenmill.jobs import database
 from tokenmill.jobs.database import PAGE_BYTES
-from tokenmill.jobs.faults import StoreError, StoreInUse
 from tokenmill.jobs.job import Counts
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store

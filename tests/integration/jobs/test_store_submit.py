@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
-from tokenmill.jobs.faults import StoreError
 from tokenmill.jobs.job import Counts, State, Submission
 from tokenmill.jobs.line import Reading
 from tokenmill.jobs.parsing import parsed

@@ -10,8 +10,7 @@ import pytest
 from support.fake_engine import KILLED, FakeEngine, Seen, Unreachable, watched
 from support.jobs_store import Clock, submitted
 from support.worked import QUICK, lines, run_prompts, worked
-from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.jobs.faults import StoreError
+from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.job import State
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.store import Store, ask_to_cancel

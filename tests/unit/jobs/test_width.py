@@ -23,6 +23,8 @@ from tokenmill.engine.engine import (
 )
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.width import (
+    MORE_ROUNDS,
+    ROUNDS,
     TOKENS,
     WORTH,
     Point,
@@ -113,12 +115,18 @@ def measured(engine: Speedy, requests: Sequence[Request], most: int) -> int:
 
 
 def test_an_engine_is_measured_and_left_at_its_best() -> None:
-    engine = Speedy({1: 50.0, 2: 70.0, 4: 90.0, 8: 60.0})
+    engine = Speedy({1: 50.0, 2: 70.0, 4: 90.0, 8: 80.0})
     requests = [replace(Request(f"job {number}"), max_tokens=900, lane=3, stop=("x",)) for number in range(8)]
     assert measured(engine, requests, 8) == 4
     assert engine.asked == [8, 1, 2, 4, 8, 1, 2, 4, 8, 4]
     assert {request.max_tokens for request in engine.requests} == {1, TOKENS}
     assert all(request.ignore_eos and request.lane is None and not request.stop for request in engine.requests)
+
+
+def test_figures_that_fall_are_measured_again() -> None:
+    engine = Speedy({1: 50.0, 2: 30.0})
+    assert measured(engine, [Request("one"), Request("two")], 2) == 1
+    assert engine.asked.count(2) == 1 + ROUNDS + MORE_ROUNDS
 
 
 def test_few_requests_measure_narrower() -> None:
