@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
 
 
 def test_bad_lines_become_error_lines_and_the_rest_runs(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
-    lines = [
+    lines: list[dict[str, Any] | str] = [
         job("good", "Say yes."),
         "{not json",
         job("unknown key", "Say yes.", temprature=0),

@@ -48,7 +48,8 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
     for kill in range(KILLS):
         process = begun(home, source, "--output", output, "--store", store, "--engine", "night")
         wanted = kill * 2  # while it submits, while it connects, while it works
-        _until(lambda wanted=wanted: len(_answers(store)) >= wanted or process.poll() is not None)  # type: ignore[misc]
+        while len(_answers(store)) < wanted and process.poll() is None:
+            time.sleep(0.01)
         time.sleep(chance.random() * 0.2)  # at any moment, not just behind a commit
         process.kill()
         process.communicate()
@@ -98,6 +99,30 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     assert totals["batch_totals"]["computed"] == 12
     assert names(output) == NAMES
     assert records.listed(state) == ()
+
+
+def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> None:
+    source, state = write(tmp_path / "jobs.jsonl", jobs(max_tokens=500, ignore_eos=True)), tmp_path / "tokenmill"
+    words = ("--output", tmp_path / "out.jsonl", "--store", tmp_path / "batches", "--model", smollm2_path, *SMALL)
+    process = begun(tmp_path, source, *words, "--no-warm")
+    assert process.stderr is not None
+    try:
+        said = b""
+        while b"lanes of" not in said:
+            said += os.read(process.stderr.fileno(), 1 << 16)
+        (record,) = records.listed(state)
+        record.engine.send(signal.SIGSTOP)  # so that it does not leave when it is asked to
+        process.send_signal(signal.SIGINT)
+        while b"once more ends it at once" not in said:
+            said += os.read(process.stderr.fileno(), 1 << 16)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(5) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    record.engine.send(signal.SIGKILL)
+    _until(lambda: not record.minder.alive)
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_path: Path, tmp_path: Path) -> None:

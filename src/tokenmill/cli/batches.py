@@ -43,7 +43,7 @@ def worker_of(folder: Path) -> int | None:
         return None
     rows = (row.split() for row in held.splitlines())
     locked = any(row[1:2] == ["FLOCK"] and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
-    return holder if holder and (locked or not held.strip()) and _lives(holder) else None
+    return holder if holder and locked and _lives(holder) else None
 
 
 def _lives(pid: int) -> bool:

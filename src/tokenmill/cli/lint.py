@@ -95,7 +95,8 @@ def lint(
         show_json(document(report, known.prefill_tok_s) | _more(before, fixed, known))
     else:
         name = jobs if fixed is None else fixed.output
-        show(*render(name, report, prefill_tok_s=known.prefill_tok_s, speed=known.speed, why_estimated=tokens.why_not))
+        show(*render(name, report, prefill_tok_s=known.prefill_tok_s, speed=known.speed, why_estimated=tokens.why_not,
+                     fixed=fixed is not None))  # fmt: skip
         if fixed is not None:
             _tell(fixed, before, report)
     return 0 if report.clean else 1

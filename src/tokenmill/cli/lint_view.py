@@ -14,9 +14,15 @@ from tokenmill.units import format_bytes, format_seconds
 
 
 def render(
-    name: str, report: Report, *, prefill_tok_s: float | None, speed: str | None, why_estimated: str | None
+    name: str,
+    report: Report,
+    *,
+    prefill_tok_s: float | None,
+    speed: str | None,
+    why_estimated: str | None,
+    fixed: bool = False,
 ) -> list[RenderableType]:
-    """The report for a person, at 80 columns."""
+    """The report for a person, at 80 columns; `fixed`: of a file that --fix has written."""
     parts: list[RenderableType] = [_summary(name, report, prefill_tok_s, speed, why_estimated)]
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
@@ -27,7 +33,7 @@ def render(
             _costly(table, finding, report, prefill_tok_s)
         else:
             _other(table, finding, report)
-    return [*parts, table, Text(), _verdict(report)]
+    return [*parts, table, Text(), _verdict(report, fixed=fixed)]
 
 
 def _summary(
@@ -95,11 +101,11 @@ def _other(table: Table, finding: Finding, report: Report) -> None:
     _advice(table, finding)
 
 
-def _verdict(report: Report) -> Text:
+def _verdict(report: Report, *, fixed: bool) -> Text:
     if report.clean:
         return Text("nothing that costs more than 1 % of the prompts was found", style="green")
-    fixable = any(finding.kind in FIXABLE for finding in report.findings)
-    words = "to be repaired before it runs" + ("; --fix -o FILE repairs a part" if fixable else "")
+    fixable = not fixed and any(finding.kind in FIXABLE for finding in report.findings)
+    words = "to be repaired before it runs" + ("; --fix -o FILE may repair a part" if fixable else "")
     return Text(words, style="bold red")
 
 

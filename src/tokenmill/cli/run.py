@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,14 +20,17 @@ from tokenmill.cli.plan_view import render
 from tokenmill.cli.run_table import TableOptions
 from tokenmill.cli.run_view import document, progress_shown, summary
 from tokenmill.cli.starting import EngineOptions, Wanted
-from tokenmill.errors import UsageError
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import EngineError, UsageError
+from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.retries import MOST_ATTEMPTS
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
+from tokenmill.jobs.width import measured_for
 from tokenmill.jobs.worker import Options, work
 
 DOES_NOT_FIT = 3
@@ -120,7 +123,10 @@ def run(
             if wanted is not None and not wanted.plan.fits:
                 show(*render(wanted.plan))
                 return DOES_NOT_FIT
-            report, load_s, code = asyncio.run(_work(opened, batch, results, choice, wanted, settings, folder))
+            measure = wanted is not None and options.sequences is None
+            report, load_s, code = asyncio.run(
+                _work(opened, batch, results, choice, wanted, settings, folder, measure=measure)
+            )
         batch = opened.batch(batch.id)
     _tell(batch, report, load_s, time.monotonic() - began_s, common)
     return code
@@ -134,15 +140,16 @@ async def _work(
     wanted: Wanted | None,
     settings: Options,
     folder: Path,
+    *,
+    measure: bool,
 ) -> tuple[Report | None, float | None, int]:
     """Bring the engine up and work; what came of it, how long loading took, and the exit code."""
     stop, began_s = _Stop(), asyncio.get_running_loop().time()
     try:
         async with engine_up(choice, wanted, folder) as engine:
-            stop.loaded()
             load_s = asyncio.get_running_loop().time() - began_s
-            cells = (await engine.status()).counters.cells_total
-            shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
+            shape = await _shape(engine, store, batch if measure else None)
+            stop.loaded()
             with progress_shown() as tell:
                 report = await work(
                     store, [batch], engine, shape, outputs={batch.id: output}, options=settings, stop=stop.event,
@@ -153,6 +160,21 @@ async def _work(
             raise
         return None, None, stop.code
     return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
+
+
+async def _shape(engine: Engine, store: Store, batch: Batch | None) -> EngineShape:
+    """How the engine is to be used; for a batch the width is measured where it is worth the time."""
+    width = None
+    if batch is not None:
+        with suppress(EngineError):  # it is started again; the batch can do without
+            width = await measured_for(engine, store, batch)
+    if width is not None:
+        say(f"{width.value} at once: {width.reason}")
+    return shape_of(
+        engine.capabilities, engine.identity, width=width.value if width is not None else None,
+        cells_total=(await engine.status()).counters.cells_total,
+        rates=Rates(None, width.rates) if width is not None else None,
+    )  # fmt: skip
 
 
 class _Stop:

@@ -1,5 +1,6 @@
 """What a person sees of a run: a display while it works, a summary when it is over."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ _LINE_S = 30.0  # between two lines where there is no terminal
 _DRAW_S = 0.25
 _BAR = 24  # characters
 _MISSES = 3  # causes shown
+_WARM = 0.02  # of the least, not computed: an engine that ran before had some heads
 
 
 class Speeds:
@@ -32,6 +34,8 @@ class Speeds:
 
     def add(self, now: Snapshot) -> None:
         """Take the totals of a moment; mutates."""
+        if self._totals and now.elapsed_s - self._totals[-1][0] < _DRAW_S:
+            return
         self._totals.append((now.elapsed_s, now.prompt_tokens_live, now.tokens.generated))
         while len(self._totals) > 2 and self._totals[1][0] < now.elapsed_s - NOW_S:
             self._totals.popleft()
@@ -78,8 +82,8 @@ class _Lines:
         if trouble != self._trouble:
             self._trouble = trouble
             say(trouble or "the engine is there again")
+        self._speeds.add(now)
         if now.elapsed_s - self._said_s >= _LINE_S:
-            self._speeds.add(now)
             self._said_s = now.elapsed_s
             say(line(now, self._speeds.now()))
 
@@ -100,13 +104,13 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
         )
     rows["lanes"] = f"{now.busy} of {now.width} at work" + _left(now.eta_s, time_s)
     if now.failed is not None:
-        what = "again later" if now.failed.again else "failed"
-        rows[what] = f"line {now.failed.number}: {now.failed.failure.message}"
+        again = "to be tried again: " if now.failed.again else ""
+        rows["failed"] = f"{again}line {now.failed.number}: {now.failed.failure.message}"
     for label, trouble in (("engine", now.engine or now.engine_says), ("output", now.output)):
         if trouble:
             rows[label] = trouble
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="bold", no_wrap=True, min_width=max(map(len, rows)))
     table.add_column(no_wrap=True, overflow="ellipsis")
     for label, value in rows.items():
         table.add_row(label, Text(harmless(value.replace("\n", " "))))
@@ -154,9 +158,9 @@ def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[R
         if report is not None and report.deaths:
             rows["engine"] += f"; it died {report.deaths} times and was started again"
     if batch.output is not None:
-        rows["results"] = batch.output
+        rows["results"] = near(batch.output)
     if batch.errors is not None:
-        rows["errors"] = batch.errors
+        rows["errors"] = near(batch.errors)
     parts: list[RenderableType] = [facts(rows)]
     if report is not None:
         parts += _missed(report.misses)
@@ -164,6 +168,11 @@ def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[R
         parts.append(f"to see what failed: tokenmill results {batch.name} --failed")
         parts.append(f"to try again what can be: tokenmill retry {batch.name} --failed, then the same command")
     return parts
+
+
+def near(path: str) -> str:
+    """A path as it is shortest from here."""
+    return min(path, os.path.relpath(path), key=len)
 
 
 def _answers(batch: Batch, report: Report | None) -> str:
@@ -193,11 +202,10 @@ def _work(report: Report) -> dict[str, str]:
     if report.least is not None and report.least.tokens and tokens.computed:
         over = tokens.computed / report.least.tokens - 1
         about = "" if report.least.exact else "about "
-        rows["least"] = f"{about}{report.least.tokens:,} had to be computed; {over:+.1%} against that"
+        how = f"{over:+.1%} against that" if over > -_WARM else "the engine had the rest already"
+        rows["least"] = f"{about}{report.least.tokens:,} had to be computed; {how}"
     if rate is not None and tokens.cached:
-        rows["saved"] = (
-            f"{format_seconds(tokens.cached / rate)}, in which {rate:,.0f} prompt tokens a second are computed"
-        )
+        rows["saved"] = f"{format_seconds(tokens.cached / rate)} by reuse, at {rate:,.0f} prompt tokens a second"
     return rows
 
 

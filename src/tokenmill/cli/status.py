@@ -10,6 +10,7 @@ from rich.table import Table
 from tokenmill.cli.batches import find, worker_of
 from tokenmill.cli.job_options import store_folder
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
+from tokenmill.cli.run_view import near
 from tokenmill.jobs.database import FILE
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
@@ -110,7 +111,7 @@ def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[Renderab
         share = totals.cached_tokens / totals.prompt_tokens
         rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} of them reused"
         rows["written"] = f"{totals.completion_tokens:,} tokens"
-    rows |= {label: path for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
+    rows |= {label: near(path) for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
     shown: list[RenderableType] = [facts(rows)]
     if failures:
         shown += ["", "the first that failed:", *(f"  {words}" for words in failures)]

@@ -200,10 +200,8 @@ class Lint:
         """What has been found so far."""
         tree, tokens = self._tree, self._tokens.measured()
         total, shared = tree.total(AS_IS), tree.shared(AS_IS)
-        # Signs are shorter than what they stand for: shares of the shorter text are shares of the file's.
-        scale = total / max(1, tree.total(WITHOUT))
-        without = round(scale * tree.shared(WITHOUT))
-        costs = {kind: without - round(scale * tree.shared(KEPT[kind])) for kind in CHANGING}
+        without = self._as_file(WITHOUT)
+        costs = {kind: without - self._as_file(KEPT[kind]) for kind in CHANGING}
         findings = [
             Finding(kind, self._differ[kind] or None, cost, self._families.examples.get(kind))
             for kind, cost in costs.items()
@@ -224,6 +222,11 @@ class Lint:
             findings=(*findings, *self._others(total - shared, tokens or BYTES_PER_TOKEN)),
             bad=tuple(self._bad_shown),
         )
+
+    def _as_file(self, bit: int) -> int:
+        """Bytes of the file that would be shared in one spelling: signs are longer or shorter than what they stand for, so
+        that only shares of texts can be held against each other."""
+        return round(self._tree.total(AS_IS) * self._tree.shared(bit) / max(1, self._tree.total(bit)))
 
     def _misplaced(self) -> tuple[list[Finding], int]:
         """One finding for each kind of misplacement, and the bytes lost by those that are nobody's document."""

@@ -8,9 +8,10 @@ died is tried alone. Stopping, a dead engine or a full disk leave everything as 
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenmill.engine.engine import Answer, Engine, Status
 from tokenmill.errors import EngineDied, EngineError, TokenmillError
@@ -96,8 +97,8 @@ class _Worker:
 
     async def run(self) -> Report:
         """The loop."""
-        beside = [asyncio.create_task(life.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
-                  asyncio.create_task(self._await_stop())]  # fmt: skip
+        beside = [self._beside(life.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
+                  self._beside(self._await_stop())]  # fmt: skip
         try:
             while not self._over:
                 await self._look()
@@ -127,6 +128,17 @@ class _Worker:
         return min(len(self._flights), self._width)
 
     # -- take --------------------------------------------------------------------------------------------------------
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Something that goes on beside the loop; what is wrong with it ends the loop."""
+
+        def over(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._inbox.put_nowait(Broke(error))
+
+        task = asyncio.create_task(work)
+        task.add_done_callback(over)
+        return task
 
     async def _await_stop(self) -> None:
         await self._stop.wait()

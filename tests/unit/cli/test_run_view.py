@@ -1,0 +1,109 @@
+"""What is shown of a run."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from tokenmill.cli.run_view import Speeds, drawn, line, summary
+from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.job import Batch, Counts, Failure, Totals
+from tokenmill.jobs.misses import Miss, Misses
+from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.progress import Failed, Least, Report, Snapshot
+
+NOW = Snapshot(
+    elapsed_s=100.0, counts=Counts(pending=700, running=8, done=480, failed=12), tokens=Tokens(90_000, 80_000, 4_000),
+    prompt_tokens_live=10_500, busy=8, width=8, retrying=2, eta_s=147.0, engine=None, engine_says=None,
+    failed=Failed(17, Failure("too_long", "the prompt has 9000 tokens\nand the context 8192: 809 too many" * 3), again=False),
+    output=None,
+)  # fmt: skip
+BATCH = Batch(
+    1, "batch_0123456789abcdef", "notes.jsonl", "m", "/tmp/out.jsonl", None, True, 0, None, {}, 0.0, 1.0, None, 36,
+    Counts(done=34, failed=1, set_aside=1), Totals(),
+)  # fmt: skip
+
+
+def printed(*parts: object) -> str:
+    console = Console(width=80, no_color=True, highlight=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+def report(**changes: object) -> Report:
+    whole = Report(
+        "finished", 41.0, 40.0, BATCH.counts, 34, Tokens(33_840, 31_200, 1_780), Rates(1_080.0), 7.6, Misses(),
+        Least(2_610, exact=True), 0, (),
+    )  # fmt: skip
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
+    shown = printed(drawn(NOW, (110.0, 41.5), 0.0)).splitlines()
+    assert all(len(text) <= 80 for text in shown)
+    text = "\n".join(shown)
+    assert "480 of 1,200, 12 failed, 2 to be tried again" in text
+    assert "in 110 now, 105 on average; out 42 now, 40" in text
+    assert "80,000 tokens reused, 10,000 computed: 89% reused" in text
+    assert "8 of 8 at work; about 2 min left, until " in text
+    assert "line 17: the prompt has 9000 tokens and the context" in text
+    assert len(shown) == 5
+
+
+def test_trouble_is_shown_while_there_is_any() -> None:
+    trouble = replace(NOW, engine="is restarting", output="out.jsonl was removed", eta_s=None)
+    text = printed(drawn(trouble, None, 0.0))
+    assert "engine" in text
+    assert "is restarting" in text
+    assert "out.jsonl was removed" in text
+    assert "left" not in text
+
+
+def test_a_line_of_a_log_says_the_same() -> None:
+    assert line(NOW, (110.0, 41.5)) == (
+        "480 of 1,200 jobs, 12 failed; 110 tok/s in, 42 out; 89% of prompt tokens reused; 8 of 8 lanes; about 2 min left"
+    )
+
+
+def test_now_is_the_last_seconds() -> None:
+    speeds = Speeds()
+    assert speeds.now() is None
+    for second in range(100):
+        tokens = Tokens(0, 0, generated=10 * second if second < 80 else 800 + 50 * (second - 80))
+        speeds.add(replace(NOW, elapsed_s=float(second), prompt_tokens_live=3 * second, tokens=tokens))
+    found = speeds.now()
+    assert found is not None
+    assert found == pytest.approx((3.0, 50.0), rel=0.05)
+
+
+def test_a_summary_tells_what_reuse_was_worth_and_how_to_go_on() -> None:
+    text = printed(*summary(BATCH, report(), 3.0))
+    assert all(len(row) <= 80 for row in text.splitlines())
+    for words in (
+        "36 jobs from notes.jsonl",
+        "1 failed, 1 set aside",
+        "49.8 jobs a minute, 7.6 lanes",
+        "33,840 tokens: 31,200 reused, 2,640 computed",
+        "2,610 had to be computed; +1.1% against that",
+        "29 s by reuse, at 1,080 prompt tokens a second",
+        "1,780 tokens, 44.5 a second",
+        "tokenmill results batch_0123456789abcdef --failed",
+    ):
+        assert words in text
+    assert "missed" not in text
+
+
+def test_a_summary_of_nothing_to_do_is_short() -> None:
+    text = printed(*summary(replace(BATCH, counts=Counts(done=36)), None, None))
+    assert "36, all of which were there: nothing was computed" in text
+    assert len(text.splitlines()) == 3
+
+
+def test_missed_reuse_is_explained() -> None:
+    misses = Misses()
+    misses.add(Miss(3, "evicted", "the engine dropped 900 tokens in between to make room", 900, 0))
+    text = printed(*summary(BATCH, report(misses=misses, least=Least(2_610, exact=False)), None))
+    assert "missed reuse: evicted: 900 prompt tokens computed again in 1 job" in text
+    assert "about 2,610 had to be computed" in text
