@@ -163,6 +163,20 @@ def test_a_table_of_jobs_is_fixed_into_lines(tmp_path: Path, capsys: pytest.Capt
     assert [line["messages"][0]["content"] for line in lines] == [systems[1]] * 3
 
 
+def test_what_fix_leaves_is_not_promised_to_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    systems = [DIGEST.replace(" ", "  ", 1) if number % 2 else DIGEST for number in range(24)]
+    lines = [{"max_tokens": 1, "messages": [{"role": "system", "content": one}, {"role": "user", "content": f"u {at}"}]}
+             for at, one in enumerate(systems)]  # fmt: skip
+    (tmp_path / "blanks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(["lint", str(tmp_path / "blanks.jsonl")]) == 1
+    assert "--fix -o FILE may repair a part" in capsys.readouterr().out
+    assert run(["lint", str(tmp_path / "blanks.jsonl"), "--fix", "-o", str(tmp_path / "fixed.jsonl")]) == 1
+    out, err = capsys.readouterr()
+    assert "to be repaired before it runs" in out
+    assert "--fix -o FILE" not in out
+    assert "nothing was to be made alike" in err
+
+
 def test_dates_are_never_touched(timed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "fixed.jsonl"
     assert run(["lint", timed, "--fix", "-o", str(target)]) == 1

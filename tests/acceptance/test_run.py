@@ -3,16 +3,14 @@
 import gzip
 import json
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.run_cli import SMALL, THINGS, begun, job, jobs, names, ran, read, tokenmill, write
+from support.run_cli import SMALL, THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
 from tokenmill.cli import run as cli
-from tokenmill.jobs.reader import Reader
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +204,7 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
     source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=400, ignore_eos=True)), tmp_path / "out.jsonl"
     process = begun(home, source, "--output", output, *store)
     try:
-        _until(lambda: _counts(store[1])["running"] > 0)
+        until(lambda: last_batch(store[1])[0].running > 0)
         shown = tokenmill(home, "status", "last", *store)
         assert f"running, worked on by process {process.pid}" in shown.stdout
         assert tokenmill(home, "results", "last", *store).returncode == 0
@@ -224,47 +222,26 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
     assert tokenmill(home, "cancel", "last", *store).returncode == 2
     assert "cancelled" in tokenmill(home, "status", *store).stdout
     tokenmill(home, "retry", "last", "--cancelled", *store)
-    assert _counts(store[1])["cancelled"] == 0
+    assert last_batch(store[1])[0].cancelled == 0
 
 
 def test_an_interrupt_keeps_everything_and_the_same_command_goes_on(
     home: Path, store: tuple[str, Path], tmp_path: Path
 ) -> None:
-    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=24, ignore_eos=True)), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True)), tmp_path / "out.jsonl"
     process = begun(home, source, "--output", output, *store)
     try:
-        _until(lambda: _counts(store[1])["done"] >= 3)
+        until(lambda: last_batch(store[1])[0].done >= 3)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
     assert "the same command goes on from there" in " ".join(said.decode().split())
-    counts, before = _counts(store[1]), output.read_bytes()
-    assert counts["running"] == 0
-    assert 3 <= counts["done"] < 12
+    counts, before = last_batch(store[1])[0], output.read_bytes()
+    assert counts.running == 0
+    assert 3 <= counts.done < 12
     totals = ran(home, source, "--output", output, *store)
-    assert totals["computed"] == 12 - counts["done"]
+    assert totals["computed"] == 12 - counts.done
     assert output.read_bytes().startswith(before)
     assert names(output) == [line["custom_id"] for line in jobs()]
-
-
-def _until(holds: object) -> None:
-    """Another process gets that far; it is looked at again and again, for a minute at most."""
-    until = time.monotonic() + 60
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def _counts(folder: Path) -> dict[str, int]:
-    if not (folder / "store.db").exists():
-        return {"running": 0, "done": 0, "cancelled": 0}
-    try:
-        with Reader(folder) as reader:
-            counts = reader.batches()[-1].counts
-    except Exception as error:
-        if isinstance(error, IndexError) or "older version" in str(error):
-            return {"running": 0, "done": 0, "cancelled": 0}
-        raise
-    return {"running": counts.running, "done": counts.done, "cancelled": counts.cancelled}

@@ -12,16 +12,14 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.run_cli import SMALL, begun, command, environment, jobs, names, ran, tokenmill, write
+from support.run_cli import SMALL, begun, command, environment, jobs, last_batch, names, ran, tokenmill, until, write
 from tokenmill.engine import records
-from tokenmill.errors import TokenmillError
-from tokenmill.jobs.job import Batch, Submission
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.job import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
@@ -48,12 +46,12 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
     for kill in range(KILLS):
         process = begun(home, source, "--output", output, "--store", store, "--engine", "night")
         wanted = kill * 2  # while it submits, while it connects, while it works
-        while len(_answers(store)) < wanted and process.poll() is None:
+        while len(last_batch(store)[1]) < wanted and process.poll() is None:
             time.sleep(0.01)
         time.sleep(chance.random() * 0.2)  # at any moment, not just behind a commit
         process.kill()
         process.communicate()
-        answers = _answers(store)
+        answers = last_batch(store)[1]
         assert {number: answers[number] for number in kept} == kept
         kept = answers
         now = output.read_bytes() if output.exists() else b""
@@ -66,7 +64,7 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
     assert totals["batch_totals"]["computed"] == 12
     assert output.read_bytes().startswith(written)
     assert names(output) == NAMES
-    answers = _answers(store)
+    answers = last_batch(store)[1]
     assert {number: answers[number] for number in kept} == kept
 
 
@@ -77,15 +75,15 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=12, ignore_eos=True)), tmp_path / "out.jsonl"
     words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm")
     process = begun(tmp_path, *words)
-    _until(lambda: len(_answers(store)) >= 2)
+    until(lambda: len(last_batch(store)[1]) >= 2)
     (first,) = records.listed(state)
     process.kill()
     process.communicate()
-    kept = len(_answers(store))
+    kept = len(last_batch(store)[1])
 
     process = begun(tmp_path, *words, "--json")  # at once, while the engine of the first is still leaving
     try:
-        _until(lambda: len(_answers(store)) > kept)
+        until(lambda: len(last_batch(store)[1]) > kept)
         (second,) = records.listed(state)
         assert second.engine != first.engine
         os.kill(second.engine.pid, signal.SIGKILL)
@@ -122,7 +120,7 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
         process.kill()
         process.communicate()
     record.engine.send(signal.SIGKILL)
-    _until(lambda: not record.minder.alive)
+    until(lambda: not record.minder.alive)
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_path: Path, tmp_path: Path) -> None:
@@ -141,7 +139,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     assert "store.db" in full.stderr
     assert "the same command goes on" in full.stderr
     assert "Traceback" not in full.stderr
-    kept = len(_answers(store))
+    kept = len(last_batch(store)[1])
     assert kept < 12
     totals = ran(home, source, "--output", output, "--store", store)
     assert (totals["succeeded"], totals["computed"]) == (12, 12 - kept)
@@ -180,26 +178,3 @@ def _on_a_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
         code = process.wait(60)
     os.close(ours)
     return code, seen.decode(errors="replace")
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    """Another process gets that far; it is looked at again and again, for two minutes at most."""
-    until = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def _batch(reader: Reader) -> Batch | None:
-    return next(iter(reader.batches()), None)
-
-
-def _answers(store: Path) -> dict[int, bytes]:
-    """Bodies of answers by line, as they are in the store now."""
-    try:
-        with Reader(store) as reader:
-            batch = _batch(reader)
-            found = reader.results(batch.id, 0, 100) if batch is not None else []
-    except TokenmillError:  # not there yet
-        return {}
-    return {result.number: result.body for result in found if result.body is not None}

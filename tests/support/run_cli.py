@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenmill.errors import StoreError
+from tokenmill.jobs.job import Counts
+from tokenmill.jobs.reader import Reader
+
 SMALL = ("--context", "1024", "--sequences", "4", "--threads", "1", "--threads-batch", "1")
-DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(16))
+DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 THINGS = ("river", "bridge", "harbour", "field", "engine", "tower", "garden", "mine", "road", "wall", "lake", "ship")
 
 
@@ -42,6 +47,26 @@ def begun(home: Path, *words: object) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         command("run", *words), env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Another process gets that far; it is looked at again and again, for two minutes at most."""
+    end = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def last_batch(store: Path) -> tuple[Counts, dict[int, bytes]]:
+    """The counts of the newest batch and the bodies of its answers by line, as they are in the store now."""
+    try:
+        with Reader(store) as reader:
+            batches = reader.batches()
+            found = reader.results(batches[-1].id, 0, 100) if batches else []
+            counts = batches[-1].counts if batches else Counts()
+    except StoreError:  # it is not there yet
+        return Counts(), {}
+    return counts, {result.number: result.body for result in found if result.body is not None}
 
 
 def job(name: str, text: str, **body: Any) -> dict[str, Any]:

@@ -200,8 +200,10 @@ class Lint:
         """What has been found so far."""
         tree, tokens = self._tree, self._tokens.measured()
         total, shared = tree.total(AS_IS), tree.shared(AS_IS)
-        without = self._as_file(WITHOUT)
-        costs = {kind: without - self._as_file(KEPT[kind]) for kind in CHANGING}
+        # Signs are mostly shorter than what they stand for: shares of the shorter text are shares of the file's.
+        scale = total / max(1, tree.total(WITHOUT))
+        without = round(scale * tree.shared(WITHOUT))
+        costs = {kind: self._cost(kind, scale) for kind in CHANGING}
         findings = [
             Finding(kind, self._differ[kind] or None, cost, self._families.examples.get(kind))
             for kind, cost in costs.items()
@@ -223,10 +225,12 @@ class Lint:
             bad=tuple(self._bad_shown),
         )
 
-    def _as_file(self, bit: int) -> int:
-        """Bytes of the file that would be shared in one spelling: signs are longer or shorter than what they stand for, so
-        that only shares of texts can be held against each other."""
-        return round(self._tree.total(AS_IS) * self._tree.shared(bit) / max(1, self._tree.total(bit)))
+    def _cost(self, kind: Changing, scale: float) -> int:
+        """Bytes of the file that are computed in vain for one kind, from below."""
+        tree = self._tree
+        computed = tree.distinct(KEPT[kind]) - tree.distinct(WITHOUT)  # with what changes, which is nobody's loss
+        shared = tree.shared(WITHOUT) - tree.shared(KEPT[kind])  # with signs that are longer than what they stand for
+        return round(scale * min(computed, shared))
 
     def _misplaced(self) -> tuple[list[Finding], int]:
         """One finding for each kind of misplacement, and the bytes lost by those that are nobody's document."""

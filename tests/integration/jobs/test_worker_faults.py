@@ -3,6 +3,7 @@ that a real one cannot be made to have."""
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from support.worked import QUICK, lines, run_prompts, worked
 from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.job import State
 from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store, ask_to_cancel
-from tokenmill.jobs.worker import Options
+from tokenmill.jobs.worker import Options, work
 
 
 def error_of(line: dict[str, dict[str, str]]) -> str:
@@ -56,9 +58,6 @@ def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> N
         batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b", "broken 3 times"])
 
         async def run() -> Report:
-            from tokenmill.jobs.shape import shape_of
-            from tokenmill.jobs.worker import work
-
             engine = FakeEngine(seen)
             shape = shape_of(engine.capabilities, engine.identity)
             options = Options(attempts=4, tick_s=0.01)
@@ -217,8 +216,10 @@ def test_a_batch_that_another_process_cancels_ends_within_seconds(tmp_path: Path
     assert error_of(found["slow 7"]) == "cancelled"
 
 
-async def worked_with(store: Store, batch: int, engine: type[FakeEngine], tell: object) -> Report:
-    return await worked(store, store.batch(batch), engine(), tell=tell)  # type: ignore[arg-type]
+async def worked_with(
+    store: Store, batch: int, engine: type[FakeEngine], tell: Callable[[Snapshot], None] | None
+) -> Report:
+    return await worked(store, store.batch(batch), engine(), tell=tell)
 
 
 def test_equal_jobs_are_computed_once_and_follow_their_equal(tmp_path: Path) -> None:

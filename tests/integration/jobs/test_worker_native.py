@@ -82,7 +82,7 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(smollm2_path: Pat
                 len(killed) < 2
                 and pid is not None
                 and pid not in killed
-                and far >= (20 if killed else 2)
+                and far >= (12 if killed else 2)
                 and engine.current
             ):
                 killed.append(pid)
@@ -95,7 +95,7 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(smollm2_path: Pat
             await engine.close()
 
     with Store(tmp_path / "store") as store:
-        batch, names = submitted(store, tmp_path, tokens=12)
+        batch, names = submitted(store, tmp_path, tokens=8)
         report = run(once)
         assert len(killed) == 2
         assert report.deaths == 2

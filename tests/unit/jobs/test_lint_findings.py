@@ -140,6 +140,7 @@ def test_examples_show_both_sides_at_the_byte() -> None:
 
 CLEAN: dict[str, Make] = {
     "one digest": lambda n: chat(DIGEST, f"Document {n} of 2026-01-{n % 28 + 1:02d}: {document(n)}"),
+    "digits in a digest": lambda n: chat(f"{DIGEST} {' 7 rules, 3 ways,' * 200}", f"Question {n}: {document(n)}"),
     "four digests": lambda n: chat(f"{document(n % 4, 300)} {DIGEST[:50]}", document(n)),
     "a date behind all that is shared": lambda n: chat(f"{DIGEST}\nNow it is 04:{n:02d}.", document(n)),
     "no head at all": lambda n: {"prompt": document(n), "max_tokens": 5},

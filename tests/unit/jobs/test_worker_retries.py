@@ -60,7 +60,7 @@ def test_attempts_are_told_when_there_were_several() -> None:
 def test_waiting_doubles_is_spread_and_has_an_end(attempts: int, chance: float) -> None:
     found = delay_s(attempts, chance, 2.0)
     middle = min(LONGEST_DELAY_S, 2.0 * 2 ** (attempts - 1))
-    assert 0.5 * middle <= found < 1.5 * middle
+    assert 0.5 * middle <= found <= 1.5 * middle
 
 
 @pytest.mark.parametrize(
