@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
+from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.keys import TEXT
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
@@ -167,7 +168,7 @@ def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[l
     in_order = sorted(range(len(texts)), key=texts.__getitem__)
     cost = len(texts[in_order[0]])
     for before, row in pairwise(in_order):
-        cost += len(texts[row]) - _common(texts[before], texts[row])
+        cost += len(texts[row]) - common_length(texts[before], texts[row])
     return in_order, cost
 
 
@@ -176,24 +177,10 @@ def _slot(table: Table, template: Template, orders: Sequence[Order]) -> tuple[in
     computed, whole, before = 0, 0, b""
     for row, order in enumerate(orders):
         text = _prompt(table, template, row, order)
-        computed += len(text) - _common(before, text)
+        computed += len(text) - common_length(before, text)
         whole += len(text)
         before = text
     return computed, whole
-
-
-def _common(one: bytes, other: bytes) -> int:
-    """Bytes that two texts begin with alike: halving steps over slices, which are compared in C."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # the first `low` are alike, the first `high` are not
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _counted(table: Table, orders: Sequence[Order]) -> tuple[tuple[tuple[str, ...], int], ...]:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint_diff import Difference, side
 from tokenmill.jobs.lint_parts import Part, located
 from tokenmill.jobs.lint_spellings import Changing, orders
-from tokenmill.jobs.lint_text import Segment, common_characters, differing
+from tokenmill.jobs.lint_text import Segment, differing
 from tokenmill.units import MIB
 
 MOST_FAMILIES = 4096
@@ -48,7 +49,7 @@ class Families:
                 if kind not in self.examples:
                     self.examples[kind] = between(first.line, first.parts, there, member.line, member.parts, here)
         if repr(member.tools) != repr(first.tools):  # dicts that are equal may be in another order
-            at = common_characters(first.parts[0].text, member.parts[0].text)
+            at = common_length(first.parts[0].text, member.parts[0].text)
             for order in orders(member.tools, first.tools):
                 found.add(order)
                 if order not in self.examples:

@@ -1,7 +1,7 @@
 """What a file of jobs costs engines that take it as it is: in its own order, or with tools behind system messages."""
 
+from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint_parts import TOOLS, Prompt
-from tokenmill.jobs.lint_text import common_characters
 
 LEAST_TOOLS = 256  # bytes that are worth a word
 MOST_TOOLS = 4096
@@ -73,4 +73,4 @@ class ToolsBehind:
 
 
 def _common_bytes(one: str, other: str) -> int:
-    return len(one[: common_characters(one, other)].encode())
+    return len(one[: common_length(one, other)].encode())

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
+from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint_parts import Part
-from tokenmill.jobs.lint_text import common_characters
 
 MOST_HEADS = 512
 MOST_CHARACTERS = 65536  # of one head
@@ -120,7 +120,7 @@ def misplaced(heads: Sequence[Head]) -> Iterator[Misplaced]:
 
 def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[bytes]]]) -> Misplaced | None:
     """What a head could share with the best of its partners, against what it begins with in common with any of them."""
-    begun = max(len(head.text[: common_characters(head.text, one.text)].encode()) for one, _ in partners)
+    begun = max(len(head.text[: common_length(head.text, one.text)].encode()) for one, _ in partners)
     ours = Counter(pieces)
     shared = [_bytes(ours & Counter(theirs)) for _, theirs in partners]
     best = max(range(len(partners)), key=lambda index: shared[index])
@@ -139,13 +139,13 @@ def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[by
     # A lone text may be a document that happens to have sentences of another: what is mostly the same is a head.
     if not head.own and lost < _HEAD_SHARE * whole:
         kind = "behind"
-    return Misplaced(kind, head, partner, lost, common_characters(head.raw, partner.raw))
+    return Misplaced(kind, head, partner, lost, common_length(head.raw, partner.raw))
 
 
 def _ends(one: str, other: str) -> int:
     """Bytes that two texts have in common at their beginnings and ends."""
-    begun = common_characters(one, other)
-    ended = common_characters(one[begun:][::-1], other[begun:][::-1])
+    begun = common_length(one, other)
+    ended = common_length(one[begun:][::-1], other[begun:][::-1])
     return len(one.encode()) - len(one[begun : len(one) - ended].encode())
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from tokenmill.jobs.forest import common_length
+
 Volatile = Literal["timestamp", "id", "number", "whitespace"]
 VOLATILE: tuple[Volatile, ...] = ("timestamp", "id", "number", "whitespace")
 SIGNS: dict[Volatile, str] = {"timestamp": "\0t", "id": "\0i", "number": "\0n", "whitespace": " "}  # or a line feed
@@ -240,7 +242,7 @@ def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int,
         kind = (ours.get(at) or theirs[at]).kind
         left, right = (found[at].text if at in found else SIGNS[kind] for found in (ours, theirs))
         if left != right:
-            same = common_characters(left, right) if kind == "whitespace" else 0
+            same = common_length(left, right) if kind == "whitespace" else 0
             yield kind, at + here + same, at + there + same
         here += len(left) - len(SIGNS[kind])
         there += len(right) - len(SIGNS[kind])
@@ -283,20 +285,6 @@ def _by_sign(text: Marked) -> tuple[dict[int, Mark], int]:
             found[at] = mark
             at += len(SIGNS[mark.kind])
     return found, lead
-
-
-def common_characters(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:  # the first `low` are alike, the first `high` are not
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def line_ends_unified(text: str) -> str:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint_text import (
     Volatile,
-    common_characters,
     differing,
     differing_marks,
     line_ends_unified,
@@ -118,7 +118,7 @@ def test_texts_whose_segments_no_longer_pair_are_held_against_each_other_whole()
 
 @given(TEXT, TEXT)
 def test_common_beginnings(one: str, other: str) -> None:
-    count = common_characters(one, other)
+    count = common_length(one, other)
     assert one[:count] == other[:count]
     assert count == min(len(one), len(other)) or one[count] != other[count]
 
