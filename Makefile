@@ -14,7 +14,7 @@ venv: .venv/ready ## create .venv and install tokenmill and all that its tests n
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh
 	@touch $@
 
-demo: venv ## probe this machine, pull and inspect SmolLM2, inspect and plan a 1T model
+demo: venv ## plan, load and run a batch of real jobs on a small model, twice
 	@sh examples/demo.sh
 
 test: check ## run every check and every test

@@ -293,3 +293,14 @@ def test_a_job_that_died_in_one_run_is_tried_alone_in_the_next(tmp_path: Path) -
         assert store.batch(batch.id).counts.set_aside == 1
         states = [result.state for result in store.results(batch.id, 0, 10)]
     assert states == [State.DONE, State.SET_ASIDE, State.DONE, State.DONE]
+
+
+def test_reuse_that_was_expected_and_did_not_happen_is_counted_and_explained(tmp_path: Path) -> None:
+    prompts = [f"{'a head that all of them share ' * 60}{number}" for number in range(6)]
+    report, _ = run_prompts(tmp_path, prompts, FakeEngine)  # which says that it has reused nothing
+    (tallied,) = report.misses.by_cost()
+    assert (tallied.cause, tallied.jobs) == ("not told", 5)
+    assert tallied.lost_tokens > 5 * 1500
+    assert "it reused nothing" in tallied.examples[0].words
+    assert report.least is not None
+    assert report.least.tokens < report.tokens.computed / 5
