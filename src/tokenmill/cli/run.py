@@ -236,7 +236,9 @@ def _say_submitted(found: Submitted) -> None:
     again = "goes on" if found.continued and not batch.finished else "is done" if batch.finished else "begins"
     there = f", {counts.done:,} have an answer already" if counts.done else ""
     bad = f", {counts.failed + counts.set_aside:,} have failed" if counts.failed + counts.set_aside else ""
-    if batch.cancelled_s is not None:
+    if counts.total == 0:
+        say(f"{batch.source} holds no jobs\nhint: every line is a job; tokenmill run --help says what one looks like")
+    elif batch.cancelled_s is not None:
         say(f"{batch.name} was cancelled; tokenmill retry {batch.name} --cancelled takes it up again")
     else:
         say(f"{batch.name} {again}: {counts.total:,} jobs{there}{bad}")

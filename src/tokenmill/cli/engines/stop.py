@@ -34,7 +34,7 @@ def stop(
 async def _stop(state: Path, name: str) -> None:
     found = {record.name: record for record in records.listed(state)}
     if name not in found:
-        known = f"running: {', '.join(found)}" if found else "none runs here"
+        known = f"running: {', '.join(found)}" if found else "none runs; tokenmill engines lists them"
         raise UsageError(f"no engine {name} runs here", hint=known)
     record = found[name]
     process = Process(record.engine, record.minder, Path(record.log))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenmill.engine import fit_params
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, Timing
+from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, Timing, latest
 from tokenmill.units import MIB, format_bytes
 
 # A log file may hold several runs; what stands before the last of these belongs to an earlier one.
@@ -57,7 +57,7 @@ def read(text: str) -> EngineLog:
         prompt_cache_bytes=_prompt_cache(said),
         kv_tokens=asked.tokens,
         asked=asked,
-        hint=last_hint(said),
+        hint=latest(map(hint, said)),
         faults=tuple(problems(said)),
         timings=tuple(timings(said)),
         mapped=_mapped(said),
@@ -78,16 +78,6 @@ def hint(line: Line) -> Hint | None:
         size = format_bytes(round(float(match[2].replace(",", ".")) * MIB))
         return Hint("reading", None, f"{size} into {match[1]}")
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
-
-
-def last_hint(said: Iterable[Line]) -> Hint | None:
-    """The latest word on how far a load has come; requests that follow do not take `ready` back."""
-    last: Hint | None = None
-    for line in said:
-        last = hint(line) or last
-        if last is not None and last.phase == "ready":
-            break
-    return last
 
 
 def problems(said: Sequence[Line]) -> Iterator[Fault]:

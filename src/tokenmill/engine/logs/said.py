@@ -1,5 +1,6 @@
 """What an engine's log was found to say. Sizes are as exact as the text; None is what it does not say."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,3 +83,13 @@ class EngineLog:
     def cause(self) -> Fault | None:
         """Why it ended: the first thing that it could not go on after."""
         return next((fault for fault in self.faults if fault.fatal), None)
+
+
+def latest(hints: Iterable[Hint | None]) -> Hint | None:
+    """The latest word on how far a load has come; requests that follow do not take `ready` back."""
+    last: Hint | None = None
+    for hint in hints:
+        last = hint or last
+        if last is not None and last.phase == "ready":
+            break
+    return last

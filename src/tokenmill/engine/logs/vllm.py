@@ -13,7 +13,7 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.faults import Pattern
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase
+from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, latest
 from tokenmill.units import GIB
 
 _START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
@@ -103,7 +103,7 @@ def read(text: str) -> EngineLog:
     context = int(most[1].replace(",", "")) if most else None
     return EngineLog(
         build=_build(said), buffers=tuple(_buffers(said)), kv_tokens=kv_tokens, asked=Asked(tokens=context),
-        hint=last_hint(said), faults=tuple(problems(said)),
+        hint=latest(map(hint, said)), faults=tuple(problems(said)),
     )  # fmt: skip
 
 
@@ -120,16 +120,6 @@ def hint(line: Line) -> Hint | None:
     if match := _CAPTURE.search(line.text):
         return Hint("warming", int(match[1]) / 100, "CUDA graphs")
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
-
-
-def last_hint(said: Iterable[Line]) -> Hint | None:
-    """The latest word on how far a load has come."""
-    last: Hint | None = None
-    for line in said:
-        last = hint(line) or last
-        if last is not None and last.phase == "ready":
-            break
-    return last
 
 
 def problems(said: Sequence[Line]) -> Iterator[Fault]:
