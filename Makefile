@@ -33,9 +33,14 @@ check: venv ## lint, types, import rules
 format: venv ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-bench: venv ## measured bandwidth beside mbw and C, forecasts beside published runs; into bench/results/
+bench: venv ## everything measured side by side, half an hour on an idle machine; into bench/results/
 	@$(BIN)/python bench/bandwidth.py
 	@$(BIN)/python bench/forecast.py
+	@$(BIN)/python bench/million.py
+	@$(BIN)/python bench/batch_width.py
+	-@$(BIN)/python bench/batch.py
+	-@$(BIN)/python bench/tune.py
+	-@$(BIN)/python bench/gateway.py
 
 clean: ## remove the environment and caches
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -48,9 +48,9 @@ MOE = {"layers": 4, "embed": 1024, "heads": 2, "head_dim": 64, "experts": 96, "u
        "dense_ff": 2048, "vocab": 4096}  # fmt: skip
 SIZES = {
     "moe": Size(jobs=48, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64),
-    "smollm2": Size(jobs=16, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
+    "smollm2": Size(jobs=24, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
 }  # fmt: skip
-ROUNDS = {"moe": 3, "smollm2": 2}
+ROUNDS = {"moe": 2, "smollm2": 2}
 LEAST_SHARE, LEAST_DECODE = 0.97, 0.97
 MOST_COMPUTED = 1.02
 GOALS = {"one digest": {"a: -np 1": 1.3, "b: -np 8": 1.3}, "four digests shuffled": {"a: -np 1": 1.25, "b: -np 8": 1.8}}
@@ -140,11 +140,13 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
         ways.width = width.value
         print(f"{name}: {width.value} at once, {width.reason} ({took_s:.1f} s)", file=sys.stderr)
         loads = [Load(each, size.jobs) for each in asked.loads]
+        texts = folder / f"{name}-texts"
+        texts.mkdir()
         for number in range(rounds):
             order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
             for load in loads:
                 print(f"  {load.name}, round {number + 1}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-                await play(ways, load, size, folder, number, order)
+                await play(ways, load, size, texts, number, order)
     missed = [text for load in loads for text in misses(name, load)]
     show(name, loads, width, took_s, missed)
     return {

@@ -28,7 +28,7 @@ WORDS = [
 class Size:
     """How much work a model gets; words are about tokens times `words_per_token`."""
 
-    jobs: int
+    jobs: int  # twice as many where all share one digest
     digest_tokens: int
     tail_tokens: int
     alone_tokens: int  # of a prompt that shares nothing
@@ -55,7 +55,7 @@ def _asked(system: str, user: str) -> list[dict[str, str]]:
 def _digests(count: int) -> Make:
     def make(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
         heads = [_text(size.words(size.digest_tokens), chance) for _ in range(count)]
-        order = [heads[number % count] for number in range(size.jobs)]
+        order = [heads[number % count] for number in range(size.jobs if count > 1 else 2 * size.jobs)]
         chance.shuffle(order)
         for head in order:
             yield _asked(head, _text(size.words(size.tail_tokens), chance))
@@ -83,7 +83,7 @@ def _table(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
 
 
 def _alone(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
-    for _ in range(size.jobs // 2):
+    for _ in range(size.jobs):
         yield [{"role": "user", "content": _text(size.words(size.alone_tokens), chance)}]
 
 

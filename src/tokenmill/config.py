@@ -5,12 +5,14 @@ folder; without one the defaults below hold. `config.example.toml` documents eve
 """
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tokenmill.decode import Bytes, read_toml
 from tokenmill.errors import ConfigError
-from tokenmill.units import GIB
+from tokenmill.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,106 @@ class EngineConfig:
     heads_dir: str | None = None  # saved heads of prompts; default: in state_dir
 
 
+_AT_LEAST_ONE = (
+    "max_body_bytes", "max_file_bytes", "max_connections", "max_choices", "requests_at_once", "requests_per_minute",
+    "tokens_per_minute",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """How `tokenmill serve` listens, and what it lets in."""
+
+    host: str = "127.0.0.1"  # another needs a key: tokenmill keys add
+    port: int = 8181  # 0: any that is free
+    allowed_hosts: tuple[str, ...] = ()  # names in a Host header beside the loopback's own
+    allowed_origins: tuple[str, ...] = ()  # pages of other origins that may call it from a browser
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    max_body_bytes: Bytes = 32 * MIB
+    max_file_bytes: Bytes = 4 * GIB  # of an uploaded file
+    max_connections: int = 2000
+    idle_timeout_s: float = 75.0  # for the headers of a request to arrive, and between requests
+    read_timeout_s: float = 60.0  # for a body to arrive
+    write_timeout_s: float = 60.0  # for a client to take what was sent
+    request_timeout_s: float | None = None  # for a whole answer; default: none
+    grace_s: float = 30.0  # for what runs to end after SIGTERM
+    queue: int = 256  # requests of a lane that may wait for an engine
+    max_choices: int = 16  # n of one request
+    requests_at_once: int | None = None  # of one key; so are the next two
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    log: Literal["text", "json", "off"] = "text"  # a line for each request
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port {self.port} is none: 1 to 65535, or 0 for any that is free")
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("idle_timeout_s", "read_timeout_s", "write_timeout_s", "request_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be more than 0, not {value:g}")
+        if self.grace_s < 0 or self.queue < 0:
+            raise ValueError("grace_s and queue cannot be negative")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """One engine behind the gateway; what is not said here is as in [engine]."""
+
+    name: str
+    model: str | None = None  # default: what the server has; smollm2 for an engine of ours
+    kind: str | None = None
+    url: str | None = None  # one that runs already, instead of kind
+    aliases: tuple[str, ...] = ()  # further names that clients may use for its model
+    context: int | None = None
+    sequences: int | None = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    cpu_only: bool = False
+    gpus: tuple[int, ...] | None = None
+    cache_type: str | None = None
+    binary: str | None = None
+    port: int | None = None
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.kind is not None:
+            raise ValueError(f"engine {self.name}: url and kind exclude each other")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
+            raise ValueError(f"{self.name!r} cannot be an engine's name: letters, digits, dots, dashes, underscores")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteEntry:
+    """Which engines answer what; the first route that holds counts."""
+
+    engines: tuple[str, ...]  # by name; the next is tried while no token has come
+    model: str | None = None  # what clients ask for; None: any
+    lane: Literal["interactive", "batch"] | None = None
+    min_prompt_tokens: int | None = None
+    max_prompt_tokens: int | None = None
+    key: str | None = None  # a key's name
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            raise ValueError("a route needs engines")
+
+
+@dataclass(frozen=True, slots=True)
+class DigestEntry:
+    """A prompt head that engines hold from their start."""
+
+    name: str
+    file: str
+    engines: tuple[str, ...] = ()  # default: all
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """Everything a user can set in a file."""
@@ -51,6 +153,20 @@ class Config:
     state_dir: str | None = None  # running engines and stored batches; default: tokenmill in the user's state folder
     pull: PullConfig = field(default_factory=PullConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    engines: tuple[EngineEntry, ...] = ()
+    routes: tuple[RouteEntry, ...] = ()
+    digests: tuple[DigestEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [engine.name for engine in self.engines]
+        for listed, what in ((names, "engines"), ([digest.name for digest in self.digests], "digests")):
+            if twice := next((name for name in listed if listed.count(name) > 1), None):
+                raise ValueError(f"two {what} are called {twice!r}")
+        for what, entries in (("route", self.routes), ("digest", self.digests)):
+            for name in (name for entry in entries for name in entry.engines):
+                if name not in names:
+                    raise ValueError(f"a {what} names the engine {name!r}, which is not in [[engines]]")
 
     @property
     def models_path(self) -> Path:

@@ -123,6 +123,10 @@ class EngineDied(EngineError):
 
     http_status = 503
 
+    def __init__(self, message: str, *, hint: str | None = None, from_outside: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.from_outside = from_outside  # somebody ended it or cut it off: nothing that the work did
+
 
 class EngineTimeout(EngineError):
     """The work took longer than it was given; what was computed is dropped."""

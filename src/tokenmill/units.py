@@ -46,6 +46,11 @@ def format_count(count: float) -> str:
     return f"{count:g}"
 
 
+def number_of(count: int, noun: str, nouns: str | None = None) -> str:
+    """`1 job`, `1,200 jobs`; `nouns` where it does not just end in s."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
+
+
 def format_gb_s(rate: float) -> str:
     """`614 GB/s`: decimal, as vendors and STREAM state it."""
     return f"{rate:.0f} GB/s" if rate >= 100 else f"{rate:.1f} GB/s"

@@ -129,7 +129,7 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("serve", "smollm2"), 2, "--engine-only"),
+        (("serve", "smollm2", "--detach"), 2, "--engine-only"),
         (("serve", "--engine-only"), 2, "no model"),
         (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "no files here"),
         (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),

@@ -11,6 +11,12 @@ import pytest
 from pyarrow import parquet
 
 from tokenmill.cli import run
+from tokenmill.engine.measured import machine_id
+from tokenmill.hardware.catalog import find
+from tokenmill.model.identity import identity_of
+from tokenmill.tune import history
+from tokenmill.tune.history import Speed
+from tokenmill.tune.point import Dials, Figures
 
 DIGEST = " ".join(f"Rule {word} of the house is that the {word} comes first and {word}s are never late." for word in (
     "river", "mountain", "engine", "letter", "window", "garden", "silver", "copper", "needle", "anchor", "basket",
@@ -217,3 +223,32 @@ def test_an_empty_file_and_one_of_bad_lines(tmp_path: Path, capsys: pytest.Captu
     assert "there are no jobs" in capsys.readouterr().out
     assert run(["lint", write(tmp_path / "bad.jsonl", ["{", '{"promt": "a"}'])]) == 1
     assert "error lines cannot be run: 2 lines line 1: not JSON" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_speed_that_was_measured_here_gives_hours_before_any_forecast(
+    timed: str,
+    smollm2_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    here, model = find("this"), identity_of(smollm2_path)
+    dials = Dials(1, 1, 1, 512, 1024)
+    for model_id, tok_s in ((model, 500.0), (model, 250.0), ("another", 9.0)):
+        speed = Speed(
+            "2026-11-15T10:00:00+00:00", here.name, machine_id(here), "smollm2", model_id, "native", "llama.cpp 1",
+            "bench", dials, 0, Figures(prefill_tok_s=tok_s), Figures(),
+        )  # fmt: skip
+        history.append(tmp_path / "tokenmill", speed)
+    assert run(["lint", timed, "--model", str(smollm2_path), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["prefill_tok_s"] == 250.0  # the newest
+    assert said["findings"][0]["cost_s"] == said["findings"][0]["cost_tokens"] / 250.0
+    assert run(["lint", timed, "--model", str(smollm2_path)]) == 1
+    assert "250 tok/s, measured 2026-11-15 with llama.cpp 1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_without_a_model_it_is_said_why_there_are_no_hours(timed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lint", timed]) == 1
+    assert "unknown, so no hours: --model says whose" in " ".join(capsys.readouterr().out.split())

@@ -115,7 +115,7 @@ def test_a_summary_says_what_failed_and_how_to_go_on(home: Path, store: tuple[st
     assert [json.loads(line)["custom_id"] for line in failed.stdout.splitlines()] == ["late"]
 
     assert tokenmill(home, "retry", "last", *store).returncode == 2
-    assert "1 jobs" in tokenmill(home, "retry", "last", "--failed", *store).stderr
+    assert "1 job of batch_" in tokenmill(home, "retry", "last", "--failed", *store).stderr
     assert "stopped" in tokenmill(home, "status", *store).stdout
     again = ran(home, source, "--output", tmp_path / "out.jsonl", *store, "--attempts", 2)
     assert (again["failed"], again["computed"]) == (1, 0)

@@ -57,6 +57,9 @@ class FakeEngine:
         self.at_work: set[str] = set()
         self.changed = asyncio.Event()  # set whenever a stream begins
         self.pieces = 0
+        self.steady_tokens = STEADY_TOKENS
+        self.piece_text: str | None = None  # what every piece says; None: its number
+        self.evicted_tokens: int | None = None
         self._lanes, self._words = lanes, words
 
     @property
@@ -78,11 +81,11 @@ class FakeEngine:
             self._refuse(prompt, request)
             if "slow" in prompt:
                 await self._until_alive(None)
-            tokens = STEADY_TOKENS if "steady" in prompt else TOKENS
+            tokens = self.steady_tokens if "steady" in prompt else TOKENS
             for number in range(tokens):
                 await self._until_alive(0.005 if "steady" in prompt else 0.001)
                 self.pieces += 1
-                yield Piece(f" {number}", 1)
+                yield Piece(self.piece_text or f" {number}", 1)
                 if "poison" in prompt and number == 1:
                     self.die(self._words)
             usage = Usage(len(prompt), tokens, 0)
@@ -103,20 +106,21 @@ class FakeEngine:
     def die(self, words: str) -> None:
         if not self.died.done():
             self.seen.together.append(set(self.at_work))
-            self.died.set_result(EngineDied(words))
+            self.died.set_result(EngineDied(words, from_outside=words is KILLED))
 
     async def _until_alive(self, seconds: float | None) -> None:
         """A moment in which it may die."""
         await asyncio.wait({self.died}, timeout=seconds)
         if self.died.done():
-            raise EngineDied(self.died.result().message)
+            death = self.died.result()
+            raise EngineDied(death.message, from_outside=death.from_outside)
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(str(prompt).encode())
 
     async def status(self) -> Status:
         state: State = "failed" if self.died.done() else "ready"
-        return Status(state, self.identity, Counters(running=len(self.at_work)))
+        return Status(state, self.identity, Counters(running=len(self.at_work), evicted_tokens=self.evicted_tokens))
 
     async def close(self) -> None:
         pass
@@ -133,24 +137,45 @@ class Unreachable(FakeEngine):
     async def _until_alive(self, seconds: float | None) -> None:
         await asyncio.sleep(seconds or 0.0)
         if not self.reachable:
-            raise EngineDied("the connection to http://there was lost: refused")
+            raise EngineDied("the connection to http://there was lost: refused", from_outside=True)
 
     async def status(self) -> Status:
         return replace(Status("ready", self.identity, Counters()), state="ready" if self.reachable else "failed")
 
 
+class Widening(FakeEngine):
+    """One whose lanes can be changed."""
+
+    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
+        super().__init__(seen, lanes=lanes, words=words)
+        self.asked: list[int] = []
+
+    @property
+    def most_lanes(self) -> int:
+        return 4
+
+    async def set_lanes(self, lanes: int) -> None:
+        self.asked.append(lanes)
+        self._lanes = lanes
+
+
 def watched(
-    seen: Seen, *, words: str = CRASH, most_restarts: int = 20, started: Callable[[FakeEngine], None] | None = None
+    seen: Seen,
+    *,
+    kind: type[FakeEngine] = FakeEngine,
+    words: str = CRASH,
+    most_restarts: int = 20,
+    started: Callable[[FakeEngine], None] | None = None,
 ) -> Watched:
     """An engine that is started again at once when it dies."""
 
     async def start() -> FakeEngine:
-        engine = FakeEngine(seen, words=words)
+        engine = kind(seen, words=words)
         if started is not None:
             started(engine)
         return engine
 
-    first = FakeEngine(seen, words=words)
+    first = kind(seen, words=words)
     if started is not None:
         started(first)
 

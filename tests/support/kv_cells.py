@@ -136,14 +136,15 @@ class Mill:
 
     def __init__(
         self, cells: int, *, lanes: int = 4, interactive_lanes: int = 1, budget: int = 16, context: int | None = None,
-        sequences: int | None = None, shares: bool = True,
+        sequences: int | None = None, shares: bool = True, ubatch: int | None = None,
     ) -> None:  # fmt: skip
         count = sequences or 2 * (lanes + interactive_lanes)
         self.cells = KvCells(cells, count, shares=shares)
         self.forest = Forest(self.cells, total_cells=cells, sequences=count, shares=shares)
         self.schedule = Schedule(
-            self.forest, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, context=context or cells
-        )
+            self.forest, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, ubatch=ubatch or budget,
+            context=context or cells,
+        )  # fmt: skip
         self.jobs: dict[Id, Asked] = {}
         self.done: dict[Id, Asked] = {}
         self.steps = 0

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tokenmill import config
-from tokenmill.config import Config, PullConfig
+from tokenmill.config import (
+    Config,
+    DigestEntry,
+    EngineConfig,
+    EngineEntry,
+    GatewayConfig,
+    PullConfig,
+    RouteEntry,
+)
+from tokenmill.decode import decode
 from tokenmill.errors import ConfigError
 from tokenmill.units import GIB
 
@@ -27,9 +36,16 @@ def test_the_example_is_the_defaults() -> None:
 
 def test_the_example_documents_every_key() -> None:
     text = EXAMPLE.read_text()
-    documented = set(tomllib.loads(re.sub(r"^# (?=\w+ = )", "", text, flags=re.MULTILINE)))
-    assert documented == {field.name for field in dataclasses.fields(Config)}
-    assert set(tomllib.loads(text)["pull"]) == {field.name for field in dataclasses.fields(PullConfig)}
+    documented = tomllib.loads(re.sub(r"^# (?=\w+ = |\[\[)", "", text, flags=re.MULTILINE))
+    assert set(documented) == {field.name for field in dataclasses.fields(Config)}
+    sections = {"pull": PullConfig, "engine": EngineConfig, "gateway": GatewayConfig}
+    for name, section in sections.items():
+        assert set(documented[name]) == {field.name for field in dataclasses.fields(section)}, name
+    lists = {"engines": EngineEntry, "routes": RouteEntry, "digests": DigestEntry}
+    for name, entry in lists.items():
+        assert set().union(*documented[name]) == {field.name for field in dataclasses.fields(entry)}, name
+    # What is written there as an example is right as well.
+    decode(Config, documented, where="the example")
 
 
 def test_the_nearest_file_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +79,29 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
     [
         ("machin = 'x'", "unknown key 'machin'", "did you mean 'machine'?"),
         ("[pull]\nkeep_fre_bytes = 1", "unknown key 'pull.keep_fre_bytes'", "did you mean 'keep_free_bytes'?"),
-        ("zzz = 1", "unknown key 'zzz'", "known keys here: engine, machine, models_dir, pull, state_dir"),
+        (
+            "zzz = 1",
+            "unknown key 'zzz'",
+            "known keys here: digests, engine, engines, gateway, machine, models_dir, pull, routes, state_dir",
+        ),
         ("machine = 3", "machine: input should be a valid string", None),
         ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs' is not a size", None),
         ("pull = 3", "pull:", None),
         ("[pull]\nkeep_free_bytes = true", "true is not a size", None),
         ("[pull]\nkeep_free_bytes = -5", "-5 is not a size", None),
+        ("[gateway]\nlog = 'xml'", "gateway.log: input should be 'text', 'json' or 'off'", None),
+        ("[gateway]\nport = 70000", "port 70000 is none", None),
+        ("[gateway]\nmax_body_bytes = 0", "max_body_bytes must be at least 1", None),
+        ("[gateway]\nidle_timeout_s = 0", "idle_timeout_s must be more than 0", None),
+        ("[gateway]\ngrace_s = -1", "grace_s and queue cannot be negative", None),
+        ("[gateway]\ntls_cert = 'x'", "tls_cert and tls_key belong together", None),
+        ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "url and kind exclude each other", None),
+        ("[[engines]]\nname = ''", "'' cannot be an engine's name", None),
+        ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "two engines are called 'a'", None),
+        ("[[engines]]\nnam = 'a'", "unknown key 'engines[0].nam'", "did you mean 'name'?"),
+        ("[[routes]]\nengines = ['b']", "names the engine 'b', which is not in [[engines]]", None),
+        ("[[routes]]\nengines = []", "a route needs engines", None),
+        ("[[routes]]\nengines = ['a']\nlane = 'fast'", "input should be 'interactive' or 'batch'", None),
         ("machine = ", "is not valid TOML", "check the line that it names"),
     ],
 )

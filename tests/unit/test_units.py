@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.units import GIB, MIB, format_bytes, format_count, format_gb_s, format_seconds, parse_bytes
+from tokenmill.units import GIB, MIB, format_bytes, format_count, format_gb_s, format_seconds, number_of, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,8 @@ def test_other_formats() -> None:
     assert format_gb_s(614.4) == "614 GB/s"
     assert format_gb_s(14.25) == "14.2 GB/s"
     assert [format_seconds(s) for s in (0.5, 42, 420, 12_600)] == ["0.5 s", "42 s", "7 min", "3.5 h"]
+
+
+def test_one_of_a_thing_and_several() -> None:
+    assert [number_of(count, "job") for count in (0, 1, 2, 1200)] == ["0 jobs", "1 job", "2 jobs", "1,200 jobs"]
+    assert number_of(2, "entry", "entries") == "2 entries"

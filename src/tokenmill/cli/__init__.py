@@ -40,8 +40,15 @@ app.command("tokenmill.cli.results:results")
 app.command("tokenmill.cli.lint:lint")
 app.command("tokenmill.cli.digest:digest")
 app.command("tokenmill.cli.serve:serve")
+app.command("tokenmill.cli.keys:app", name="keys")
 app.command("tokenmill.cli.engines:app", name="engines")
 app.command("tokenmill.cli.doctor:doctor")
+app.command("tokenmill.cli.report:report")
+app.command("tokenmill.cli.tune:tune")
+app.command("tokenmill.cli.bench:bench")
+app.command("tokenmill.cli.qualify:qualify")
+app.command("tokenmill.cli.history:history")
+app.command("tokenmill.cli.soak:soak")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

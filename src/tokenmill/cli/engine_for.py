@@ -19,7 +19,7 @@ from tokenmill.engine.records import Record
 from tokenmill.engine.start import adopt, attach
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.model.identity import identity_of
-from tokenmill.units import format_seconds
+from tokenmill.units import format_seconds, number_of
 
 DEFAULT_MODEL = "smollm2"
 _OWN = "run-"  # engines that end with the run that started them
@@ -52,7 +52,7 @@ def choose(model: str | None, options: EngineOptions, common: Common) -> Choice:
     if said not in KINDS:
         return _named(said, running, model, config, common)
     engine = options.engine_config(config)
-    path = _model_path(model, config, common)
+    path = model_path(model, config, common)
     model_id = identity_of(path)
     # Whoever says how the engine is to be wants one of their own.
     usual = options == EngineOptions(engine=options.engine)
@@ -109,7 +109,7 @@ async def _predecessor_gone(state: Path, name: str) -> None:
 
 
 def _words(identity: Identity) -> str:
-    lanes = f"{identity.lanes} lanes" if identity.lanes is not None else "it does not say how many lanes it has"
+    lanes = number_of(identity.lanes, "lane") if identity.lanes is not None else "it does not say how many lanes it has"
     return lanes + (f" of {identity.context:,} tokens" if identity.context is not None else "")
 
 
@@ -136,7 +136,8 @@ def _named(
     return Choice(record.model_id, record.model, engine, config.state_path, record=record)
 
 
-def _model_path(model: str | None, config: Config, common: Common) -> Path:
+def model_path(model: str | None, config: Config, common: Common) -> Path:
+    """Where a model's file is; without a model, the default one, pulled if it is not here."""
     if model is not None:
         return Path(where(model, common))
     from tokenmill.model.pull import pull  # noqa: PLC0415  an HTTP client, and only without a model

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.body import checked
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
+_LONGEST_S = 100 * 366 * 86400.0
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -63,7 +65,16 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def moment_s(text: str, now_s: float) -> float:
-    """A time as Unix seconds: `8h` or `90m` from now, `06:30` when it comes next, or a date with a time."""
+    """A time to come as Unix seconds: `8h` or `90m` from now, `06:30` when it comes next, or a date with a time."""
+    found = _moment_s(text, now_s)
+    if found <= now_s:
+        raise UsageError(f"{text!r} is over", hint="8h, 90m, 06:30, or a date that is to come")
+    if found > now_s + _LONGEST_S:
+        raise UsageError(f"{text!r} is more than a hundred years away", hint="leave the deadline out")
+    return found
+
+
+def _moment_s(text: str, now_s: float) -> float:
     if match := _SPAN.fullmatch(text.strip()):
         return now_s + float(match[1]) * _SECONDS[match[2]]
     now = datetime.fromtimestamp(now_s).astimezone()
@@ -76,6 +87,11 @@ def moment_s(text: str, now_s: float) -> float:
         return (when if when.tzinfo is not None else when.astimezone()).timestamp()
     except ValueError as error:
         raise UsageError(f"{text!r} is no time", hint="8h, 90m, 06:30, or 2026-12-01T06:30") from error
+
+
+def when(time_s: float) -> str:
+    """A time for people."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
 
 
 def store_folder(store: Path | None, common: Common) -> Path:

@@ -7,21 +7,27 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from tokenmill.cli.calibrated import corrected
 from tokenmill.cli.lint_view import document, render
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
 from tokenmill.cli.tokens import Tokeniser, tokeniser
+from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.canonical import Choices, Survey
 from tokenmill.jobs.lint import Lint
 from tokenmill.jobs.lint_report import Report
 from tokenmill.jobs.read import BadLine, Chunk, open_source, split
+from tokenmill.model.identity import identity_of
 from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
 from tokenmill.plan.forecast import prefill_speed
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.make import make
+from tokenmill.tune import history
+from tokenmill.tune.history import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Model:
     """What a model adds to a look at jobs."""
 
     context: int | None = None  # tokens that it was trained for
-    prefill_tok_s: float | None = None  # forecast
+    prefill_tok_s: float | None = None  # measured here, or forecast
     speed: str | None = None  # the same in words, or why there is none
 
 
@@ -73,7 +79,8 @@ def lint(
     output:
         Where --fix writes to.
     model:
-        A GGUF file or the name of a model: its vocabulary counts tokens, and its forecast gives hours.
+        A GGUF file or the name of a model: its vocabulary counts tokens, and its speed gives hours: as it was measured
+        on this machine (tokenmill bench, tune), else as forecast.
     machine:
         The machine for the forecast: this, a name from tokenmill machines, or a machine file; default: the
         configuration's, else this.
@@ -83,7 +90,7 @@ def lint(
         Let --fix overwrite a file.
     """
     _check(jobs, fix=fix, output=output, machine=machine, model=model, context=context)
-    known = Model() if model is None else _model(model, machine, common)
+    known = Model(speed="unknown, so no hours: --model says whose") if model is None else _model(model, machine, common)
     with tokeniser(model, common) as tokens:
         survey = Survey() if fix else None
         report = _look(jobs, tokens, context or known.context, survey)
@@ -121,18 +128,33 @@ def _check(
 
 def _model(name: str, machine: str | None, common: Common) -> Model:
     """What the model is and how fast it reads on the machine."""
-    profile = read(where(name, common))
-    here = find(machine or common.load_config().machine)
-    plan = make(here, profile, Goal())
+    place, config = where(name, common), common.load_config()
+    profile, here = read(place), find(machine or config.machine)
+    measured = _measured(place, here, config.state_path)
+    if measured is not None and measured.figures.prefill_tok_s is not None:
+        words = f"{measured.figures.prefill_tok_s:.3g} tok/s, measured {measured.when[:10]} with {measured.build}"
+        return Model(profile.training_context, measured.figures.prefill_tok_s, words)
+    plan = corrected(make(here, profile, Goal()), config.state_path, place)
     if not plan.fits:
         why = f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)"
         return Model(profile.training_context, speed=why)
-    speed = prefill_speed(here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch)
+    speed = prefill_speed(here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch,
+                          calibration=plan.calibration)  # fmt: skip
     if speed is None:
         why = f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)"
         return Model(profile.training_context, speed=why)
     words = f"{speed.tok_s:.3g} tok/s, forecast ({speed.confidence}) for {profile.name} on {here.name}"
     return Model(profile.training_context, speed.tok_s, words)
+
+
+def _measured(place: str, machine: Machine, state: Path) -> Speed | None:
+    """The newest measurement of how fast a model reads on a machine; None: there is none."""
+    here = machine_id(machine)
+    found = [speed for speed in history.read(state) if speed.machine_id == here and speed.figures.prefill_tok_s]
+    if not found or not Path(place).exists():  # a model's identity takes a look into its files
+        return None
+    model_id = identity_of(place)
+    return next((speed for speed in reversed(found) if speed.model_id == model_id), None)
 
 
 def _look(jobs: str, tokens: Tokeniser, context: int | None, survey: Survey | None) -> Report:

@@ -11,10 +11,12 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.cli.calibrated import corrected
 from tokenmill.cli.goal_options import GoalOptions
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, jsonable, say, show, show_json, show_text
 from tokenmill.cli.plan_view import document, explained, render
+from tokenmill.cli.points import laid_over, say_point
 from tokenmill.engine.dialects import (
     Command,
     Finding,
@@ -40,6 +42,8 @@ from tokenmill.plan.goal import Goal
 from tokenmill.plan.make import make
 from tokenmill.plan.place import host_tier
 from tokenmill.plan.plan import Plan
+from tokenmill.tune.overlay import Overlaid, decided
+from tokenmill.tune.remember import has_points
 from tokenmill.units import format_bytes
 
 DOES_NOT_FIT = 3
@@ -59,6 +63,7 @@ def plan(
     verify: bool = False,
     from_command: str | None = None,
     binary: str | None = None,
+    point: Annotated[bool, Parameter(negative="--no-point")] = True,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Say whether a model fits a machine, where every tensor goes, how fast it will be, and what to run.
@@ -85,6 +90,8 @@ def plan(
         Read a llama-server or ik_llama.cpp command line: say what it costs and what is wrong with it.
     binary:
         The engine's program; its --help decides how flags are spelled.
+    point:
+        Use the operating point that tokenmill tune found, for what is not said here; default: yes.
     """
     found = find(machine or common.load_config().machine)
     _check_together(compare=compare, written=written, verify=verify, from_command=from_command, binary=binary)
@@ -96,7 +103,15 @@ def plan(
     model = where(model, common)
     if compare is not None:
         return _compare(model, found, goal, compare, common)
-    made = make(found, read(model), goal, alternatives=_alternatives(model))
+    profile, laid = read(model), Overlaid(goal)
+    if point:
+        laid = _laid_over(goal, found, profile, model, common)
+    made = make(found, profile, laid.goal, alternatives=_alternatives(model))
+    if machine is None:  # of another machine it is no news that nothing was tuned there
+        say_point(laid, fits=made.fits)
+    if laid.words is not None and not made.fits:
+        laid, made = Overlaid(goal), make(found, profile, goal, alternatives=_alternatives(model))
+    made = decided(corrected(made, common.load_config().state_path, model), laid)
     flags = flags_of(binary) if binary else None
     command = spell(made, model=_file_name(model), binary=binary, flags=flags) if made.fits else None
     if written is not None:
@@ -115,6 +130,18 @@ def plan(
     if checked is not None and not checked.agrees:
         return 1
     return 0 if made.fits else DOES_NOT_FIT
+
+
+def _laid_over(goal: Goal, machine: Machine, profile: Profile, model: str, common: Common) -> Overlaid:
+    """The point of the engine that runs here, where it is the one that is planned for."""
+    config = common.load_config()
+    if not has_points(config.state_path):
+        return Overlaid(goal)
+    from tokenmill.cli.starting import KINDS  # noqa: PLC0415  engines, which a plan alone does not need
+
+    if KINDS.get(config.engine.kind) != goal.engine:
+        return Overlaid(goal)
+    return laid_over(goal, machine, profile, Path(model), config.engine, config.state_path)
 
 
 def _file_name(model: str) -> str:

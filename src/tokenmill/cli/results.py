@@ -14,6 +14,7 @@ from tokenmill.jobs.job import Batch, Result, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.reader import Reader
 from tokenmill.model.newfile import new_file
+from tokenmill.units import number_of
 
 _PAGE = 512
 
@@ -55,7 +56,7 @@ def results(
     if common.json and output is not None:
         show_json({"batch": found.name, "lines": count, "jobs": found.counts.total, "output": output})
     elif output is not None:
-        say(f"{count:,} lines of {found.counts.total:,} jobs are in {output}")
+        say(f"{number_of(count, 'line')} of {number_of(found.counts.total, 'job')} written to {output}")
 
 
 def _write(file: BinaryIO, reader: Reader, batch: Batch, failed: bool) -> int:

@@ -6,7 +6,9 @@ from tokenmill.cli.batches import find
 from tokenmill.cli.job_options import store_folder
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import UsageError
+from tokenmill.jobs.remedies import needed
 from tokenmill.jobs.store import Store
+from tokenmill.units import number_of
 
 
 def retry(
@@ -37,10 +39,14 @@ def retry(
         raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
     with Store(store_folder(store, common)) as opened:
         found = find(opened, batch)
+        codes = opened.failures_by_code(found.id)
         count = opened.retry(found.id, cancelled=cancelled)
     if common.json:
         show_json({"batch": found.name, "jobs": count})
-    elif count:
-        say(f"{count:,} jobs of {found.name} are pending again; the same tokenmill run command works on them")
+        return
+    if count:
+        say(f"{number_of(count, 'job')} of {found.name} pending again; the same tokenmill run command does the work")
     else:
         say(f"{found.name} has no jobs to try again")
+    for words in needed(codes):
+        say(words)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,24 +15,28 @@ from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder
+from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder, when
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.plan_view import render
 from tokenmill.cli.run_table import TableOptions
-from tokenmill.cli.run_view import document, progress_shown, summary
-from tokenmill.cli.starting import EngineOptions, Wanted
+from tokenmill.cli.run_view import Ended, document, measuring_shown, progress_shown, summary
+from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.keys import HIGHEST_PRIORITY
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
+from tokenmill.jobs.reschedule import Rescheduled
 from tokenmill.jobs.retries import MOST_ATTEMPTS
 from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
+from tokenmill.jobs.target import check_paths, check_unused
 from tokenmill.jobs.width import measured_for
 from tokenmill.jobs.worker import Options, work
+from tokenmill.units import number_of
 
 DOES_NOT_FIT = 3
 STDOUT = "/dev/stdout"
@@ -51,7 +56,7 @@ def run(
     attempts: int = MOST_ATTEMPTS,
     job_timeout: float | None = None,
     deadline: str | None = None,
-    priority: int = 0,
+    priority: int | None = None,
     store: Path | None = None,
     table: TableOptions = TableOptions(),  # noqa: B008  frozen
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
@@ -89,9 +94,9 @@ def run(
         Seconds that one attempt may take, for lines that do not say.
     deadline:
         When to give up what has not been started: 8h, 90m, 06:30, or a date with a time. Jobs that are due first go
-        first.
+        first. Given again, it is the new one, and what was given up for the old is taken up.
     priority:
-        Of lines that do not say; higher goes first.
+        Of lines that do not say; higher goes first. Given again, it is the new one; default: 0.
     store:
         The folder of batches; default: batches in the state folder.
     """
@@ -101,35 +106,56 @@ def run(
         raise UsageError(f"--attempts must be at least 1, not {attempts}")
     if job_timeout is not None and job_timeout <= 0:
         raise UsageError("--job-timeout must be more than 0 seconds")
-    target = _target(output, common)
-    folder = store_folder(store, common)
-    source = table.source(jobs, folder)
-    choice = choose(model, options, common)
+    if priority is not None and abs(priority) > HIGHEST_PRIORITY:
+        raise UsageError(f"--priority must be from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {priority}")
     how = Submission(
-        choice.model_id, output=target, errors=_absolute(errors), priority=priority, strict=strict, reuse=not no_reuse,
-        deadline_s=None if deadline is None else moment_s(deadline, time.time()), defaults=body.defaults(),
+        "", output=_target(output, common), errors=_absolute(errors), priority=priority, strict=strict,
+        reuse=not no_reuse, deadline_s=None if deadline is None else moment_s(deadline, time.time()),
+        defaults=body.defaults(),
     )  # fmt: skip
+    check_paths(how)
+    table.check(jobs)
+    folder = store_folder(store, common)
+    choice = choose(model, options, common)
+    own = choice.record is None and choice.url is None
+    if own:
+        options.goal_for(KINDS[choice.config.kind])  # refuses what cannot be, before anything is stored
+    how = replace(how, model_id=choice.model_id)
     settings = Options(attempts=attempts, job_timeout_s=job_timeout, count_least=True)
     began_s = time.monotonic()
     with ExitStack() as stack:
         opened = stack.enter_context(Store(folder))
-        batch = _submitted(opened, source, how)
+        found = _submitted(opened, table.source(jobs, folder), how)
+        batch = found.batch
+        wanted = _planned(opened, found, choice, options, common) if own and not batch.finished else None
+        if wanted is not None and not wanted.plan.fits:
+            show(*render(wanted.plan))
+            return DOES_NOT_FIT
         results = stack.enter_context(Output(opened, batch))
         report, load_s, code = None, None, 0
         if batch.finished:
             results.finish()
         else:
-            wanted = None if choice.record or choice.url else plan_for(choice, options, common)
-            if wanted is not None and not wanted.plan.fits:
-                show(*render(wanted.plan))
-                return DOES_NOT_FIT
-            measure = wanted is not None and options.sequences is None
+            measure = wanted is not None and options.sequences is None and not wanted.tuned
             report, load_s, code = asyncio.run(
                 _work(opened, batch, results, choice, wanted, settings, folder, measure=measure)
             )
         batch = opened.batch(batch.id)
-    _tell(batch, report, load_s, time.monotonic() - began_s, common)
+        ended = Ended(batch, report, load_s, time.monotonic() - began_s, opened.failures_by_code(batch.id))
+    _tell(ended, common)
     return code
+
+
+def _planned(store: Store, found: Submitted, choice: Choice, options: EngineOptions, common: Common) -> Wanted:
+    """The plan for an engine of its own; where there can be none, a batch that is new is not kept."""
+    fits = False
+    try:
+        wanted = plan_for(choice, options, common)
+        fits = wanted.plan.fits
+    finally:
+        if not fits and not found.continued:
+            store.forget(found.batch.id)
+    return wanted
 
 
 async def _work(
@@ -166,8 +192,8 @@ async def _shape(engine: Engine, store: Store, batch: Batch | None) -> EngineSha
     """How the engine is to be used; for a batch the width is measured where it is worth the time."""
     width = None
     if batch is not None:
-        with suppress(EngineError):  # it is started again; the batch can do without
-            width = await measured_for(engine, store, batch)
+        with suppress(EngineError), measuring_shown() as tell:  # it is started again; the batch can do without
+            width = await measured_for(engine, store, batch, tell=tell)
     if width is not None:
         say(f"{width.value} at once: {width.reason}")
     return shape_of(
@@ -216,7 +242,7 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100  as above
 
 
-def _submitted(store: Store, source: str, how: Submission) -> Batch:
+def _submitted(store: Store, source: str, how: Submission) -> Submitted:
     """The batch of a file, read into the store as far as it is not there yet."""
     said = 0
 
@@ -226,9 +252,9 @@ def _submitted(store: Store, source: str, how: Submission) -> Batch:
             said = lines
             say(f"{lines:,} lines are read")
 
-    found = submit(store, source, how, progress=progress)
+    found = submit(store, source, how, progress=progress, fresh=lambda: check_unused(how))
     _say_submitted(found)
-    return found.batch
+    return found
 
 
 def _say_submitted(found: Submitted) -> None:
@@ -241,20 +267,33 @@ def _say_submitted(found: Submitted) -> None:
     elif batch.cancelled_s is not None:
         say(f"{batch.name} was cancelled; tokenmill retry {batch.name} --cancelled takes it up again")
     else:
-        say(f"{batch.name} {again}: {counts.total:,} jobs{there}{bad}")
+        say(f"{batch.name} {again}: {number_of(counts.total, 'job')}{there}{bad}")
+    if found.changed is not None and not batch.finished:
+        say(_changed(found.changed))
 
 
-def _tell(batch: Batch, report: Report | None, load_s: float | None, seconds: float, common: Common) -> None:
+def _changed(what: Rescheduled) -> str:
+    parts = []
+    if what.deadline and what.batch.deadline_s is not None:
+        revived = f"; {number_of(what.revived, 'job')} given up before taken up again" if what.revived else ""
+        parts.append(f"deadline {when(what.batch.deadline_s)} from now on{revived}")
+    if what.priority:
+        parts.append(f"priority {what.batch.priority} from now on")
+    return "; ".join(parts)
+
+
+def _tell(ended: Ended, common: Common) -> None:
+    batch, counts = ended.batch, ended.batch.counts
     if common.json:
-        show_json(document(batch, report, seconds))
+        show_json(document(ended))
     elif batch.output == STDOUT:
-        _show_beside(summary(batch, report, load_s))
+        _show_beside(summary(ended))
     else:
-        show(*summary(batch, report, load_s))
+        show(*summary(ended))
     if not batch.finished:
-        counts = batch.counts
         say(
-            f"stopped: {counts.final:,} of {counts.total:,} jobs are done and kept; the same command goes on from there"
+            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done and kept; "
+            "the same command goes on from there"
         )
 
 

@@ -12,7 +12,7 @@ from tokenmill.jobs.layout import Saving, lay_out
 from tokenmill.jobs.table import read_table
 from tokenmill.jobs.template import read_template
 from tokenmill.model.newfile import new_file
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, number_of
 
 
 @Parameter(name="*")
@@ -35,19 +35,28 @@ class TableOptions:
     key: str | None = None
     """The column that names the jobs; default: they are row-1, row-2, ..."""
 
-    def source(self, jobs: str | None, folder: Path) -> str:
-        """Where the jobs are: the file that was given, or one made of the table, in the store's folder."""
+    def check(self, jobs: str | None) -> None:
+        """Whether there are jobs, and from one place; UsageError where not. Reads nothing."""
         if self.table is None:
             lonely = [name for name in ("template", "system", "key") if getattr(self, name) is not None]
             if lonely:
                 raise UsageError(f"--{lonely[0]} is for a table", hint="give --table too, or a job file alone")
             if jobs is None:
                 raise UsageError("no jobs are given", hint="tokenmill run jobs.jsonl --output results.jsonl")
-            return jobs
+            return
         if jobs is not None:
             raise UsageError("there is a job file and a table", hint="give one of them")
         if self.template is None:
             raise UsageError("a table needs a --template", hint="a text with {column} in it, and {*} for the others")
+
+    def source(self, jobs: str | None, folder: Path) -> str:
+        """Where the jobs are: the file that was given, or one made of the table, in the store's folder.
+
+        The store must be held: another process may be reading its own table there.
+        """
+        self.check(jobs)
+        if self.table is None or self.template is None:
+            return jobs or ""
         return str(self._written(self.table, self.template, folder))
 
     def _written(self, table: Path, template: Path, folder: Path) -> Path:
@@ -66,7 +75,7 @@ class TableOptions:
 
 def _words(saving: Saving, layout: str) -> str:
     whole, given, least = (format_bytes(size) for size in (saving.prompt_bytes, saving.given_bytes, saving.bytes))
-    words = f"{saving.rows:,} rows, {whole} of prompts"
+    words = f"{number_of(saving.rows, 'row')}, {whole} of prompts"
     if layout == "file" or saving.saved_bytes <= 0:
         return f"{words}: {given} have to be computed when shared beginnings are computed once"
     share = saving.saved_bytes / saving.given_bytes

@@ -3,8 +3,9 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -16,7 +17,8 @@ from tokenmill.cli.output import facts, harmless, jsonable, say
 from tokenmill.jobs.job import Batch, Counts
 from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.units import format_seconds
+from tokenmill.jobs.remedies import remedies
+from tokenmill.units import format_seconds, number_of
 
 NOW_S = 15.0  # of which "now" is the mean
 _LINE_S = 30.0  # between two lines where there is no terminal
@@ -57,6 +59,24 @@ def progress_shown() -> Iterator[Callable[[Snapshot], None]]:
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield _Drawn(live).tell
+
+
+@contextmanager
+def measuring_shown() -> Iterator[Callable[[str], None]]:
+    """What is being measured before the work begins: a line that changes, or the first words where it cannot."""
+    console = Console(stderr=True, highlight=False, emoji=False)
+    if not console.is_terminal:
+        said: list[str] = []
+
+        def once(words: str) -> None:
+            if not said:
+                said.append(words)
+                say("measuring how many at once is best")
+
+        yield once
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield lambda words: live.update(Text(words), refresh=True)
 
 
 class _Drawn:
@@ -121,12 +141,12 @@ def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
     """The same as a line of a log."""
     counts, tokens = now.counts, now.tokens
     without = counts.failed + counts.set_aside + counts.cancelled
-    parts = [f"{counts.done:,} of {counts.total:,} jobs" + (f", {without:,} failed" if without else "")]
+    parts = [f"{counts.done:,} of {number_of(counts.total, 'job')}" + (f", {without:,} failed" if without else "")]
     if speeds is not None:
         parts.append(f"{speeds[0]:,.0f} tok/s in, {speeds[1]:,.0f} out")
     if tokens.prompt:
         parts.append(f"{tokens.cached / tokens.prompt:.0%} of prompt tokens reused")
-    parts.append(f"{now.busy} of {now.width} lanes")
+    parts.append(f"{now.busy} of {number_of(now.width, 'lane')}")
     if now.eta_s is not None:
         parts.append(f"about {format_seconds(now.eta_s)} left")
     return "; ".join(parts)
@@ -144,10 +164,22 @@ def _bar(counts: Counts) -> str:
     return "█" * filled + "░" * (_BAR - filled)
 
 
-def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[RenderableType]:
-    """What came of a run; without a report nothing had to be done."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that is over."""
+
+    batch: Batch
+    report: Report | None  # None: nothing had to be done, or it ended before the engine was there
+    load_s: float | None
+    seconds: float
+    codes: Mapping[str, int]  # jobs without an answer, by why
+
+
+def summary(ended: Ended) -> list[RenderableType]:
+    """What came of a run."""
+    batch, report, load_s = ended.batch, ended.report, ended.load_s
     counts, rows = batch.counts, dict[str, str]()
-    rows["batch"] = f"{batch.name}, {counts.total:,} jobs from {batch.source}"
+    rows["batch"] = f"{batch.name}, {number_of(counts.total, 'job')} from {batch.source}"
     rows["answers"] = _answers(batch, report)
     if counts.failed or counts.set_aside or counts.cancelled:
         rows["without"] = _without(counts)
@@ -156,7 +188,7 @@ def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[R
     if load_s is not None:
         rows["engine"] = f"ready after {format_seconds(load_s)}"
         if report is not None and report.deaths:
-            rows["engine"] += f"; it died {report.deaths} times and was started again"
+            rows["engine"] += f"; it died {number_of(report.deaths, 'time')} and was started again"
     if batch.output is not None:
         rows["results"] = near(batch.output)
     if batch.errors is not None:
@@ -166,7 +198,7 @@ def summary(batch: Batch, report: Report | None, load_s: float | None) -> list[R
         parts += _missed(report.misses)
     if counts.failed or counts.set_aside:
         parts.append(f"to see what failed: tokenmill results {batch.name} --failed")
-        parts.append(f"to try again what can be: tokenmill retry {batch.name} --failed, then the same command")
+        parts += remedies(ended.codes, batch.name)
     return parts
 
 
@@ -189,7 +221,7 @@ def _without(counts: Counts) -> str:
 
 def _work(report: Report) -> dict[str, str]:
     """Time, tokens, reuse, and what reuse was worth."""
-    tokens, rate = report.tokens, report.rates.prefill_tok_s
+    tokens, rate = report.tokens, report.head_tok_s
     per_minute = report.answers / report.seconds * 60 if report.seconds > 0 else 0.0
     rows = {
         "time": f"{format_seconds(report.seconds)}, {per_minute:,.1f} jobs a minute, "
@@ -214,14 +246,15 @@ def _missed(misses: Misses) -> list[RenderableType]:
     return [f"missed reuse: {words}" for words in found[:_MISSES]]
 
 
-def document(batch: Batch, report: Report | None, seconds: float) -> dict[str, Any]:
+def document(ended: Ended) -> dict[str, Any]:
     """The totals as JSON: jobs of the batch, tokens and seconds of this run."""
-    counts = batch.counts
+    batch, report, counts = ended.batch, ended.report, ended.batch.counts
     found: dict[str, Any] = {
         "batch": batch.name,
         "jobs": counts.total,
         "succeeded": counts.done,
         "failed": counts.failed + counts.set_aside + counts.cancelled,
+        "failed_by_code": dict(ended.codes),
         "set_aside": counts.set_aside,
         "cancelled": counts.cancelled,
         "pending": counts.pending + counts.running,
@@ -229,10 +262,10 @@ def document(batch: Batch, report: Report | None, seconds: float) -> dict[str, A
         "reused_tokens": report.tokens.cached if report else 0,
         "computed_prompt_tokens": report.tokens.computed if report else 0,
         "generated_tokens": report.tokens.generated if report else 0,
-        "seconds": round(seconds, 3),
+        "seconds": round(ended.seconds, 3),
         "output": batch.output,
         "errors": batch.errors,
-        "end": report.end if report else "finished",
+        "end": report.end if report else "finished" if batch.finished else "stopped",
     }
     if report is not None:
         found |= {
@@ -240,6 +273,7 @@ def document(batch: Batch, report: Report | None, seconds: float) -> dict[str, A
             "least_prompt_tokens": report.least.tokens if report.least else None,
             "least_is_exact": report.least.exact if report.least else None,
             "prefill_tok_s": report.rates.prefill_tok_s,
+            "head_tok_s": report.head_tok_s,
             "lanes": round(report.lanes, 2),
             "engine_deaths": report.deaths,
             "misses": [

@@ -1,7 +1,8 @@
-"""`tokenmill serve`: an engine that stays."""
+"""`tokenmill serve`: engines that stay, and the gateway before them."""
 
 import asyncio
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,19 +27,21 @@ DOES_NOT_FIT = 3
 
 def serve(
     model: str | None = None,
-    /,
     *,
     engine_only: bool = False,
     detach: bool = False,
     name: str | None = None,
+    host: str | None = None,
     digest: tuple[Path, ...] = (),
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Plan, load, warm and watch an engine until it is stopped.
+    """Serve models at one URL, in OpenAI's protocol, until it is stopped.
 
-    The engine is ready when it is warm: the model is in memory, the first decode has run. What it took is shown beside
-    what the plan said. It is started again when it dies. Ctrl-C stops it and leaves nothing behind.
+    With a model, that one; without, the engines of the configuration; without those, smollm2. Each is planned, loaded,
+    warmed and watched, and started again when it dies. Interactive requests go before batches. It listens on this
+    machine alone; another address needs a key (`tokenmill keys add`). Ctrl-C lets what runs end and stops it, a second
+    one stops it at once; nothing is left behind.
 
     Parameters
     ----------
@@ -46,35 +49,55 @@ def serve(
         A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model, such as smollm2.
     engine_only:
         Serve the engine's own interface, nothing before it: a server's URL, or the native engine's socket, which
-        `tokenmill engines` and `tokenmill run` use.
+        `tokenmill engines` and `tokenmill run` use. What it took is shown beside what the plan said.
     detach:
-        Leave it running and come back; `tokenmill engines` shows it, `tokenmill engines stop` ends it.
+        With --engine-only: leave it running and come back; `tokenmill engines` shows it, `tokenmill engines stop` ends
+        it.
     name:
-        What to call it; default: after the model.
+        What to call the engine; default: after the model.
+    host:
+        The address to listen on; default: the configuration's, else 127.0.0.1.
     digest:
         A file whose text is the system message of many requests to come, as `tokenmill digest` writes; may be given
         several times. It is computed before the engine is ready and kept; the native engine pins it, saves it, and at
         the next start reads it back.
     """
     if not engine_only:
-        raise UsageError("only --engine-only can be served in this version", hint="add --engine-only")
+        if detach:
+            raise UsageError("only an engine can be left running", hint="add --engine-only, or leave --detach out")
+        return _gateway()(model, name, host, digest, options, common)
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill serve --engine-only smollm2")
+    if host is not None:
+        raise UsageError("--host is for the gateway", hint="engine.host says where a server engine listens")
     heads = tuple(map(digest_in, digest))
     wanted = planned(model, options, common)
     if not wanted.plan.fits:
         show(*render(wanted.plan))
         return DOES_NOT_FIT
     if heads:
-        heads = _counted(heads, model, wanted, common)
+        heads = counted(heads, model, wanted, common)
     try:
-        asyncio.run(_serve(wanted, name or _named_after(model, wanted), heads, detach, common))
+        asyncio.run(_serve(wanted, name or named_after(model, wanted), heads, detach, common))
     except asyncio.CancelledError:
         return 0
     return 0
 
 
-def _counted(heads: tuple[Head, ...], model: str, wanted: Wanted, common: Common) -> tuple[Head, ...]:
+def _gateway() -> Callable[..., int]:
+    """The gateway's own command; its packages are an extra."""
+    try:
+        from tokenmill.cli.serve_gateway import gateway  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tokenmill"):
+            raise
+        raise UsageError(
+            f"the gateway needs {error.name}, which is not here", hint="pip install 'tokenmill[serve]'"
+        ) from error
+    return gateway
+
+
+def counted(heads: tuple[Head, ...], model: str, wanted: Wanted, common: Common) -> tuple[Head, ...]:
     """Digests with their tokens where a vocabulary is here; one that no sequence can hold is refused before a load."""
     with tokeniser(model, common) as counting:
         if counting.count is None:
@@ -90,7 +113,7 @@ def _counted(heads: tuple[Head, ...], model: str, wanted: Wanted, common: Common
     return heads
 
 
-def _named_after(model: str, wanted: Wanted) -> str:
+def named_after(model: str, wanted: Wanted) -> str:
     """A pulled model's short name, else what the file calls itself."""
     short = "/" not in model and not Path(model).exists()
     return slug(model if short else wanted.plan.profile.name).lower()
@@ -113,7 +136,7 @@ async def _serve(wanted: Wanted, name: str, heads: tuple[Head, ...], detach: boo
         show(*_shown(name, up, detach=detach))
     try:
         if not detach and isinstance(up.engine, Watched):
-            await _stay(up.engine)
+            await stay(up.engine)
     finally:
         await up.engine.close()
         if not detach:
@@ -127,7 +150,7 @@ def _end_on_signals() -> None:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
-async def _stay(engine: Watched) -> None:
+async def stay(engine: Watched) -> None:
     """Say when it dies, with its last words, and when it comes back; leave when it has failed for good."""
     before = "ready"
     while not engine.failed.done():
@@ -153,7 +176,7 @@ def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
     if up.warmth is not None:
         rows["warm"] = up.warmth.cold_against_warm.as_words()
         if up.warmth.heads:
-            rows["digest"] = "\n".join(map(_held, up.warmth.heads))
+            rows["digest"] = "\n".join(map(held_words, up.warmth.heads))
     notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
     if notes:
         rows["note"] = "\n".join(notes)
@@ -161,7 +184,8 @@ def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
     return [facts(rows), "", *held_against_plan(up.held), "", left]
 
 
-def _held(head: WarmedHead) -> str:
+def held_words(head: WarmedHead) -> str:
+    """What became of a digest."""
     if head.how == "not held":
         return f"{head.name} is not held"
     where = f"; saved as {head.saved}" if head.saved and head.how == "computed" else ""

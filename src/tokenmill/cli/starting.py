@@ -10,9 +10,11 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from tokenmill.cli.calibrated import corrected
 from tokenmill.cli.goal_options import Knobs
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, say
+from tokenmill.cli.points import laid_over, say_point
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.dialects import Finding
 from tokenmill.engine.loading import LoadProgress
@@ -28,6 +30,7 @@ from tokenmill.model.read import read
 from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.plan.make import make
 from tokenmill.plan.plan import Plan
+from tokenmill.tune.overlay import Overlaid, decided
 from tokenmill.units import format_bytes, format_seconds
 
 KINDS: dict[str, DialectName] = {
@@ -53,10 +56,14 @@ class EngineOptions(Knobs):
     """The server's program; default: the configuration's, else the one on PATH or, for llama-server, the wheel's."""
 
     port: int | None = None
-    """Where a server engine listens; default: the configuration's, else 8180, or a free one."""
+    """Where `serve` listens; with --engine-only and elsewhere, where a server engine does. Default: the
+    configuration's, else 8181 and 8180."""
 
     warm: Annotated[bool | None, Parameter(negative="--no-warm")] = None
     """Fill the page cache and decode once before the engine counts as ready; default: yes."""
+
+    point: Annotated[bool, Parameter(negative="--no-point")] = True
+    """Use the operating point that tokenmill tune found, for what is not said here; default: yes."""
 
     def engine_config(self, config: Config) -> EngineConfig:
         """The configuration's engine with what was said here."""
@@ -80,6 +87,7 @@ class Wanted:
     plan: Plan
     model_path: Path
     config: EngineConfig
+    tuned: bool = False  # an operating point is in force: nothing needs to be measured again
 
 
 def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
@@ -96,8 +104,16 @@ def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
         raise UnknownModel(
             f"{model} has no files here, and an engine needs them", hint=f"tokenmill models pull {model}"
         )
-    plan = _chosen(find(options.machine or config.machine), read(place), options.goal_for(KINDS[engine.kind]), engine)
-    return Wanted(plan, Path(place), engine)
+    machine, profile, goal = find(options.machine or config.machine), read(place), options.goal_for(KINDS[engine.kind])
+    laid = Overlaid(goal)
+    if options.point:
+        laid = laid_over(goal, machine, profile, Path(place), engine, config.state_path)
+    plan = _chosen(machine, profile, laid.goal, engine)
+    say_point(laid, fits=plan.fits)
+    if laid.words is not None and not plan.fits:
+        laid, plan = Overlaid(goal), _chosen(machine, profile, goal, engine)
+    plan = decided(corrected(plan, config.state_path, place, engine=engine.kind), laid)
+    return Wanted(plan, Path(place), engine, tuned=laid.words is not None)
 
 
 def _chosen(machine: Machine, profile: Profile, goal: Goal, engine: EngineConfig) -> Plan:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from tokenmill.cli.batches import find, worker_of
-from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.job_options import store_folder, when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.run_view import near
 from tokenmill.jobs.database import FILE
@@ -40,10 +40,7 @@ def status(
     """
     folder = store_folder(store, common)
     if batch is None and not (folder / FILE).is_file():
-        if common.json:
-            show_json([])
-        else:
-            show(f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl")
+        _show_all([], None, folder, common)
         return
     worker = worker_of(folder)
     with Reader(folder) as reader:
@@ -56,10 +53,16 @@ def status(
                 show(*_one(found, worker, [f"line {item.number}: {item.message}" for item in failures]))
             return
         batches = reader.batches()
+    _show_all(batches, worker, folder, common)
+
+
+def _show_all(batches: list[Batch], worker: int | None, folder: Path, common: Common) -> None:
     if common.json:
         show_json([_document(each, worker) for each in batches])
-    else:
+    elif batches:
         show(*_many(batches, worker))
+    else:
+        show(f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl")
 
 
 def state_of(batch: Batch, worker: int | None) -> str:
@@ -76,20 +79,24 @@ def state_of(batch: Batch, worker: int | None) -> str:
 
 
 def _many(batches: list[Batch], worker: int | None) -> list[RenderableType]:
+    columns = ("batch", "state", "jobs", "done", "failed", "from")
+    rows = [_row(batch, worker) for batch in batches[-_NEWEST:]]
     table = Table(box=None, pad_edge=False)
-    for column in ("batch", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("jobs", "done", "failed"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("from", overflow="ellipsis", no_wrap=True)
-    for batch in batches[-_NEWEST:]:
-        counts = batch.counts
-        table.add_row(
-            batch.name, state_of(batch, worker), f"{counts.total:,}", f"{counts.done:,}",
-            f"{counts.final - counts.done:,}", Path(batch.source).name,
-        )  # fmt: skip
+    for index, column in enumerate(columns):
+        last = column == "from"  # the only one that may be cut
+        width = None if last else max(len(row[index]) for row in (columns, *rows))
+        table.add_column(column, justify="right" if index > 1 and not last else "left", no_wrap=True, min_width=width,
+                         overflow="ellipsis")  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
     hidden = len(batches) - _NEWEST
     return [table, f"and {hidden:,} older ones"] if hidden > 0 else [table]
+
+
+def _row(batch: Batch, worker: int | None) -> tuple[str, ...]:
+    counts = batch.counts
+    numbers = (f"{number:,}" for number in (counts.total, counts.done, counts.final - counts.done))
+    return batch.name, state_of(batch, worker), *numbers, Path(batch.source).name
 
 
 def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[RenderableType]:
@@ -101,10 +108,12 @@ def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[Renderab
         "state": f"{state}, worked on by process {worker}" if worker and state == "running" else state,
         "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
         "from": batch.source,
-        "begun": f"{_when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
+        "begun": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
     }
     if batch.deadline_s is not None:
-        rows["deadline"] = _when(batch.deadline_s)
+        rows["deadline"] = when(batch.deadline_s)
+    if batch.priority:
+        rows["priority"] = str(batch.priority)
     if totals.computed or totals.reused:
         rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} taken from before or from equal lines"
     if totals.prompt_tokens:
@@ -118,10 +127,6 @@ def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[Renderab
     if state == "stopped":
         shown += ["", "the same tokenmill run command goes on with it"]
     return shown
-
-
-def _when(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
 
 
 def _document(batch: Batch, worker: int | None) -> dict[str, Any]:

@@ -49,6 +49,11 @@ class Exit:
             return True
         return False if self.kills else None
 
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody ended it, as far as is known: a request that crashes it looks otherwise."""
+        return self.asked or (self.signal in (signal.SIGKILL, signal.SIGTERM) and not self.for_memory)
+
     def words(self, predicted_host_bytes: int | None = None) -> str:
         """For a tired operator, with what a plan had predicted for host memory where that matters."""
         if self.asked:

@@ -10,22 +10,25 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenmill.decode import decode
 from tokenmill.engine.reconcile import Reconciliation, Row
 from tokenmill.errors import ConfigError, EngineError
 from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile
 from tokenmill.plan.plan import Plan
 from tokenmill.units import MIB
 
 MOST_BYTES = 8 * MIB
 _FOLDER, _FILE, _LOCK = "measured", "loads.jsonl", "lock"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Record:
     load_s: float | None = None  # measured, start to ready
     load_cold_s: float | None = None  # predicted
     load_warm_s: float | None = None
+    types: dict[str, int] = field(default_factory=dict)  # bytes of the weights by tensor type
 
 
 def record(
@@ -53,7 +57,16 @@ def record(
     return Record(
         moment, plan.machine.name, machine_id(plan.machine), plan.profile.name, model_id, found.build,
         asdict(plan.settings), found.rows, load_s, plan.forecast.load_cold_s, plan.forecast.load_warm_s,
+        types_of(plan.profile),
     )  # fmt: skip
+
+
+def types_of(profile: Profile) -> dict[str, int]:
+    """Bytes of a model's weights by tensor type."""
+    sizes: Counter[str] = Counter()
+    for tensor in profile.tensors:
+        sizes[tensor.type] += tensor.bytes
+    return dict(sizes)
 
 
 def machine_id(machine: Machine) -> str:
@@ -66,12 +79,16 @@ def machine_id(machine: Machine) -> str:
 
 def append(state: Path, kept: Record, *, most_bytes: int = MOST_BYTES) -> None:
     """Add a record, whole or not at all; other processes may do the same at once."""
-    line = json.dumps(asdict(kept), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    folder = state / _FOLDER
+    append_line(state / _FOLDER / _FILE, asdict(kept), most_bytes=most_bytes)
+
+
+def append_line(path: Path, kept: dict[str, Any], *, most_bytes: int = MOST_BYTES) -> None:
+    """The same for any file of JSON lines."""
+    line = json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / _LOCK):
-            path = folder / _FILE
             if path.exists() and path.stat().st_size + len(line) > most_bytes:
                 _halve(path, most_bytes // 2)
             _add(path, line)
@@ -83,19 +100,20 @@ def append(state: Path, kept: Record, *, most_bytes: int = MOST_BYTES) -> None:
 
 def read(state: Path) -> tuple[Record, ...]:
     """Every record that can be read, oldest first."""
+    return tuple(read_lines(state / _FOLDER / _FILE, Record))
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """Values of a file that `append_line` wrote, oldest first; none where it is not there."""
     try:
-        text = (state / _FOLDER / _FILE).read_bytes()
+        text = path.read_bytes()
     except OSError:
-        return ()
-    return tuple(_records(text))
-
-
-def _records(text: bytes) -> Iterator[Record]:
+        return
     for number, line in enumerate(text.split(b"\n"), 1):
         try:
             data = json.loads(line)
             if isinstance(data, dict):
-                yield decode(Record, data, where=f"{_FILE} line {number}")
+                yield decode(kind, data, where=f"{path.name} line {number}")
         except (ValueError, ConfigError):
             continue
 

@@ -226,7 +226,7 @@ class ServerEngine:
             await asyncio.wait({self.died}, timeout=_CAUSE_S)
         if self.died.done():
             return _again(self.died.result())
-        return EngineDied(f"the connection to {self._identity.address} was lost: {why}")
+        return EngineDied(f"the connection to {self._identity.address} was lost: {why}", from_outside=True)
 
     async def _health(self) -> tuple[State, str | None]:
         try:
@@ -251,7 +251,8 @@ class ServerEngine:
     async def _watch(self, process: Process) -> None:
         await process.wait()
         what = f"the engine at {self._identity.address} {process.words()}"
-        self.died.set_result(EngineDied(what, hint=last_words(process)))
+        outside = process.exit is not None and process.exit.from_outside
+        self.died.set_result(EngineDied(what, hint=last_words(process), from_outside=outside))
 
 
 def last_words(process: Process) -> str | None:
@@ -279,4 +280,4 @@ def _reason(error: httpx.TransportError) -> str:
 
 def _again(error: EngineDied) -> EngineDied:
     """The same words in a new exception: each stream raises its own."""
-    return EngineDied(error.message, hint=error.hint)
+    return EngineDied(error.message, hint=error.hint, from_outside=error.from_outside)

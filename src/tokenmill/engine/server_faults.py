@@ -62,7 +62,9 @@ def error_of(text: str) -> dict[str, Any]:
 
 def _too_long(error: dict[str, Any], message: str) -> TooLong | None:
     needed, context = error.get("n_prompt_tokens"), error.get("n_ctx")
-    if not isinstance(needed, int) or not isinstance(context, int):
+    if isinstance(needed, int) and isinstance(context, int):
+        needed += 1  # llama.cpp counts the prompt alone, and refuses one that leaves no room for a single token
+    else:
         found = next(filter(None, (re.search(pattern, message, re.DOTALL) for pattern in _TOO_LONG)), None)
         if found is None:
             return None

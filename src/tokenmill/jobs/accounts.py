@@ -52,7 +52,7 @@ class Accounts:
     def answered(self, flight: Flight, answer: Answer, prompt: bytes) -> None:
         """A job has its answer."""
         self.in_a_row = 0
-        self.pace.answered(answer, flight.tokens)
+        self.pace.answered(answer, flight.tokens, flight.since)
         self._reckoned.add(prompt, answer.usage)
         if len(self._computed) <= MOST_JOBS:
             self._computed.append(flight.id)
@@ -95,7 +95,7 @@ class Accounts:
         pace = self.pace
         return Report(
             end, seconds, pace.busy_s, counts, pace.answers, pace.tokens, pace.rates(), pace.lanes, self.misses, least,
-            self.deaths, notes,
+            self.deaths, notes, pace.head_tok_s,
         )  # fmt: skip
 
     def _eta_s(self, lengths: Lengths, counts: Counts, under_way: Sequence[int]) -> float | None:

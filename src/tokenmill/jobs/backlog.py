@@ -13,7 +13,8 @@ from tokenmill.jobs.tree import Order, Tree
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
 _MARGIN = 1.25  # expected times are this much too short, for all we know ...
 _SLACK_S = 60.0  # ... and this much more
-_LOOK_S = 1.0  # between two looks at all deadlines
+_LOOK_S = 1.0  # between two looks at all deadlines, at least ...
+_FAR_S = 60.0  # ... and at most, while none is near
 _PATIENCE = 4  # windows of jobs that may pass before one that waits
 
 Cost = Callable[[Pending], tuple[float, float] | None]
@@ -34,6 +35,7 @@ class Backlog:
         self._taken = 0
         self._dated: dict[int, Pending] = {}  # with a deadline, and not urgent yet
         self._looked_s: float | None = None
+        self._pause_s = _LOOK_S
 
     def __len__(self) -> int:
         return sum(map(len, self.trees()))
@@ -85,9 +87,9 @@ class Backlog:
 
         A job is in danger when it, and all that are due before it, would not be done in time if they were begun now.
         """
-        if not self._dated or (self._looked_s is not None and 0 <= now_s - self._looked_s < _LOOK_S):
+        if not self._dated or (self._looked_s is not None and 0 <= now_s - self._looked_s < self._pause_s):
             return
-        self._looked_s = now_s
+        self._looked_s, slack_s = now_s, 4 * _FAR_S
         due = sorted(self._dated.values(), key=lambda record: record.deadline_s or 0.0)
         known = [cost(record) for record in self._urgent.records()]
         busy_s, endangered = sum(each[0] for each in known if each is not None), 0
@@ -95,8 +97,13 @@ class Backlog:
             left_s = (record.deadline_s or 0.0) - now_s
             takes = cost(record)
             busy_s += takes[0] if takes is not None else 0.0
-            if left_s <= (BLIND_S if takes is None else _MARGIN * (busy_s + takes[1]) + _SLACK_S):
+            over_s = left_s - (BLIND_S if takes is None else _MARGIN * (busy_s + takes[1]) + _SLACK_S)
+            if over_s <= 0:
                 endangered = number
+            else:
+                slack_s = min(slack_s, over_s)
+        # What is left over shrinks as time goes by, and faster when answers turn out longer than was thought.
+        self._pause_s = min(_FAR_S, max(_LOOK_S, slack_s / 4))
         for record in due[:endangered]:
             self._hurry(record.job)
 

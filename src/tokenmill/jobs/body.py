@@ -142,10 +142,10 @@ def answer_body(endpoint: Endpoint, answer: Answer, *, id: str, model: str, crea
     choice: dict[str, Any] = {"index": 0}
     if chat:
         choice["message"] = _message(answer)
-        choice["logprobs"] = None if answer.logprobs is None else _chat_logprobs(answer.logprobs)
+        choice["logprobs"] = None if answer.logprobs is None else chat_logprobs(answer.logprobs)
     else:
         choice["text"] = answer.text
-        choice["logprobs"] = None if answer.logprobs is None else _text_logprobs(answer.logprobs)
+        choice["logprobs"] = None if answer.logprobs is None else text_logprobs(answer.logprobs)
     choice["finish_reason"] = answer.finish_reason
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",
@@ -184,7 +184,8 @@ def _message(answer: Answer) -> dict[str, Any]:
     return message
 
 
-def _chat_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+def chat_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
+    """Token probabilities as chats have them."""
     return {"content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
             "refusal": None}  # fmt: skip
 
@@ -193,8 +194,9 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
 
 
-def _text_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
-    offsets, offset = [], 0
+def text_logprobs(tokens: tuple[TokenLogprob, ...], offset: int = 0) -> dict[str, Any]:
+    """Token probabilities in the older form of completions; `offset`: of the first token in the text."""
+    offsets = []
     for token in tokens:
         offsets.append(offset)
         offset += len(token.text)

@@ -119,6 +119,18 @@ class Books:
 
         return await self._do(work)
 
+    async def join(self, batch: Batch, limit: int) -> list[Waiting]:
+        """Another batch, to be worked on with the others; the first of its pending jobs."""
+
+        def work() -> list[Waiting]:
+            self._batches[batch.id] = batch
+            self.open = [known for known in self.open if known != batch.id and not self._store.batch(known).finished]
+            self.open.append(batch.id)
+            self._count()
+            return self._store.waiting([batch.id], limit=limit)
+
+        return await self._do(work)
+
     async def cancel(self, batch: int) -> None:
         """A batch is to be worked no more."""
 

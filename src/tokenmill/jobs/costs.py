@@ -5,7 +5,7 @@ Works on expected lengths and measured rates; what is not known is None, and eac
 
 from collections.abc import Iterable
 
-from tokenmill.jobs.expected import Lengths
+from tokenmill.jobs.expected import Lengths, Rates
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.tree import Node
@@ -15,13 +15,19 @@ AGAIN_WITHOUT_RATES = (
     "is at least as long as the head"
 )
 AGAIN_UNKNOWN = "a head stays on one lane until the first answer has shown how long answers are"
+AGAIN_HOPED = "another lane was tried for want of a measurement: it was taken to write half as much as the first"
 
 
 class Costs:
-    """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing."""
+    """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing but by `measured`."""
 
     def __init__(self, shape: EngineShape, lengths: Lengths) -> None:
-        self._shape, self._lengths = shape, lengths
+        self._lengths, self._given, self._rates = lengths, shape.rates, shape.rates
+
+    def measured(self, rates: Rates) -> None:
+        """What the run itself has shown so far; it counts more than what was known before. Mutates."""
+        decode = dict(self._given.decode_tok_s) | dict(rates.decode_tok_s)
+        self._rates = Rates(rates.prefill_tok_s or self._given.prefill_tok_s, tuple(sorted(decode.items())))
 
     def tokens(self, prompt_bytes: float) -> int:
         """Tokens of so much prompt."""
@@ -38,7 +44,8 @@ class Costs:
 
     def seconds(self, record: Pending, lanes: int) -> tuple[float, float] | None:
         """Seconds that a job takes of the engine, and until its answer is complete; None: unknown."""
-        rates, rate, output = self._shape.rates, self._shape.rates.decode_at(lanes), self.output(record)
+        rates, output = self._rates, self.output(record)
+        rate = rates.decode_at(lanes) or self._hoped(lanes)
         if not rates.prefill_tok_s or not rate or output is None:
             return None
         prefill_s = self.tokens(record.prompt_bytes) / rates.prefill_tok_s
@@ -48,16 +55,32 @@ class Costs:
         """Whether a lane more gains a group more than its head costs, and what was assumed for want of knowledge.
 
         `at` lanes work on the group and `busy` on anything. With rates: what all lanes write more while the new one
-        writes its share of the group's answers, as seconds, against the seconds for the head. Without them:
-        AGAIN_WITHOUT_RATES, which errs towards one lane as long as prompts are computed faster than all lanes write.
+        writes its share of the group's answers, as seconds, against the seconds for the head; a width that was never
+        tried is hoped for, and measured once it is. Without any: AGAIN_WITHOUT_RATES, which errs towards one lane as
+        long as prompts are computed faster than all lanes write.
         """
         mean = self._lengths.mean_tokens
         answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
         if answers is None:
             return False, AGAIN_UNKNOWN
-        head, rates = self.tokens(again_bytes), self._shape.rates
-        now, then = rates.decode_at(busy), rates.decode_at(busy + 1)
+        head, rates = self.tokens(again_bytes), self._rates
+        now, then = self._hoped(busy), self._hoped(busy + 1)
         if not rates.prefill_tok_s or not now or not then:
             return answers / (at + 1) >= head, AGAIN_WITHOUT_RATES
         share_s = answers / (at + 1) * (busy + 1) / then
-        return share_s * (then - now) / now > head / rates.prefill_tok_s, None
+        pays = share_s * (then - now) / now > head / rates.prefill_tok_s
+        return pays, AGAIN_HOPED if pays and busy + 1 > rates.decode_tok_s[-1][0] else None
+
+    def _hoped(self, lanes: int) -> float | None:
+        """Tokens a second at a width; one that is beyond all that were measured is reckoned from the nearest.
+
+        Each lane after the first is taken to add half of what one writes alone: between engines that are bound by
+        memory, where it adds nearly all, and by arithmetic, where it adds nothing.
+        """
+        known = self._rates.decode_tok_s
+        if not known:
+            return None
+        if known[0][0] <= lanes <= known[-1][0]:
+            return self._rates.decode_at(lanes)
+        width, rate = known[0] if lanes < known[0][0] else known[-1]
+        return rate * (1 + lanes) / (1 + width)

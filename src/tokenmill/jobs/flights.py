@@ -9,6 +9,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.job import Job
+from tokenmill.jobs.pace import Mark
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +23,7 @@ class Flight:
     sent: Dispatch | None  # None: a suspect, sent past the scheduler
     life: Engine | None  # which of the engine's; None: it had none just then
     evicted_tokens: int | None = None  # by the engine, before this was sent
+    since: Mark = (0.0, 0.0)  # when it began, as the pace counts
     tokens: int = 0  # that have come
     task: "asyncio.Task[None] | None" = None
 

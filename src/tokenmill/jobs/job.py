@@ -104,11 +104,12 @@ class Submission:
     model_id: str
     output: str | None = None  # absolute; with the file's content and the model it names the batch
     errors: str | None = None  # a file of their own for lines without an answer
-    priority: int = 0  # of lines that have none; higher first
+    priority: int | None = None  # of lines that have none; higher first; None: 0, or as it was
     deadline_s: float | None = None
     reuse: bool = True  # answers that exist are taken
     strict: bool = False  # one bad line refuses the file
     defaults: Mapping[str, Any] = field(default_factory=dict)  # keys of a body, for lines that lack them
+    name: str | None = None  # of the batch; None: one is made up
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tokenmill.jobs.keys import shown
 from tokenmill.jobs.line import body_of, custom_id_of, parse
 from tokenmill.jobs.lint_families import Families, Member, between
 from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
-from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Heads, Misplaced, misplaced
+from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Heads, Misplaced, misplaced, with_context
 from tokenmill.jobs.lint_parts import Prompt, prompt_of, shortened
 from tokenmill.jobs.lint_report import (
     BYTES_PER_TOKEN,
@@ -258,6 +258,9 @@ class Lint:
             yield Finding("custom_id", self._names.count, detail=self._again, fatal=True)
         if longer := self._tokens.too_long():
             yield Finding("too_long", longer.jobs, detail=longer.words, fatal=True)
+        if own := with_context(self._heads.all()):
+            words = f"line {own[0].line} and line {own[1].line}, for two"
+            yield Finding("context", self._heads.scale * sum(head.jobs for head in own), detail=words)
         if digest := self._tokens.long_heads(LONG_DIGEST_TOKENS):
             yield Finding("long_digest", digest.jobs, detail=digest.words)
         if self._unlimited:

@@ -27,6 +27,8 @@ _CUT_AT, _MOST_WORDS = 12, 64  # a piece has about as many words, and never more
 _NEAR_BYTES, _NEAR_SHARE = 256, 0.05
 _HEAD_SHARE = 0.5
 _ORDER_SHARE = 0.8
+_CONTEXT = 200  # characters that are more than a date or a name
+_OFTEN = 1.5  # jobs with one head, on average: a digest
 
 Misplacement = Literal["near", "order", "changing", "behind"]
 
@@ -116,6 +118,23 @@ def misplaced(heads: Sequence[Head]) -> Iterator[Misplaced]:
             have = holders.setdefault(piece, [])
             if len(have) < HOLDERS and (not have or have[-1] != index):
                 have.append(index)
+
+
+def with_context(heads: Sequence[Head]) -> list[Head]:
+    """Heads that end with a system message whose beginning others have, and whose long rest is its own.
+
+    A digest for some of the jobs looks the same, but several jobs have it; a date or an id is short.
+    """
+    ending = [head for head in heads if head.own and head.parts and head.parts[-1].label.endswith("(system)")]
+    found: list[Head] = []
+    ordered = sorted(ending, key=lambda head: head.text)
+    for at, head in enumerate(ordered):
+        near = ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2]
+        common = max((common_length(head.text, other.text) for other in near), default=0)
+        if common >= LEAST_LOST and len(head.text) - common >= _CONTEXT:
+            found.append(head)
+    alone = sum(head.jobs for head in found) < _OFTEN * len(found)
+    return sorted(found, key=lambda head: head.line) if len(found) > 2 and alone else []
 
 
 def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[bytes]]]) -> Misplaced | None:

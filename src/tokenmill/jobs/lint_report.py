@@ -12,8 +12,8 @@ LONG_DIGEST_TOKENS = 16 * 1024
 
 Kind = Literal[
     "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing", "behind",
-    "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind", "duplicates", "file_order",
-    "empty",
+    "context", "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind", "duplicates",
+    "file_order", "empty",
 ]  # fmt: skip
 COSTLY: tuple[Kind, ...] = (
     "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing"
@@ -31,6 +31,7 @@ TITLES: dict[Kind, str] = {
     "order": "heads have the same text in another order",
     "changing": "text that changes stands before text that does not",
     "behind": "text that other jobs have too stands behind text that changes",
+    "context": "system messages end with text of their own",
     "long_digest": "heads are longer than 16 K tokens",
     "too_long": "prompts do not fit the context",
     "bad_line": "lines cannot be run",
@@ -53,6 +54,8 @@ ADVICE: dict[Kind, str] = {
     "order": "keep messages, examples and sections in one order",
     "changing": "retrieved text belongs into the last message, behind all that stays the same",
     "behind": "if it is an instruction, put it first; if it is part of the documents, leave it",
+    "context": "retrieved text belongs into the last message: what templates write behind a system message, tools and "
+    "further messages, is computed again for each",
     "long_digest": "tokenmill digest --tokens N makes one of a given size",
     "too_long": "they will be refused: shorten them, or plan with a longer context",
     "bad_line": "tokenmill run gives each an error line in the output",

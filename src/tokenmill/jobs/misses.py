@@ -12,7 +12,9 @@ from typing import Literal
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.lint_diff import visible
 from tokenmill.jobs.shape import Reuse
+from tokenmill.units import number_of
 
 SLOT_SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity unless told: part of a prompt that a slot must have
 BORDER_TOKENS = 16  # that may be lost where a head ends
@@ -128,17 +130,7 @@ def _around(text: bytes, at: int) -> str:
         at -= 1
     before = text[max(0, at - 4 * _SHOWN) : at].decode(errors="replace")[-_SHOWN:]
     after = text[at : at + 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
-    return f"{_visible(before)}▸{_visible(after)}"
-
-
-def _visible(text: str) -> str:
-    """Text with every control character, odd space and invisible mark written out."""
-    return "".join(char if char == " " or char.isprintable() else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    wide = f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
-    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char, wide)
+    return f"{''.join(map(visible, before))}▸{''.join(map(visible, after))}"
 
 
 def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
@@ -223,7 +215,7 @@ class Misses:
     def lines(self) -> list[str]:
         """A line for each cause. Mutates nothing."""
         return [
-            f"{tallied.cause}: {tallied.lost_tokens} prompt tokens computed again in {tallied.jobs} "
-            f"{'job' if tallied.jobs == 1 else 'jobs'}; {tallied.examples[0].words}"
+            f"{tallied.cause}: {number_of(tallied.lost_tokens, 'prompt token')} computed again in "
+            f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].words}"
             for tallied in self.by_cost()
         ]

@@ -25,8 +25,13 @@ class Tokens:
         return self.prompt - self.cached
 
 
+Mark = tuple[float, float]
+"""A moment of a run: busy seconds, and the same summed over jobs."""
+LEAST_TOKENS = 64  # that a rate is told from
+
+
 class Pace:
-    """Sums over a run. All methods but `rates` and `tokens` mutate."""
+    """Sums over a run. All methods but `rates` and `by_lanes` mutate, properties do not."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -36,6 +41,13 @@ class Pace:
         self._written = 0  # tokens of finished answers
         self._timed_prompt = self._timed_written = 0  # of those with the engine's own times
         self._prefill_s = self._decode_s = 0.0
+        self._head_tokens, self._head_s = 0, 0.0  # of prompts of which much was computed
+        self._at: dict[int, tuple[int, float]] = {}  # by jobs beside it and itself: tokens written, and seconds
+
+    @property
+    def mark(self) -> Mark:
+        """Now, for the answer of a job that begins."""
+        return self.busy_s, self._lane_s
 
     def passed(self, seconds: float, at_work: int) -> None:
         """Time went by with so many jobs in the engine."""
@@ -47,8 +59,8 @@ class Pace:
         """Tokens of an answer came."""
         self._generated += tokens
 
-    def answered(self, answer: Answer, heard: int) -> None:
-        """An answer is complete, and so many of its tokens had come in pieces."""
+    def answered(self, answer: Answer, heard: int, since: Mark = (0.0, 0.0)) -> None:
+        """An answer is complete that was begun at a mark, and so many of its tokens had come in pieces."""
         usage, timings = answer.usage, answer.timings
         computed = usage.prompt_tokens - (usage.cached_tokens or 0)
         self.answers += 1
@@ -61,6 +73,13 @@ class Pace:
             self._timed_written += usage.completion_tokens
             self._prefill_s += timings.prefill_s
             self._decode_s += timings.decode_s
+            if computed >= LEAST_TOKENS:
+                self._head_tokens += computed
+                self._head_s += timings.prefill_s
+            if self.busy_s > since[0]:
+                lanes = max(1, round((self._lane_s - since[1]) / (self.busy_s - since[0])))
+                written, seconds = self._at.get(lanes, (0, 0.0))
+                self._at[lanes] = written + usage.completion_tokens, seconds + timings.decode_s
 
     @property
     def tokens(self) -> Tokens:
@@ -72,8 +91,25 @@ class Pace:
         """Jobs in the engine, on average while there were any."""
         return self._lane_s / self.busy_s if self.busy_s else 0.0
 
+    @property
+    def head_tok_s(self) -> float | None:
+        """How fast long prompts are computed, by the engine's own times; None: none was.
+
+        A few tokens take as long as a hundred: rates of what is left of prompts when their heads are reused say nothing
+        of what the heads would have taken.
+        """
+        return self._head_tokens / self._head_s if self._head_s > 0 else None
+
+    def by_lanes(self) -> Rates:
+        """Speeds by how many jobs were at work, as far as answers tell: by the engine's own times, nothing scaled."""
+        decode = {lanes: lanes * written / seconds for lanes, (written, seconds) in self._at.items()
+                  if written >= LEAST_TOKENS and seconds > 0}  # fmt: skip
+        enough = self._timed_prompt >= LEAST_TOKENS and self._prefill_s > 0
+        prefill = self.head_tok_s or (self._timed_prompt / self._prefill_s if enough else None)
+        return Rates(prefill, tuple(sorted(decode.items())))
+
     def rates(self) -> Rates:
-        """As measured; empty before there is anything to measure by."""
+        """As measured, one rate for all widths; empty before there is anything to measure by."""
         if not self.answers or self.busy_s <= 0 or not self._written:
             return Rates()
         computed = self._prompt - self._cached

@@ -62,3 +62,4 @@ class Report:
     least: Least | None  # None: nothing was computed, or it could not be reckoned
     deaths: int  # of the engine
     notes: tuple[str, ...]
+    head_tok_s: float | None = None  # how fast long prompts were computed; None: none was

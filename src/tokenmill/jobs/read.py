@@ -24,6 +24,9 @@ BLOCK_BYTES = 512 * KIB
 LONGEST_LINE_BYTES = 32 * MIB
 _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r"
+_LOOKED_AT = 1024
+_CONTROL = bytes({*range(32), 127} - {*b"\t\n\r\f\x1b"})
+_MOST_CONTROL, _FEW = 0.05, 4  # of the first bytes; a line with a stray one is that line's fault
 _PACK_AGAIN = "fetch or pack it again"
 _FILE_HINT = "check the path and who may read it"
 
@@ -123,7 +126,15 @@ def _text_of(blocks: Iterator[bytes]) -> Iterator[bytes]:
     for index, block in enumerate(blocks):
         if index == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UsageError("the file is UTF-16", hint="write it as UTF-8: iconv -f UTF-16 -t UTF-8")
+        if index == 0 and _is_binary(block[:_LOOKED_AT]):
+            hint = "jobs are lines of JSON, also packed with gzip or zstd, or Parquet"
+            raise UsageError("the file is not text", hint=hint)
         yield block.removeprefix(_BOM) if index == 0 else block
+
+
+def _is_binary(start: bytes) -> bool:
+    """Whether a file begins with more control characters than any text has."""
+    return len(start) - len(start.translate(None, _CONTROL)) > max(_FEW, len(start) * _MOST_CONTROL)
 
 
 @contextmanager

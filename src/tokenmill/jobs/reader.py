@@ -103,6 +103,10 @@ class Reader:
         rows = self._database.all("failures", batch=batch, after=job_id(batch, after), limit=limit)
         return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
 
+    def failures_by_code(self, batch: int) -> dict[str, int]:
+        """How many jobs failed or were set aside, by why."""
+        return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
+
     def ask_cancel(self, batch: int) -> None:
         """Leave word that a batch is to be cancelled; needs the mode for it."""
         with self._database.writing(durable=True):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError, TooLong, UsageError
 from tokenmill.jobs.job import Failure
+from tokenmill.units import number_of
 
 MOST_ATTEMPTS = 3
 FIRST_DELAY_S = 2.0
@@ -15,9 +16,6 @@ _IN_A_ROW = 12  # failures of the engine without one answer in between, at least
 
 OF_THE_ENGINE = frozenset(("engine_failed", "engine_died"))
 """Codes of failures that may be nothing of the job's."""
-
-# As `engine.exits` and the engines word it when nothing that a job did can be seen in a death.
-_FROM_OUTSIDE = ("was killed by SIGKILL", "was killed by SIGTERM", "was stopped", "closed the connection", "was lost: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class Verdict:
 def verdict(error: TokenmillError) -> Verdict:
     """The verdict on an error that a stream ended with."""
     if isinstance(error, TooLong):
-        over = error.needed_tokens - error.context_tokens
-        by = f" ({over} tokens too many)" if over > 0 and str(over) not in error.message else ""
+        over = max(1, error.needed_tokens - error.context_tokens)
+        by = "" if "too many" in error.message else f" ({number_of(over, 'token')} too many)"
         return Verdict(Failure("too_long", _words(error, by)), can_pass=False)
     if isinstance(error, UsageError):
         return Verdict(Failure("refused", _words(error)), can_pass=False)
@@ -54,11 +52,6 @@ def after(failure: Failure, attempts: int) -> Failure:
 def delay_s(attempts: int, chance: float, first_s: float = FIRST_DELAY_S) -> float:
     """How long to wait after so many attempts: doubled each time, and spread by `chance` (0 to 1) around that."""
     return min(LONGEST_DELAY_S, first_s * 2.0 ** (attempts - 1)) * (0.5 + chance)
-
-
-def from_outside(death: EngineDied) -> bool:
-    """Whether an engine was ended or cut off by somebody, as far as is known: a job that crashes it looks otherwise."""
-    return any(words in death.message for words in _FROM_OUTSIDE)
 
 
 def most_in_a_row(width: int) -> int:

@@ -22,12 +22,13 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.backlog import Backlog
 from tokenmill.jobs.costs import Costs
 from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
-from tokenmill.jobs.expected import Lengths
+from tokenmill.jobs.expected import Lengths, Rates
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.lanes import Lanes, Pick
 from tokenmill.jobs.shape import EngineShape, Reuse
 from tokenmill.jobs.tree import Node, Order, Tree, length_of
 from tokenmill.jobs.warmth import Warmth
+from tokenmill.units import number_of
 
 WINDOW = 4096  # jobs at hand; about 2 KB each
 SLOT_WINDOW = 16384  # more, to see a head for every lane
@@ -151,6 +152,10 @@ class Scheduler:
         """Another number of jobs at once; those in flight go on."""
         self._width = width if self.shape.lanes is None else min(width, self.shape.lanes)
 
+    def measured(self, rates: Rates) -> None:
+        """How fast the engine has been so far."""
+        self._costs.measured(rates)
+
     def interactive(self, running: int) -> None:
         """So many interactive requests are at work; batch jobs make room for them as they end."""
         self._interactive = running
@@ -217,11 +222,13 @@ class Scheduler:
         """The longest job, if what else is at hand would be done before it even if it were begun now."""
         if not self._backlog.ended or self.width < 2 or any(other.root.unknown for other in self._backlog.trees()):
             return None
+        work = sum(other.root.work for other in self._backlog.trees())
+        if tree.longest_ever * (self.width + 1) < work:  # the end is far, and all groups need not be looked at
+            return None
         longest = tree.longest()
         if longest is None or (following is not None and length_of(longest) <= _LONGER * length_of(following)):
             return None
-        others = sum(other.root.work for other in self._backlog.trees()) - length_of(longest)
-        return longest if length_of(longest) * self.width >= others else None
+        return longest if length_of(longest) * (self.width + 1) >= work else None
 
     def _fits(self, record: Pending) -> bool:
         """Whether a job has room beside those in flight; mutates notes. One alone is never refused."""
@@ -300,8 +307,8 @@ class Scheduler:
             (not self._up, "the engine is not there"),
             (not len(self._backlog) and not self._flights, "no jobs are pending"),
             (not len(self._backlog), "all jobs are in flight"),
-            (not self.width, f"{self._interactive} interactive requests are at work"),
-            (len(self._flights) >= self._most, f"{len(self._flights)} jobs are in flight"),
+            (not self.width, f"{number_of(self._interactive, 'interactive request')} at work"),
+            (len(self._flights) >= self._most, f"{number_of(len(self._flights), 'job')} in flight"),
             (slots and not self._lanes.any_free, "every lane is at work"),
             (slots, "computing a head again for another lane would cost more than it saves"),
             (any(self._warmth.cold), "a head that the next jobs need is being computed"),

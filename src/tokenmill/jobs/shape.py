@@ -24,7 +24,7 @@ class EngineShape:
     reuse: Reuse
     width: int  # jobs at once
     lanes: int | None = None  # that can be chosen: slots only
-    look_ahead: int = 0  # more jobs in the engine's own queue, so that a lane never waits for us
+    look_ahead: int = 0  # more jobs in the engine's own queue: where all lanes end at once, none waits for us
     cells_total: int | None = None  # tokens all sequences can have together; None: unknown, or each lane has its own
     rates: Rates = field(default_factory=Rates)
     notes: tuple[str, ...] = ()  # why it is so, for a person
@@ -54,7 +54,7 @@ def shape_of(
         width = identity.lanes
     return EngineShape(
         reuse, max(1, width), identity.lanes if reuse == "slots" else None,
-        look_ahead=max(2, width // 2) if reuse == "shares" else 0,
+        look_ahead=max(2, width) if reuse == "shares" else 0,
         cells_total=cells_total, rates=rates or Rates(), notes=tuple(notes),
     )  # fmt: skip
 

@@ -2,15 +2,18 @@
 
 What is acknowledged (a sealed batch, a committed answer) survives the end of the process and of the machine. An answer
 is stored once for its identity and never changes. Which job runs when, and on what, is not decided here; nor is the
-form of an answer known. Methods may be called from several threads, one after another.
+form of an answer known. Methods may be called from several threads.
 """
 
 import json
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.job import (
@@ -32,13 +35,29 @@ MOST_DEATHS = 2
 _FORGET_LINES = 50_000  # deleted in one transaction
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
+    """What is at work and what is held change with the tables, for one thread after another."""
+
+    @wraps(method)
+    def alone(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
+        with self._turn:
+            return method(self, *args, **named)
+
+    return alone
+
+
 class Store(Reader):
     """An open folder of batches that this process works on; what a former one left running is pending again."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__(folder, clock=clock, mode="work")
+        self._turn = threading.RLock()
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
-        self._held: dict[bytes, list[int]] = {}  # jobs that wait for an equal one that runs
+        self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order
         self._recover()
 
     # Submitting.
@@ -46,9 +65,9 @@ class Store(Reader):
     def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
         """A new batch without lines; `key` None: it is found again only when it is sealed with one."""
         values = {
-            "name": f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
+            "name": how.name or f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
             "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": how.reuse,
-            "priority": how.priority, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
+            "priority": how.priority or 0, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
         }  # fmt: skip
         with self._database.writing(durable=False):
             batch: int = self._database.run("add_batch", **values).fetchone()[0]
@@ -84,6 +103,28 @@ class Store(Reader):
             self._database.run("seal", batch=batch, key=key, now=self._now())
         return self.batch(batch)
 
+    def set_deadline(self, batch: int, deadline_s: float) -> int:
+        """Another deadline. Jobs that were given up for the one before are pending again; how many."""
+        with self._database.writing(durable=True):
+            self._database.run("set_deadline", batch=batch, deadline_s=deadline_s)
+            return self._database.run("revive_expired", batch=batch, now=self._now(), deadline_s=deadline_s).rowcount
+
+    def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
+        """Another priority for all jobs whose lines do not state one."""
+        before = self.batch(batch)
+        with self._database.writing(durable=True):
+            self._database.run("set_priority", batch=batch, priority=priority)
+            if "priority" not in before.defaults:  # these are as good as stated
+                ranks = {"rank": -priority, "was": -before.priority}
+                for first, data in self._blocks(batch):
+                    texts = data.split(b"\n") if b"priority" in data else []
+                    kept = [first + index for index, text in enumerate(texts)
+                            if b"priority" in text and stated(text.decode(errors="replace").strip())]  # fmt: skip
+                    # Between two lines that state one, all others.
+                    ends = [first - 1, *kept, first + data.count(b"\n") + (not data.endswith(b"\n"))]
+                    for low, high in pairwise(ends):
+                        self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
+
     def retire(self, batch: int) -> None:
         """The batch stays, but the same command makes a new one."""
         with self._database.writing(durable=False):
@@ -105,6 +146,7 @@ class Store(Reader):
 
     # Working.
 
+    @_in_turn
     def start(self, jobs: Iterable[int]) -> Started:
         """Mark jobs as running. Those with an answer are done instead; those whose equal runs are held for it.
 
@@ -129,11 +171,10 @@ class Store(Reader):
                     running[job.identity] = job
         self._at_work.update((job.id, identity) for identity, job in running.items())
         for identity, number in held:
-            waiting = self._held.setdefault(identity, [])
-            if number not in waiting:
-                waiting.append(number)
+            self._held.setdefault(identity, {})[number] = None
         return Started(tuple(running.values()), tuple(answered), tuple(number for _, number in held))
 
+    @_in_turn
     def commit(self, finished: Sequence[Finished]) -> tuple[Outcome, ...]:
         """Store answers in one transaction, on the disk when this returns; their jobs and held equals are done.
 
@@ -158,6 +199,7 @@ class Store(Reader):
             self._held.pop(self._at_work.pop(item.job, b""), None)
         return tuple(outcomes)
 
+    @_in_turn
     def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[Outcome, ...]:
         """No answer: for good, or to be tried again from a time on. Held equals are free again."""
         with self._database.writing(durable=retry_at_s is None):
@@ -169,6 +211,7 @@ class Store(Reader):
         state = State.FAILED if retry_at_s is None else State.PENDING
         return (*((Outcome(job, state),) if changed else ()), *self._freed([job]))
 
+    @_in_turn
     def died(
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
     ) -> tuple[Outcome, ...]:
@@ -181,6 +224,7 @@ class Store(Reader):
                     outcomes.append(Outcome(job, State(row[0])))
         return (*outcomes, *self._freed(suspects))
 
+    @_in_turn
     def release(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
         """Jobs that were put back unfinished; this was no attempt."""
         released = list(jobs)
@@ -236,6 +280,13 @@ class Store(Reader):
         except StoreError:
             self._database.close()
             raise
+
+    def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
+        """The text of a batch with the number of each block's first job."""
+        after, last = job_id(batch, 0) - 1, job_id(batch, MOST_LINES)
+        while row := self._database.run("block_after", after=after, last=last).fetchone():
+            yield row
+            after = row[0]
 
     def _freed(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
         held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]

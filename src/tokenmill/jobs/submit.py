@@ -15,6 +15,7 @@ from tokenmill.jobs.job import INVALID_LINE, MOST_LINES, Batch, State, Submissio
 from tokenmill.jobs.line import Reading, Row, blocks
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.read import BadLine, Chunk, Source, open_source
+from tokenmill.jobs.reschedule import Rescheduled, reschedule
 from tokenmill.jobs.store import Store
 from tokenmill.units import MIB
 
@@ -30,6 +31,7 @@ class Submitted:
 
     batch: Batch
     continued: bool  # the batch was there before
+    changed: Rescheduled | None = None  # its deadline or priority; None: neither
 
 
 def submit(
@@ -39,33 +41,47 @@ def submit(
     *,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
+    fresh: Callable[[], None] | None = None,
 ) -> Submitted:
     """Store the jobs of a file; `progress` is told the last line that is stored.
 
-    A finished batch that was computed without reuse is done anew when it is submitted again.
+    `fresh` is called before a batch is stored that was not there, and may refuse it with a UsageError.
+    A finished batch that was computed without reuse is done anew when it is submitted again. A deadline or a priority
+    holds for a batch that was there before, too.
     """
     with open_source(where) as source:
         known = store.find(batch_key(how, source.digest)) if source.digest else None
-        if known and known.finished and not how.reuse:
-            store.retire(known.id)
-            known = None
+        anew = known is not None and known.finished and not how.reuse
         if known and how.strict:
             _refuse_known_bad(store, known)
-        if known and known.sealed_s is not None:
-            return Submitted(known, continued=True)
+        if known and known.sealed_s is not None and not anew:
+            return _again(store, known, how)
+        if source.digest and fresh:
+            fresh()
+        if known and anew:
+            store.retire(known.id)
+            known = None
         key = batch_key(how, source.digest) if source.digest else None
         batch = known.id if known else store.begin(how, source=source.name, key=key)
         try:
             _store_lines(store, batch, source, how, processes, progress)
+            key = batch_key(how, source.digest or "")
+            twin = store.find(key)
+            if twin is None and fresh:  # a stream: only now is it known what it is
+                fresh()
         except UsageError:
             store.forget(batch)
             raise
-        key = batch_key(how, source.digest or "")
-        twin = store.find(key)
     if twin and twin.id != batch:  # a stream that was here before
         store.forget(batch)
-        return Submitted(twin, continued=True)
+        return _again(store, twin, how)
     return Submitted(store.seal(batch, key), continued=known is not None)
+
+
+def _again(store: Store, batch: Batch, how: Submission) -> Submitted:
+    """A batch that was there before, with what the submission says of its order."""
+    changed = reschedule(store, batch, how)
+    return Submitted(changed.batch, continued=True, changed=changed if changed.deadline or changed.priority else None)
 
 
 def batch_key(how: Submission, digest: str) -> bytes:
@@ -77,7 +93,7 @@ def batch_key(how: Submission, digest: str) -> bytes:
 def _store_lines(store: Store, batch: int, source: Source, how: Submission, processes: int | None,
                  progress: Callable[[int], None] | None) -> None:  # fmt: skip
     stored = store.last_line(batch)
-    reading = Reading(batch, how.model_id, how.priority, how.reuse, how.defaults)
+    reading = Reading(batch, how.model_id, how.priority or 0, how.reuse, how.defaults)
     fresh = (new for item in source.chunks() if (new := _after(item, stored)))
     rows, texts, texts_bytes = list[Row](), list[tuple[int, bytes]](), 0
     most_lines = min(FIRST_GROUP_LINES, GROUP_LINES)

@@ -78,6 +78,7 @@ class Tree:
     def __init__(self, order: Order = "stream") -> None:
         self.root = Node(None, b"")
         self.open: bytes | None = None  # head of the last job of a stream that goes on: its groups are worked last
+        self.longest_ever = 0.0  # expected answer, of all jobs that were ever here
         self._order: Order = order
         self._nodes: dict[int, tuple[Node, Pending]] = {}
 
@@ -105,6 +106,7 @@ class Tree:
         else:
             insort(node.jobs, record, key=lambda other: -length_of(other))
         self._nodes[record.job] = node, record
+        self.longest_ever = max(self.longest_ever, length_of(record))
         self._changed(node, record, 1)
 
     def remove(self, job: int) -> Pending:

@@ -25,19 +25,21 @@ from tokenmill.jobs.flights import Broke, Came, Ended, Flight
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.job import MOST_LINES, NUMBER_BITS, Batch, Failure, Finished, State
 from tokenmill.jobs.least import counted
-from tokenmill.jobs.misses import explain
+from tokenmill.jobs.misses import Miss, explain
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import End, Failed, Least, Report
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.store import MOST_DEATHS, Store
+from tokenmill.jobs.width import Widens
 
 GATHER_S = 0.003  # answers that come within this are written down together
 TICK_S = 1.0  # between two looks at the store, the clock and the output
+_JOINING = 512  # jobs of a batch that joins, taken at once; the rest comes with the stream
 _KEPT = "what is answered is kept, and the same command goes on from there"
 
-Event = Came | Ended | Broke | Status | EngineError | None
-"""From streams; how the engine is, or why it is gone for good; None: the work is to stop."""
+Event = Came | Ended | Broke | Status | EngineError | Batch | None
+"""From streams; how the engine is, or why it is gone for good; a batch that joins; None: the work is to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +65,21 @@ async def work(
     stop: asyncio.Event | None = None,
     tell: Tell | None = None,
     clock: Callable[[], float] = time.time,
+    joining: "asyncio.Queue[Batch] | None" = None,
+    missed: Callable[[Miss], None] | None = None,
 ) -> Report:
     """Work until every job of the batches has its outcome, or until told to stop.
 
     EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
-    been put back. `clock` is the store's.
+    been put back. `clock` is the store's. Batches that come through `joining` are worked on, too; one that comes too
+    late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
+    prompt that was computed though it need not have been.
     """
     settings = options or Options()
     books = Books(store, batches, outputs or {}, clock=clock, most_deaths=settings.most_deaths)
-    return await _Worker(books, engine, shape, settings, stop or asyncio.Event(), tell or (lambda _: None), clock).run()
+    worker = _Worker(books, engine, shape, settings, stop or asyncio.Event(), tell or (lambda _: None), clock)
+    worker.missed = missed or worker.missed
+    return await worker.run(joining)
 
 
 class _Worker:
@@ -94,11 +102,14 @@ class _Worker:
         self._down: str | None = None  # why the engine cannot be used now
         self._gone: EngineError | None = None  # why it never can
         self._done = False
+        self.missed: Callable[[Miss], None] = lambda _: None
 
-    async def run(self) -> Report:
+    async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Report:
         """The loop."""
         beside = [self._beside(life.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
                   self._beside(self._await_stop())]  # fmt: skip
+        if joining is not None:
+            beside.append(self._beside(self._await_joining(joining)))
         try:
             while not self._over:
                 await self._look()
@@ -144,6 +155,17 @@ class _Worker:
         await self._stop.wait()
         self._inbox.put_nowait(None)
 
+    async def _await_joining(self, joining: "asyncio.Queue[Batch]") -> None:
+        while True:
+            self._inbox.put_nowait(await joining.get())
+
+    async def _join(self, batch: Batch) -> None:
+        """Its first jobs at once, past the stream, which may be far from them; for the rest it is read again."""
+        rows = await self._books.join(batch, _JOINING)
+        self._hand.come(rows, deadline_s=self._books.deadline_s, more=None)
+        self._read, self._done = None, False
+        self._hand.scheduler.again()
+
     async def _events(self, *, wait: bool) -> list[Event]:
         """What has happened; nothing after a tick without anything."""
         if not wait or self._over:
@@ -175,9 +197,12 @@ class _Worker:
                 await self._ended(event.flight, event.how)
             elif isinstance(event, Status):
                 self._accounts.seen(event)
-                self._down = None if event.state == "ready" else self._down
+                if event.state == "ready" and self._down is not None:
+                    await self._back()
             elif isinstance(event, EngineError):
                 self._gone = self._gone or event
+            elif isinstance(event, Batch):
+                await self._join(event)
             elif isinstance(event, Broke):
                 raise event.error
 
@@ -232,12 +257,19 @@ class _Worker:
         self._down, self._accounts.deaths = death.message, self._accounts.deaths + 1
         lost = await self._break_off(list(self._flights.values()))
         trial = [flight.id for flight in lost if flight.id == self._hand.on_trial]
-        blamed = trial or ([] if retries.from_outside(death) else [flight.id for flight in lost])
+        blamed = trial or ([] if death.from_outside else [flight.id for flight in lost])
         if blamed:
             self._settlement.deaths.append((blamed, retries.verdict(death).failure))
         self._settlement.released += [flight.id for flight in lost if flight.id not in blamed]
         self._hand.died([(flight.id, flight.tokens) for flight in lost])
         await self._record()  # before any of them is tried
+
+    async def _back(self) -> None:
+        """An engine is there again. It has the lanes that were planned: it gets those that were measured."""
+        self._down, now = None, life.of(self._engine)
+        if isinstance(now, Widens) and now.identity.lanes != self._width:
+            with suppress(EngineError):  # it died again, which others tell
+                await now.set_lanes(min(self._width, now.most_lanes))
 
     # -- decide and begin --------------------------------------------------------------------------------------------
 
@@ -281,7 +313,7 @@ class _Worker:
                 continue
             flight = Flight(job, call, self._hand[job.id].prompt_bytes, self._loop_s(),
                             decision if isinstance(decision, Dispatch) else None, life.of(self._engine),
-                            self._accounts.counters.evicted_tokens)  # fmt: skip
+                            self._accounts.counters.evicted_tokens, self._accounts.pace.mark)  # fmt: skip
             self._flights[job.id] = flight
             flights.launch(flight, self._engine, timeout_s=self._options.job_timeout_s, tell=self._inbox.put_nowait,
                            heard=self._accounts.pace.heard)  # fmt: skip
@@ -314,11 +346,15 @@ class _Worker:
         evidence = self._accounts.evidence(sent, flight, answer)
         if explain(sent, answer.usage, flight.prompt_bytes, evidence) is None:
             return
+        if evidence.evicted_tokens is not None:  # what was dropped since it was asked last may be the cause
+            self._accounts.seen(await self._engine.status())
+            evidence = self._accounts.evidence(sent, flight, answer)
         like = await self._books.prompt(sent.like) if sent.like is not None else None
         evidence = replace(evidence, prompt=prompt_bytes(flight.call), like=like)
         miss = explain(sent, answer.usage, flight.prompt_bytes, evidence)
         if miss is not None:
             self._accounts.misses.add(miss)
+            self.missed(miss)
 
     async def _look(self) -> None:
         """The clock always; from time to time orders from elsewhere, and the output brought up to date."""
@@ -326,6 +362,7 @@ class _Worker:
         if self._looked_s is not None and self._loop_s() - self._looked_s < self._options.tick_s:
             return
         self._looked_s = self._loop_s()
+        self._hand.scheduler.measured(self._accounts.pace.by_lanes())
         look = await self._books.look()
         self._hand.come(look.due, deadline_s=self._books.deadline_s, more=None)
         for batch in look.asked:

@@ -4,25 +4,16 @@ What is not known is named in `missing`, and nothing is made up for it. Nothing 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tokenmill.hardware.machine import Gpu, Machine
-from tokenmill.plan.memory_rates import memory_rate
+from tokenmill.plan.calibration import Calibration
+from tokenmill.plan.memory_rates import MemoryRate, memory_rate
 from tokenmill.plan.plan import Settings
 from tokenmill.plan.rates import Rates, card_tflops
 from tokenmill.plan.traits import TRAITS
 
 DATACENTER = ("8.0", "9.0")  # A100, H100, H200: most of their arithmetic is out of reach of llama.cpp's kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """What this machine's own recorded runs say; it replaces the constants it speaks of."""
-
-    tier_gb_s: Mapping[str, float] = field(default_factory=dict)  # weights read per second in decode, by tier
-    decode_factor: float = 1.0  # measured seconds of a step over those forecast with these rates
-    prefill_factor: float = 1.0
-    source: str = "recorded runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +67,8 @@ def devices(
     memories = {}
     for tier in (tier for tier in machine.tiers() if tier.kind != "vram"):
         memory = memory_rate(machine, tier.name, resident_bytes.get(tier.name, 0.0), rates, notes)
+        if tier.name in known:
+            memory = MemoryRate(known[tier.name])
         if memory is None:
             missing[tier.name] = f"the bandwidth of {tier.name}, neither stated nor measured"
         else:
@@ -87,9 +80,7 @@ def devices(
         stream = alone * min(1.0, (machine.cpu.cores or threads) / max(threads, 1))
         busy = _undisturbed(machine, threads, rates)
         tiers = {name: memory.at(threads, stream) * busy for name, memory in memories.items()}
-        sides.append(
-            _processors(machine, settings, rates, cores * busy * _clock(machine, rates), {**tiers, **known}, threads)
-        )
+        sides.append(_processors(machine, settings, rates, cores * busy * _clock(machine, rates), tiers, threads))
     cards: dict[str, Card] = {}
     for gpu in machine.gpus:
         name = f"gpu{gpu.index}"

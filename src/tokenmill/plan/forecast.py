@@ -11,8 +11,9 @@ from itertools import product
 
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
+from tokenmill.plan.calibration import Calibration, Correction
 from tokenmill.plan.decode_time import decode_terms
-from tokenmill.plan.devices import Calibration, Devices, devices
+from tokenmill.plan.devices import Devices, devices
 from tokenmill.plan.load_time import load_time
 from tokenmill.plan.plan import Confidence, Forecast, Placement, Settings, Speed, Term
 from tokenmill.plan.prefill_time import prefill_terms
@@ -20,7 +21,7 @@ from tokenmill.plan.rates import Rates, standard
 from tokenmill.plan.step_time import Missing, offload_threshold
 from tokenmill.plan.work import Work, work
 
-__all__ = ["Calibration", "decode_speed", "forecast", "prefill_speed"]
+__all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
 
 TOGETHER = (1, 2, 4, 8, 16, 32, 64)
 UBATCHES = (256, 512, 1024, 2048, 4096)
@@ -49,7 +50,7 @@ def forecast(
 ) -> Forecast:
     """Decode by depth and sequences, prefill by depth and micro-batch, and the load.
 
-    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is set.
+    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is set; `calibration` is what recorded runs say.
     """
     given = _given(machine, profile, settings, placement, calibration, min_batch)
     notes = list(given.devices.notes)
@@ -65,6 +66,7 @@ def forecast(
     by_size = [(0, None, size) for size in UBATCHES if size != settings.ubatch and size <= context]
     prefill = _known(missing, "prefill", partial(_prefill, given), (*by_depth, *by_size))
     notes += missing
+    notes += _corrections(calibration)
     notes += _cliff(given, decode)
     load = load_time(machine, profile, settings, placement, given.rates)
     return Forecast(
@@ -139,34 +141,45 @@ def _given(machine: Machine, profile: Profile, settings: Settings, placement: Pl
 def _decode(given: _Given, depth: int, sequences: int) -> Speed:
     terms = decode_terms(given.work, given.devices, given.settings, given.rates, depth=depth, sequences=sequences,
                          min_batch=given.min_batch)  # fmt: skip
-    if given.calibration is not None:
-        terms = _corrected(terms, given.calibration.decode_factor)
-    return Speed(_rate(sequences, terms), depth, sequences, tuple(terms), _confidence(given, terms))
+    correction = given.calibration.decode if given.calibration is not None else None
+    terms = _corrected(terms, correction)
+    return Speed(_rate(sequences, terms), depth, sequences, tuple(terms), _confidence(given, terms, correction))
 
 
 def _prefill(given: _Given, depth: int, prompt: int | None, ubatch: int) -> Speed:
     tokens = prompt or ubatch
     terms = prefill_terms(given.work, given.devices, given.settings, given.rates, depth=depth, prompt=tokens,
                           ubatch=ubatch, min_batch=given.min_batch)  # fmt: skip
-    if given.calibration is not None:
-        terms = _corrected(terms, given.calibration.prefill_factor)
+    correction = given.calibration.prefill if given.calibration is not None else None
+    terms = _corrected(terms, correction)
     # terms are of one token, as those of decode are
     each = [Term(term.name, term.seconds / tokens, term.bytes and term.bytes / tokens, term.gb_s) for term in terms]
-    return Speed(_rate(1, each), depth, 1, tuple(each), _confidence(given, terms), ubatch=ubatch)
+    return Speed(_rate(1, each), depth, 1, tuple(each), _confidence(given, terms, correction), ubatch=ubatch)
 
 
 def _rate(tokens: int, terms: Sequence[Term]) -> float:
     return tokens / sum(term.seconds for term in terms)
 
 
-def _corrected(terms: Sequence[Term], factor: float) -> list[Term]:
-    return [Term(term.name, term.seconds * factor, term.bytes, term.gb_s and term.gb_s / factor) for term in terms]
+def _corrected(terms: list[Term], correction: Correction | None) -> list[Term]:
+    if correction is None:
+        return terms
+    by = correction.factor
+    return [Term(term.name, term.seconds * by, term.bytes, term.gb_s and term.gb_s / by) for term in terms]
 
 
-def _confidence(given: _Given, terms: Sequence[Term]) -> Confidence:
-    """Calibrated where the memory that takes most of the time was measured."""
-    if given.calibration is not None:
-        return "measured"
+def _corrections(calibration: Calibration | None) -> list[str]:
+    """What was corrected by how much, and on what grounds."""
+    if calibration is None:
+        return []
+    kinds = (("decode", calibration.decode), ("prefill", calibration.prefill))
+    return [f"{kind} is {1 / one.factor:.2f} times what was computed: {one.grounds}" for kind, one in kinds if one]
+
+
+def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | None) -> Confidence:
+    """Calibrated by runs of this machine, or where the memory that takes most of the time was measured."""
+    if correction is not None:
+        return "calibrated"
     seconds: dict[str, float] = {}
     for term in terms:
         tier = term.name.split()[0]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
+from tokenmill.plan.calibration import Calibration
 from tokenmill.plan.changes import Alternatives, changes_that_fit
 from tokenmill.plan.choices import DEFAULT_CONTEXT
 from tokenmill.plan.draft import Draft, make_draft
@@ -17,7 +18,7 @@ from tokenmill.plan.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.place import host_tier
 from tokenmill.plan.plan import Decision, Placement, Plan
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, format_gb_s
 
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # the engines' default first
 SEQUENCES = (1, 2, 4, 8, 16)  # beyond lies the offload cliff of engines that keep experts on the host
@@ -32,20 +33,25 @@ def make(
     *,
     placement: Placement | None = None,
     alternatives: Alternatives = (),
+    calibration: Calibration | None = None,
 ) -> Plan:
-    """Plan a model on a machine; with `placement` given, only account for it."""
+    """Plan a model on a machine; with `placement` given, only account for it.
+
+    `calibration` is what this machine's recorded runs say of the forecast, which is corrected by it.
+    """
     absent = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
     if absent and not goal.cpu_only:
         there = ", ".join(str(gpu.index) for gpu in machine.gpus) or "none"
         raise UsageError(f"{machine.name} has no GPU {', '.join(map(str, absent))}", hint=f"its GPUs: {there}")
-    best = _choose(machine, profile, goal, placement)
-    plan = _finished(machine, profile, goal, best)
+    best = _choose(machine, profile, goal, placement, calibration)
+    plan = _finished(machine, profile, goal, best, calibration)
     if plan.fits:
         return plan
     return replace(plan, changes=tuple(changes_that_fit(machine, profile, goal, plan, alternatives)))
 
 
-def _choose(machine: Machine, profile: Profile, goal: Goal, placement: Placement | None) -> Draft:
+def _choose(machine: Machine, profile: Profile, goal: Goal, placement: Placement | None,
+            calibration: Calibration | None) -> Draft:  # fmt: skip
     """The best draft: the first context and cache type that fit, then the micro-batch, then the sequences."""
     first: Draft | None = None
     options = list(_memory_options(profile, goal))
@@ -59,11 +65,11 @@ def _choose(machine: Machine, profile: Profile, goal: Goal, placement: Placement
         fitting = [draft for draft in drafts if not draft.shortfalls]
         if not fitting:
             continue
-        best = _soonest(machine, profile, fitting)
+        best = _soonest(machine, profile, fitting, calibration)
         settled = replace(asked, ubatch=best.settings.ubatch)
-        sequences, why = _sequences(machine, profile, settled, placement)
+        sequences, why = _sequences(machine, profile, settled, placement, calibration)
         draft = make_draft(machine, profile, replace(settled, sequences=sequences), placement)
-        size = () if goal.ubatch is not None else (_ubatch_reason(machine, profile, draft),)
+        size = () if goal.ubatch is not None else (_ubatch_reason(machine, profile, draft, calibration),)
         return replace(draft, decisions=(*draft.decisions, *reasons, *size, *why))
     assert first is not None  # noqa: S101  there is always something to try
     return first
@@ -94,18 +100,18 @@ def _ubatches(goal: Goal) -> tuple[int, ...]:
     return tuple(size for size in UBATCHES if size <= most) or (most,)
 
 
-def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft]) -> Draft:
+def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft], calibration: Calibration | None) -> Draft:
     """The draft that does the reference job soonest; an earlier one where the difference is not worth its memory."""
-    best, least = drafts[0], _job_seconds(machine, profile, drafts[0])
+    best, least = drafts[0], _job_seconds(machine, profile, drafts[0], calibration)
     for draft in drafts[1:]:
-        seconds = _job_seconds(machine, profile, draft)
+        seconds = _job_seconds(machine, profile, draft, calibration)
         if seconds is not None and least is not None and seconds * WORTH < least:
             best, least = draft, seconds
     return best
 
 
 def _sequences(
-    machine: Machine, profile: Profile, goal: Goal, placement: Placement | None
+    machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
 ) -> tuple[int, tuple[Decision, ...]]:
     """As many as still add a tenth with each doubling, and cost no expert layer its place."""
     if goal.sequences is not None or goal.engine == "vllm":
@@ -114,7 +120,8 @@ def _sequences(
     for count in SEQUENCES:
         draft = make_draft(machine, profile, replace(goal, sequences=count), placement, even=False)
         depth = draft.settings.context // 4
-        speed = decode_speed(machine, profile, draft.settings, draft.placement, depth=depth, sequences=count)
+        speed = decode_speed(machine, profile, draft.settings, draft.placement, depth=depth, sequences=count,
+                             calibration=calibration)  # fmt: skip
         held = sum(home.startswith("gpu") for home in draft.placement.homes)
         if speed is None or draft.shortfalls or (rates and (held < most or speed.tok_s < 1.1 * rates[chosen])):
             break
@@ -126,26 +133,27 @@ def _sequences(
     return chosen, (Decision("sequences", str(chosen), f"{why}; twice as many add less than a tenth or do not fit"),)
 
 
-def _job_seconds(machine: Machine, profile: Profile, draft: Draft) -> float | None:
+def _job_seconds(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> float | None:
     prompt = min(JOB_PROMPT, max(1, draft.settings.context // 2))
-    read = prefill_speed(machine, profile, draft.settings, draft.placement, depth=0, prompt=prompt)
-    write = decode_speed(machine, profile, draft.settings, draft.placement, depth=prompt)
+    settings, placement = draft.settings, draft.placement
+    read = prefill_speed(machine, profile, settings, placement, depth=0, prompt=prompt, calibration=calibration)
+    write = decode_speed(machine, profile, settings, placement, depth=prompt, calibration=calibration)
     if read is None or write is None:
         return None
     return prompt / read.tok_s + JOB_OUTPUT / write.tok_s
 
 
-def _ubatch_reason(machine: Machine, profile: Profile, draft: Draft) -> Decision:
+def _ubatch_reason(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> Decision:
     ubatch = draft.settings.ubatch
-    seconds = _job_seconds(machine, profile, draft)
+    seconds = _job_seconds(machine, profile, draft, calibration)
     reason = "the engine's default; the forecast cannot tell a better one here"
     if seconds is not None:
         reason = f"does a job of {JOB_PROMPT} tokens in and {JOB_OUTPUT} out soonest: {seconds:.0f} s forecast"
     return Decision("ubatch", str(ubatch), reason)
 
 
-def _finished(machine: Machine, profile: Profile, goal: Goal, draft: Draft) -> Plan:
-    speed = forecast(machine, profile, draft.settings, draft.placement)
+def _finished(machine: Machine, profile: Profile, goal: Goal, draft: Draft, calibration: Calibration | None) -> Plan:
+    speed = forecast(machine, profile, draft.settings, draft.placement, calibration=calibration)
     return Plan(
         machine=machine,
         profile=profile,
@@ -154,10 +162,22 @@ def _finished(machine: Machine, profile: Profile, goal: Goal, draft: Draft) -> P
         placement=draft.placement,
         ledger=draft.ledger,
         forecast=speed,
-        decisions=draft.decisions,
+        decisions=(*draft.decisions, *_corrections(calibration)),
         shortfalls=draft.shortfalls,
         warnings=tuple(_warnings(machine, draft)),
+        calibration=calibration,
     )
+
+
+def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
+    """What recorded runs changed in the forecast."""
+    if calibration is None:
+        return
+    for tier, rate in calibration.tier_gb_s.items():
+        yield Decision(f"{tier} rate", format_gb_s(rate), "what decoding on this machine has shown; it states none")
+    for kind, correction in (("decode", calibration.decode), ("prefill", calibration.prefill)):
+        if correction is not None:
+            yield Decision(f"{kind} forecast", f"times {1 / correction.factor:.2f}", correction.grounds)
 
 
 def _warnings(machine: Machine, draft: Draft) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, Tensor
+from tokenmill.plan.calibration import Calibration
 from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.plan.ik_options import IkOptions
 
@@ -191,6 +192,7 @@ class Plan:
     shortfalls: tuple[Shortfall, ...] = ()
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
+    calibration: Calibration | None = None  # that the forecast was corrected by
 
     @property
     def fits(self) -> bool:

@@ -157,13 +157,13 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path) -> None:
         assert (job.state, job.deaths, job.attempts) == (State.PENDING, 0, 0)
 
 
-def test_what_ran_is_pending_after_a_reopening(tmp_path: Path) -> None:
+def test_what_ran_is_pending_after_a_reopening_and_had_no_attempt(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         store.start(pending(store, batch))
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts == Counts(pending=2)
-        assert {item.attempts for item in store.waiting([batch.id], limit=9)} == {1}
+        assert {item.attempts for item in store.waiting([batch.id], limit=9)} == {0}
 
 
 def test_released_jobs_had_no_attempt(tmp_path: Path) -> None:

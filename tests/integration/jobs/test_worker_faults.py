@@ -3,14 +3,16 @@ that a real one cannot be made to have."""
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.fake_engine import KILLED, FakeEngine, Seen, Unreachable, watched
+from support.fake_engine import KILLED, FakeEngine, Seen, Unreachable, Widening, watched
 from support.jobs_store import Clock, submitted
 from support.worked import QUICK, lines, run_prompts, worked
+from tokenmill.engine.engine import Answer, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.job import State
 from tokenmill.jobs.progress import Report, Snapshot
@@ -148,15 +150,16 @@ def test_an_engine_that_was_found_and_dies_ends_the_work(tmp_path: Path) -> None
 
 def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp_path: Path) -> None:
     seen = Seen()
-    prompts = [f"p{number}" for number in range(8)]
+    prompts = [f"p{number}" for number in range(24)]
 
     async def run() -> Report:
-        engine = Unreachable(seen)
+        engine, told = Unreachable(seen), list[str]()
 
         def tell(now: Snapshot) -> None:
-            if now.counts.done and len(seen.streams) == now.counts.done + now.busy:
+            if now.counts.done and now.busy and not told:
                 engine.reachable = False
             if now.engine is not None:
+                told.append(now.engine)
                 engine.reachable = True
 
         return await worked(store, batch, engine, tell=tell)
@@ -165,9 +168,9 @@ def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp
         batch = submitted(store, tmp_path / "jobs.jsonl", prompts)
         report = asyncio.run(run())
         assert report.deaths
-        assert report.counts.done == 8
+        assert report.counts.done == 24
         assert all(
-            job is not None and job.attempts == 1 for job in (store.job(batch.id << 32 | n) for n in range(1, 9))
+            job is not None and job.attempts == 1 for job in (store.job(batch.id << 32 | n) for n in range(1, 25))
         )
 
 
@@ -304,3 +307,48 @@ def test_reuse_that_was_expected_and_did_not_happen_is_counted_and_explained(tmp
     assert "it reused nothing" in tallied.examples[0].words
     assert report.least is not None
     assert report.least.tokens < report.tokens.computed / 5
+
+
+def test_what_was_dropped_since_the_engine_was_asked_last_explains_a_miss(tmp_path: Path) -> None:
+    class Forgetful(FakeEngine):
+        async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+            async for event in super().stream(request):
+                if isinstance(event, Answer):
+                    self.evicted_tokens = (self.evicted_tokens or 0) + 700
+                yield event
+
+    def engine() -> FakeEngine:
+        made = Forgetful(lanes=1)
+        made.evicted_tokens = 0
+        return made
+
+    prompts = [f"{'what all of them share ' * 60}{number}" for number in range(4)]
+    slow = replace(QUICK, tick_s=20.0)  # nobody asks the engine in between
+    report, _ = run_prompts(tmp_path, prompts, engine, options=slow)
+    (tallied,) = report.misses.by_cost()
+    assert (tallied.cause, tallied.jobs) == ("evicted", 3)
+
+
+def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_path: Path) -> None:
+    seen, engines = Seen(), list[FakeEngine]()
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison", "b"])
+
+        async def run() -> None:
+            engine = watched(seen, kind=Widening, started=engines.append)
+            shape = shape_of(engine.capabilities, engine.identity, width=2)
+            async with asyncio.timeout(30):
+                await work(store, [batch], engine, shape, options=QUICK)
+            await engine.close()
+
+        asyncio.run(run())
+    widened = [engine.asked for engine in engines if isinstance(engine, Widening)]
+    assert widened[0] == []  # who measured has set it
+    assert widened[1:] == [[2]] * (len(engines) - 1)
+    assert len(engines) == 3
+
+
+def test_a_width_that_a_run_did_not_choose_is_left_alone(tmp_path: Path) -> None:
+    engines = list[FakeEngine]()
+    run_prompts(tmp_path, ["a", "poison"], lambda: watched(Seen(), kind=Widening, started=engines.append))
+    assert [engine.asked for engine in engines if isinstance(engine, Widening)] == [[]] * 3

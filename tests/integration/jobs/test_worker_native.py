@@ -118,3 +118,57 @@ async def _worked(store: Store, batch: Batch, engine: Watched, output: Output, t
             options=Options(tick_s=0.02),
             tell=tell,  # type: ignore[arg-type]
         )
+
+
+def worked_alone(model: Path, folder: Path, lines: list[dict[str, object]], *, context: int, lanes: int) -> Report:
+    """A whole run on an engine of its own."""
+    (folder / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    async def once() -> Report:
+        plan = plan_for(model, context=context, sequences=lanes)
+        async with native(model, folder / "state", plan=plan) as engine:
+            cells = (await engine.status()).counters.cells_total
+            shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
+            with Output(store, batch) as output:
+                return await work(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK)
+
+    with Store(folder / "store") as store:
+        batch = submit(store, folder / "jobs.jsonl", Submission("m", output=str(folder / "out.jsonl"))).batch
+        return run(once)
+
+
+def test_heads_inside_heads_are_computed_once_with_a_single_lane(smollm2_path: Path, tmp_path: Path) -> None:
+    documents = [" ".join(f"Barge {each} carries {each * n} sacks of grain." for n in range(12)) for each in range(3)]
+    lines: list[dict[str, object]] = [
+        {
+            "messages": [
+                {"role": "system", "content": DIGEST},
+                {"role": "user", "content": f"{documents[number % 3]} Question {number}: name a thing."},
+            ],
+            "temperature": 0,
+            "max_tokens": 3,
+        }
+        for number in range(12)
+    ]
+    report = worked_alone(smollm2_path, tmp_path, lines, context=1024, lanes=1)
+    assert report.counts.done == 12
+    assert report.least is not None
+    assert report.least.exact
+    assert report.tokens.computed <= 1.02 * report.least.tokens
+    assert report.misses.lines() == []
+
+
+def test_a_prompt_fits_to_the_last_token_and_one_more_is_one_too_many(smollm2_path: Path, tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"custom_id": str(tokens), "prompt": [100 + at % 50 for at in range(tokens)], "max_tokens": 4}
+        for tokens in (255, 256, 260)
+    ]
+    report = worked_alone(smollm2_path, tmp_path, lines, context=256, lanes=1)
+    assert (report.counts.done, report.counts.failed) == (1, 2)
+    fits, over, far = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert fits["response"]["body"]["usage"] == {"prompt_tokens": 255, "completion_tokens": 1, "total_tokens": 256} | {
+        key: value for key, value in fits["response"]["body"]["usage"].items() if key.endswith("details")
+    }
+    assert (over["error"]["code"], far["error"]["code"]) == ("too_long", "too_long")
+    assert ": 1 too many" in over["error"]["message"]
+    assert ": 5 too many" in far["error"]["message"]

@@ -168,7 +168,7 @@ def test_too_long_and_other_refusals(state: Path) -> None:
         engine = await adopted(state)
         with pytest.raises(TooLong) as refused:
             await answer(engine, Request("word " * 600, max_tokens=1))
-        assert (refused.value.needed_tokens, refused.value.context_tokens) == (601, 512)
+        assert (refused.value.needed_tokens, refused.value.context_tokens) == (602, 512)
         with pytest.raises(RequestRefused, match="content"):
             await answer(engine, Request(Chat(({"role": "user"},))))
         with pytest.raises(RequestRefused, match="tools"):

@@ -42,6 +42,14 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         moment_s(text, NOW_S)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("2020-01-01T00:00", "is over"), ("0h", "is over"), ("99999d", "hundred years")]
+)
+def test_a_deadline_is_to_come(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        moment_s(text, NOW_S)
+
+
 def test_defaults_of_bodies_are_checked_like_lines() -> None:
     assert BodyOptions().defaults() == {}
     assert BodyOptions(max_tokens=5, body='{"max_tokens": 9, "min_p": 0.1}').defaults() == {

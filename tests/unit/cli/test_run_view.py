@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tokenmill.cli.run_view import Speeds, drawn, line, summary
+from tokenmill.cli.run_view import Ended, Speeds, document, drawn, line, summary
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.job import Batch, Counts, Failure, Totals
 from tokenmill.jobs.misses import Miss, Misses
@@ -35,9 +35,13 @@ def printed(*parts: object) -> str:
 def report(**changes: object) -> Report:
     whole = Report(
         "finished", 41.0, 40.0, BATCH.counts, 34, Tokens(33_840, 31_200, 1_780), Rates(1_080.0), 7.6, Misses(),
-        Least(2_610, exact=True), 0, (),
+        Least(2_610, exact=True), 0, (), 1_080.0,
     )  # fmt: skip
     return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def ended(report: Report | None, load_s: float | None = None) -> Ended:
+    return Ended(BATCH, report, load_s, 44.0, {"too_long": 1, "engine_died": 1})
 
 
 def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
@@ -79,7 +83,7 @@ def test_now_is_the_last_seconds() -> None:
 
 
 def test_a_summary_tells_what_reuse_was_worth_and_how_to_go_on() -> None:
-    text = printed(*summary(BATCH, report(), 3.0))
+    text = printed(*summary(ended(report(), load_s=3.0)))
     assert all(len(row) <= 80 for row in text.splitlines())
     for words in (
         "36 jobs from notes.jsonl",
@@ -96,7 +100,7 @@ def test_a_summary_tells_what_reuse_was_worth_and_how_to_go_on() -> None:
 
 
 def test_a_summary_of_nothing_to_do_is_short() -> None:
-    text = printed(*summary(replace(BATCH, counts=Counts(done=36)), None, None))
+    text = printed(*summary(replace(ended(None), batch=replace(BATCH, counts=Counts(done=36)), codes={})))
     assert "36, all of which were there: nothing was computed" in text
     assert len(text.splitlines()) == 3
 
@@ -104,6 +108,41 @@ def test_a_summary_of_nothing_to_do_is_short() -> None:
 def test_missed_reuse_is_explained() -> None:
     misses = Misses()
     misses.add(Miss(3, "evicted", "the engine dropped 900 tokens in between to make room", 900, 0))
-    text = printed(*summary(BATCH, report(misses=misses, least=Least(2_610, exact=False)), None))
+    text = printed(*summary(ended(report(misses=misses, least=Least(2_610, exact=False)))))
     assert "missed reuse: evicted: 900 prompt tokens computed again in 1 job" in text
     assert "about 2,610 had to be computed" in text
+
+
+def test_a_summary_says_what_would_help_and_counts_in_words() -> None:
+    whole = ended(report(deaths=1), load_s=3.0)
+    text = " ".join(printed(*summary(whole)).split())
+    assert "it died 1 time and was started again" in text
+    assert (
+        "1 too long: tokenmill retry batch_0123456789abcdef --failed, then the same command with a larger --con" in text
+    )
+    assert "to try the other one again: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
+    alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), codes={"refused": 1})
+    text = " ".join(printed(*summary(alone)).split())
+    assert "1 job from notes.jsonl" in text
+    assert "1 line cannot be run: mend the file" in text
+    assert "retry" not in text
+
+
+def test_totals_say_why_lines_have_no_answer() -> None:
+    found = document(ended(report()))
+    assert found["failed_by_code"] == {"too_long": 1, "engine_died": 1}
+    assert found["end"] == "finished"
+    stopped = replace(ended(None), batch=replace(BATCH, counts=Counts(pending=3)))
+    assert document(stopped)["end"] == "stopped"
+
+
+def test_what_reuse_was_worth_is_not_guessed() -> None:
+    text = printed(*summary(ended(report(head_tok_s=None))))
+    assert "31,200 reused" in text
+    assert "saved" not in text
+
+
+def test_one_of_a_thing_is_one() -> None:
+    now = replace(NOW, counts=Counts(pending=1), busy=1, width=1, eta_s=None)
+    assert line(now, None).startswith("0 of 1 job;")
+    assert line(now, None).endswith("1 of 1 lane")

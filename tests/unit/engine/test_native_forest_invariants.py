@@ -6,6 +6,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from support.kv_cells import KvCells
 from tokenmill.engine.native.forest import Forest, Keep
+from tokenmill.engine.native.radix import as_tokens
 
 CELLS, SEQUENCES = 40, 5
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few kinds, so that heads are often shared
@@ -59,15 +60,32 @@ class ForestMachine(RuleBasedStateMachine):
             self.forest.appended(sequence, tokens[0])
         content += tokens
 
-    @rule(sequence=consumes(running), keep=st.sampled_from(["nothing", "prompt", "all"]))
-    def close(self, sequence: int, keep: Keep) -> None:
+    @rule(
+        sequence=consumes(running), keep=st.sampled_from(["nothing", "prompt", "all"]),
+        waiting=st.lists(TOKENS | TOKENS.map(SHARED.__add__), max_size=2),
+    )  # fmt: skip
+    def close(self, sequence: int, keep: Keep, waiting: list[list[int]]) -> None:
         before = self.forest.used
-        self.forest.close(sequence, keep)
+        shared = {tuple(prompt): self.ready(prompt[:-1]) for prompt in waiting if keep == "prompt"}
+        self.forest.close(sequence, keep, wanted=[as_tokens(prompt) for prompt in waiting])
         assert self.forest.used <= before
+        content, kept = self.content[sequence], self.prompts[sequence]
+        for prompt, length in shared.items():
+            of_its_answer = list(prompt[:length]) == content[:length] and length > len(kept)
+            assert self.ready(list(prompt[:-1])) >= (len(kept) if of_its_answer else length) * self.shares
         content = self.content.pop(sequence)
         del self.prompts[sequence]
         if keep == "all" and self.shares:
             assert self.ready(content) == len(content)
+
+    @rule(sequence=consumes(running), token=st.integers(0, 2), comes_back=st.booleans())
+    def pause(self, sequence: int, token: int, comes_back: bool) -> None:
+        content = self.content.pop(sequence)
+        del self.prompts[sequence]
+        self.forest.pause(sequence)
+        assert self.ready(content) == len(content) * self.shares
+        if not comes_back:
+            self.forest.forget([*content, token])
 
     @precondition(lambda self: self.shares)
     @rule(tokens=TOKENS.map(SHARED.__add__) | st.just(SHARED))

@@ -11,7 +11,7 @@ DIGEST = list(range(100, 120))
 def test_the_least_recently_used_goes_first() -> None:
     grown = Grown(cells=31)
     for first in (1, 2, 3):
-        grown.leave([first] * 10)
+        grown.leave([first] * 10, "all")
     grown.leave([1] * 10 + [7], "nothing")  # used again
     assert grown.forest.room(11)
     assert [grown.cached([first] * 10) for first in (1, 2, 3)] == [10, 0, 10]
@@ -163,13 +163,16 @@ def test_a_pinned_tail_is_not_dropped_at_a_fork() -> None:
     grown.leave([*DIGEST, 1, 1, 1])
     grown.leave([*DIGEST, 2, 2, 2])
     assert grown.cached([*DIGEST, 1, 1, 1]) == 22
-    assert grown.forest.used == 22
+    assert grown.forest.used == 22 + 3, "of what is not pinned, the newest tail"
+    grown.leave([*DIGEST, 3, 3])
+    assert grown.cached([*DIGEST, 1, 1, 1]) == 22
+    assert grown.forest.used == 22 + 2
 
 
 def test_where_ids_are_short_the_oldest_keeper_goes() -> None:
     grown = Grown(sequences=3)
     for first in (1, 2, 3):
-        grown.leave([first] * 10)
+        grown.leave([first] * 10, "all")
     grown.open([9, 9])
     assert [grown.cached([first] * 10) for first in (1, 2, 3)] == [0, 10, 10]
     assert grown.forest.evicted == 10
@@ -249,7 +252,7 @@ def test_a_restored_head_is_as_good_as_a_computed_one() -> None:
     assert grown.forest.look([*DIGEST, 1]).ready == 20
     grown.leave([*DIGEST, 1])
     grown.leave([*DIGEST, 2])
-    assert grown.forest.used == 20
+    assert grown.forest.used == 20 + 1
 
 
 @pytest.mark.parametrize("there", [[*DIGEST, 5, 5], DIGEST])

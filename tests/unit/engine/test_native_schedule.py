@@ -44,10 +44,11 @@ def test_who_claims_first() -> None:
     decodes = [("chat decode", 1, True), ("batch decode", 1, True)]
     assert shape(mill.step()) == [*decodes, ("chat prefill", 8, False)]
     assert shape(mill.step()) == [*decodes, ("chat prefill", 8, False)]
-    assert shape(mill.step()) == [*decodes, ("chat prefill", 4, True), ("batch prefill", 4, False)]
-    assert shape(mill.step()) == [*decodes, ("batch prefill", 8, False)]
-    assert shape(mill.step()) == [*decodes, ("batch prefill", 8, True)]
-    assert shape(mill.step()) == [*decodes, ("batch prefill 2", 8, False)]
+    assert shape(mill.step()) == [*decodes, ("chat prefill", 4, True), ("batch prefill", 2, False)]
+    mill.cancel("chat decode")
+    assert shape(mill.step()) == [decodes[1], ("batch prefill", 9, False)]
+    assert shape(mill.step()) == [decodes[1], ("batch prefill", 9, True)]
+    assert shape(mill.step()) == [decodes[1], ("batch prefill 2", 9, False)]
 
 
 def test_a_budget_smaller_than_the_decodes_is_kept() -> None:
@@ -199,7 +200,8 @@ def test_an_interactive_job_lends_its_haste_to_the_batch_job_that_computes_its_h
     mill.submit("chat", [*DIGEST, 1], 1, "interactive")
     for _ in range(3):
         assert shape(mill.step()) == [("leader", 10, False)]
-    assert shape(mill.step()) == [("chat", 1, True), ("other", 9, False)]
+    assert shape(mill.step()) == [("chat", 1, True), ("other", 2, False)]
+    assert shape(mill.step()) == [("other", 10, False)]
 
 
 def test_a_batch_job_that_would_soon_be_preempted_is_not_let_in() -> None:
@@ -270,7 +272,7 @@ def test_a_schedule_reads_well() -> None:
     """The loop of a worker, as the docstring has it."""
     cells = KvCells(50, 4)
     forest = Forest(cells, total_cells=50, sequences=4, shares=True)
-    schedule = Schedule(forest, lanes=2, interactive_lanes=1, budget=16, context=50)
+    schedule = Schedule(forest, lanes=2, interactive_lanes=1, budget=16, ubatch=16, context=50)
     schedule.submit("a", [1, 2, 3], "batch")
     answer: list[int] = []
     while len(answer) < 3:

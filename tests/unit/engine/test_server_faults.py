@@ -10,7 +10,7 @@ from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLon
 @pytest.mark.parametrize(
     ("name", "needed", "context"),
     [
-        ("llama-too-long", 601, 512),
+        ("llama-too-long", 602, 512),
         ("vllm-too-long-chat", 4097, 4096),
         ("vllm-too-long-completion", 4097, 4096),
         ("vllm-too-long-stream", 4097, 4096),

@@ -184,6 +184,27 @@ def test_a_heads_sample_scales_to_the_file(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.cost_bytes == pytest.approx(399 * len(DIGEST), rel=0.35)
 
 
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda n: chat(f"{DIGEST}\nContext: {document(n + 500, 120)}", document(n, 8)), True),
+        (lambda n: chat(f"{DIGEST}\nContext: {document(n % 4 + 500, 120)}", document(n, 8)), False),  # a digest each
+        (lambda n: chat(f"{DIGEST}\nToday is the {n}th.", document(n, 8)), False),
+        (lambda n: chat(document(n, 200), document(n, 8)), False),  # nothing in common at all
+        (lambda n: chat(DIGEST, document(n, 120)), False),
+    ],
+    ids=["retrieved", "four digests", "a date", "documents", "in the last message"],
+)
+def test_retrieved_text_at_the_end_of_a_system_message_is_noted(make: Make, said: bool) -> None:
+    report = looked(make(number) for number in range(JOBS))
+    found = [finding for finding in report.findings if finding.kind == "context"]
+    assert bool(found) == said
+    assert report.clean  # it costs nothing as long as nothing that others have stands behind it
+    if said:
+        assert found[0].jobs == JOBS
+        assert found[0].detail == "line 1 and line 2, for two"
+
+
 def of_kind(report: Report, kind: str) -> Finding:
     (found,) = (finding for finding in report.findings if finding.kind == kind)
     return found

@@ -129,7 +129,7 @@ def test_a_tally_keeps_what_was_lost_and_a_few_examples() -> None:
     ]  # fmt: skip
     assert [miss.job for miss in misses.by_cost()[1].examples] == [0, 1, 2]
     assert misses.lines() == [
-        "slot taken: 5000 prompt tokens computed again in 1 job; once",
+        "slot taken: 5,000 prompt tokens computed again in 1 job; once",
         "evicted: 600 prompt tokens computed again in 10 jobs; words 0",
     ]
     assert Misses().lines() == []

@@ -121,6 +121,8 @@ class TestPacked:
         (zstd(PLAIN * 100)[:-5], "zstd data ends early"),
         (zstd(PLAIN)[:6] + b"\xff" * 30, "zstd data is damaged"),
         ("{}".encode("utf-16"), "the file is UTF-16"),
+        (bytes(range(256)) * 8, "the file is not text"),
+        (b"GGUF" + bytes(200), "the file is not text"),
         (b"PAR1 and no table", "the Parquet data cannot be read"),
     ],
 )

@@ -98,6 +98,36 @@ def test_spreading_without_rates_needs_answers_as_long_as_the_head_on_each_lane(
     assert night.engine.computed <= 1.02 * least(works) + 3 * HEAD
 
 
+@pytest.mark.parametrize(
+    ("rates", "lanes"),
+    [
+        (((1, 50.0),), 4),  # nothing is known of two: it is hoped for, and what is found then is not told here
+        (((1, 50.0), (2, 100.0)), 4),
+        (((1, 50.0), (2, 51.0), (3, 51.0), (4, 51.0)), 1),  # tried, and not worth it
+        (((4, 200.0),), 4),  # only wider was ever measured
+        ((), 1),
+    ],
+)
+def test_what_a_run_has_measured_spreads_a_head_where_that_pays(
+    rates: tuple[tuple[int, float], ...], lanes: int
+) -> None:
+    works = digests(1, 24, output=100)
+    night = Night(scheduler("slots", 4), SlotEngine(4), works)
+    night.scheduler.measured(Rates(1000.0, rates))
+    night.run()
+    assert len(night.engine.lanes_used) == lanes
+    hoped = any("another lane was tried" in note for note in night.scheduler.notes)
+    assert hoped == (len(rates) in (1, 2) and rates[-1][0] < 4)
+
+
+def test_what_was_measured_before_stands_where_the_run_tells_nothing() -> None:
+    works = digests(1, 24, output=100)
+    night = Night(scheduler("slots", 4, rates=FLAT_RATES), SlotEngine(4), works)
+    night.scheduler.measured(Rates(None, ((8, 50.0),)))
+    night.run()
+    assert len(night.engine.lanes_used) == 1
+
+
 def test_a_head_stays_on_its_lane_until_it_is_known_how_long_answers_are() -> None:
     works = [Work(work.job, work.prompt, 400, expected=False) for work in digests(1, 96)]
     night = Night(scheduler("slots", 4), SlotEngine(4), works)

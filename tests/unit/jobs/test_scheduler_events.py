@@ -179,7 +179,7 @@ def test_interactive_work_takes_lanes_as_they_become_free(shape: EngineShape) ->
     while night.scheduler.in_flight:
         night.report(night.engine.step())
         assert not dispatches(night.scheduler)
-    assert night.scheduler.decide() == (Wait("9 interactive requests are at work"),)
+    assert night.scheduler.decide() == (Wait("9 interactive requests at work"),)
     night.scheduler.interactive(0)
     night.run()
     assert sorted(night.done) == list(range(40))
@@ -302,7 +302,7 @@ def test_reasons_to_wait_are_said() -> None:
     assert len(dispatches(full)) == 2
     assert full.decide() == (Wait("all jobs are in flight"),)
     full.available([Pending(77, b"", 1)])
-    assert full.decide() == (Wait("2 jobs are in flight"),)
+    assert full.decide() == (Wait("2 jobs in flight"),)
 
 
 def test_an_event_is_what_the_engine_says() -> None:

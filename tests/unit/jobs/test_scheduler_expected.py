@@ -165,8 +165,8 @@ def identity(kind: EngineKind, lanes: int | None) -> Identity:
 @pytest.mark.parametrize(
     ("can", "kind", "lanes", "width", "reuse", "at_once", "ahead"),
     [
-        (capabilities(shares=True, keeps=True), "native", 8, None, "shares", 8, 4),
-        (capabilities(shares=True, keeps=True), "native", 8, 3, "shares", 3, 2),
+        (capabilities(shares=True, keeps=True), "native", 8, None, "shares", 8, 8),
+        (capabilities(shares=True, keeps=True), "native", 8, 3, "shares", 3, 3),
         (capabilities(), "native", 8, None, "none", 8, 0),  # an architecture that cannot
         (capabilities(keeps=True, lanes=True), "llama-server", 4, None, "slots", 4, 0),
         (capabilities(keeps=True, lanes=True), "ik_llama", 4, 2, "slots", 2, 0),

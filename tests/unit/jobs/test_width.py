@@ -21,13 +21,17 @@ from tokenmill.engine.engine import (
     Timings,
     Usage,
 )
+from tokenmill.errors import TooLong
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.width import (
+    FEWEST_TOKENS,
+    LIMIT_S,
     MORE_ROUNDS,
     ROUNDS,
     TOKENS,
     WORTH,
     Point,
+    Width,
     choose,
     measure,
     measured_for,
@@ -46,6 +50,8 @@ class Speedy:
     asked: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     now: int = 0
+    hangs_at: int | None = None  # a width at which nothing comes
+    closed: int = 0  # streams that were left
 
     @property
     def identity(self) -> Identity:
@@ -55,13 +61,24 @@ class Speedy:
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
+    @property
+    def most_lanes(self) -> int:
+        return self.lanes
+
     async def set_lanes(self, lanes: int) -> None:
         self.now = lanes
         self.asked.append(lanes)
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         self.requests.append(request)
+        if "long" in str(request.prompt):
+            raise TooLong("5 too many", needed_tokens=105, context_tokens=100)
         tokens = request.max_tokens or 0
+        if self.now == self.hangs_at and tokens > 1:
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.closed += 1
         seconds = self.now * (tokens - 1) / self.tok_s[self.now]
         yield Answer("", "length", Usage(8, tokens, 0), Timings(0.0, 0.1, seconds))
 
@@ -118,20 +135,71 @@ def test_an_engine_is_measured_and_left_at_its_best() -> None:
     engine = Speedy({1: 50.0, 2: 70.0, 4: 90.0, 8: 80.0})
     requests = [replace(Request(f"job {number}"), max_tokens=900, lane=3, stop=("x",)) for number in range(8)]
     assert measured(engine, requests, 8) == 4
-    assert engine.asked == [8, 1, 2, 4, 8, 1, 2, 4, 8, 4]
-    assert {request.max_tokens for request in engine.requests} == {1, TOKENS}
+    assert engine.asked == [1, 1, 2, 4, 8, 1, 2, 4, 8, 4]
+    assert {request.max_tokens for request in engine.requests} == {1, FEWEST_TOKENS, TOKENS}
     assert all(request.ignore_eos and request.lane is None and not request.stop for request in engine.requests)
 
 
 def test_figures_that_fall_are_measured_again() -> None:
     engine = Speedy({1: 50.0, 2: 30.0})
     assert measured(engine, [Request("one"), Request("two")], 2) == 1
-    assert engine.asked.count(2) == 1 + ROUNDS + MORE_ROUNDS
+    assert engine.asked.count(2) == ROUNDS + MORE_ROUNDS
 
 
 def test_few_requests_measure_narrower() -> None:
     engine = Speedy({1: 50.0, 2: 70.0, 3: 90.0})
     assert measured(engine, [Request(f"job {number}") for number in range(3)], 16) == 3
+
+
+def prompts(count: int) -> list[Request]:
+    return [Request(f"job {number}") for number in range(count)]
+
+
+def test_a_slow_engine_writes_less_and_what_would_take_too_long_is_not_tried() -> None:
+    engine = Speedy({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+    width = asyncio.run(measure(engine, prompts(16), 16))
+    assert max(request.max_tokens or 0 for request in engine.requests) == FEWEST_TOKENS
+    assert 16 * FEWEST_TOKENS > LIMIT_S
+    assert [point.width for point in width.points] == [1, 2, 4, 8]
+    assert width.value == 1
+    assert "the time for it was up after 60 s" in width.reason
+
+
+def test_a_short_batch_gets_less_time() -> None:
+    engine = Speedy({1: 50.0, 2: 50.0, 4: 50.0})
+    width = asyncio.run(measure(engine, prompts(4), 4, expected_tokens=500.0))  # ten seconds of work: half a second
+    assert max(request.max_tokens or 0 for request in engine.requests) == FEWEST_TOKENS
+    assert "after 0.5 s" in asyncio.run(measure(engine, prompts(16), 16, expected_tokens=500.0)).reason
+    assert width.value == 1
+
+
+def test_a_width_at_which_it_hangs_ends_the_measurement_and_its_streams() -> None:
+    engine = Speedy({1: 50.0, 2: 90.0, 4: 90.0}, lanes=4, hangs_at=4)
+    width = asyncio.run(asyncio.wait_for(measure(engine, prompts(4), 4, limit_s=0.3), 10))
+    assert [point.width for point in width.points] == [1, 2]
+    assert engine.closed == 4
+    assert width.value == engine.now == 4  # two were faster than one, and the engine has four
+    assert "more was still faster" in width.reason
+
+
+def test_an_engine_that_writes_nothing_in_time_keeps_its_own_width() -> None:
+    engine = Speedy({1: 50.0}, lanes=6, hangs_at=1)
+    width = asyncio.run(asyncio.wait_for(measure(engine, prompts(6), 6, limit_s=0.05), 10))
+    assert width == Width(6, "it could not be measured within 0.1 s")
+
+
+def test_prompts_that_are_refused_do_not_count() -> None:
+    engine = Speedy({1: 50.0, 2: 70.0})
+    requests = [Request("a long one"), Request("one"), Request("another long one"), Request("two")]
+    assert measured(engine, requests, 2) == 2
+    assert measured(Speedy({1: 50.0}, lanes=2), requests[:2], 2) == 1
+    assert measured(Speedy({}, lanes=2), requests[:1], 2) == 2
+
+
+def test_what_is_measured_is_told() -> None:
+    told: list[str] = []
+    asyncio.run(measure(Speedy({1: 50.0, 2: 70.0}), prompts(2), 2, tell=told.append))
+    assert told == ["measuring how many at once: 1", "measuring how many at once: 2"] * ROUNDS
 
 
 def batch_width(engine: Speedy, folder: Path, jobs: int, max_tokens: int) -> int | None:

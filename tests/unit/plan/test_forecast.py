@@ -10,7 +10,7 @@ from support.runs import all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Disk, Gpu, Machine, Measurements, Rate
 from tokenmill.model.profile import Profile
-from tokenmill.plan.forecast import Calibration, decode_speed, forecast, prefill_speed
+from tokenmill.plan.forecast import Calibration, Correction, decode_speed, forecast, prefill_speed
 from tokenmill.plan.plan import Forecast, Speed
 
 KIMI = "kimi-k2.5:Q4_K_S"
@@ -131,11 +131,12 @@ def test_confidence_follows_what_was_measured(kimi: Profile) -> None:
     rated = replace(machine, measured=Measurements("2026-11-15", (Rate("dram", 480.0),)))
     plain = _there(decode_speed(machine, kimi, chosen, placement, depth=0))
     measured = _there(decode_speed(rated, kimi, chosen, placement, depth=0))
-    own = Calibration({"dram": 240.0}, decode_factor=1.1)
+    own = Calibration({"dram": 240.0}, decode=Correction(1.1, 0.05, 3))
     recorded = _there(decode_speed(machine, kimi, chosen, placement, depth=0, calibration=own))
-    assert (plain.confidence, measured.confidence, recorded.confidence) == ("estimated", "calibrated", "measured")
+    assert (plain.confidence, measured.confidence, recorded.confidence) == ("estimated", "calibrated", "calibrated")
     term = next(term for term in recorded.terms if term.name == "dram experts")
-    assert term.gb_s == pytest.approx(240.0 / 1.1)
+    # sixteen threads ask for more than that, and all cores are in use
+    assert term.gb_s == pytest.approx(240.0 / 1.1, rel=0.03)
 
 
 def test_a_measured_curve_is_read_at_the_threads_in_use(kimi: Profile) -> None:

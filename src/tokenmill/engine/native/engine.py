@@ -179,18 +179,26 @@ class NativeEngine:
 
     async def set_threads(self, threads: int, threads_batch: int) -> None:
         """Change both numbers of threads, from the next step on."""
-        await self.call("threads", threads=threads, threads_batch=threads_batch)
+        await self._change("threads", threads=threads, threads_batch=threads_batch)
+
+    @property
+    def most_lanes(self) -> int:
+        """Batch sequences that the context has room for."""
+        return self.hello.most_lanes
 
     async def set_lanes(self, lanes: int) -> None:
         """Change how many batch sequences run at once, within what the context was built for."""
-        await self.call("lanes", lanes=lanes)
+        await self._change("lanes", lanes=lanes)
 
     async def set_context(self, **changes: object) -> wire.Hello:
         """Build another context on the same weights: cells, context, ubatch, cache types, flash attention, lanes.
 
         What runs is not lost: it is computed again in the new one.
         """
-        hello = wire.HELLO.validate_python(await self.call("context", **changes))
+        return await self._change("context", **changes)
+
+    async def _change(self, what: str, **changes: object) -> wire.Hello:
+        hello = wire.HELLO.validate_python(await self.call(what, **changes))
         self._greeted = asyncio.get_running_loop().create_future()
         self._greeted.set_result(hello)
         return hello
@@ -218,6 +226,10 @@ class NativeEngine:
     async def heads(self) -> list[dict[str, Any]]:
         """What the cells hold: the forest, node by node."""
         return list(await self.call("heads"))
+
+    async def at_work(self) -> list[dict[str, Any]]:
+        """What each sequence that runs is doing, the oldest first."""
+        return list(await self.call("at_work"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
         """Ask the worker itself for something."""
@@ -253,7 +265,7 @@ class NativeEngine:
             await self._writer.drain()
         except OSError as error:
             if self._closing:
-                raise EngineDied("the engine was stopped") from error
+                raise EngineDied("the engine was stopped", from_outside=True) from error
             raise (await asyncio.shield(self.died)) from error
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -264,7 +276,7 @@ class NativeEngine:
         except (OSError, ValueError, TokenmillError):
             pass  # told like an end below: the worker is of no use any more
         if self._closing:
-            error = EngineDied("the engine was stopped")
+            error = EngineDied("the engine was stopped", from_outside=True)
         else:
             error = await self._cause()
             self.died.set_result(error)
@@ -304,10 +316,12 @@ class NativeEngine:
 
     async def _cause(self) -> EngineDied:
         if self._process is None:
-            return EngineDied("the native engine closed the connection", hint="tokenmill engines shows whether it runs")
+            hint = "tokenmill engines shows whether it runs"
+            return EngineDied("the native engine closed the connection", hint=hint, from_outside=True)
         await self._process.wait()
-        how = self._hung or self._process.words()
-        return EngineDied(f"the native engine {how}", hint=_said(self._process))
+        how, end = self._hung or self._process.words(), self._process.exit
+        outside = self._hung is None and end is not None and end.from_outside
+        return EngineDied(f"the native engine {how}", hint=_said(self._process), from_outside=outside)
 
 
 def _plain(request: Request) -> Any:

@@ -5,7 +5,7 @@ and no llama.cpp; what runs when is the schedule's business.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,10 +62,11 @@ class Forest:
     sequence that goes on holding a path which nothing else would keep; one with another keeper below it is let go.
     Room is made by cutting the least recently used idle leaves from their ends, so a head outlives its tails.
 
-    Idle cells are not free: attention walks over them at every step. So what batch work leaves beyond a fork (a point
-    where two sequences have parted) is dropped at once. One exception: of tails longer than the head they hang off,
-    the newest stays. All prompts of one chat template share their first few tokens, so the first job of a new digest
-    hangs off that tiny fork, and the second job wants it.
+    Idle cells are not free: attention walks over them at every step. So of the tails that batch work leaves beyond a
+    fork (a point where two sequences have parted, and the root) only the newest stays, and those that a prompt which
+    waits will begin with. The newest, because jobs come depth first: nobody shares more with the next one, though it
+    may not be here yet. The others, because several are at work at once: where eight of them are the first of a
+    digest each and end together, all eight are wanted.
     """
 
     def __init__(self, cells: Cells, *, total_cells: int, sequences: int, shares: bool) -> None:
@@ -176,38 +177,52 @@ class Forest:
             splits = ready < node.end
             head = self._holders.begin(sequence, node, ready, held)
         self._holders.touch(head, hits=1)
-        if splits:
-            head.forked = True
-            self._holders.drop_tails(head)
+        head.forked |= splits
         return Opened(sequence, ready)
 
     def filled(self, sequence: int, count: int) -> None:
         """The next `count` tokens of a prompt have been computed; mutates: others may copy them now."""
         start = self.length(sequence)
-        self._holders.extend(sequence, self._holders.held[sequence].prompt[start : start + count])
+        self._tree.extend(sequence, self._holders.held[sequence].prompt[start : start + count])
 
     def appended(self, sequence: int, token: int) -> None:
         """A token beyond the prompt has been computed; mutates."""
-        self._holders.extend(sequence, array("i", (token,)))
+        self._tree.extend(sequence, array("i", (token,)))
 
-    def close(self, sequence: int, keep: Keep, *, prompt_tokens: int | None = None) -> None:
+    def close(
+        self, sequence: int, keep: Keep, *, prompt_tokens: int | None = None, wanted: Iterable[Tokens] = ()
+    ) -> None:
         """End a running sequence; mutates: what is kept is idle from now on, and what is pinned is kept anyway.
 
-        The prompt is what it was opened with, unless another number of tokens is given.
+        The prompt is what it was opened with, unless another number of tokens is given. Older tails go, but for those
+        that `wanted` prompts will begin with.
         """
         held, length = self._holders.held[sequence], self.length(sequence)
         end, fork = length if keep == "all" else 0, None
         if keep == "prompt":
             end = min(length, len(held.prompt) if prompt_tokens is None else prompt_tokens)
             fork = self._holders.last_fork(sequence, end)
-            if fork is not None and end - fork.end <= fork.end:
-                end = fork.end
         end = max(end, self._holders.guarded_length(sequence)) if self.shares else 0
         held.running, held.from_batch = False, keep != "all"
         self._holders.touch(self._tree.ends[sequence])
         self._holders.settle(sequence, end)
         if fork is not None:
-            self._holders.drop_tails(fork)
+            self._holders.drop_tails(fork, wanted)
+
+    def pause(self, sequence: int) -> None:
+        """Stop a running sequence that will be opened again with all it has; mutates: that is idle until then."""
+        held = self._holders.held[sequence]
+        held.running, held.paused = False, True
+        self._holders.touch(self._tree.ends[sequence])
+        self._holders.settle(sequence, self.length(sequence) if self.shares else 0)
+
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Let go of what was paused with these tokens, unless it is pinned: nobody comes back for it; mutates."""
+        wanted = as_tokens(tokens)
+        paused = self._holders.paused_at(*self._tree.walk(wanted, len(wanted)))
+        if paused is not None:
+            self._holders.held[paused].paused = False
+            self._holders.settle(paused, self._holders.guarded_length(paused))
 
     def room(self, count: int) -> bool:
         """Make `count` cells free; mutates: idle cells go, oldest tails first. If it cannot: False, and none goes."""
@@ -254,7 +269,7 @@ class Forest:
             self._holders.begin(sequence, node, reached, held)
         else:
             self._holders.begin(sequence, self._tree.root, 0, held)
-            self._holders.extend(sequence, wanted)
+            self._tree.extend(sequence, wanted)
         self._holders.touch(self._tree.ends[sequence])
         self._holders.settle(sequence, len(wanted))
 

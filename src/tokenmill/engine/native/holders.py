@@ -3,11 +3,12 @@
 Every change of the tree that frees cells or ids is made here, together with the same change of the cache.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from tokenmill.engine.native.radix import Node, Tokens, Tree
+from tokenmill.engine.native.radix import Node, Tokens, Tree, common
 
 
 class Cells(Protocol):
@@ -27,6 +28,7 @@ class Held:
     prompt: Tokens  # of a running sequence: what it has promised to compute
     running: bool
     from_batch: bool = False  # of a keeper: nobody comes back for its tail
+    paused: bool = False  # of a keeper: whoever was stopped here comes back for all of it
 
 
 class Holders:
@@ -69,10 +71,19 @@ class Holders:
         guarded = self.guarded()
         return max((guarded.get(node, 0) for node in self.tree.ends[sequence].upward()), default=0)
 
-    def last_fork(self, sequence: int, end: int) -> Node | None:
-        """The deepest node on a sequence's path, ending at `end` or before, where sequences parted. Mutates nothing."""
+    def last_fork(self, sequence: int, end: int) -> Node:
+        """The deepest node on a sequence's path, ending at `end` or before, where sequences parted. Mutates nothing.
+
+        All part at the root.
+        """
         path = self.tree.ends[sequence].upward()
-        return next((node for node in path if node.forked and node.end <= end), None)
+        return next((node for node in path if node.forked and node.end <= end), self.tree.root)
+
+    def paused_at(self, node: Node, position: int) -> int | None:
+        """The keeper that was paused at this very position, if there is one. Mutates nothing."""
+        if position != node.end:
+            return None
+        return next((sequence for sequence in node.sequences if self.held[sequence].paused), None)
 
     # -- holding -----------------------------------------------------------------------------------------------------
 
@@ -90,12 +101,6 @@ class Holders:
         if position:
             self._cells.copy(next(other for other in head.holders() if other != sequence), sequence, position)
         return head
-
-    def extend(self, sequence: int, tokens: Tokens) -> None:
-        """A sequence has computed more tokens; mutates the tree, and drops tails where this made a fork."""
-        fork = self.tree.extend(sequence, tokens)
-        if fork is not None:
-            self.drop_tails(fork)
 
     def release(self, sequence: int) -> None:
         """Let an id go with all it holds; mutates tree and cache."""
@@ -127,16 +132,18 @@ class Holders:
         for other in filter(self._is_keeper, others):
             self.release(other)
 
-    def drop_tails(self, fork: Node) -> None:
-        """Drop what batch work has left beyond a fork; mutates tree and cache.
+    def drop_tails(self, fork: Node, wanted: Iterable[Tokens]) -> None:
+        """Drop what batch work has left beyond a fork, but for the newest tail and those that prompts go on in.
 
-        Of tails that are longer than the head before the fork, the newest stays.
+        Mutates tree and cache.
         """
         tails = [child for child in fork.children if self._is_batch_tail(child)]
-        long = [child for child in tails if len(child.tokens) > fork.end]
-        newest = max(long, key=lambda child: child.last_used, default=None)
+        if len(tails) < 2:
+            return
+        prompts = [prompt for prompt in wanted if _passes(prompt, fork)]
+        newest = max(tails, key=lambda child: child.last_used)
         for child in tails:
-            if child is not newest:
+            if child is not newest and not any(prompt[fork.end] == child.tokens[0] for prompt in prompts):
                 (sequence,) = child.sequences
                 self.settle(sequence, max(fork.end, self.guarded_length(sequence)))
 
@@ -165,8 +172,11 @@ class Holders:
         """An id for a sequence that begins with a head, and whether it holds that head already; None if there is none.
 
         Mutates tree and cache where all ids are in use: the least recently used keeper goes, unless it is the only
-        holder of the head; then the new sequence takes its place.
+        holder of the head; then the new sequence takes its place, as it does that of one that was paused there.
         """
+        paused = self.paused_at(head, reached)
+        if paused is not None:
+            return paused, True
         if self._unused:
             return heappop(self._unused), False
         guarded = self.guarded()
@@ -196,3 +206,10 @@ class Holders:
         if node.children or node.forked:
             return False
         return all(not self.held[sequence].running and self.held[sequence].from_batch for sequence in node.sequences)
+
+
+def _passes(prompt: Tokens, node: Node) -> bool:
+    """Whether a prompt begins with all that a node's end stands for, and goes on. Mutates nothing."""
+    if len(prompt) <= node.end + 1:  # the last token is computed anyway
+        return False
+    return all(common(above.tokens, prompt, above.start, above.end) == len(above.tokens) for above in node.upward())

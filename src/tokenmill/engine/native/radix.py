@@ -123,23 +123,21 @@ class Tree:
         node.parent, node.start, node.tokens = upper, position, node.tokens[cut:]
         return upper
 
-    def extend(self, sequence: int, tokens: Tokens) -> Node | None:
-        """Put more tokens at a sequence's end; mutates. Returns the node that got a second branch by it, if any."""
+    def extend(self, sequence: int, tokens: Tokens) -> None:
+        """Put more tokens at a sequence's end; mutates."""
         node = self.ends[sequence]
         self.size += len(tokens)
         if node.parent is not None and len(node.sequences) == 1 and not node.children and not node.forked:
             node.tokens += tokens
-            return None
+            return
         leaf = Node(node, node.end, tokens[:])
         leaf.last_used = node.last_used
         leaf.sequences.add(sequence)
         node.sequences.discard(sequence)
         self.ends[sequence] = leaf
         node.children.append(leaf)
-        if node.parent is None or len(node.children) == 1:
-            return None
-        node.forked = True
-        return node
+        if node.parent is not None and len(node.children) > 1:
+            node.forked = True
 
     def retreat(self, sequence: int, position: int) -> None:
         """Let a sequence end earlier; mutates: what nobody holds any more is gone."""

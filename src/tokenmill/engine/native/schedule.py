@@ -10,11 +10,12 @@ Commands belong before `plan`, not between it and the decoder. No clocks, thread
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from tokenmill.engine.engine import Priority
 from tokenmill.engine.native.forest import Forest, Keep
 from tokenmill.engine.native.radix import as_tokens
-from tokenmill.engine.native.work import Draft, Id, Job, Spent, Step, Totals, Work
+from tokenmill.engine.native.work import AtWork, Draft, Id, Job, Spent, Step, Totals, Work, bounds_of
 from tokenmill.errors import RequestRefused, TooLong
 
 LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
@@ -28,13 +29,18 @@ class Schedule:
     Who claims first: decodes before prefills, interactive before batch, then by arrival. Who yields when cells are
     short: what is idle, then the youngest batch job, and for an interactive job any batch job and then the youngest
     interactive one; a job is never preempted for a younger one of its kind. So the oldest goes on whatever happens.
+
+    How long a step is, and how much of it batch prompts may be, is decided by `bounds_of`.
     """
 
-    def __init__(self, forest: Forest, *, lanes: int, interactive_lanes: int, budget: int, context: int) -> None:
+    def __init__(
+        self, forest: Forest, *, lanes: int, interactive_lanes: int, budget: int, ubatch: int, context: int
+    ) -> None:
         self.forest = forest
-        self.lanes = lanes  # batch jobs at once; this and the next three may be assigned at any time
+        self.lanes = lanes  # batch jobs at once; this and the next four may be assigned at any time
         self.interactive_lanes = interactive_lanes  # jobs beyond `lanes`, for interactive ones alone
-        self.budget = budget  # tokens of one step
+        self.budget = budget  # tokens of one step that the decoder has room for
+        self.ubatch = ubatch  # tokens that it computes together
         self.context = context  # tokens of one sequence
         self._jobs: dict[Id, Job] = {}
         self._queues: dict[Priority, deque[Job]] = {"interactive": deque(), "batch": deque()}
@@ -52,6 +58,10 @@ class Schedule:
             self._computed, self._reused, self._recomputed, self._preemptions, self._evicted + self.forest.evicted,
             running=len(self._running), waiting=len(self._jobs) - len(self._running),
         )  # fmt: skip
+
+    def at_work(self) -> list[AtWork]:
+        """Who runs, the oldest first. Mutates nothing."""
+        return [job.seen() for job in sorted(self._running.values(), key=lambda job: job.arrival)]
 
     def spent(self, id: Id) -> Spent:
         """What a job's prompt has cost so far. Mutates nothing."""
@@ -112,16 +122,16 @@ class Schedule:
     def plan(self) -> Step:
         """The work of the next step; mutates: lets jobs in, makes room, preempts."""
         self._admit()
-        draft = Draft()
+        draft = Draft(bounds_of(self._running.values(), budget=self.budget, ubatch=self.ubatch))
         exhausted: list[Id] = []
         for job in sorted(self._running.values(), key=lambda job: (job.prefills, not job.urgent, job.arrival)):
-            tokens = job.next_tokens(self.budget - draft.tokens)
+            tokens = job.next_tokens(draft.left_for(job))
             if job.sequence is None or not tokens:
                 continue
             granted = self._grant(job, min(len(tokens), self._limit - job.position), draft)
             if granted:
                 last = job.position + granted >= len(job.prompt)
-                draft.add(Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
+                draft.add(job, Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
             elif job.position >= self._limit or len(self._running) == 1:
                 exhausted.append(job.id)
         step = Step(tuple(draft.work.values()), tuple(self._preempted), tuple(exhausted))
@@ -256,8 +266,7 @@ class Schedule:
         """Send a running job back to the head of its queue; mutates. What it had is idle until someone needs room."""
         if job.sequence is None:
             return
-        keep: Keep = "nothing" if job.keep == "nothing" else "prompt"
-        self.forest.close(job.sequence, keep, prompt_tokens=job.position)
+        self.forest.pause(job.sequence)
         del self._running[job.sequence]
         job.stopped()
         self._queues[job.priority].appendleft(job)
@@ -268,8 +277,11 @@ class Schedule:
         """Take a job out, wherever it is; mutates."""
         if job.sequence is None:
             self._queues[job.priority].remove(job)
+            if job.reached:  # else nothing of it was ever computed
+                self.forest.forget(job.prompt)
         else:
-            self.forest.close(job.sequence, keep, prompt_tokens=job.prompt_tokens)
+            wanted = (other.prompt for queue in self._queues.values() for other in islice(queue, LOOK_AHEAD))
+            self.forest.close(job.sequence, keep, prompt_tokens=job.prompt_tokens, wanted=wanted)
             del self._running[job.sequence]
             job.sequence = None
             self._crowded = False

@@ -35,6 +35,8 @@ class Stops:
         """Take text; give what may be shown of it and of what was held back, and whether a stop string was met."""
         if self.met:
             return "", True
+        if not self._stops:
+            return text, False
         held = self._held + text
         places = [place for stop in self._stops if (place := held.find(stop)) >= 0]
         if places:

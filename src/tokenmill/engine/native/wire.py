@@ -47,6 +47,7 @@ class Hello:
     load_s: float
     threads: int
     threads_batch: int
+    most_lanes: int  # that the context has room for
 
 
 @dataclass(frozen=True, slots=True)

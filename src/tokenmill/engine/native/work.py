@@ -1,15 +1,17 @@
 """What a schedule is given and what it hands out: jobs, the work of one step, and what was spent on them."""
 
 from array import array
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority
 from tokenmill.engine.native.forest import Keep
 from tokenmill.engine.native.radix import Tokens
 
 Id: TypeAlias = Hashable
+_BATCH_SHARE = 4  # part of a micro-batch that batch prompts may have beside urgent work ...
+_BATCH_FLOOR = 16  # ... and that is left to them where urgent prompts fill step after step
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,39 @@ class Step:
         return sum(len(work.tokens) for work in self.work)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many tokens a step may have: see `bounds_of`."""
+
+    tokens: int  # in all
+    batch_prompts: int  # of prompts that nobody is in a hurry for
+    reserved: int = 0  # for those, out of what urgent prompts could have
+
+
 class Draft:
     """The work of a step while it is being decided. `add` and `drop` mutate."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds) -> None:
         self.work: dict[Id, Work] = {}
         self.tokens = 0
+        self._bounds = bounds
+        self._batch_prompts = 0
 
-    def add(self, work: Work) -> None:
+    def left_for(self, job: "Job") -> int:
+        """Tokens that a job may still have."""
+        left = self._bounds.tokens - self.tokens
+        if job.prefills and job.urgent:
+            left -= self._bounds.reserved
+        elif job.prefills:
+            left = min(left, self._bounds.batch_prompts - self._batch_prompts)
+        return max(0, left)
+
+    def add(self, job: "Job", work: Work) -> None:
         """Put a job's work in."""
         self.work[work.id] = work
         self.tokens += len(work.tokens)
+        if job.prefills and not job.urgent:
+            self._batch_prompts += len(work.tokens)
 
     def drop(self, id: Id) -> None:
         """Take a job's work out again, if there is any."""
@@ -75,6 +99,19 @@ class Totals:
     evicted_tokens: int
     running: int
     waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """One sequence as it stands, for a person to look at."""
+
+    id: Id
+    priority: Priority
+    doing: Literal["waiting", "prompt", "answer"]  # prompt: it is being computed
+    prompt_tokens: int
+    ready_tokens: int  # of the prompt, in the cells
+    reused_tokens: int
+    generated_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +146,14 @@ class Job:
     def spent(self) -> Spent:
         """What its prompt has cost so far."""
         return Spent(self.reused, self.computed, self.recomputed)
+
+    def seen(self) -> AtWork:
+        """How it stands. Mutates nothing."""
+        doing: Literal["waiting", "prompt", "answer"] = (
+            "waiting" if self.sequence is None else "prompt" if self.prefills else "answer"
+        )
+        ready = min(self.position, self.prompt_tokens)
+        return AtWork(self.id, self.priority, doing, self.prompt_tokens, ready, self.reused, len(self.generated))
 
     def is_held_up(self) -> bool:
         """Whether another running job is still computing the head that this one waits for."""
@@ -160,3 +205,28 @@ class Job:
         """Make the prompt whole; mutates."""
         self.prompt = self.prompt + array("i", self.generated[self.in_prompt :])
         self.in_prompt = len(self.generated)
+
+
+def bounds_of(running: Collection[Job], *, budget: int, ubatch: int) -> Bounds:
+    """How long the next step of these jobs may be. Mutates nothing.
+
+    One micro-batch, decodes included: more at once is not faster, and whoever comes meanwhile waits for its end. Whole
+    ones where decodes leave less than a quarter of it, because a few tokens in one more cost almost as much as filling
+    it.
+
+    Beside urgent work, prompts of batch jobs have what it leaves over, a quarter of a micro-batch at most: urgent
+    tokens come soon. Where urgent prompts need more than this step, a sixteenth is left: no stream of them stops the
+    batch. Who waits for a lane is not urgent work; it waits for batch jobs to end, and they are not held up.
+    """
+    prefilling = [job for job in running if job.prefills]
+    if not prefilling:
+        return Bounds(budget, 0)
+    decodes = len(running) - len(prefilling)
+    share = max(1, ubatch // _BATCH_SHARE)
+    tokens = min(budget, ubatch * -(-(decodes + share) // ubatch))
+    if not any(job.urgent for job in running):
+        return Bounds(tokens, tokens)
+    missing = sum(len(job.prompt) - job.position for job in prefilling if job.urgent)
+    left = max(0, tokens - decodes)
+    floor = min(ubatch // _BATCH_FLOOR, left // 2) if missing > left else 0
+    return Bounds(tokens, share, floor if any(not job.urgent for job in prefilling) else 0)

@@ -62,7 +62,7 @@ class Worker:
         session.handlers = {
             "tokenize": self._tokenize, "threads": self._threads, "lanes": self._lanes, "context": self._context,
             "pin": self._pin, "unpin": self._unpin, "save": self._save, "restore": self._restore,
-            "heads": self._heads, "stop": lambda _: self.stop(),
+            "heads": self._heads, "at_work": self._at_work, "stop": lambda _: self.stop(),
         }  # fmt: skip
         self.hub.open(self._hello(), self._prepare)
         if not self.stopping:
@@ -86,7 +86,7 @@ class Worker:
         context, forest = self._make(settings)
         schedule = Schedule(
             forest, lanes=lanes, interactive_lanes=self.order.interactive_lanes, budget=settings.batch,
-            context=settings.context,
+            ubatch=settings.ubatch, context=settings.context,
         )  # fmt: skip
         return Session(self.hub, self.model.vocab, context, forest, schedule)
 
@@ -115,7 +115,13 @@ class Worker:
             tools_parsed=False, most_logprobs=MOST_LOGPROBS, notes=notes,
         )  # fmt: skip
         buffers = session.context.buffers()
-        return wire.Hello(identity, capabilities, buffers, self.load_s, settings.threads, settings.threads_batch)
+        return wire.Hello(
+            identity, capabilities, buffers, self.load_s, settings.threads, settings.threads_batch, self._most_lanes
+        )
+
+    @property
+    def _most_lanes(self) -> int:
+        return self.settings.sequences - self.order.interactive_lanes
 
     # ---- the other thread asks for these
 
@@ -161,20 +167,20 @@ class Worker:
     def _tokenize(self, given: dict[str, Any]) -> list[int]:
         return list(self._tokens(wire.request_of(given["request"])))
 
-    def _threads(self, given: dict[str, Any]) -> None:
+    def _threads(self, given: dict[str, Any]) -> Any:
         threads, batch = int(given["threads"]), int(given["threads_batch"])
         if threads < 1 or batch < 1:
             raise UsageError(f"{min(threads, batch)} threads compute nothing")
         self._session.context.set_threads(threads, batch)
         self.settings = replace(self.settings, threads=threads, threads_batch=batch)
-        self.hub.open(self._hello(), self._prepare)
+        return self._changed()
 
-    def _lanes(self, given: dict[str, Any]) -> None:
+    def _lanes(self, given: dict[str, Any]) -> Any:
         lanes = int(given["lanes"])
-        if not 1 <= lanes <= self.settings.sequences - self.order.interactive_lanes:
+        if not 1 <= lanes <= self._most_lanes:
             raise UsageError(f"{lanes} lanes do not fit a context of {self.settings.sequences} sequences")
         self.lanes = self._session.schedule.lanes = lanes
-        self.hub.open(self._hello(), self._prepare)
+        return self._changed()
 
     def _context(self, given: dict[str, Any]) -> Any:
         """Another context on the same weights; what was running goes on in it."""
@@ -191,7 +197,11 @@ class Worker:
         session.move_to(*made)
         self.settings, self.lanes = settings, lanes
         session.schedule.lanes, session.schedule.budget = lanes, settings.batch
-        session.schedule.context = settings.context
+        session.schedule.ubatch, session.schedule.context = settings.ubatch, settings.context
+        return self._changed()
+
+    def _changed(self) -> Any:
+        """Whoever comes from now on is greeted with what is true now, and who asked for it is told."""
         hello = self._hello()
         self.hub.open(hello, self._prepare)
         return wire.HELLO.dump_python(hello, mode="json")
@@ -233,6 +243,9 @@ class Worker:
 
     def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
         return [asdict(head) for head in self._session.forest.heads()]
+
+    def _at_work(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
+        return [asdict(sequence) for sequence in self._session.schedule.at_work()]
 
 
 def _print(level: int, text: str) -> None:

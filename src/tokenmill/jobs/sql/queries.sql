@@ -41,6 +41,20 @@ SELECT max(id) FROM jobs WHERE id BETWEEN :first AND :last;
 -- name: seal
 UPDATE batches SET sealed_s = :now, key = :key WHERE id = :batch;
 
+-- name: set_deadline
+UPDATE batches SET deadline_s = :deadline_s WHERE id = :batch;
+
+-- name: revive_expired
+UPDATE jobs SET state = 0, code = NULL, message = NULL, not_before_s = NULL
+WHERE batch = :batch AND state IN (3, 5) AND state = 3 AND code = 'deadline' AND :deadline_s > :now
+  AND (deadline_s IS NULL OR deadline_s > :now);
+
+-- name: set_priority
+UPDATE batches SET priority = :priority WHERE id = :batch;
+
+-- name: rank_jobs
+UPDATE jobs SET rank = :rank WHERE id BETWEEN :first AND :last AND rank = :was AND identity IS NOT NULL;
+
 -- name: drop_key
 UPDATE batches SET key = NULL WHERE id = :batch;
 
@@ -91,6 +105,9 @@ FROM jobs WHERE id = :job;
 -- name: block_of
 SELECT id, data FROM blocks WHERE id <= :job ORDER BY id DESC LIMIT 1;
 
+-- name: block_after
+SELECT id, data FROM blocks WHERE id > :after AND id <= :last ORDER BY id LIMIT 1;
+
 -- name: start
 UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL WHERE id = :job AND state = 0;
 
@@ -125,7 +142,7 @@ WHERE id = :job AND state = 1 RETURNING state;
 UPDATE jobs SET state = 0, attempts = max(0, attempts - 1) WHERE id = :job AND state = 1;
 
 -- name: recover
-UPDATE jobs SET state = 0 WHERE state = 1;
+UPDATE jobs SET state = 0, attempts = max(0, attempts - 1) WHERE state = 1;
 
 -- name: cancel_waiting
 UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 0;
@@ -168,6 +185,9 @@ SELECT id FROM batches WHERE deadline_s <= :now;
 SELECT jobs.id & 4294967295, state, custom_id, jobs.identity, body, code, message
 FROM jobs LEFT JOIN answers ON answers.id = jobs.answer
 WHERE jobs.id > :after AND jobs.id <= :last ORDER BY jobs.id LIMIT :limit;
+
+-- name: failures_by_code
+SELECT code, count(*) FROM jobs WHERE batch = :batch AND state IN (3, 5) GROUP BY code ORDER BY code;
 
 -- name: failures
 SELECT id & 4294967295, state, custom_id, identity, NULL, code, message FROM jobs

@@ -1,0 +1,90 @@
+"""Asks a gateway again and again over connections that are kept, and tells how long it took.
+
+    python bench/gateway_load.py URL MODEL KEY whole|stream AT_ONCE SECONDS       prints one JSON object
+
+`whole`: milliseconds of every answer. `stream`: milliseconds from when the server sent a token to when it was here.
+"""
+
+import asyncio
+import json
+import re
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import httptools
+import uvloop
+
+WARM_S = 0.5
+TOKEN = re.compile(rb'"content": ?" (\d+)"')
+
+
+class Asking(asyncio.Protocol):
+    """One connection; one question at a time."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lags: list[float] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+
+    def ask(self, request: bytes) -> "asyncio.Future[int]":
+        self.parser = httptools.HttpResponseParser(self)
+        self.done: asyncio.Future[int] = self.loop.create_future()
+        self.transport.write(request)
+        return self.done
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        now = time.monotonic_ns()
+        self.lags.extend((now - int(sent)) / 1e6 for sent in TOKEN.findall(body))
+
+    def on_message_complete(self) -> None:
+        if not self.done.done():
+            self.done.set_result(self.parser.get_status_code())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(ConnectionError(str(exc)))
+
+
+def request_for(url: str, model: str, key: str, *, stream: bool) -> bytes:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is always the same?"}],
+                       "max_tokens": 64, "stream": stream}, separators=(",", ":")).encode()  # fmt: skip
+    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n")  # fmt: skip
+    return head.encode() + body
+
+
+async def load(url: str, request: bytes, at_once: int, seconds: float) -> dict[str, Any]:
+    parts, loop = urlsplit(url), asyncio.get_running_loop()
+    began_s = time.perf_counter() + WARM_S
+    ends_s = began_s + seconds
+    took_ms: list[float] = []
+    lags_ms: list[float] = []
+    statuses: dict[int, int] = {}
+
+    async def one() -> None:
+        _, asking = await loop.create_connection(Asking, parts.hostname, parts.port)
+        while (start_s := time.perf_counter()) < ends_s:
+            asking.lags.clear()
+            status = await asking.ask(request)
+            end_s = time.perf_counter()
+            if start_s >= began_s and end_s <= ends_s:
+                statuses[status] = statuses.get(status, 0) + 1
+                took_ms.append((end_s - start_s) * 1000)
+                lags_ms.extend(asking.lags)
+        asking.transport.abort()
+
+    await asyncio.gather(*(one() for _ in range(at_once)))
+    return {"requests_s": len(took_ms) / seconds, "took_ms": took_ms, "lags_ms": lags_ms, "statuses": statuses}
+
+
+if __name__ == "__main__":
+    to, wanted, key_, way, many, long = sys.argv[1:]
+    asked = request_for(to, wanted, key_, stream=way == "stream")
+    print(json.dumps(uvloop.run(load(to, asked, int(many), float(long)))))

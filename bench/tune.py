@@ -1,0 +1,204 @@
+"""The search for an operating point beside trying everything, on one load of the native engine.
+
+    python bench/tune.py [--models moe,smollm2] [--seconds 2] [--rounds 5] [--small] [--busy] [--no-write]
+
+A stated space of threads, sequences, micro-batch and cache type is measured whole, in an order drawn by lot; then the
+search, which sees none of that, measures for itself. What both chose is measured again side by side, in turn: their
+ratio is the result, and how many runs each took. Goal: at least 95 % of the best of everything with at most a fifth of
+its runs. Trials that other processes disturbed are made again, and given up after three times; --busy counts them as
+they are. Exits 1 when a goal is missed. Writes results/tune.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from bench.batch import model_file  # noqa: E402
+
+from tokenmill.config import EngineConfig  # noqa: E402
+from tokenmill.engine import embedded  # noqa: E402
+from tokenmill.engine.native.order import goal_for  # noqa: E402
+from tokenmill.hardware.probe import probe  # noqa: E402
+from tokenmill.model.read import read  # noqa: E402
+from tokenmill.plan.goal import Goal  # noqa: E402
+from tokenmill.plan.make import make  # noqa: E402
+from tokenmill.plan.plan import Plan  # noqa: E402
+from tokenmill.tune.drive import Bed, Step, attempt, drive  # noqa: E402
+from tokenmill.tune.measure import How  # noqa: E402
+from tokenmill.tune.point import Aim, Dials, Trial  # noqa: E402
+from tokenmill.tune.predicted import forecaster  # noqa: E402
+from tokenmill.tune.quiet import Watch  # noqa: E402
+from tokenmill.tune.search import Search  # noqa: E402
+from tokenmill.tune.space import Space, start_for  # noqa: E402
+from tokenmill.tune.stand import NativeStand, Starter  # noqa: E402
+from tokenmill.tune.work import WorkFor, drawing  # noqa: E402
+
+AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
+CONTEXT = 1024
+LEAST_SHARE, MOST_RUNS = 0.95, 0.20
+AGAIN = 3  # times that a disturbed trial is made
+
+
+def space_of(cores: int, *, small: bool) -> Space:
+    """What is tried: 160 combinations on two cores, or 24 that only show that it works."""
+    threads = tuple(range(1, cores + 1))
+    if small:
+        return Space(threads=(1,), sequences=(1, 2, 4, 8), ubatch=(128, 256, 512), context=(CONTEXT,),
+                     cache_types=(("f16", "f16"), ("q8_0", "q8_0")))  # fmt: skip
+    return Space(threads=threads, sequences=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48), ubatch=(128, 256, 512, 1024),
+                 context=(CONTEXT,), cache_types=(("f16", "f16"), ("q8_0", "q8_0")))  # fmt: skip
+
+
+def figure(trial: Trial) -> float:
+    """What is compared; 0 where a trial came to nothing."""
+    return trial.figures.jobs_tok_s or 0.0 if trial.outcome == "measured" else 0.0
+
+
+async def tried(bed: Bed, dials: Dials, work: WorkFor, number: int) -> Trial:
+    """A trial, again where it was disturbed."""
+    for again in range(AGAIN):
+        trial = await attempt(bed, dials, work, AGAIN * number + again)
+        if trial.disturbed is None:
+            break
+    return trial
+
+
+async def everything(bed: Bed, space: Space, work: WorkFor) -> list[Trial]:
+    """Every combination once, in an order drawn by lot: what changes while it runs falls on all alike."""
+    order = list(space.combinations())
+    random.Random(1).shuffle(order)
+    trials = []
+    for number, dials in enumerate(order):
+        trials.append(await tried(bed, dials, work, number))
+        told(len(trials), len(order), trials[-1])
+    return trials
+
+
+async def searched(bed: Bed, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
+    """What the search finds by itself, the runs it took, and why it stopped."""
+    limit = int(MOST_RUNS * space.all())
+    search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), most_trials=limit)
+
+    def step(done: Step) -> None:
+        told(done.number, limit, done.trial)
+
+    made = await drive(bed, search, work, keep=lambda _: None, tell=step)
+    return search.best(), len(made), search.reason
+
+
+async def side_by_side(bed: Bed, rivals: Sequence[Dials], work: WorkFor, rounds: int) -> list[list[float]]:
+    """Figures of each, measured in turn."""
+    found: list[list[float]] = [[] for _ in rivals]
+    for number in range(rounds):
+        for rates, dials in zip(found, rivals, strict=True):
+            rates.append(figure(await tried(bed, dials, work, 10_000 + number)))
+    return found
+
+
+async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Both ways on one model."""
+    path = model_file(name, folder)
+    cores = len(os.sched_getaffinity(0))
+    space = space_of(cores, small=asked.small)
+    plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
+    starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
+    stand = NativeStand(plan, starter, most_sequences=max(space.sequences))
+    bed = Bed(plan, stand, How(asked.seconds), watch=None if asked.busy else Watch)
+    work = drawing(AIM)
+    try:
+        print(f"{name}: everything, {space.all()} combinations", file=sys.stderr)
+        whole = await everything(bed, space, work)
+        print(f"{name}: the search, at most {int(MOST_RUNS * space.all())} runs", file=sys.stderr)
+        best, runs, reason = await searched(bed, plan, space, work)
+        top = max((trial for trial in whole if asked.busy or trial.disturbed is None), key=figure, default=None)
+        if best is None or top is None:
+            raise RuntimeError("every trial was disturbed: wait for a quiet machine, or use --busy")
+        rates = await side_by_side(bed, (top.dials, best.dials), work, asked.rounds)
+    finally:
+        await stand.close()
+    found = {
+        "model": name, "bytes": path.stat().st_size, "combinations": space.all(), "runs": runs,
+        "runs_share": round(runs / space.all(), 3), "reason": reason, "loads": stand.loads,
+        "everything": {"dials": asdict(top.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[0]]},
+        "search": {"dials": asdict(best.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[1]]},
+        "share_of_best": round(median(second / first for first, second in zip(*rates, strict=True) if first), 3),
+        "disturbed": sum(trial.disturbed is not None for trial in whole),
+        "grid": [asdict(replace(trial, detail=None)) for trial in whole],
+    }  # fmt: skip
+    found["missed"] = misses(found)
+    show(found)
+    return found
+
+
+def misses(found: dict[str, Any]) -> list[str]:
+    """Goals that do not hold."""
+    missed = []
+    if found["share_of_best"] < LEAST_SHARE:
+        missed.append(f"{found['share_of_best']:.1%} of the best of everything, goal {LEAST_SHARE:.0%}")
+    if found["runs_share"] > MOST_RUNS:
+        missed.append(f"{found['runs_share']:.1%} of its runs, goal {MOST_RUNS:.0%}")
+    return missed
+
+
+def told(number: int, of: int, trial: Trial) -> None:
+    """One trial on a line."""
+    dials = trial.dials
+    words = f"{dials.threads} threads, {dials.sequences} sequences, ubatch {dials.ubatch}, {dials.cache_type_k}"
+    told = f"{figure(trial):.3g} tok/s" if trial.outcome == "measured" else trial.outcome
+    print(f"  {number:3}/{of}  {words}: {told}" + (f" ({trial.disturbed})" if trial.disturbed else ""), file=sys.stderr)
+
+
+def show(found: dict[str, Any]) -> None:
+    """Both choices, and the two ratios."""
+    print(f"\n{found['model']}: tokens a second of a batch, prompts counted")
+    for way in ("everything", "search"):
+        dials, rates = found[way]["dials"], found[way]["jobs_tok_s"]
+        runs = found["combinations"] if way == "everything" else found["runs"]
+        print(f"  {way:10} {runs:4} runs  {median(rates):8.1f} tok/s at {dials['threads']} threads,"
+              f" {dials['sequences']} sequences, ubatch {dials['ubatch']}, {dials['cache_type_k']}")  # fmt: skip
+    print(f"  the search finds {found['share_of_best']:.1%} of the best with {found['runs_share']:.1%} of the runs;"
+          f" it stopped: {found['reason']}")  # fmt: skip
+    print(*(f"  missed: {text}" for text in found["missed"]), sep="\n", end="\n" if found["missed"] else "")
+
+
+def main() -> int:
+    """Measure and judge."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="that each trial measures")
+    parser.add_argument("--rounds", type=int, default=5, help="of what both chose, side by side")
+    parser.add_argument("--small", action="store_true", help="a space that only shows that it works")
+    parser.add_argument("--busy", action="store_true", help="count trials that others disturbed")
+    parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
+    asked = parser.parse_args()
+    began, load_before = time.perf_counter(), os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        models = [asyncio.run(on_model(name, asked, Path(folder))) for name in asked.models]
+    about = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": probe(HERE).cpu.model,
+        "cores": len(os.sched_getaffinity(0)), "build": embedded.version(), "aim": asdict(AIM), "busy": asked.busy,
+        "load_before": round(load_before, 2), "seconds": round(time.perf_counter() - began),
+    }  # fmt: skip
+    print("\n" + ", ".join(f"{key} {value}" for key, value in about.items() if key != "aim"))
+    if not asked.no_write:
+        target = HERE / "results" / "tune.json"
+        target.write_text(json.dumps({**about, "models": models}, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(model["missed"] for model in models) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

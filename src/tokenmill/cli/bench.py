@@ -1,0 +1,217 @@
+"""`tokenmill bench`: what an engine does as it is served, in the field's columns."""
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from tokenmill.cli.bench_view import document, render
+from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.cli.output import Common, say, show, show_json, show_text
+from tokenmill.cli.plan_view import render as render_plan
+from tokenmill.cli.starting import EngineOptions, Wanted
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.measured import machine_id
+from tokenmill.errors import UsageError
+from tokenmill.hardware.catalog import find
+from tokenmill.hardware.machine import Machine
+from tokenmill.tune import history
+from tokenmill.tune.bench import PARTS, Bench, Order, Part
+from tokenmill.tune.bench import bench as measure
+from tokenmill.tune.bench_energy import Price, parse_price
+from tokenmill.tune.bench_rig import Rig, Tell, pids_of
+from tokenmill.tune.bench_served import Prose
+from tokenmill.tune.bench_tables import as_csv, as_markdown
+from tokenmill.tune.bench_turns import thread_counts as usual_threads
+from tokenmill.tune.point import Place
+from tokenmill.tune.quiet import Watch
+
+DOES_NOT_FIT = 3
+DEPTH, STEP = 2048, 512
+LEAST_WRITTEN, MOST_WRITTEN = 16, 128
+Format = Literal["table", "json", "csv", "markdown"]
+
+
+def bench(
+    model: str | None = None,
+    /,
+    *,
+    what: str | None = None,
+    depth: int = DEPTH,
+    step: int | None = None,
+    tokens: int | None = None,
+    repeat: int = 3,
+    thread_counts: str | None = None,
+    sequence_counts: str | None = None,
+    price: str | None = None,
+    watts: float | None = None,
+    format: Annotated[Format, Parameter(name="--format")] = "table",
+    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Measure an engine as it is served: by depth, cold and warm, by threads and by sequences.
+
+    Everything goes through the path that requests take, whatever answers: an engine started for this, one that runs
+    already (--engine NAME), or a URL. T_PP is the time to the first token, T_TG from there to the last.
+    Figures are medians with ± for the run furthest off; runs that other load disturbed are made again. Where there is a
+    plan, its forecast stands beside them under a name of its own. What an engine started here did undisturbed goes into
+    the history.
+
+    Parameters
+    ----------
+    model:
+        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+    what:
+        Parts, with commas between them: first (the first request of an engine's life), cache (a prompt cold, again, and
+        with a new tail), sweep (by depth), threads, sequences, energy; default: all of them.
+    depth:
+        How deep the sweep goes, in tokens; default: 2048.
+    step:
+        Tokens from one depth to the next; default: the micro-batch, as llama-sweep-bench has it.
+    tokens:
+        Tokens written at each point; default: a quarter of the step, 16 to 128.
+    repeat:
+        Runs of each point that count; default: 3.
+    thread_counts:
+        Numbers of threads to measure, such as 4,8,12; default: spread up to the machine's cores.
+    sequence_counts:
+        Numbers of sequences at once, such as 1,2,4; default: doubling up to the engine's lanes.
+    price:
+        Of electricity, such as 0.30/kWh: adds what a million tokens cost, energy alone.
+    watts:
+        The machine's power while it works, from a wall meter, where its own counters cannot be read.
+    format:
+        table, json, csv (one line for each point) or markdown.
+    """
+    parts = _parts(what)
+    if depth < 1 or repeat < 1 or (step is not None and step < 1) or (tokens is not None and tokens < 2):
+        raise UsageError(
+            "--depth, --step and --repeat are at least 1, and --tokens 2", hint="leave them out for the usual ones"
+        )
+    cost = parse_price(price) if price is not None else None
+    if watts is not None and watts <= 0:
+        raise UsageError("--watts must be more than 0", hint="what a wall meter shows while it works")
+    threads, sequences = _counts(thread_counts, "--thread-counts"), _counts(sequence_counts, "--sequence-counts")
+    choice = choose(model, options, common)
+    wanted = None
+    if not (choice.record or choice.url):
+        wanted = _planned(choice, options, common, parts, depth + (tokens or MOST_WRITTEN))
+        if not wanted.plan.fits:
+            show(*render_plan(wanted.plan))
+            return DOES_NOT_FIT
+    elif "first" in parts:
+        parts = tuple(part for part in parts if part != "first")
+        if what is not None:
+            say("the engine runs already: its first request is over, and is not measured")
+    step = step or (wanted.plan.settings.ubatch if wanted is not None else STEP)
+    order = Order(
+        parts, depth, min(step, depth), tokens or min(MOST_WRITTEN, max(LEAST_WRITTEN, step // 4)), threads or (),
+        sequences, watts,
+    )  # fmt: skip
+    if wanted is not None and "sweep" in parts:
+        _deep_enough(wanted.plan.settings.context, order)
+    done = asyncio.run(_work(choice, wanted, order, repeat, common))
+    _tell(done, cost, "json" if common.json else format)
+    return 0
+
+
+def _planned(choice: Choice, options: EngineOptions, common: Common, parts: tuple[Part, ...], deep: int) -> Wanted:
+    """A plan whose context is deep enough; the first request counts, so nothing is asked before it."""
+    asked = replace(options, warm=False) if "first" in parts and options.warm is None else options
+    wanted = plan_for(choice, asked, common)
+    if "sweep" in parts and options.context is None and wanted.plan.settings.context < deep:
+        wanted = plan_for(choice, replace(asked, context=deep), common)
+    return wanted
+
+
+def _deep_enough(context: int, order: Order) -> None:
+    """Before anything is loaded."""
+    needed = order.depth + order.tokens
+    if needed > context:
+        raise UsageError(
+            f"a sweep to {order.depth:,} with {order.tokens} tokens written needs a context of {needed:,}, and this "
+            f"one is {context:,}", hint=f"--context {needed}, or less --depth",
+        )  # fmt: skip
+
+
+async def _work(choice: Choice, wanted: Wanted | None, order: Order, repeat: int, common: Common) -> Bench:
+    plan = wanted.plan if wanted is not None else None
+    folder = choice.state / "bench" / str(os.getpid())  # names the engine: two benchmarks may run at once
+    async with engine_up(choice, wanted, folder) as engine:
+        here = engine.identity.pid is not None
+        machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
+        if not order.threads:
+            cores = machine.cpu.cores if machine is not None else None
+            order = replace(order, threads=usual_threads(cores or os.cpu_count() or 1))
+        if plan is None:
+            say("the settings of an engine that was not started here are not known: nothing goes into the history")
+        with _shown() as tell:
+            rig = Rig(engine, Prose(engine, time.time_ns()), repeat, Watch if pids_of(engine) else None, tell)
+            return await measure(
+                rig, order, place_of(engine, choice, machine), plan=plan,
+                record=lambda speed: history.append(choice.state, speed),
+            )  # fmt: skip
+
+
+def place_of(engine: Engine, choice: Choice, machine: Machine | None) -> Place:
+    """Where figures of an engine hold; of a server elsewhere only its address is known."""
+    identity = engine.identity
+    return Place(
+        machine.name if machine is not None else identity.address,
+        machine_id(machine) if machine is not None else "",
+        _name(choice, identity.model), choice.model_id, identity.kind, identity.build,
+    )  # fmt: skip
+
+
+def _name(choice: Choice, model: str) -> str:
+    """What people call it: a file by what it says of itself."""
+    return model if Path(choice.model).suffix or "/" in choice.model else choice.model
+
+
+@contextmanager
+def _shown() -> Iterator[Tell]:
+    """What is being measured: one line that changes, or a line for each where there is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield say
+        return
+    with console.status("measuring") as status:
+        yield lambda words: status.update(f"measuring: {words}")
+
+
+def _tell(done: Bench, price: Price | None, format: Format) -> None:
+    if format == "json":
+        show_json(document(done, price))
+    elif format == "csv":
+        show_text(as_csv(done))
+    elif format == "markdown":
+        show_text(as_markdown(done))
+    else:
+        show(*render(done, price))
+
+
+def _parts(what: str | None) -> tuple[Part, ...]:
+    if what is None:
+        return PARTS
+    named = [part.strip() for part in what.split(",") if part.strip()]
+    known: tuple[str, ...] = get_args(Part)
+    wrong = [part for part in named if part not in known]
+    if wrong or not named:
+        raise UsageError(f"--what: no part {(wrong[0] if wrong else what)!r}", hint=f"parts: {', '.join(known)}")
+    return tuple(part for part in PARTS if part in named)
+
+
+def _counts(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in numbers):
+        raise UsageError(f"{option} takes numbers, not {text!r}", hint=f"for example {option} 1,2,4")
+    return tuple(dict.fromkeys(int(part) for part in numbers))

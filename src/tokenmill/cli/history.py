@@ -1,0 +1,118 @@
+"""`tokenmill history`: what was measured on this machine, beside what was predicted of it."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from tokenmill.cli.history_rows import Row, errors, rows_of, speeds_in, trends
+from tokenmill.cli.history_view import rendered
+from tokenmill.cli.named import where
+from tokenmill.cli.output import Common, jsonable, say, show, show_json
+from tokenmill.engine import measured
+from tokenmill.errors import UsageError
+from tokenmill.model.identity import identity_of
+from tokenmill.model.newfile import new_file
+from tokenmill.tune import history as speeds
+
+Source = Literal["tune", "bench", "run", "soak", "load"]
+LAST = 10
+COLUMNS = (
+    "when", "machine", "machine_id", "model", "model_id", "engine", "build", "source", "settings", "depth", "quantity",
+    "unit", "predicted", "measured", "error",
+)  # fmt: skip
+
+
+def history(
+    *,
+    model: str | None = None,
+    source: Source | None = None,
+    last: int = LAST,
+    export: Annotated[Path | None, Parameter(name="--export")] = None,
+    force: bool = False,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Show what was measured on this machine over time, beside what was predicted, and how far predictions were off.
+
+    Loads, tuning, benchmarks and soaks add to it; from it the forecasts of `plan`, `run` and `serve` are corrected.
+
+    Parameters
+    ----------
+    model:
+        Only this one: a file, the name of a pulled model, or part of the name that the history shows.
+    source:
+        Only what came from tune, bench, run, soak, or from loading.
+    last:
+        How many measurements are listed one by one; default: 10.
+    export:
+        Write everything that is shown or left out by --last to this CSV file.
+    force:
+        Overwrite that file.
+    """
+    if last < 0:
+        raise UsageError(f"--last must be at least 0, not {last}")
+    state = common.load_config().state_path
+    rows = rows_of(speeds.read(state), measured.read(state))
+    anything = bool(rows)
+    if source is not None:
+        rows = [row for row in rows if row.source == source]
+    if model is not None:
+        rows = _of_model(rows, model, common)
+    if export is not None:
+        with new_file(export, force=force) as file:
+            file.write(_table(rows).encode())
+        say(f"{len(rows):,} measurements written to {export}")
+    if common.json:
+        show_json(_document(rows, last))
+    elif export is None and rows:
+        show(*rendered(rows, last))
+    elif export is None:
+        say(_nothing(anything=anything))
+
+
+def _of_model(rows: list[Row], model: str, common: Common) -> list[Row]:
+    """By identity where the files are here, else by name."""
+    place = where(model, common)
+    if Path(place).exists():
+        known = identity_of(place)
+        return [row for row in rows if row.model_id == known]
+    wanted = model.casefold()
+    return [row for row in rows if wanted in row.model.casefold()]
+
+
+def _nothing(*, anything: bool) -> str:
+    if anything:
+        return "nothing of that kind was measured; tokenmill history shows everything"
+    return "nothing was measured yet; tokenmill tune, bench and soak measure speeds, and every load is kept"
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in COLUMNS}
+
+
+def _table(rows: list[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS)
+    writer.writeheader()
+    writer.writerows(_cells(row) for row in rows)
+    return text.getvalue()
+
+
+def _document(rows: list[Row], last: int) -> dict[str, Any]:
+    first_error, last_error, count = errors(speeds_in(rows))
+    return {
+        "measurements": [_cells(row) for row in (rows[-last:] if last else [])],
+        "trends": [
+            {"model": trend.model, "machine": trend.machine, "quantity": trend.quantity, "unit": trend.unit,
+             "count": len(trend.measured), "measured": jsonable(trend.measured), "last_measured": trend.last.measured,
+             "last_predicted": trend.last.predicted, "predictions": trend.predictions,
+             "median_error_first": trend.first_error, "median_error_last": trend.last_error}
+            for trend in trends(rows)
+        ],
+        "count": len(rows),
+        "predictions": count,
+        "median_error_first": first_error,
+        "median_error_last": last_error,
+    }  # fmt: skip

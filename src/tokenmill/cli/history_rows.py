@@ -1,0 +1,146 @@
+"""Measurements as rows, one for each quantity, with what was predicted of it; and what rows say together. Pure."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from tokenmill.engine.measured import Record
+from tokenmill.tune.history import Speed
+from tokenmill.tune.point import Dials
+
+USUAL_UBATCH = 512  # the engines' own
+FEW = 10  # first and last, that errors are compared over
+UNITS = {
+    "decode": "tok/s", "prefill": "tok/s", "jobs": "tok/s", "first token": "s", "energy": "J/token", "host": "bytes",
+    "gpu": "bytes", "load": "s", "memory": "bytes",
+}  # fmt: skip
+_FIGURES = {
+    "decode": "decode_tok_s", "prefill": "prefill_tok_s", "jobs": "jobs_tok_s", "first token": "first_token_s",
+    "energy": "joules_per_token", "host": "host_bytes", "gpu": "gpu_bytes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity, measured once."""
+
+    when: str  # ISO 8601, UTC
+    machine: str
+    machine_id: str
+    model: str
+    model_id: str
+    engine: str | None  # None: the record does not say
+    build: str | None
+    source: str  # tune, bench, run, soak, load
+    settings: str  # in few words
+    depth: int | None
+    quantity: str
+    measured: float
+    predicted: float | None
+
+    @property
+    def unit(self) -> str:
+        """What both figures count."""
+        return UNITS[self.quantity]
+
+    @property
+    def error(self) -> float | None:
+        """What was predicted too much, as a share of what was measured."""
+        return None if self.predicted is None or not self.measured else self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """One quantity of one model on one machine over time."""
+
+    model: str
+    machine: str
+    quantity: str
+    unit: str
+    measured: tuple[float, ...]  # oldest first
+    last: Row
+    first_error: float | None  # median of the first predictions' errors, whichever way they were off
+    last_error: float | None
+    predictions: int
+
+
+def rows_of(speeds: Iterable[Speed], loads: Iterable[Record]) -> list[Row]:
+    """Everything that was measured, oldest first."""
+    found = [*(row for speed in speeds for row in _of_speed(speed)), *(row for load in loads for row in _of_load(load))]
+    return sorted(found, key=lambda row: row.when)
+
+
+def trends(rows: Sequence[Row]) -> list[Trend]:
+    """What rows say by model, machine and quantity; a model is called what it was called last."""
+    names = {row.model_id: row.model for row in rows}
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.model_id, row.machine_id, row.quantity), []).append(row)
+    order = list(UNITS)
+    found = [_trend(group, names[group[0].model_id]) for group in groups.values()]
+    return sorted(found, key=lambda trend: (trend.model, trend.machine, order.index(trend.quantity)))
+
+
+def errors(rows: Sequence[Row]) -> tuple[float | None, float | None, int]:
+    """Median absolute error of the first ten predictions and of the last ten, and how many there are in all."""
+    sizes = [abs(row.error) for row in rows if row.error is not None]
+    if not sizes:
+        return None, None, 0
+    return median(sizes[:FEW]), median(sizes[-FEW:]), len(sizes)
+
+
+def speeds_in(rows: Sequence[Row]) -> list[Row]:
+    """Those that say how fast something was."""
+    return [row for row in rows if row.unit == "tok/s"]
+
+
+def in_words(dials: Dials) -> str:
+    """Dials in few words: threads, sequences, and what is unusual."""
+    threads = f"{dials.threads}" if dials.threads == dials.threads_batch else f"{dials.threads}/{dials.threads_batch}"
+    parts = [f"{threads} threads", f"{dials.sequences} at once"]
+    usual = Dials(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
+    if dials.ubatch != usual.ubatch:
+        parts.append(f"ubatch {dials.ubatch}")
+    if (dials.cache_type_k, dials.cache_type_v) != (usual.cache_type_k, usual.cache_type_v):
+        parts.append(f"cache {dials.cache_type_k}/{dials.cache_type_v}")
+    if not dials.flash_attention:
+        parts.append("no flash attention")
+    if dials.placement != usual.placement:
+        parts.append(dials.placement)
+    return ", ".join(parts)
+
+
+def _of_speed(speed: Speed) -> Iterator[Row]:
+    for quantity, name in _FIGURES.items():
+        measured = getattr(speed.figures, name)
+        if measured is not None:
+            yield Row(
+                speed.when, speed.machine, speed.machine_id, speed.model, speed.model_id, speed.engine, speed.build,
+                speed.source, in_words(speed.dials), speed.depth, quantity, measured, getattr(speed.predicted, name),
+            )  # fmt: skip
+
+
+def _of_load(load: Record) -> Iterator[Row]:
+    settings = f"{load.settings.get('sequences')} x {load.settings.get('context')} tokens"
+    given = (load.when, load.machine, load.machine_id, load.model, load.model_id, None, load.build, "load", settings,
+             None)  # fmt: skip
+    if load.load_s is not None:
+        yield Row(*given, "load", load.load_s, _between(load))
+    # the engine's own items: what the system says of the process holds them once more
+    known = [row for row in load.rows if row.measured_bytes is not None and row.source == "engine"]
+    if known:
+        measured = sum(row.measured_bytes or 0 for row in known)
+        yield Row(*given, "memory", measured, sum(row.predicted_bytes for row in known))
+
+
+def _between(load: Record) -> float | None:
+    """The prediction is a range, from a warm page cache to a cold one: its point nearest to what was measured."""
+    ends = [end for end in (load.load_warm_s, load.load_cold_s) if end is not None]
+    return min(max(load.load_s or 0.0, min(ends)), max(ends)) if ends else None
+
+
+def _trend(rows: Sequence[Row], model: str) -> Trend:
+    newest = rows[-1]
+    return Trend(
+        model, newest.machine, newest.quantity, newest.unit, tuple(row.measured for row in rows), newest, *errors(rows)
+    )

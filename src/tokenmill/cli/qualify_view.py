@@ -1,0 +1,85 @@
+"""How a qualification looks: a line for each check, then what went wrong in each."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.cli.output import facts, harmless, say
+from tokenmill.tune.qualify_check import Check, Step, Tell
+
+_SHOWN = 2  # failures of each check
+_LINES = 3  # of what was said instead
+
+
+def rendered(found: dict[str, Any], checks: Sequence[Check]) -> list[RenderableType]:
+    """The result for a person, at 80 columns."""
+    rows = {"model": found["model"], "engine": f"{found['engine']}, {found['build']}"}
+    if found["against"]:
+        rows["against"] = found["against"]
+    rows["verdict"] = found["verdict"]
+    table = Table("check", box=None, pad_edge=False)
+    for name in ("score", "wanted"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    table.add_column("", overflow="fold")
+    for check in checks:
+        mark = Text("good", style="green") if check.good else Text("poor", style="bold red")
+        table.add_row(check.name, f"{check.score:.0%}", f"{check.threshold:.0%}", mark, check.words)
+    parts: list[RenderableType] = [facts(rows), Text(), table]
+    for check in checks:
+        parts += _failures(check)
+    return parts
+
+
+def _failures(check: Check) -> Iterator[RenderableType]:
+    for failure in check.failures[:_SHOWN]:
+        yield Text()
+        yield Text.assemble((f"{check.name}: ", "bold"), failure.asked)
+        yield Padding(Text(harmless(failure.why), style="yellow"), (0, 0, 0, 2))
+        said = harmless("\n".join(failure.said.splitlines()[:_LINES]))
+        if said:
+            yield Padding(Text(said, style="dim"), (0, 0, 0, 4))
+
+
+@contextmanager
+def steps_shown() -> Iterator[Tell]:
+    """A bar for each check on stderr; a line for each where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines().tell
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bars(progress).tell
+
+
+class _Bars:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def tell(self, step: Step) -> None:
+        title = _title(step)
+        if title not in self._tasks:
+            self._tasks[title] = self._progress.add_task(title, total=step.total)
+        self._progress.update(self._tasks[title], completed=step.done, total=step.total)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._title = ""
+
+    def tell(self, step: Step) -> None:
+        if _title(step) != self._title:
+            self._title = _title(step)
+            say(f"{self._title}: {step.total} to ask")
+
+
+def _title(step: Step) -> str:
+    return f"{step.check} ({step.of})" if step.of else step.check

@@ -1,0 +1,163 @@
+"""`tokenmill soak`: how much context can really be used, found before the crash."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, replace
+
+from tokenmill.cli.bench import place_of
+from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.cli.goal_options import Size
+from tokenmill.cli.output import Common, say, show, show_json
+from tokenmill.cli.plan_view import render as render_plan
+from tokenmill.cli.soak_view import document, progress, render
+from tokenmill.cli.starting import EngineOptions, Wanted
+from tokenmill.errors import UsageError
+from tokenmill.hardware.catalog import find
+from tokenmill.plan.plan import Plan
+from tokenmill.tune import history
+from tokenmill.tune.bench import now
+from tokenmill.tune.bench_rig import Rig, pids_of
+from tokenmill.tune.bench_served import Prose
+from tokenmill.tune.point import Place
+from tokenmill.tune.quiet import Watch
+from tokenmill.tune.soak import Limit, SoakResult, Step, size
+from tokenmill.tune.soak_memory import Gauge
+from tokenmill.tune.soak_record import speed_of
+from tokenmill.tune.soak_run import TOKENS, Filled, default_step, fill
+from tokenmill.tune.soak_store import save
+from tokenmill.units import MIB
+
+DOES_NOT_FIT = 3
+KEEP_FREE, KEEP_SHARE = 512 * MIB, 0.05
+STEP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was asked for."""
+
+    depth: int | None
+    step: int | None
+    lanes: bool
+    memory_limit: int | None
+    keep_free: int
+    gpu_margin: int
+
+
+def soak(
+    model: str | None = None,
+    /,
+    *,
+    depth: int | None = None,
+    step: int | None = None,
+    lanes: bool = False,
+    memory_limit: Size | None = None,
+    keep_free: Size | None = None,
+    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Fill a context step by step and say how much of it can be used, before memory runs out.
+
+    After each step: the depth, both speeds, and for every memory what the plan's ledger says, what the engine holds and
+    what is left. The growth so far tells whether the next step is safe; if it is not, the soak stops and says how far
+    one can go. The result is kept for this machine and model. Exit code 0: all of the goal can be used; 3: less of it;
+    1: the engine died.
+
+    Parameters
+    ----------
+    model:
+        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+    depth:
+        Tokens to fill a sequence to; default: the engine's whole context (--context).
+    step:
+        Tokens from one depth to the next; default: a sixteenth of the goal, in whole micro-batches.
+    lanes:
+        When one sequence has been filled, fill all lanes at once.
+    memory_limit:
+        Host memory that the engine may use, such as "12 GiB", to see what a smaller machine or control group would do;
+        default: what there is.
+    keep_free:
+        Host memory that must stay free; default: 512 MiB, or a twentieth of the limit where that is less. For GPUs it
+        is --margin.
+    """
+    for name, value in (("depth", depth), ("step", step)):
+        if value is not None and value <= TOKENS:
+            raise UsageError(f"--{name} must be more than {TOKENS}: so many tokens are written at each step")
+    choice = choose(model, options, common)
+    wanted = None
+    if not (choice.record or choice.url):
+        asked = replace(options, context=depth) if options.context is None and depth is not None else options
+        wanted = plan_for(choice, asked, common)
+        if not wanted.plan.fits:
+            show(*render_plan(wanted.plan))
+            return DOES_NOT_FIT
+        if depth is not None and depth > wanted.plan.settings.context:
+            raise UsageError(
+                f"--depth {depth} is more than the context of {wanted.plan.settings.context:,} tokens",
+                hint=f"--context {depth}, or less --depth",
+            )
+    keep = keep_free if keep_free is not None else min(KEEP_FREE, round(KEEP_SHARE * (memory_limit or 1 << 62)))
+    result = asyncio.run(_work(choice, wanted, _Asked(depth, step, lanes, memory_limit, keep, options.margin), common))
+    path = save(choice.state, result) if result.machine_id else None
+    if common.json:
+        show_json(document(result))
+    else:
+        show(*render(result))
+    if path is not None:
+        say(f"kept in {path}")
+    return 1 if result.ended == "died" else 0 if result.ended == "goal" else DOES_NOT_FIT
+
+
+async def _work(choice: Choice, wanted: Wanted | None, asked: _Asked, common: Common) -> SoakResult:
+    plan = wanted.plan if wanted is not None else None
+    folder = choice.state / "soak" / str(os.getpid())  # names the engine: two soaks may run at once
+    async with engine_up(choice, wanted, folder) as engine:
+        here = engine.identity.pid is not None
+        machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
+        if not here:
+            say("the engine's process is not known here: its memory cannot be watched, only whether it dies")
+        rig = Rig(engine, Prose(engine, time.time_ns()), repeat=1, quiet=Watch if here else None)
+        gauge = Gauge(lambda: pids_of(engine), plan, limit_bytes=asked.memory_limit)
+        await rig.prose.learn()
+        limit = _limit(rig, plan, gauge.tier, asked)
+        if plan is not None and (spare := plan.ledger.of(gauge.tier, "runtime")):
+            say(f"predicted holds {size(spare)} for the engine's process itself, which is an estimate")
+        place = place_of(engine, choice, machine)
+        fillings = [await _filled(rig, limit, gauge, 1, plan, place, choice)]
+        lanes = engine.identity.lanes or 1
+        if asked.lanes and lanes > 1 and fillings[0].ended == "goal":
+            fillings.append(await _filled(rig, limit, gauge, lanes, plan, place, choice))
+        return _result(place, limit, fillings, asked)
+
+
+def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _Asked) -> Limit:
+    goal = asked.depth or rig.room
+    if goal is None:
+        raise UsageError("this engine does not say how long its context is", hint="say how far to go: --depth N")
+    step = asked.step or default_step(goal, plan.settings.ubatch if plan is not None else STEP)
+    gpus = plan.placement.gpus if plan is not None else ()
+    return Limit(goal, min(step, goal), ((tier, asked.keep_free), *((gpu, asked.gpu_margin) for gpu in gpus)))
+
+
+async def _filled(
+    rig: Rig, limit: Limit, gauge: Gauge, lanes: int, plan: Plan | None, place: Place, choice: Choice
+) -> Filled:
+    def tell(step: Step) -> None:
+        say(progress(step, limit))
+        if plan is not None and step.whole and step.disturbed is None:
+            history.append(choice.state, speed_of(step, place, plan, now()))
+
+    return await fill(rig, limit, gauge.read, sequences=lanes, tell=tell)
+
+
+def _result(place: Place, limit: Limit, fillings: list[Filled], asked: _Asked) -> SoakResult:
+    alone, last = fillings[0], fillings[-1]
+    together = last if len(fillings) > 1 else None
+    return SoakResult(
+        place.machine, place.machine_id, place.model, place.model_id, place.engine, place.build, now(), limit.goal,
+        tuple(step for filling in fillings for step in filling.steps), alone.verdict.usable_context,
+        last.verdict.reason, last.ended, lanes=last.steps[-1].sequences if together and last.steps else 1,
+        usable_with_lanes=together.verdict.usable_context if together else None, limit_bytes=asked.memory_limit,
+        reserve_bytes=limit.reserve_bytes, last_words=last.last_words,
+    )  # fmt: skip

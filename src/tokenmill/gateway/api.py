@@ -1,0 +1,96 @@
+"""The page at /, what it reads (/api/status, /api/events), and /metrics. All of it is public and described.
+
+The page's files are served as they are, from this package: no build, nothing from elsewhere. They need no key, hold no
+data, and ask for a key themselves.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tokenmill.gateway.api_schemas import PATHS, SCHEMAS
+from tokenmill.gateway.events import EventStream, Feed
+from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.metrics import CONTENT_TYPE, Metrics
+from tokenmill.gateway.parts import Part
+from tokenmill.gateway.state import GatewayState
+from tokenmill.gateway.view import heads_view, status_view
+from tokenmill.gateway.watching import Watch
+
+FOLDER = "/page"
+_INDEX = "index.html"
+_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
+          "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}  # fmt: skip
+_KEY_WANTED = b'<meta name="tokenmill-key" content="none">', b'<meta name="tokenmill-key" content="wanted">'
+_STRICT = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+YOUNG_S = 0.5  # a look that is younger answers several who ask
+
+
+def page_part(state: GatewayState) -> Part:
+    """The page, its files, what it reads, and metrics."""
+    watch = Watch(state)
+    feed, metrics, kept = Feed(watch), Metrics(watch), page_files()
+
+    async def page(request: Request) -> Response:
+        body = kept[_INDEX].replace(*_KEY_WANTED) if state.keys.all() else kept[_INDEX]
+        return _file(request, _INDEX, body)
+
+    async def part_of_page(request: Request) -> Response:
+        name = request.path_params["file"]
+        if name not in kept or name == _INDEX:
+            raise Fault(f"there is nothing at {FOLDER}/{name[:100]}", status=404, code="not_found")
+        return _file(request, name, kept[name])
+
+    async def status(_request: Request) -> Response:
+        await watch.look(younger_s=YOUNG_S)
+        return JSONResponse({**status_view(watch), "forest": heads_view(watch)})
+
+    async def events(_request: Request) -> Response:
+        return EventStream(feed)
+
+    async def scrape(_request: Request) -> Response:
+        return Response(await metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    @asynccontextmanager
+    async def alongside() -> AsyncIterator[None]:
+        state.recorder.all += [watch, metrics]
+        try:
+            async with watch.alongside():
+                yield
+        finally:
+            for one in (watch, metrics):
+                state.recorder.all.remove(one)
+
+    routes = [
+        Route("/", page), Route(f"{FOLDER}/{{file}}", part_of_page), Route("/api/status", status),
+        Route("/api/events", events), Route("/metrics", scrape),
+    ]  # fmt: skip
+    free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
+    return Part(routes, PATHS, SCHEMAS, alongside, free)
+
+
+def page_files() -> dict[str, bytes]:
+    """Every file of the page by its name."""
+    folder = files("tokenmill.gateway") / "dashboard"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
+
+
+def _file(request: Request, name: str, body: bytes) -> Response:
+    tag = f'"{sha256(body).hexdigest()[:20]}"'
+    headers = {**_STRICT, "content-type": _TYPES[name.rpartition(".")[2]], "etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers)

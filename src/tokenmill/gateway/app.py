@@ -1,0 +1,70 @@
+"""The gateway as an ASGI application: every route, and the door that every request comes through."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import TokenmillError
+from tokenmill.gateway import api, backends, batches, chat, embeddings, health, models, openapi
+from tokenmill.gateway.door import Door, refusal
+from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.parts import Part
+from tokenmill.gateway.state import GatewayState
+from tokenmill.gateway.visit import visit_of
+
+
+def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> Door:
+    """The application; `more`: parts beside the front's own, default: all there are."""
+    every = (*front(state), *(parts(state) if more is None else more))
+    described = openapi.document(every)
+    routes = [route for part in every for route in part.routes]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for part in every:
+                if part.alongside is not None:
+                    await stack.enter_async_context(part.alongside())
+            yield
+
+    inner = Starlette(routes=[*routes, openapi.route(described)], lifespan=lifespan, exception_handlers=handlers(state))
+    free = frozenset().union(*(part.open_paths for part in every))
+    return Door(inner, state, routes=inner.routes, open_paths=free, alongside=lambda: lifespan(inner))
+
+
+def handlers(state: GatewayState) -> dict[Any, Any]:
+    """Every error as OpenAI's clients expect it."""
+
+    async def ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, TokenmillError)  # noqa: S101  what it is registered for
+        return refusal(error, visit_of(request.scope), state)
+
+    async def starlettes(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)  # noqa: S101
+        method, path = request.method, request.url.path[:100]
+        said = f"{method} is not for {path}" if error.status_code == 405 else f"there is nothing at {path}"
+        fault = Fault(said if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
+        answer = refusal(fault, visit_of(request.scope), state)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    async def bugs(request: Request, error: Exception) -> Response:
+        fault = Fault("tokenmill itself failed; its log says where", status=500, code="internal_error", kind="bug")
+        return refusal(fault, visit_of(request.scope), state)
+
+    return {TokenmillError: ours, HTTPException: starlettes, Exception: bugs}
+
+
+def front(state: GatewayState) -> tuple[Part, ...]:
+    """What answers requests one by one."""
+    return chat.part(state), models.part(state), embeddings.part(state), health.part(state), backends.part(state)
+
+
+def parts(state: GatewayState) -> tuple[Part, ...]:
+    """What else is served: batches and files, metrics and the page. Each brings its own line."""
+    return batches.part(state), api.page_part(state)

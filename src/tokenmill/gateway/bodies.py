@@ -1,0 +1,205 @@
+"""Request bodies: read within limits, parsed within limits, and checked key by key.
+
+The keys are those of the batch room, so that a line of a job file and a request by HTTP mean the same; what only HTTP
+has (several choices, several prompts, streams, the lane) is taken out here before.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from tokenmill.engine.engine import Request as EngineRequest
+from tokenmill.errors import RequestRefused
+from tokenmill.gateway.faults import Fault, param_of
+from tokenmill.gateway.recorder import Lane
+from tokenmill.jobs.body import Call, Endpoint, check
+from tokenmill.jobs.keys import TEXT, shown
+from tokenmill.jobs.line import parse as parse_object
+from tokenmill.units import MIB, format_bytes
+
+MOST_DEPTH = 64  # of arrays and objects in one another
+_LARGE_BYTES = MIB  # parsed in a thread, so that others are not held up
+_SEEDS = 1 << 63
+_LANE_HEADER = "x-tokenmill-lane"
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
+_NOT_HERE = {
+    "priority": "the lane decides who goes first: X-Tokenmill-Lane: batch, or service_tier: flex",
+    "deadline": "it is for jobs of a batch; timeout says how long this request may take",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: calls that are alike but for prompt and seed, in the order of the answer's choices."""
+
+    endpoint: Endpoint
+    calls: tuple[Call, ...]
+    model: str | None
+    lane: Lane
+    stream: bool = False
+    include_usage: bool = False
+    timeout_s: float | None = None
+    n: int = 1  # choices of one prompt
+
+    def requests(self) -> tuple[EngineRequest, ...]:
+        """For an engine, one for each choice; those of one prompt have seeds of their own."""
+        made = []
+        for index, call in enumerate(self.calls):
+            request, turn = call.request(self.lane), index % self.n
+            seed = request.sampling.seed
+            if turn and seed is not None:
+                # downwards where upwards is no number that engines know
+                seed = seed + turn if seed + turn < _SEEDS else seed - turn
+                request = replace(request, sampling=replace(request.sampling, seed=seed))
+            made.append(request)
+        return tuple(made)
+
+
+async def read(request: Request, *, most_bytes: int, timeout_s: float) -> bytes:
+    """The body; 413 as soon as it is known to be too large, 408 when it does not come."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > most_bytes:
+        raise _too_large(most_bytes)
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Fault(f"the body is {kind[:60]!r}", status=415, code="unsupported_media_type", kind="json",
+                    hint="send JSON with Content-Type: application/json")  # fmt: skip
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Fault("compressed bodies are not read", status=415, code="unsupported_encoding", kind="json")
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most_bytes:
+                    raise _too_large(most_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise Fault(f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout",
+                    kind="size") from None  # fmt: skip
+    except ClientDisconnect:
+        raise Fault("the client left in the middle of its body", code="client_left") from None
+    return b"".join(parts)
+
+
+def _too_large(most_bytes: int) -> Fault:
+    return Fault(f"the body is larger than {format_bytes(most_bytes)}", status=413, code="body_too_large", kind="size",
+                 hint="gateway.max_body_bytes sets the limit")  # fmt: skip
+
+
+async def parse(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body; 400 says what is wrong with it."""
+    return await asyncio.to_thread(parse_now, body) if len(body) > _LARGE_BYTES else parse_now(body)
+
+
+def parse_now(body: bytes) -> dict[str, Any]:
+    """The same without waiting."""
+    try:
+        value = parse_object(body.decode("utf-8").strip())
+        if deeper_than(value, MOST_DEPTH):
+            raise ValueError(f"not JSON that is read here: nested deeper than {MOST_DEPTH}")  # noqa: TRY301
+        if rb"\ud" in body or rb"\uD" in body:
+            TEXT(value).encode()  # half of a surrogate pair is no text
+    except UnicodeError:
+        raise Fault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
+    except ValueError as error:
+        raise Fault(f"the body is {error}", code="invalid_json", kind="json") from None
+    return value
+
+
+def deeper_than(value: Any, most: int) -> bool:
+    """Whether arrays and objects are nested more deeply than that."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for outer in level for inner in (outer.values() if type(outer) is dict else outer)
+                 if type(inner) is dict or type(inner) is list]  # fmt: skip
+        if not level:
+            return False
+    return True
+
+
+def lane_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Lane:
+    """Interactive, unless the request says that it can wait."""
+    said = headers.get(_LANE_HEADER)
+    if said is not None:
+        if said not in ("interactive", "batch"):
+            raise Fault(f"X-Tokenmill-Lane must be interactive or batch, not {said[:40]!r}", code="invalid_lane")
+        return "interactive" if said == "interactive" else "batch"
+    tier = body.get("service_tier")
+    if tier is not None and (not isinstance(tier, str) or tier not in _TIERS):
+        raise _wrong("service_tier", f"must be one of {', '.join(_TIERS)}, not {shown(tier)}")
+    return "batch" if tier == "flex" else "interactive"
+
+
+def asked(endpoint: Endpoint, body: Mapping[str, Any], lane: Lane, *, most_choices: int) -> Asked:
+    """Check a body; RequestRefused or a Fault names the key."""
+    given = {key: value for key, value in body.items() if key != "service_tier"}
+    for key, hint in _NOT_HERE.items():
+        if given.get(key) is not None:
+            raise Fault(f"{key} has no meaning here", param=key, hint=hint)
+    n = _choices(given, most_choices)
+    prompts = _prompts(given) if endpoint == "completion" else None
+    count = n * len(prompts or (None,))
+    if count > most_choices:
+        raise _wrong("n", f"{count} answers at once; {most_choices} are the most here")
+    try:
+        bodies = [given] if prompts is None else [given | {"prompt": prompt} for prompt in prompts]
+        calls = [check(endpoint, one, streams=True) for one in bodies]
+    except RequestRefused as error:
+        raise Fault(error.message, param=_param(error, body), hint=error.hint, code=_code(error)) from None
+    values = calls[0].values
+    stream = bool(values.get("stream"))
+    return Asked(
+        endpoint, tuple(call for call in calls for _ in range(n)), calls[0].model, lane, stream,
+        _include_usage(values, stream=stream), values.get("timeout"), n,
+    )  # fmt: skip
+
+
+def _choices(given: dict[str, Any], most: int) -> int:
+    """How many answers to one prompt; takes the keys that say so out."""
+    n, best_of = given.pop("n", None), given.pop("best_of", None)
+    for key, value in (("n", n), ("best_of", best_of)):
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise _wrong(key, f"must be a whole number from 1 to {most}, not {shown(value)}")
+    if best_of is not None and best_of != (n or 1):
+        raise _wrong("best_of", "only as many as n are computed: leave it out")
+    return n or 1
+
+
+def _prompts(given: Mapping[str, Any]) -> list[Any] | None:
+    """Several prompts of one completion; None: one, or something that is checked later."""
+    prompt = given.get("prompt")
+    if type(prompt) is list and len(prompt) > 1 and all(type(one) in (str, list) for one in prompt):
+        return prompt
+    return None
+
+
+def _include_usage(values: Mapping[str, Any], *, stream: bool) -> bool:
+    options = values.get("stream_options") or {}
+    if options and not stream:
+        raise _wrong("stream_options", "is for streams: set stream to true, or leave it out")
+    for key, value in options.items():
+        if key not in ("include_usage", "include_obfuscation"):
+            raise _wrong("stream_options", f"unknown key {shown(key)}; include_usage is known")
+        if type(value) is not bool:
+            raise _wrong("stream_options", f"{key} must be true or false, not {shown(value)}")
+    return bool(options.get("include_usage"))
+
+
+def _wrong(key: str, what: str) -> Fault:
+    return Fault(f"{key}: {what}" if not what.startswith("is ") else f"{key} {what}", param=key)
+
+
+def _param(error: RequestRefused, body: Mapping[str, Any]) -> str | None:
+    if error.message.startswith("unknown key "):
+        return next((key for key in body if shown(key) == error.message.removeprefix("unknown key ")), None)
+    if error.message.endswith(" is missing"):
+        return error.message.split(" ", 1)[0]
+    return param_of(error, body)
+
+
+def _code(error: RequestRefused) -> str | None:
+    return "unknown_parameter" if error.message.startswith("unknown key ") else None

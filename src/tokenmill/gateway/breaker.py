@@ -1,0 +1,75 @@
+"""A circuit breaker: one that fails again and again is left alone for a while, then tried with one request.
+
+    closed ──failures in a row, or a lost connection──▶ open ──its wait is over, or it looks healthy again──▶ half-open
+       ▲                                                 ▲                                                       │
+       └──────────────── the trial succeeds ─────────────┼───────────────────────────────────────────────────────┤
+                                                         └─────────── the trial fails: a longer wait ────────────┘
+
+Pure: every step gives a new breaker, and the clock is the caller's.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Position = Literal["closed", "open", "half-open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When it opens, and for how long."""
+
+    failures: int = 3  # in a row
+    wait_s: float = 2.0  # after the first opening; each failed trial doubles it
+    longest_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """What is known of one backend's luck."""
+
+    rules: Rules = Rules()
+    failures: int = 0  # in a row
+    until_s: float | None = None  # open until then; None: closed
+    wait_s: float = 0.0  # of the last opening
+    lost: bool = False  # it opened because nothing answered at all
+    trial: bool = False  # one request is trying it
+
+    def position(self, now_s: float) -> Position:
+        """Where it stands."""
+        if self.until_s is None:
+            return "closed"
+        return "half-open" if self.trial or now_s >= self.until_s else "open"
+
+    def allows(self, now_s: float) -> bool:
+        """Whether a request may be sent; half-open lets one in at a time."""
+        return self.until_s is None or (now_s >= self.until_s and not self.trial)
+
+    def began(self, now_s: float) -> "Breaker":
+        """A request has been sent; where it is half-open, that is its trial."""
+        return replace(self, trial=True) if self.position(now_s) == "half-open" else self
+
+    def succeeded(self) -> "Breaker":
+        """An answer has begun. One that was sent before it opened, and is late, closes nothing."""
+        if self.until_s is not None and not self.trial:
+            return self
+        return Breaker(self.rules)
+
+    def failed(self, now_s: float, *, lost: bool = False) -> "Breaker":
+        """A request failed; `lost`: nothing answered, which needs no second proof."""
+        if self.until_s is not None and not self.trial:
+            return self
+        failures = self.failures + 1
+        if not self.trial and not lost and failures < self.rules.failures:
+            return replace(self, failures=failures)
+        wait_s = min(self.rules.longest_s, 2 * self.wait_s if self.trial else self.rules.wait_s)
+        return Breaker(self.rules, failures, now_s + wait_s, wait_s, lost)
+
+    def left(self) -> "Breaker":
+        """The request ended without telling anything: its client went away, or it was refused for what it asked."""
+        return replace(self, trial=False)
+
+    def looks_healthy(self, now_s: float) -> "Breaker":
+        """Its health page answers. That is news only of one that nothing was heard of; the next request tries it."""
+        if self.until_s is None or not self.lost or now_s >= self.until_s:
+            return self
+        return replace(self, until_s=now_s)

@@ -1,0 +1,60 @@
+// Elements and words. Text always goes in as text: nothing here, or anywhere on this page, writes markup.
+
+export const byId = (id) => document.getElementById(id);
+
+export function el(name, given = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(given)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key === "class") made.className = value;
+    else if (key === "width") made.style.width = value; // through the object model: style attributes are not allowed
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function svg(name, given = {}, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(given)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+// Draws again only what has changed, so that a person can select text and use buttons meanwhile.
+export function changing(draw) {
+  let before;
+  return (...given) => {
+    const now = JSON.stringify(given);
+    if (now === before) return;
+    before = now;
+    draw(...given);
+  };
+}
+
+export const count = (value) => value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en");
+export const many = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
+
+export function rate(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 ? count(value) : value >= 10 ? value.toFixed(1) : value.toFixed(value === 0 ? 0 : 2);
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  for (const [unit, size] of [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (value >= size * (unit === "TiB" ? 10 : 1)) return `${(value / size).toFixed(1)} ${unit}`;
+  return `${value} B`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  if (value < 0.0995) return `${(value * 1000).toFixed(value < 0.00995 ? 1 : 0)} ms`;
+  if (value < 99.5) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  return value < 129600 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(1)} days`;
+}
+
+export const clock = (when_s) => new Date(when_s * 1000).toLocaleTimeString("en-GB");
+export const share = (part, whole) => whole > 0 ? `${Math.min(100, 100 * part / whole)}%` : "0%";

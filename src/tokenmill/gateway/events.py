@@ -1,0 +1,84 @@
+"""/api/events: how the gateway is, as a stream of server-sent events for as long as somebody reads it.
+
+    history    once: the last minutes' rates, one entry a look
+    status     with every look: /api/status
+    heads      when it has changed: the forest of heads in the cells of each engine
+    stopping   the last one, when the gateway ends
+
+Who reads slowly misses looks, never gets a queue. Silence is broken by a comment now and then.
+"""
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.gateway.attended import ClientLeft, attended
+from tokenmill.gateway.faults import Stopping
+from tokenmill.gateway.sending import Sending, SlowClient
+from tokenmill.gateway.streams import HEADERS
+from tokenmill.gateway.view import heads_view, status_view
+from tokenmill.gateway.visit import visit_of
+from tokenmill.gateway.watching import Watch
+
+HEARTBEAT_S = 10.0
+_HEARTBEAT = b": still here\n\n"
+
+
+def event(name: str, data: Any) -> bytes:
+    """One event as it travels."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+class Feed:
+    """What all who look are sent, written out once for a look."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self._version: int | None = None
+        self.status = self.heads = b""
+
+    def update(self) -> int:
+        """Write out the last look, if that was not done yet; mutates. Its version."""
+        if self._version != self.watch.version:
+            self._version = self.watch.version
+            self.status = event("status", status_view(self.watch))
+            self.heads = event("heads", heads_view(self.watch))
+        return self._version
+
+
+class EventStream(Response):
+    """Sends events until the client leaves or the gateway stops."""
+
+    def __init__(self, feed: Feed, *, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._feed, self._watch, self._heartbeat_s = feed, feed.watch, heartbeat_s
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one look."""
+        state, visit = self._watch.state, visit_of(scope)
+        sending = Sending(scope, send, state.config.gateway.write_timeout_s)
+        with self._watch.looking():
+            try:
+                async with attended(state, visit, receive, answered=lambda: sending.ended):
+                    await self._send(sending)
+            except (ClientLeft, Stopping):
+                pass  # nobody reads any more
+            except SlowClient:
+                visit.error = "slow_client"
+                sending.abort()
+
+    async def _send(self, sending: Sending) -> None:
+        watch, feed = self._watch, self._feed
+        await sending.start(200, HEADERS)
+        await sending.put(event("history", list(watch.history)))
+        version, heads = 0, b""  # the first look may have been taken before: it is sent at once
+        while not watch.state.shutting_down.is_set():
+            if not await watch.newer(version, self._heartbeat_s):
+                await sending.put(_HEARTBEAT)
+                continue
+            version = feed.update()
+            await sending.put(feed.status + (feed.heads if feed.heads != heads else b""))
+            heads = feed.heads
+        await sending.put(event("stopping", {}), more=False)

@@ -1,0 +1,126 @@
+"""Errors as OpenAI's clients expect them: one JSON object, a status, and Retry-After where waiting helps.
+
+Everything that goes wrong becomes a `Fault`'s answer here and nowhere else. `source` says who failed: the request, the
+gateway or the engine.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tokenmill.errors import (
+    EngineDied,
+    EngineError,
+    EngineTimeout,
+    RequestRefused,
+    TokenmillError,
+    TooLong,
+    UnknownModel,
+)
+
+CLIENT_LEFT = 499  # nobody reads it: for the log, as nginx has it
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
+    405: "invalid_request_error", 408: "timeout_error", 409: "conflict_error", 413: "invalid_request_error",
+    415: "invalid_request_error", 429: "rate_limit_error", 501: "not_implemented_error",
+    503: "service_unavailable_error",
+}  # fmt: skip
+
+
+class Fault(TokenmillError):
+    """A request that the gateway itself does not let through."""
+
+    status: ClassVar[int] = 400
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        param: str | None = None,
+        hint: str | None = None,
+        retry_after_s: float | None = None,
+        kind: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.answer_status = status if status is not None else self.status
+        self.code, self.param, self.retry_after_s = code, param, retry_after_s
+        self.kind = kind  # for who counts refusals; None: not counted
+
+
+class Busy(Fault):
+    """Too many requests wait, or a limit of a key is reached: try again later."""
+
+    status = 429
+
+    def __init__(self, message: str, *, retry_after_s: float, code: str = "queue_full", kind: str = "queue") -> None:
+        super().__init__(message, code=code, retry_after_s=retry_after_s, kind=kind)
+
+
+class Stopping(Fault):
+    """The gateway is shutting down."""
+
+    status = 503
+
+    def __init__(self, message: str = "this gateway is being stopped") -> None:
+        super().__init__(
+            message, code="stopping", hint="send it again in a moment, or elsewhere", retry_after_s=5.0, kind="stopping"
+        )
+
+
+def status_of(error: TokenmillError) -> int:
+    """The HTTP status of an error."""
+    return error.answer_status if isinstance(error, Fault) else error.http_status
+
+
+def code_of(error: TokenmillError) -> str | None:
+    """The word that programs go by."""
+    if isinstance(error, Fault):
+        return error.code
+    if isinstance(error, TooLong):
+        return "context_length_exceeded"
+    if isinstance(error, UnknownModel):
+        return "model_not_found"
+    if isinstance(error, EngineDied):
+        return "engine_died"
+    if isinstance(error, EngineTimeout):
+        return "timeout"
+    return "engine_error" if isinstance(error, EngineError) else None
+
+
+def source_of(error: TokenmillError) -> str:
+    """Who failed."""
+    if isinstance(error, EngineError):
+        return "engine"
+    return "request" if status_of(error) < 500 else "gateway"
+
+
+def error_body(error: TokenmillError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    status = status_of(error)
+    text = f"{error.message} ({error.hint})" if error.hint and not isinstance(error, EngineError) else error.message
+    return {
+        "error": {
+            "message": text,
+            "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
+            "param": error.param if isinstance(error, Fault) else param_of(error),
+            "code": code_of(error),
+            "source": source_of(error),
+        }
+    }
+
+
+def error_headers(error: TokenmillError) -> dict[str, str]:
+    """Retry-After where waiting helps."""
+    wait_s = error.retry_after_s if isinstance(error, Fault) else 1.0 if isinstance(error, EngineDied) else None
+    return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
+
+
+def param_of(error: TokenmillError, body: Mapping[str, Any] | None = None) -> str | None:
+    """The key that a refused body is refused for: messages begin with it."""
+    if not isinstance(error, RequestRefused):
+        return None
+    head, colon, _ = error.message.partition(":")
+    name = head.partition("[")[0].partition(" ")[0]
+    return name if (colon or "[" in head) and name.isidentifier() and (body is None or name in body) else None

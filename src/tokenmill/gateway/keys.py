@@ -1,0 +1,169 @@
+"""Keys that clients show: 256 random bits, kept as their SHA-256 in a file that only its owner reads.
+
+    <state>/gateway/keys.json     names, hashes and limits; replaced whole, mode 0600
+
+A hash that is slow on purpose is for passwords, which people choose; nobody guesses 256 random bits. The file is read
+again when it changes, so that a key that is revoked stops working while the gateway runs.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from tokenmill.errors import ConfigError, UsageError
+
+PREFIX = "tm-"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
+_LOOK_S = 1.0  # between two looks at the file
+_MOST_GIVEN = 512  # characters of a key that a client shows
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What one key may use; None: as the configuration says."""
+
+    requests_at_once: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("requests_at_once", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as it is kept; the key itself is shown once and not kept."""
+
+    name: str
+    sha256: str
+    created_s: float
+    limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+_FILE = TypeAdapter(dict[str, tuple[Key, ...]])
+
+
+def path_in(state: Path) -> Path:
+    """Where keys are kept."""
+    return state / "gateway" / "keys.json"
+
+
+def read(state: Path) -> tuple[Key, ...]:
+    """Every key, oldest first; ConfigError if the file is damaged: nobody is let in by mistake."""
+    path = path_in(state)
+    try:
+        return _FILE.validate_json(path.read_bytes()).get("keys", ())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"{path} is damaged", hint="move it away and add the keys again: tokenmill keys add"
+        ) from error
+
+
+def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
+    """Make a key; the returned text is all that will ever show it."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot be a key's name", hint="letters, digits, dots, dashes, underscores and @")
+    secret = PREFIX + secrets.token_urlsafe(32)
+    with _changing(state) as keys:
+        if any(key.name == name for key in keys):
+            raise UsageError(f"there is a key {name} already", hint=f"tokenmill keys revoke {name}, or another name")
+        keys.append(Key(name, _hash(secret), time.time(), limits or KeyLimits()))
+    return secret
+
+
+def revoke(state: Path, name: str) -> None:
+    """Forget a key; it stops working within a second."""
+    with _changing(state) as keys:
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            known = ", ".join(key.name for key in keys) or "none"
+            raise UsageError(f"there is no key {name}", hint=f"there are: {known}")
+        keys[:] = left
+
+
+@contextmanager
+def _changing(state: Path) -> Iterator[list[Key]]:
+    """The keys as a list that is written back; one process at a time."""
+    path = path_in(state)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(path.parent / "keys.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        keys = list(read(state))
+        yield keys
+        _write(path, keys)
+    finally:
+        os.close(lock)
+
+
+def _write(path: Path, keys: list[Key]) -> None:
+    new = path.with_name(f"keys.json.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        new.unlink()
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w", encoding="utf-8") as text:
+        json.dump({"keys": [asdict(key) for key in keys]}, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    new.replace(path)
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Keys:
+    """The keys of a running gateway, read again when the file changes."""
+
+    def __init__(self, state: Path) -> None:
+        """Read them; ConfigError if the file is damaged."""
+        self._state = state
+        self._stamp = self._seen()
+        self._keys = read(state)
+        self._looked_s = time.monotonic()
+
+    def all(self) -> tuple[Key, ...]:
+        """Every key as of the last second. With a file that has become unreadable, none: nobody gets in by it."""
+        if time.monotonic() - self._looked_s >= _LOOK_S:
+            self._looked_s = time.monotonic()
+            stamp = self._seen()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                try:
+                    self._keys = read(self._state)
+                except ConfigError:
+                    self._keys = tuple(replace(key, sha256="") for key in self._keys)
+        return self._keys
+
+    def owner(self, given: str) -> Key | None:
+        """Whose key this is; takes as long for a wrong one."""
+        hashed, found = _hash(given[:_MOST_GIVEN]), None
+        for key in self.all():
+            if hmac.compare_digest(key.sha256, hashed):
+                found = key
+        return found
+
+    def _seen(self) -> tuple[int, int, int] | None:
+        try:
+            now = path_in(self._state).stat()
+        except OSError:
+            return None
+        return now.st_mtime_ns, now.st_ino, now.st_size

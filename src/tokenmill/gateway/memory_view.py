@@ -1,0 +1,84 @@
+"""The machine's memories with what lies in them: what the plan said, what the engines took, what is left.
+
+`host` is every memory that is no GPU's. Pages of a mapped model file are memory that the system calls available and
+that we would miss: they do not count as free here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.engine.bring_up import Up
+from tokenmill.engine.reconcile import HOST, Row
+from tokenmill.hardware.host import Host, LocalHost
+from tokenmill.hardware.limits import read_limits
+from tokenmill.hardware.linux import parse_meminfo
+from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.hardware.nvidia import read_nvidia
+
+ITEMS = ("weights", "repack", "kv", "compute", "output", "prompt_cache", "runtime")
+"""What bars are made of; the rest (mapped, own, total) are sums of these, seen from the system's side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How large a memory is, and what nobody uses; None: unknown."""
+
+    capacity_bytes: int | None
+    free_bytes: int | None
+
+
+def rooms(tiers: Collection[str], host: Host | None = None) -> dict[str, Room]:
+    """These memories as they are now; blocks for some milliseconds."""
+    here = host or LocalHost()
+    found = {HOST: _host_room(here)}
+    if any(tier.startswith("gpu") for tier in tiers):
+        found |= {f"gpu{gpu.index}": Room(gpu.vram_bytes, gpu.free_bytes) for gpu in read_nvidia(here)[0]}
+    return found
+
+
+def _host_room(host: Host) -> Room:
+    meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
+    total, free = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
+    limits, _ = read_limits(host, parse_mountinfo(host.text("/proc/self/mountinfo") or ""), total)
+    limit = limits.cgroup_memory_bytes
+    if limit is not None:
+        total = limit if total is None else min(total, limit)
+        free = None if free is None else min(free, limit)
+    return Room(total, free)
+
+
+def memory_view(ups: Mapping[str, Up], there: Mapping[str, Room]) -> list[dict[str, Any]]:
+    """Every memory that an engine of ours uses, GPUs first."""
+    rows = [(name, row) for name, up in ups.items() for row in up.held.rows]
+    tiers = sorted({row.tier for _, row in rows}, key=lambda tier: (tier == HOST, tier))
+    return [_tier(tier, [(name, row) for name, row in rows if row.tier == tier], there.get(tier)) for tier in tiers]
+
+
+def _tier(tier: str, rows: list[tuple[str, Row]], room: Room | None) -> dict[str, Any]:
+    parts = [_part(name, row) for name, row in rows if row.item in ITEMS and _is_part(row)]
+    parts.sort(key=lambda part: ITEMS.index(part["item"]))
+    ours = sum(part["measured_bytes"] or 0 for part in parts)
+    capacity, free = (room.capacity_bytes, room.free_bytes) if room is not None else (None, None)
+    if free is not None:
+        mapped = sum(row.measured_bytes or 0 for _, row in rows if row.item == "mapped")
+        free = max(0, free - mapped)
+        if capacity is not None:
+            free = min(free, max(0, capacity - ours))
+    other = None if capacity is None or free is None else max(0, capacity - free - ours)
+    sums = [_part(name, row) for name, row in rows if row.item not in ITEMS]
+    return {
+        "tier": tier, "capacity_bytes": capacity, "free_bytes": free, "other_bytes": other,
+        "parts": [part for part in parts if part["predicted_bytes"] or part["measured_bytes"]], "sums": sums,
+    }  # fmt: skip
+
+
+def _is_part(row: Row) -> bool:
+    return row.source == "engine" or row.item in ("prompt_cache", "runtime")
+
+
+def _part(name: str, row: Row) -> dict[str, Any]:
+    return {
+        "engine": name, "item": row.item, "predicted_bytes": row.predicted_bytes, "measured_bytes": row.measured_bytes,
+        "source": row.source, "explanation": row.explanation,
+    }  # fmt: skip

@@ -1,0 +1,49 @@
+"""How fast counters grow, over the last few seconds. Pure; times come in as numbers."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from tokenmill.engine.engine import Counters
+
+WINDOW_S = 3.0  # engines tell their counters a few times a second: a shorter window would show their pulse
+COUNTED = ("generated_tokens", "prompt_tokens_computed", "prompt_tokens_reused")
+
+
+@dataclass(slots=True)
+class Pace:
+    """The last counters of one engine."""
+
+    window_s: float = WINDOW_S
+    _seen: deque[tuple[float, Counters]] = field(default_factory=deque)
+
+    def seen(self, now_s: float, counters: Counters) -> None:
+        """Counters as of now; mutates. Those of an engine that has been started again begin anew."""
+        if self._seen and (_restarted(self._seen[-1][1], counters) or now_s - self._seen[-1][0] > 3 * self.window_s):
+            self._seen.clear()
+        self._seen.append((now_s, counters))
+        while len(self._seen) > 2 and now_s - self._seen[1][0] >= self.window_s:
+            self._seen.popleft()
+
+    def per_s(self, name: str) -> float | None:
+        """How fast one of them grows; None: it is not counted, or only one look was taken. Mutates nothing."""
+        if len(self._seen) < 2:
+            return None
+        (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
+        before, now = getattr(first, name), getattr(last, name)
+        if before is None or now is None or ended_s <= began_s:
+            return None
+        return float(now - before) / (ended_s - began_s)
+
+
+def _restarted(before: Counters, now: Counters) -> bool:
+    pairs = ((getattr(before, name), getattr(now, name)) for name in (*COUNTED, "restarts"))
+    fell = any(old is not None and new is not None and new < old for old, new in pairs)
+    return fell or before.restarts != now.restarts
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that so large a share is not above; None: there are none."""
+    ordered = sorted(values)
+    return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None

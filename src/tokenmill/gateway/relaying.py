@@ -1,0 +1,118 @@
+"""One answer of a server on its way through as bytes: held until it has begun, then passed on as it comes.
+
+Nothing is sent before the server has said something, so that another may still answer; what breaks after that is the
+caller's to tell the client. Answers that are not streams come in one piece, and are passed on in one.
+"""
+
+from collections.abc import Callable
+
+from tokenmill.engine.server_faults import fault_of
+from tokenmill.errors import EngineDied, EngineError, TokenmillError
+from tokenmill.gateway.faults import Busy
+from tokenmill.gateway.passthrough import Observed, Spent, relayed_headers, says_something, spent_in
+from tokenmill.gateway.sending import Sending
+from tokenmill.gateway.upstream import Lost, Response
+from tokenmill.units import MIB
+
+_MOST_ANSWER_BYTES = 256 * MIB
+_MOST_ERROR_BYTES = MIB
+_MOST_HELD_BYTES = 16 * 1024  # of a stream that has not said anything yet
+_ERRORS = (b"error:", b'data: {"error"', b'data:{"error"')
+Headers = list[tuple[bytes, bytes]]
+
+
+class Relaying:
+    """One response; `spent` and `tokens` are what is known of its cost so far."""
+
+    def __init__(self, response: Response, sending: Sending, engine: str, *, hide_usage: bool) -> None:
+        self._response, self._sending, self._engine = response, sending, engine
+        self._observed = Observed(hide_usage=hide_usage)
+        self.spent = Spent(None)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that went by, nearly: events of a stream."""
+        return self._observed.events
+
+    async def run(self, begun: Callable[[bool], None]) -> None:
+        """Pass the answer on; `begun` is told when the server has begun, and whether with a token of a stream.
+
+        Lost, EngineError or Busy before that: another may answer. After it they end the answer.
+        """
+        response = self._response
+        if response.status != 200:
+            await self._refused()
+        elif response.header(b"content-type").startswith(b"text/event-stream"):
+            await self._stream(begun)
+        else:
+            body = await response.all(_MOST_ANSWER_BYTES)
+            begun(False)
+            self.spent = spent_in(body)
+            await self._send_whole(200, body)
+
+    async def _stream(self, begun: Callable[[bool], None]) -> None:
+        response, observed, put = self._response, self._observed, self._sending.put
+        held = await self._first()
+        begun(True)
+        await self._sending.start(200, [*relayed_headers(response.headers), *self._named()])
+        data = held
+        while data:
+            if out := observed.take(data):
+                await put(out)
+            data = await response.part()
+        self.spent = observed.spent()
+        if not observed.ended_well and not observed.failed:
+            raise EngineDied(f"the stream of {self._engine} ended in the middle")
+        await put(observed.end(), more=False)
+
+    async def _first(self) -> bytes:
+        """The beginning of a stream, up to where it says something."""
+        held = b""
+        while len(held) < _MOST_HELD_BYTES:
+            data = await self._response.part()
+            if not data:
+                raise EngineDied(f"the stream of {self._engine} ended before it said anything")
+            held += data
+            if held.startswith(_ERRORS):
+                raise _fault(500, held)
+            if says_something(held):
+                break
+        return held
+
+    async def _refused(self) -> None:
+        """A status that is not 200: the request's fault is told as it is, the server's own is an error."""
+        status, engine = self._response.status, self._engine
+        body = await self._response.all(_MOST_ERROR_BYTES)
+        if status in (401, 403):
+            raise EngineError(f"{engine} does not accept our key ({status})", hint="api_key_env names its variable")
+        if status == 429:
+            wait = self._response.header(b"retry-after")
+            wait_s = float(wait) if wait.isdigit() else 1.0
+            raise Busy(f"{engine} has too much to do", retry_after_s=wait_s, code="upstream_busy", kind="upstream")
+        if status < 400 or status in (404, 405, 408) or status >= 500:
+            error = _fault(status, body)
+            raise error if isinstance(error, EngineError) else EngineError(f"{engine}: {error.message}")
+        if not self._response.header(b"content-type").startswith(b"application/json"):
+            raise _fault(status, body)
+        await self._send_whole(status, body)
+
+    async def _send_whole(self, status: int, body: bytes) -> None:
+        headers = [*relayed_headers(self._response.headers), *self._named()]
+        headers.append((b"content-length", str(len(body)).encode()))
+        usage = self.spent.usage
+        if usage is not None and usage.cached_tokens is not None:
+            headers.append((b"x-tokenmill-cached-tokens", str(usage.cached_tokens).encode()))
+        await self._sending.start(status, headers)
+        await self._sending.put(body, more=False)
+
+    def _named(self) -> Headers:
+        return [(b"x-tokenmill-engine", self._engine.encode("ascii", "replace"))]
+
+
+def lost(engine: str, error: Lost) -> EngineDied:
+    """Our word for a connection that broke."""
+    return EngineDied(f"the connection to {engine} was lost: {error}", from_outside=True)
+
+
+def _fault(status: int, body: bytes) -> TokenmillError:
+    return fault_of(status, body.decode(errors="replace"))

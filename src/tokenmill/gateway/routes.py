@@ -1,0 +1,145 @@
+"""Which engines a request may go to, and why, in words.
+
+Rules are tried in order and the first that holds gives the chain. A rule that names a model (`*` and `?` stand for
+anything) sends its requests to its engines whatever they call theirs; one that names none takes what its engines have.
+After the last rule, whoever has the model answers. Pure, but for the backends that are handed through.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tokenmill.config import RouteEntry
+from tokenmill.errors import UnknownModel
+from tokenmill.gateway.backend import Backend, ByModel, Model
+from tokenmill.gateway.recorder import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a route is chosen by."""
+
+    model: str | None
+    lane: Lane
+    prompt_tokens: int | None  # None: nobody could count
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Engines in the order in which they are tried."""
+
+    engines: tuple[str, ...]
+    reason: str
+
+
+Names = Mapping[str, Sequence[str]]
+"""Every name of its model, by engine."""
+
+
+def chosen(rules: Sequence[RouteEntry], names: Names, wanted: Wanted) -> Choice | None:
+    """The chain for a request; None: nothing serves a model of that name."""
+    for number, rule in enumerate(rules, 1):
+        engines = _engines(rule, names, wanted.model)
+        if engines and holds(rule, wanted):
+            return Choice(engines, f"route {number}: {conditions(rule)}")
+    engines = having(names, wanted.model)
+    if not engines:
+        return None
+    if not rules:
+        return Choice(engines, "by model")
+    return Choice(engines, "by model: no route holds")
+
+
+def holds(rule: RouteEntry, wanted: Wanted) -> bool:
+    """Whether everything that a rule says but its model is so; a length that nobody knows is none."""
+    if rule.lane is not None and rule.lane != wanted.lane:
+        return False
+    if rule.key is not None and rule.key != wanted.key:
+        return False
+    if rule.min_prompt_tokens is None and rule.max_prompt_tokens is None:
+        return True
+    tokens = wanted.prompt_tokens
+    return (
+        tokens is not None
+        and (rule.min_prompt_tokens is None or tokens >= rule.min_prompt_tokens)
+        and (rule.max_prompt_tokens is None or tokens <= rule.max_prompt_tokens)
+    )
+
+
+def conditions(rule: RouteEntry) -> str:
+    """What a rule asks for."""
+    said = [
+        f"{name} {value}"
+        for name, value in (
+            ("model", rule.model), ("lane", rule.lane), ("key", rule.key),
+            ("tokens >=", rule.min_prompt_tokens), ("tokens <=", rule.max_prompt_tokens),
+        )
+        if value is not None
+    ]  # fmt: skip
+    return ", ".join(said) or "everything"
+
+
+def having(names: Names, model: str | None) -> tuple[str, ...]:
+    """Engines with a model; without a name, the first and whoever has the same."""
+    if model is None:
+        model = next((own[0] for own in names.values() if own), None)
+    return tuple(engine for engine, own in names.items() if model in own)
+
+
+def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ...]:
+    """A rule's engines for a model; empty: the rule is not about it."""
+    if model is None:
+        return rule.engines
+    if rule.model is not None:
+        return rule.engines if fnmatchcase(model, rule.model) else ()
+    return tuple(engine for engine in rule.engines if model in names.get(engine, ()))
+
+
+def is_pattern(model: str) -> bool:
+    """Whether a rule's model stands for several."""
+    return any(sign in model for sign in "*?[")
+
+
+class Routed:
+    """The configuration's routes before the backends."""
+
+    def __init__(
+        self, rules: Sequence[RouteEntry], served: Sequence[tuple[Backend, tuple[str, ...]]], created_s: int
+    ) -> None:
+        """`served`: backends with every name of their models, the first name shown."""
+        self._rules, self._created_s = rules, created_s
+        self._plain = ByModel(served, created_s)
+        self._backends = {backend.name: backend for backend, _ in served}
+        self._names = {backend.name: names for backend, names in served}
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the length of a prompt matters: only then is it counted."""
+        return any(rule.min_prompt_tokens is not None or rule.max_prompt_tokens is not None for rule in self._rules)
+
+    def models(self) -> Sequence[Model]:
+        """Every model once, and every name that only routes have."""
+        plain = list(self._plain.models())
+        known = {name for model in plain for name in (model.id, *model.aliases)}
+        for rule in self._rules:
+            if rule.model is None or is_pattern(rule.model) or rule.model in known:
+                continue
+            known.add(rule.model)
+            context = self._backends[rule.engines[0]].engine.identity.context
+            plain.append(Model(rule.model, rule.engines, self._created_s, context))
+        return tuple(plain)
+
+    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> Sequence[Backend]:
+        """The chain for a request, never empty; UnknownModel where nothing serves that name."""
+        return self.reasoned(model, lane, prompt_tokens, key)[0]
+
+    def reasoned(
+        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+    ) -> tuple[Sequence[Backend], str]:
+        """The same, with the reason in words."""
+        choice = chosen(self._rules, self._names, Wanted(model, lane, prompt_tokens, key))
+        if choice is None:
+            known = ", ".join(one.id for one in self.models())
+            raise UnknownModel(f"the model {(model or '')[:100]!r} is not served here", hint=f"served: {known}")
+        return tuple(self._backends[name] for name in choice.engines), choice.reason

@@ -1,0 +1,195 @@
+"""From a configuration to a gateway that answers: engines up, one after the other, then the door open until the end.
+
+Stopping: nothing new is taken, what runs may end within the grace, the rest is broken off with an honest error, parts
+put back what they have in hand, engines end. Told a second time, it ends at once.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.config import Config, EngineConfig
+from tokenmill.engine import records
+from tokenmill.engine.bring_up import Tell, Up, bring_up
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.heads import Head
+from tokenmill.engine.server_address import key_from
+from tokenmill.engine.start import Slow, attach
+from tokenmill.errors import UsageError
+from tokenmill.gateway import keys
+from tokenmill.gateway.app import create_app
+from tokenmill.gateway.backend import Backend
+from tokenmill.gateway.backends import Guarded
+from tokenmill.gateway.door import allowed_to_listen
+from tokenmill.gateway.lanes import Lanes
+from tokenmill.gateway.limits import Limiter
+from tokenmill.gateway.listening import Listener, allow_files, url_of
+from tokenmill.gateway.recorder import Recorders
+from tokenmill.gateway.routes import Routed
+from tokenmill.gateway.state import Digest, GatewayState, Log
+from tokenmill.plan.plan import Plan
+
+_PREDECESSOR_S = 15.0  # for the engine of a gateway that was killed: it leaves by itself
+_POLL_S = 0.05
+_AFTER_GRACE_S = 5.0  # for broken-off answers to be told so
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWanted:
+    """One engine that the gateway is to have: one to start for a plan, or one that runs at a URL."""
+
+    name: str
+    names: tuple[str, ...]  # of its model, for clients; the first is shown
+    config: EngineConfig
+    plan: Plan | None = None
+    model_path: Path | None = None
+    url: str | None = None
+    model: str | None = None  # at a URL that has several
+    heads: tuple[Head, ...] = ()
+
+
+def may_listen(config: Config) -> None:
+    """UsageError where the address needs a key and there is none."""
+    if not allowed_to_listen(config.gateway, keys.read(config.state_path)):
+        raise UsageError(
+            f"{config.gateway.host} can be reached by others, and there is no key yet",
+            hint="tokenmill keys add NAME makes one; or listen on 127.0.0.1",
+        )
+
+
+@asynccontextmanager
+async def engines_up(
+    wanted: Sequence[EngineWanted],
+    config: Config,
+    *,
+    tell: Callable[[str], Tell] | None = None,
+    slow: Slow | None = None,
+) -> AsyncIterator[tuple[list[tuple[EngineWanted, Engine]], dict[str, Up]]]:
+    """Start or attach to all of them, one after the other; all are closed in the end."""
+    engines: list[tuple[EngineWanted, Engine]] = []
+    ups: dict[str, Up] = {}
+    async with AsyncExitStack() as stack:
+        for one in wanted:
+            if one.plan is None or one.model_path is None:
+                engine: Engine = await attach(one.url or one.config.kind, one.config, model=one.model)
+            else:
+                await _predecessor_gone(config.state_path, one.name)
+                ups[one.name] = await bring_up(
+                    one.plan, model_path=one.model_path, config=one.config, state=config.state_path, name=one.name,
+                    tell=tell(one.name) if tell is not None else None, slow=slow, heads=one.heads,
+                    heads_dir=config.heads_path,
+                )  # fmt: skip
+                engine = ups[one.name].engine
+            stack.push_async_callback(engine.close)
+            engines.append((one, engine))
+        yield engines, ups
+
+
+def state_for(
+    config: Config, engines: Sequence[tuple[EngineWanted, Engine]], ups: dict[str, Up], log: Log | None = None
+) -> GatewayState:
+    """What all parts share, for engines that are up."""
+    settings, lanes = config.gateway, Lanes(config.gateway.queue)
+    backends: list[Backend] = []
+    served: list[tuple[Backend, tuple[str, ...]]] = []
+    recorder = Recorders()
+    for one, engine in engines:
+        identity, can = engine.identity, engine.capabilities
+        gate = lanes.open(one.name, lanes=identity.lanes, interactive_first=can.interactive_first)
+        key = key_from(one.config.api_key_env) if one.url is not None else None
+        backend = Guarded(one.name, engine, gate, recorder=recorder, key=key)
+        backends.append(backend)
+        served.append((backend, tuple(dict.fromkeys((*one.names, identity.model, one.name)))))
+    usual = keys.KeyLimits(settings.requests_at_once, settings.requests_per_minute, settings.tokens_per_minute)
+    routes = Routed(config.routes, served, int(time.time()))
+    state = GatewayState(
+        config, config.state_path, backends, routes, lanes, keys.Keys(config.state_path),
+        Limiter(usual, time.monotonic), ups, digests_of(config, ups), recorder=recorder,
+    )  # fmt: skip
+    state.log = log or state.log
+    return state
+
+
+def digests_of(config: Config, ups: dict[str, Up]) -> list[Digest]:
+    """What became of the digests in each engine."""
+    found = []
+    for entry in config.digests:
+        digest = Digest(entry.name, Path(entry.file))
+        for name, up in ups.items():
+            for head in up.warmth.heads if up.warmth is not None else ():
+                if head.name == entry.name:
+                    digest.held[name] = head
+        found.append(digest)
+    return found
+
+
+async def serve(
+    state: GatewayState,
+    listening: socket.socket,
+    *,
+    stop: asyncio.Event,
+    at_once: asyncio.Event | None = None,
+    ready: Callable[[], None] | None = None,
+) -> None:
+    """Answer until `stop` is set, then end within the grace; `at_once` ends the grace, too."""
+    settings = state.config.gateway
+    app = create_app(state)
+    allow_files(settings.max_connections)
+    listener = Listener(app, settings, state.recorder.refused)
+    state.url = url_of(settings, listening)
+    async with app.alongside():
+        serving = asyncio.create_task(listener.serve(sockets=[listening]))
+        waiting = asyncio.create_task(stop.wait())
+        try:
+            await _started(listener, serving)
+            if ready is not None:
+                ready()
+            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            state.shutting_down.set()
+            await _end(state, listener, serving, at_once or asyncio.Event())
+        finally:
+            waiting.cancel()
+            serving.cancel()
+
+
+async def _end(
+    state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", at_once: asyncio.Event
+) -> None:  # fmt: skip
+    """Let what runs end within the grace, break off the rest, and wait until all is told."""
+    listener.stop()
+    hurry = asyncio.create_task(at_once.wait())
+    try:
+        await asyncio.wait(
+            {serving, hurry}, timeout=state.config.gateway.grace_s, return_when=asyncio.FIRST_COMPLETED
+        )  # fmt: skip
+        state.end_all()
+        if not at_once.is_set():
+            await asyncio.wait({serving, hurry}, timeout=_AFTER_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        listener.stop_now()
+        await serving
+    finally:
+        hurry.cancel()
+
+
+async def _started(listener: Listener, serving: "asyncio.Task[None]") -> None:
+    while not listener.started and not serving.done():
+        await asyncio.sleep(0)
+    if serving.done():
+        serving.result()
+
+
+async def _predecessor_gone(state: Path, name: str) -> None:
+    """The engine of a gateway that was killed leaves by itself; another could not take its name before."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + _PREDECESSOR_S
+    while (
+        (left := records.read(state, name)) is not None
+        and left.alive
+        and not left.detached
+        and loop.time() < until_s
+    ):  # fmt: skip
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,74 @@
+"""What the gateway's parts share: the configuration, the engines, who may come in, who counts, and when it ends.
+
+Made once by `serving.py`, read by every part; belongs to one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import Config
+from tokenmill.engine.bring_up import Up
+from tokenmill.engine.heads import WarmedHead
+from tokenmill.gateway.backend import Backend, Routes
+from tokenmill.gateway.keys import Keys
+from tokenmill.gateway.lanes import Lanes
+from tokenmill.gateway.limits import Limiter
+from tokenmill.gateway.recorder import Recorders, Tally
+
+Log = Callable[[Mapping[str, Any]], None]
+"""Told of every request in plain values: no bodies, no keys."""
+
+
+@dataclass(slots=True)
+class Digest:
+    """A named prompt head that the engines hold."""
+
+    name: str
+    file: Path
+    held: dict[str, WarmedHead] = field(default_factory=dict)  # by backend
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """Everything that a request may need."""
+
+    config: Config
+    state_path: Path
+    backends: list[Backend]
+    routes: Routes
+    lanes: Lanes
+    keys: Keys
+    limiter: Limiter
+    ups: dict[str, Up] = field(default_factory=dict)  # how each engine of ours came up, by backend: predicted, measured
+    digests: Sequence[Digest] = ()
+    counters: Tally = field(default_factory=Tally)
+    recorder: Recorders = field(default_factory=Recorders)  # append to `recorder.all`
+    log: Log = lambda _: None
+    started_s: float = field(default_factory=time.time)  # Unix time
+    url: str = ""  # where it answers, once it does
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # nothing new is taken
+    hand_back: asyncio.Event = field(default_factory=asyncio.Event)  # what still runs is to end now
+    at_work: set[Callable[[str], None]] = field(default_factory=set)  # ends a request that runs; told why
+
+    def __post_init__(self) -> None:
+        if self.counters not in self.recorder.all:
+            self.recorder.all.append(self.counters)
+
+    @staticmethod
+    def now_s() -> float:
+        """What requests are timed by; an event loop's own time may be rounded to milliseconds."""
+        return time.perf_counter()
+
+    def end_all(self) -> None:
+        """Break off what still runs: each gets an honest end."""
+        self.hand_back.set()
+        for end in tuple(self.at_work):
+            end("stopping")
+
+    def backend(self, name: str) -> Backend | None:
+        """The backend of that name."""
+        return next((backend for backend in self.backends if backend.name == name), None)

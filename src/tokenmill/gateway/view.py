@@ -1,0 +1,119 @@
+"""/api/status as a value: everything the page shows, in plain JSON. Pure but for what `Watch` has seen."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tokenmill import __version__
+from tokenmill.gateway.memory_view import memory_view
+from tokenmill.gateway.pace import quantile
+from tokenmill.gateway.state import Digest
+from tokenmill.gateway.watching import Eye, Watch
+
+MOST_HEADS = 200
+MOST_AT_WORK = 64
+
+
+def status_view(watch: Watch) -> dict[str, Any]:
+    """All but the forest of heads."""
+    state = watch.state
+    states = [eye.state for eye in watch.eyes]
+    up = sum(one == "ready" for one in states)
+    word = (
+        "stopping" if state.shutting_down.is_set() else "ok" if up == len(states) else "degraded" if up else "down"
+    )  # fmt: skip
+    tally = state.counters
+    return {
+        "status": word, "version": __version__, "url": state.url, "now_s": round(time.time(), 3),
+        "started_s": round(state.started_s, 3),
+        "models": [model.id for model in state.routes.models()],
+        "engines": [_engine(eye) for eye in watch.eyes],
+        "memory": memory_view(state.ups, watch.rooms),
+        "tokens": {
+            "prompt": tally.prompt_tokens, "reused": tally.cached_tokens, "generated": tally.completion_tokens,
+            "answers": tally.answers,
+        },
+        "times": {
+            "first_token_s": {"median": _rounded(quantile(watch.first_token_s, 0.5)),
+                              "p95": _rounded(quantile(watch.first_token_s, 0.95)), "of": len(watch.first_token_s)},
+            "token_s": {"median": _rounded(quantile(watch.token_s, 0.5)),
+                        "p95": _rounded(quantile(watch.token_s, 0.95)), "of": len(watch.token_s)},
+        },
+        "batches": watch.batches,
+        "misses": [asdict(miss) for miss in reversed(watch.misses)],
+        "errors": [asdict(error) for error in reversed(watch.errors)],
+        "notices": [asdict(notice) for notice in reversed(watch.notices)],
+    }  # fmt: skip
+
+
+def heads_view(watch: Watch) -> list[dict[str, Any]]:
+    """The forest of every engine that tells it: where there are very many heads, the most used and those above them."""
+    found = []
+    for eye in watch.eyes:
+        if eye.heads is None:
+            continue
+        kept = _worth_showing(eye.heads)
+        named = _names(eye, watch.state.digests)
+        heads = [{**head, "digest": named.get(head["start"] + head["tokens"]) if head["pinned"] else None}
+                 for head in kept]  # fmt: skip
+        found.append({"engine": eye.backend.name, "total": len(eye.heads), "heads": heads})
+    return found
+
+
+def _engine(eye: Eye) -> dict[str, Any]:
+    backend = eye.backend
+    identity, gate, pace = backend.engine.identity, backend.gate, eye.pace
+    counters = eye.status.counters if eye.status is not None else None
+    at_work = None if eye.at_work is None else eye.at_work[:MOST_AT_WORK]
+    busy = counters.running if counters is not None and counters.running is not None else gate.running
+    waiting = sum(gate.waiting(lane) for lane in ("interactive", "batch")) + ((counters and counters.waiting) or 0)
+    return {
+        "name": backend.name, "state": eye.state, "detail": eye.detail, "kind": identity.kind,
+        "model": identity.model, "build": identity.build, "context": identity.context,
+        "lanes": {"total": gate.lanes, "busy": busy, "waiting": waiting, "interactive": gate.inside["interactive"],
+                  "batch": gate.inside["batch"]},
+        "at_work": at_work,
+        "counters": asdict(counters) if counters is not None else None,
+        "rates": {"generated_tok_s": _rounded(pace.per_s("generated_tokens")),
+                  "prompt_tok_s": _rounded(pace.per_s("prompt_tokens_computed")),
+                  "reused_tok_s": _rounded(pace.per_s("prompt_tokens_reused"))},
+    }  # fmt: skip
+
+
+def _worth_showing(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """No more than can be read; who is shown has its ancestors shown, and the order stays."""
+    if len(heads) <= MOST_HEADS:
+        return heads
+    order = sorted(range(len(heads)), key=lambda at: (-heads[at]["pinned"], -heads[at]["hits"], heads[at]["depth"]))
+    above = _parents(heads)
+    kept: set[int] = set()
+    for at in order:
+        path = [at]
+        while (parent := above[path[-1]]) is not None and parent not in kept:
+            path.append(parent)
+        if len(kept) + len(path) > MOST_HEADS:
+            break
+        kept.update(path)
+    return [head for at, head in enumerate(heads) if at in kept]
+
+
+def _parents(heads: list[dict[str, Any]]) -> list[int | None]:
+    """By place in the list: whose segment each one continues; the list goes through the tree depth first."""
+    parents: list[int | None] = []
+    path: list[int] = []
+    for at, head in enumerate(heads):
+        del path[head["depth"] :]
+        parents.append(path[-1] if path else None)
+        path.append(at)
+    return parents
+
+
+def _names(eye: Eye, digests: Sequence[Digest]) -> dict[int, str]:
+    """Digests by the position that their heads end at."""
+    held = ((digest.name, digest.held.get(eye.backend.name)) for digest in digests)
+    return {head.prompt_tokens: name for name, head in held if head is not None}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,237 @@
+"""Measurements as curves: which belong together, how far repeats are apart, and where the bend is. Pure.
+
+A curve holds everything still but one setting. Where several such groups were measured, the one that the operating
+point lies in is taken, then the one with most places, then the newest. Figures of different builds, sources and
+engines are never on one line.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.plan.plan import Forecast
+from tokenmill.plan.plan import Speed as Forecasted
+from tokenmill.report.report import PREDICTED, Curve, Dot, Line, Lost, Origin
+from tokenmill.report.svg import figure_text
+from tokenmill.tune.history import Speed
+from tokenmill.tune.knee import FALL, LITTLE, steepest
+from tokenmill.tune.knee import Curve as Measured
+from tokenmill.tune.point import Dials, Figures, OperatingPoint
+from tokenmill.units import number_of
+
+Value = Callable[[Figures], float | None]
+Varied = Literal["threads", "threads_batch", "sequences", "depth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One setting that is varied and what is read there."""
+
+    key: str
+    title: str
+    x_name: str
+    line_name: str
+    varied: Varied
+    value: Value
+    doubling: bool = False
+
+    def x(self, dials: Dials, depth: int) -> float:
+        """Where on the axis a measurement lies."""
+        return float(depth if self.varied == "depth" else getattr(dials, self.varied))
+
+    def still(self, dials: Dials) -> Dials:
+        """Dials with what may differ along the curve taken out; how long the context may grow changes no speed."""
+        if self.varied in ("threads", "threads_batch"):
+            return replace(dials, context=0, threads=0, threads_batch=0)
+        return replace(dials, context=0, sequences=0 if self.varied == "sequences" else dials.sequences)
+
+
+BY_THREADS = Axis(
+    "threads", "Decoding by threads", "threads for decoding", "decode", "threads",
+    lambda figures: figures.decode_tok_s,
+)  # fmt: skip
+BY_BATCH_THREADS = Axis(
+    "prefill-threads", "Prefill by threads", "threads for prefill", "prefill", "threads_batch",
+    lambda figures: figures.prefill_tok_s,
+)  # fmt: skip
+BY_SEQUENCES = Axis(
+    "sequences", "Decoding by sequences at once", "sequences at once", "decode", "sequences",
+    lambda figures: figures.decode_tok_s, doubling=True,
+)  # fmt: skip
+JOBS_BY_SEQUENCES = replace(BY_SEQUENCES, line_name="jobs", value=lambda figures: figures.jobs_tok_s)
+DECODE_BY_DEPTH = Axis(
+    "decode-depth", "Decoding by depth", "tokens in the context", "decode", "depth",
+    lambda figures: figures.decode_tok_s,
+)  # fmt: skip
+PREFILL_BY_DEPTH = Axis(
+    "prefill-depth", "Prefill by depth", "tokens in the context", "prefill", "depth",
+    lambda figures: figures.prefill_tok_s,
+)  # fmt: skip
+
+
+def setting_curves(speeds: Sequence[Speed], point: OperatingPoint | None, forecast: Forecast | None) -> list[Curve]:
+    """By threads and by sequences: those for which something was measured or, for sequences, predicted."""
+    curves = []
+    for axis in (BY_THREADS, BY_BATCH_THREADS):
+        if group := _group(axis, speeds, point):
+            curves.append(_curve(axis, group, point))
+    group = _group(BY_SEQUENCES, speeds, point)
+    curve = _curve(BY_SEQUENCES, group, point)
+    if jobs := _measured(JOBS_BY_SEQUENCES, group):
+        note = f"{curve.note}; jobs: tokens written with the time of the prompts counted"
+        curve = replace(curve, lines=(*curve.lines, *jobs), note=note)
+    together = [speed for speed in forecast.decode if speed.depth == 0] if forecast else []
+    curves.append(_with_forecast(curve, together, by_depth=False))
+    return [curve for curve in curves if curve.lines]
+
+
+def depth_curves(speeds: Sequence[Speed], forecast: Forecast | None, ubatch: int | None) -> list[Curve]:
+    """Prefill and decode by tokens in the context."""
+    curves = []
+    for axis in (PREFILL_BY_DEPTH, DECODE_BY_DEPTH):
+        curve = _curve(axis, _group(axis, speeds, None), None)
+        told = () if forecast is None else forecast.prefill if axis is PREFILL_BY_DEPTH else forecast.decode
+        alone = [speed for speed in told if speed.sequences == 1 and speed.ubatch in (None, ubatch)]
+        curves.append(replace(_with_forecast(curve, alone, by_depth=True), knee=None))
+    return [curve for curve in curves if curve.lines]
+
+
+def bandwidth_curves(machine: Machine) -> list[Curve]:
+    """Bandwidth of the memories by threads, as `probe --measure` saw it."""
+    if machine.measured is None:
+        return []
+    origin = Origin("measured", machine.name, when=machine.measured.when)
+    rates = [rate for rate in machine.measured.rates if len(rate.by_threads) > 2]
+    lines = tuple(
+        Line(rate.path, origin, tuple(Dot(float(count), gb_s) for count, gb_s in sorted(rate.by_threads.items())))
+        for rate in rates
+        if "->" not in rate.path
+    )
+    return [Curve("bandwidth", "Bandwidth by threads", "threads", "GB/s", lines)] if lines else []
+
+
+def knee(dots: Sequence[Dot], noise: float = 0.0) -> float | None:
+    """Where more stops paying, as an operating point's sentence has it; None: nothing bends.
+
+    That is the last place before the steepest fall or, where none falls, the first beyond which little is added.
+    """
+    if len(dots) < 3:
+        return None
+    rates = {round(dot.x): dot.y for dot in dots}
+    fall = steepest(Measured("", rates, None), max(FALL, 2 * noise))
+    if fall is not None:
+        return float(fall[0])
+    bend = next(x for x, rate in rates.items() if rate * (1 + LITTLE) >= max(rates.values()))
+    return None if bend in (min(rates), max(rates)) else float(bend)
+
+
+def lost(axis: Axis, point: OperatingPoint) -> tuple[Lost, ...]:
+    """Trials of the chosen point's curve that gave no figures, and what ended them; each place once."""
+    still = axis.still(point.dials)
+    trials = [trial for trial in point.trials if trial.outcome != "measured" and axis.still(trial.dials) == still]
+    found = {axis.x(trial.dials, 0): trial.outcome for trial in trials}
+    return tuple(Lost(place, why) for place, why in sorted(found.items()))
+
+
+def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
+    """One dot for each x: the median of what was measured there, and how far it spread."""
+    by_x: dict[float, list[float]] = defaultdict(list)
+    for x, y in pairs:
+        by_x[x].append(y)
+    return tuple(
+        Dot(x, median(ys), min(ys), max(ys), len(ys)) if len(ys) > 1 else Dot(x, ys[0])
+        for x, ys in sorted(by_x.items())
+    )
+
+
+def dial_words(dials: Dials) -> str:
+    """Dials in a few words; those at their usual value are left out."""
+    parts = [number_of(dials.threads, "thread") if dials.threads else "",
+             f"{dials.threads_batch} for prefill" if dials.threads_batch not in (0, dials.threads) else "",
+             number_of(dials.sequences, "sequence") if dials.sequences else "",
+             f"ubatch {dials.ubatch}", f"context {dials.context}" if dials.context else ""]  # fmt: skip
+    cache = {dials.cache_type_k, dials.cache_type_v}
+    parts += [f"cache {'/'.join(sorted(cache))}" if cache != {"f16"} else ""]
+    parts += ["" if dials.flash_attention else "no flash attention", "" if dials.mmap else "no mmap"]
+    parts += ["" if dials.repack else "no repack", "" if dials.placement == "plan" else f"placement {dials.placement}"]
+    parts += [f"offload from {dials.offload_min_batch} rows" if dials.offload_min_batch else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def curve_words(curve: Curve) -> str:
+    """What a chart says, in a sentence: for those who do not see it."""
+    line = next((line for line in curve.lines if line.dots), None)
+    if line is None:
+        return ""
+    best = max(line.dots, key=lambda dot: dot.y)
+    words = f"{line.name}: most at {best.x:g}, {figure_text(best.y)} {curve.unit}"
+    if curve.knee is not None and (bend := line.at(curve.knee)) is not None and bend.x != best.x:
+        words += f"; the knee is at {bend.x:g}, with {100 * bend.y / best.y:.0f} % of that"
+    if curve.chosen is not None and (chosen := line.at(curve.chosen)) is not None:
+        words += f"; chosen: {chosen.x:g}, {figure_text(chosen.y)} {curve.unit}"
+    return words
+
+
+def _group(axis: Axis, speeds: Sequence[Speed], point: OperatingPoint | None) -> list[Speed]:
+    """The measurements of one curve; none where nothing was varied."""
+    groups: dict[Hashable, list[Speed]] = defaultdict(list)
+    for speed in speeds:
+        if axis.value(speed.figures) is not None:
+            depth = None if axis.varied == "depth" else speed.depth
+            groups[speed.source, speed.engine, speed.build, axis.still(speed.dials), depth].append(speed)
+
+    def places(group: list[Speed]) -> int:
+        return len({axis.x(speed.dials, speed.depth) for speed in group})
+
+    def merit(group: list[Speed]) -> tuple[bool, int, str]:
+        ours = point is not None and any(speed.dials == point.dials for speed in group)
+        return ours, places(group), max(speed.when for speed in group)
+
+    return max((group for group in groups.values() if places(group) > 1), key=merit, default=[])
+
+
+def _curve(axis: Axis, group: Sequence[Speed], point: OperatingPoint | None) -> Curve:
+    lines = [*_measured(axis, group), *_predicted(axis, group)]
+    measured = lines[0].dots if lines else ()
+    chosen: float | None = None
+    gone: tuple[Lost, ...] = ()
+    if point is not None and group and axis.still(group[0].dials) == axis.still(point.dials):
+        place = axis.x(point.dials, 0)
+        chosen = place if any(dot.x == place for dot in measured) else None
+        gone = lost(axis, point)
+    return Curve(
+        axis.key, axis.title, axis.x_name, "tok/s", tuple(lines), doubling=axis.doubling,
+        knee=knee(measured, point.noise if point else 0.0), chosen=chosen, lost=gone,
+        note=dial_words(axis.still(group[-1].dials)) if group else None,
+    )  # fmt: skip
+
+
+def _measured(axis: Axis, group: Sequence[Speed]) -> list[Line]:
+    pairs = [
+        (axis.x(speed.dials, speed.depth), value) for speed in group
+        if (value := axis.value(speed.figures)) is not None
+    ]  # fmt: skip
+    if not pairs:
+        return []
+    last = max(group, key=lambda speed: speed.when)
+    origin = Origin("measured", last.machine, last.build, last.when, note=f"tokenmill {last.source}")
+    return [Line(axis.line_name, origin, dots(pairs))]
+
+
+def _predicted(axis: Axis, group: Sequence[Speed]) -> list[Line]:
+    """What was predicted, at the time, for the very settings that were measured."""
+    latest = {axis.x(speed.dials, speed.depth): axis.value(speed.predicted) for speed in group}
+    pairs = [(x, y) for x, y in latest.items() if y is not None]
+    return [Line("predicted", PREDICTED, dots(pairs))] if len(pairs) > 1 else []
+
+
+def _with_forecast(curve: Curve, speeds: Sequence[Forecasted], *, by_depth: bool) -> Curve:
+    """A curve with the plan's own line, where none was kept with the measurements."""
+    if len(speeds) < 2 or any(line.origin.kind == "predicted" for line in curve.lines):
+        return curve
+    origin = replace(PREDICTED, note=f"by the plan, {speeds[0].confidence}")
+    pairs = ((float(speed.depth if by_depth else speed.sequences), speed.tok_s) for speed in speeds)
+    return replace(curve, lines=(*curve.lines, Line("predicted", origin, dots(pairs))))

@@ -1,0 +1,140 @@
+"""Markup and the geometry of charts: escaped elements, nice ticks, scales, widths of text. Knows no report.
+
+Text that comes in is always escaped; only `Markup`, which is made here, goes out as it is. Colours are names of CSS
+classes, so that one drawing serves a light and a dark page.
+"""
+
+import html
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FONT = 12.0  # px of ordinary text in charts
+_WIDE = 0.61  # of the font size: an average letter of a wide system font, so that nothing is cut
+# What a browser, a terminal or an editor would obey instead of show: controls, and what turns text round.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_VOID = frozenset({"meta", "link", "br", "hr", "line", "rect", "circle", "path", "polygon"})
+
+
+class Markup(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def visible(text: str) -> str:
+    """Characters that would be obeyed, spelled out."""
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def escaped(text: object) -> Markup:
+    """Text as markup."""
+    return text if isinstance(text, Markup) else Markup(html.escape(visible(str(text)), quote=True))
+
+
+def tag(name: str, /, *children: object, **attributes: object) -> Markup:
+    """One element; `class_` is class, underscores are dashes, None leaves an attribute out."""
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(_number(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if not children and name in _VOID:
+        return Markup(f"<{name}{given}/>" if name not in ("meta", "link", "br", "hr") else f"<{name}{given}>")
+    return Markup(f"<{name}{given}>{joined(*children)}</{name}>")
+
+
+def joined(*parts: object) -> Markup:
+    """Markup one after the other; None is nothing."""
+    return Markup("".join(escaped(part) for part in parts if part is not None))
+
+
+def _number(value: object) -> object:
+    return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
+
+
+def text_width(text: str, size: float = FONT) -> float:
+    """About how many px a text takes."""
+    return sum(0.38 if letter in "ijl.,:;|!' tfr" else 0.95 if letter in "mwMW%" else _WIDE for letter in text) * size
+
+
+def nice_ticks(high: float, most: int = 5) -> tuple[float, ...]:
+    """From 0 to at least `high` in steps of 1, 2, 2.5 or 5 times a power of ten; `most` steps or fewer."""
+    if not high > 0 or not math.isfinite(high):
+        return (0.0, 1.0)
+    rough = high / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
+    count = math.ceil(high / step - 1e-9)
+    return tuple(step * number for number in range(count + 1))
+
+
+def token_ticks(high: float, most: int = 5) -> tuple[float, ...]:
+    """As `nice_ticks`, in powers of two: contexts are counted so."""
+    if high < 64:
+        return nice_ticks(high, most)
+    step = 2.0 ** math.ceil(math.log2(high / most))
+    return tuple(step * number for number in range(math.ceil(high / step - 1e-9) + 1))
+
+
+def tick_text(value: float) -> str:
+    """`2.5`, `40`, `1,200`: no digits that say nothing."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}".rstrip("0")
+
+
+def figure_text(value: float) -> str:
+    """Three digits that count: `91.2`, `0.42`, `1,834`."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def tokens_text(value: float) -> str:
+    """`4K` is 4096 tokens."""
+    return f"{value / 1024:g}K" if value >= 1024 and value % 256 == 0 else tick_text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From figures to px; in doublings, every factor of two is as wide as the next."""
+
+    low: float
+    high: float
+    start: float  # px
+    end: float
+    doubling: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Where a figure lies."""
+        low, high, at = self.low, self.high, value
+        if self.doubling:
+            low, high, at = math.log2(low), math.log2(high), math.log2(value)
+        if high == low:
+            return (self.start + self.end) / 2
+        return self.start + (at - low) / (high - low) * (self.end - self.start)
+
+
+def thinned(values: Sequence[float], scale: Scale, least_px: float) -> list[float]:
+    """Those values that have room for their labels; the last one always stays."""
+    kept: list[float] = []
+    for value in sorted(values, reverse=True):
+        if not kept or scale(kept[-1]) - scale(value) >= least_px:
+            kept.append(value)
+    return kept[::-1]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights near those wanted, at least `gap` apart and inside the limits, in the order given."""
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    placed = [0.0] * len(wanted)
+    at = low
+    for index in order:
+        at = max(at, wanted[index])
+        placed[index] = at
+        at += gap
+    over = (at - gap) - high
+    for index in reversed(order) if over > 0 else ():
+        placed[index] = min(placed[index], high)
+        high = placed[index] - gap
+    return placed

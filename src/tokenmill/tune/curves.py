@@ -1,0 +1,126 @@
+"""One dial turned, the others still: what the values that were not tried could reach at best, and which to try next.
+
+Nothing here takes a curve to have one peak. Three things are taken as physics:
+- twice the threads, sequences or micro-batch give at most about twice the speed;
+- where a curve rises from one measured value to the next, it bends on to the right of them, give or take a little;
+- after a fall anything may follow, up to the first rule: the fall may be a cliff with a second rise behind it.
+So gaps between measured values are kept narrow enough for a cliff to show, and beyond that only those values are
+tried whose optimistic bound beats the best by more than noise.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import log
+
+PROPORTIONAL = 1.1  # exponent of the most growth: a little more than proportional was seen on a GPU
+BEND = 0.15  # a curve's exponent may be this much more on the next stretch
+BACK = 0.04  # and this much less on the stretch before
+CLIMBS = 0.5  # exponents from here on are a curve that is still on its way up
+FLAT = -0.05  # exponents below this are a fall
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Worth by value along one dial."""
+
+    values: tuple[int, ...]  # ascending
+    seen: Mapping[int, float]  # worth where it was measured
+    shut: frozenset[int] = field(default_factory=frozenset)  # cannot be tried, or was tried and has no figures
+    gap: float = 4.0  # the widest ratio of neighbours that may stay unmeasured between them
+    from_first: bool = False  # whether the lowest value must be within a gap of something measured
+
+    def open(self) -> list[int]:
+        """Values that could still be tried."""
+        return [value for value in self.values if value not in self.seen and value not in self.shut]
+
+
+def exponent(low: int, low_worth: float, high: int, high_worth: float) -> float:
+    """Slope between two points where both axes are logarithmic: 1 is proportional."""
+    return log(high_worth / low_worth) / log(high / low)
+
+
+def bound(line: Line, at: int) -> float:
+    """The most that a value could be worth; infinite where nothing measured limits it."""
+    below = [value for value in line.values if value < at and line.seen.get(value, 0.0) > 0]
+    above = [value for value in line.values if value > at and line.seen.get(value, 0.0) > 0]
+    most = float("inf")
+    if below:
+        near = below[-1]
+        slope = PROPORTIONAL
+        if len(below) > 1:
+            bend = exponent(below[-2], line.seen[below[-2]], near, line.seen[near])
+            slope = PROPORTIONAL if bend < FLAT else min(PROPORTIONAL, max(bend, 0.0) + BEND)
+        most = line.seen[near] * (at / near) ** slope
+        # a point further left limits growth too, whatever happened between
+        most = min(most, *(line.seen[value] * (at / value) ** PROPORTIONAL for value in below))
+    if len(above) > 1 and (not below or line.seen[below[-1]] <= line.seen[above[0]]):  # else a cliff may lie between
+        near, next_one = above[:2]
+        bend = exponent(near, line.seen[near], next_one, line.seen[next_one])
+        most = min(most, line.seen[near] * (at / near) ** (min(bend, 1.0) - BACK))
+    return most
+
+
+def probe(line: Line, bar: float, guess: Callable[[int], float | None] | None = None) -> int | None:
+    """The value to try next; None: none can be worth more than `bar`.
+
+    `guess` may lower the bound of a value: what a fitted forecast says it is worth at the very most.
+    """
+    free = line.open()
+    if not free:
+        return None
+    if not line.seen:
+        return free[len(free) // 2]
+    if (wide := _widest(line, free)) is not None:
+        return wide
+    hopes = {value: bound(line, value) for value in free}
+    if guess is not None:
+        said = {value: guess(value) for value in free}
+        hopes = {value: min(hope, most) if (most := said[value]) is not None else hope for value, hope in hopes.items()}
+    hopeful = [value for value in free if hopes[value] > bar]
+    if not hopeful:
+        return None
+    best = max(hopeful, key=lambda value: hopes[value])
+    run = _run(line, hopeful, best)
+    return run[len(run) // 2]
+
+
+def _widest(line: Line, free: list[int]) -> int | None:
+    """A value inside the widest gap that may hide a cliff; gaps where even proportional growth is not enough stay."""
+    known = sorted(value for value in line.values if value in line.seen)
+    best = max(line.seen.values())
+    ends = [(low, high) for low, high in pairwise(known) if high / low > line.gap]
+    found: list[tuple[float, int]] = []
+    for low, high in ends:
+        inside = [value for value in free if low < value < high]
+        inside = [value for value in inside if line.seen[low] * (value / low) ** PROPORTIONAL > best]
+        if inside:
+            middle = (low * high) ** 0.5
+            found.append((high / low, min(inside, key=lambda value: abs(log(value / middle)))))
+    lowest = known[0]
+    under = [value for value in free if value < lowest]
+    if under and lowest / under[0] >= line.gap and (line.from_first or _hardly_rises(line, known)):
+        down = under[0] if line.from_first else min(under, key=lambda value: abs(log(value * line.gap / lowest)))
+        found.append((lowest / down, down))
+    over = [value for value in free if value > known[-1]]
+    if over and over[-1] / known[-1] >= line.gap and line.seen[known[-1]] * (over[-1] / known[-1]) > best:
+        # where more did not run, half way to it: a crash costs more than a trial
+        crashed = any(value > over[-1] for value in line.shut)
+        found.append((over[-1] / known[-1], over[len(over) // 2 if crashed else -1]))
+    return max(found)[1] if found else None
+
+
+def _hardly_rises(line: Line, known: list[int]) -> bool:
+    """Whether the lowest measured values say nothing against a peak below them: it may end in a cliff."""
+    if len(known) < 2:
+        return True
+    low, high = known[:2]
+    return min(line.seen[low], line.seen[high]) <= 0 or exponent(low, line.seen[low], high, line.seen[high]) < CLIMBS
+
+
+def _run(line: Line, hopeful: list[int], best: int) -> list[int]:
+    """The values around `best` that are hopeful too, with nothing measured between them."""
+    known = [value for value in line.values if value in line.seen]
+    low = max((value for value in known if value < best), default=0)
+    high = min((value for value in known if value > best), default=line.values[-1] + 1)
+    return [value for value in hopeful if low < value < high]

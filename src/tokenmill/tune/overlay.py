@@ -1,0 +1,104 @@
+"""An operating point laid over a goal: it answers what the user left open, and nothing else. Pure."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.plan import Decision, Plan
+from tokenmill.tune.point import OperatingPoint
+from tokenmill.units import number_of
+
+_OTHER = (
+    "cpu_only", "gpus", "reserve_ram_bytes", "reserve_cores", "cache_ram_bytes", "mlock", "allow_disk", "own_fit",
+    "moe_cache_bytes", "tensor_parallel", "gpu_memory_utilization",
+)  # fmt: skip
+"""What makes another machine of the one that was tuned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaid:
+    """A goal with a point's answers, or why it has none."""
+
+    goal: Goal
+    decisions: tuple[Decision, ...] = ()
+    words: str | None = None  # one line for the user; None: the point changes nothing
+    why_not: str | None = None
+
+
+def overlay(goal: Goal, point: OperatingPoint) -> Overlaid:
+    """The goal with what a point says of everything that is open in it."""
+    plain = Goal()
+    said = next((name for name in _OTHER if getattr(goal, name) != getattr(plain, name)), None)
+    if said is not None:
+        option = said.removesuffix("_bytes").replace("_", "-")
+        return Overlaid(goal, why_not=f"the operating point was found without --{option}")
+    if goal.context is not None and goal.context > point.dials.context:
+        return Overlaid(
+            goal, why_not=f"the operating point was found with {point.dials.context:,} tokens for each sequence"
+        )
+    taken = dict(_open(goal, point))
+    if not taken:
+        return Overlaid(goal)
+    figures = point.figures
+    best = figures.jobs_tok_s if figures.jobs_tok_s is not None else figures.decode_tok_s
+    measured = f", measured {best:.3g} tok/s" if best is not None and taken.keys() >= {"threads", "sequences"} else ""
+    reason = f"operating point of {point.when[:10]}{measured}"
+    decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
+    words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; --no-point ignores it"
+    return Overlaid(replace(goal, **taken), decisions, words)
+
+
+def decided(plan: Plan, laid: Overlaid) -> Plan:
+    """A plan whose decisions name the point where it decided."""
+    own = {decision.name for decision in laid.decisions}
+    kept = tuple(decision for decision in plan.decisions if decision.name not in own)
+    return replace(plan, decisions=(*kept, *laid.decisions))
+
+
+def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values as plans show them."""
+    for name, value in taken.items():
+        if name == "cache_type_k":
+            yield "cache type", "/".join(dict.fromkeys((value, taken["cache_type_v"])))
+        elif isinstance(value, bool):
+            yield name.replace("_", " "), "on" if value else "off"
+        elif name != "cache_type_v":
+            yield name.replace("_", " "), str(value)
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """What a point sets, the telling ones first."""
+    parts = []
+    if "threads" in settings:
+        parts.append(number_of(settings["threads"], "thread"))
+    if "threads_batch" in settings and settings["threads_batch"] != settings.get("threads"):
+        parts.append(f"{settings['threads_batch']} for prefill")
+    if "sequences" in settings:
+        parts.append(number_of(settings["sequences"], "sequence"))
+    if "ubatch" in settings:
+        parts.append(f"ubatch {settings['ubatch']}")
+    if settings.get("cache_type_k", "f16") != "f16":
+        parts.append(f"{settings['cache_type_k']} cache")
+    if settings.get("flash_attention") is False:
+        parts.append("no flash attention")
+    if "context" in settings:
+        parts.append(f"context {settings['context']}")
+    return ", ".join(parts)
+
+
+def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
+    """Settings that a goal leaves to others."""
+    dials = point.dials
+    for name in ("threads", "threads_batch", "sequences", "ubatch", "context"):
+        if getattr(goal, name) is None:
+            yield name, getattr(dials, name)
+    for name in ("mmap", "repack"):  # the plan's own reasons hold where only one value was ever tried
+        if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
+            yield name, getattr(dials, name)
+    if goal.cache_type_k is None and goal.cache_type_v is None:
+        yield "cache_type_k", dials.cache_type_k
+        yield "cache_type_v", dials.cache_type_v
+    quantised = {goal.cache_type_v, dials.cache_type_v} - {None, "f16", "f32", "bf16"}
+    if goal.flash_attention and not dials.flash_attention and not quantised:
+        yield "flash_attention", False

@@ -1,0 +1,241 @@
+"""What a night may bring: a job that kills engines, deadlines, servers, a person who wants an answer now, and files
+that are in the way. `tokenmill run` with real engines and real signals."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.run_cli import SMALL, THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
+from tokenmill.cli import run as cli
+from tokenmill.engine import records
+from tokenmill.engine.engine import Chat, Request, Sampling, answer
+from tokenmill.engine.start import adopt
+from tokenmill.errors import StoreError
+from tokenmill.jobs.job import State, Submission
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.model.identity import identity_of
+
+SERVER = ("--engine", "llama-server", *SMALL, "--no-warm")
+
+
+@pytest.fixture(scope="module")
+def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder in which an engine runs that all tests here use."""
+    folder = tmp_path_factory.mktemp("home")
+    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
+    done = tokenmill(folder, *words)
+    assert done.returncode == 0, done.stderr
+    yield folder
+    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> tuple[str, Path]:
+    return "--store", tmp_path / "batches"
+
+
+def state_of(store: Path, number: int) -> State:
+    """The state of a line of the newest batch."""
+    try:
+        with Reader(store) as reader:
+            found = [result for result in reader.results(reader.batches()[-1].id, 0, 100) if result.number == number]
+    except (StoreError, IndexError):
+        return State.PENDING
+    return found[0].state if found else State.PENDING
+
+
+def test_a_job_that_kills_the_engine_is_found_and_set_aside(smollm2_path: Path, tmp_path: Path) -> None:
+    store, state = tmp_path / "batches", tmp_path / "tokenmill"
+    lines = [
+        *jobs(THINGS[:5], max_tokens=10, ignore_eos=True),
+        job("poison", "Say it.", max_tokens=40, ignore_eos=True),
+    ]
+    source, output = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl"
+    words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm", "--json")
+    process, killed = begun(tmp_path, *words), set[int]()
+    try:
+        while len(killed) < 2:
+            until(lambda: state_of(store, 6) is State.RUNNING or process.poll() is not None)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            for record in records.listed(state):
+                if record.engine.pid not in killed:
+                    killed.add(record.engine.pid)
+                    os.kill(record.engine.pid, signal.SIGSEGV)  # as a bug in the engine would end it
+            until(lambda: state_of(store, 6) is not State.RUNNING)
+        out, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    totals = json.loads(out)
+    assert (totals["succeeded"], totals["set_aside"], totals["engine_deaths"]) == (5, 1, 2)
+    assert totals["failed_by_code"] == {"engine_died": 1}
+    assert names(output) == [line["custom_id"] for line in lines]
+    assert "SIGSEGV" in read(output)[5]["error"]["message"]
+    assert "killed by SIGSEGV" in said.decode()
+
+
+def test_what_is_in_the_way_of_the_output_leaves_no_batch_behind(
+    home: Path,
+    store: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:2], max_tokens=1))
+    (tmp_path / "thesis.txt").write_text("my thesis\n")
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "t.txt").write_text("Say {a}.")
+    table = ("--table", tmp_path / "rows.csv", "--template", tmp_path / "t.txt")
+    for jobs_from, wrong in (
+        ((source,), ("--output", tmp_path / "nowhere" / "out.jsonl")),
+        ((source,), ("--output", tmp_path / "thesis.txt")),
+        ((source,), ("--output", tmp_path / "out.jsonl", "--errors", tmp_path / "out.jsonl")),
+        (table, ("--output", tmp_path / "thesis.txt")),
+        ((source,), ("--output", tmp_path / "out.jsonl", "--sequences", 0)),
+    ):
+        assert cli([*map(str, ("run", *jobs_from, *wrong, *store))]) == 2
+        assert "error: " in capsys.readouterr().err
+    assert cli([*map(str, ("status", *store))]) == 0
+    assert "there are no batches" in capsys.readouterr().out
+    assert not store[1].exists()
+
+    (tmp_path / "out.jsonl").write_text('{"id":"batch_req_0123_1"}\n')
+    assert cli([*map(str, ("run", source, "--output", tmp_path / "out.jsonl", *store))]) == 2
+    assert "is the output of batch_0123, which had other jobs" in capsys.readouterr().err
+    assert cli([*map(str, ("status", *store, "--json"))]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_deadline_and_a_priority_may_change(
+    home: Path, smollm2_path: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    lines = jobs(THINGS[:3], max_tokens=2)
+    source, output = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl"
+    with Store(store[1]) as opened:  # as the command did yesterday, with a deadline this morning
+        how = Submission(identity_of(smollm2_path), output=str(output), deadline_s=time.time() - 60, priority=2)
+        submit(opened, source, how)
+    first = ran(home, source, "--output", output, *store)
+    assert (first["succeeded"], first["failed_by_code"]) == (0, {"deadline": 3})
+    assert {line["error"]["code"] for line in read(output)} == {"deadline"}
+    shown = tokenmill(home, "status", "last", *store).stdout
+    assert "priority  2" in shown
+    assert "deadline  " in shown
+    again = tokenmill(home, "run", source, "--output", output, *store, "--deadline", "8h", "--priority", 3)
+    assert again.returncode == 0, again.stderr
+    assert "3 jobs given up before taken up again" in again.stderr
+    assert "priority 3 from now on" in again.stderr
+    assert [line["error"] for line in read(output)] == [None] * 3
+    assert names(output) == [line["custom_id"] for line in lines]
+
+
+def test_what_cannot_pass_is_not_to_be_tried_again(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    source = write(tmp_path / "jobs.jsonl", [job("fine", "Say yes.", max_tokens=1), job("long", "word " * 3000)])
+    done = tokenmill(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 too long: tokenmill retry batch_" in said
+    assert "then the same command with a larger --context" in said
+    assert "to try again" not in said
+    retried = tokenmill(home, "retry", "last", "--failed", *store)
+    assert "1 job of batch_" in retried.stderr
+    assert "1 too long: give a larger --context" in retried.stderr
+
+
+def test_servers_work_through_a_batch(smollm2_path: Path, home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    words = ("serve", "--engine-only", smollm2_path, *SERVER, "--port", 0, "--detach", "--name", "server")
+    assert tokenmill(home, *words).returncode == 0
+    try:
+        (record,) = (each for each in records.listed(home / "tokenmill") if each.name == "server")
+        source = write(tmp_path / "jobs.jsonl", [*jobs(THINGS[:4], max_tokens=4), job("long", "word " * 3000)])
+        by_name = ran(home, source, "--output", tmp_path / "named.jsonl", *store, "--engine", "server")
+        assert (by_name["succeeded"], by_name["failed_by_code"]) == (4, {"too_long": 1})
+        assert by_name["computed_prompt_tokens"] <= 1.02 * by_name["least_prompt_tokens"]
+        assert "too many" in read(tmp_path / "named.jsonl")[4]["error"]["message"]
+        by_url = ran(home, source, "--output", tmp_path / "url.jsonl", *store, "--engine", record.address)
+        assert (by_url["succeeded"], by_url["failed"]) == (4, 1)
+        assert names(tmp_path / "url.jsonl") == names(tmp_path / "named.jsonl")
+    finally:
+        assert tokenmill(home, "engines", "stop", "server").returncode == 0
+
+
+def test_who_asks_while_a_batch_runs_is_answered_first(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=30, ignore_eos=True)), tmp_path / "out.jsonl"
+    process = begun(home, source, "--output", output, *store, "--json")
+
+    async def ask() -> str:
+        engine = await adopt(home / "tokenmill", "night")
+        assert engine is not None
+        try:
+            chat = Chat(({"role": "user", "content": "Who are you?"},))
+            request = Request(chat, Sampling(temperature=0.0), max_tokens=4, priority="interactive")
+            async with asyncio.timeout(60):
+                return (await answer(engine, request)).text
+        finally:
+            await engine.close()
+
+    try:
+        until(lambda: last_batch(store[1])[0].running >= 4)
+        assert asyncio.run(ask())
+        assert last_batch(store[1])[0].done < 12  # four tokens came before the batch's three hundred and sixty
+        out, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert json.loads(out)["succeeded"] == 12
+    assert names(output) == [line["custom_id"] for line in jobs()]
+
+
+def test_an_output_folder_that_goes_is_told_and_can_be_made_again(
+    home: Path, store: tuple[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    source = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True))
+    process = begun(home, source, "--output", folder / "out.jsonl", *store)
+    try:
+        until(lambda: last_batch(store[1])[0].done >= 2)
+        shutil.rmtree(folder)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "was removed or replaced while it was written" in said.decode()
+    assert last_batch(store[1])[0].done == 12  # nothing was held up by it
+    folder.mkdir()
+    assert ran(home, source, "--output", folder / "out.jsonl", *store)["computed"] == 0
+    assert names(folder / "out.jsonl") == [line["custom_id"] for line in jobs()]
+
+
+def test_a_database_that_another_program_holds_is_told(
+    home: Path,
+    store: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    monkeypatch.setattr("tokenmill.jobs.database.BUSY_WAIT_S", 0.1)
+    source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:2], max_tokens=1))
+    words = [*map(str, ("run", source, "--output", tmp_path / "out.jsonl", *store))]
+    Store(store[1]).close()
+    other = sqlite3.connect(store[1] / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        assert cli(words) == 1
+        assert "is locked by another program" in capsys.readouterr().err
+        assert cli([*map(str, ("status", *store))]) == 0  # who only looks need not wait
+    finally:
+        other.close()
+    assert cli(words) == 0
+    assert len(read(tmp_path / "out.jsonl")) == 2

@@ -1,0 +1,142 @@
+"""`tokenmill serve` as a person runs it: one command, a URL, OpenAI's client, and an end that leaves nothing."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from support.run_cli import SMALL, command, environment, until
+from tokenmill.cli import run
+
+Said = Callable[..., tuple[int, str, str]]
+RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
+
+
+@contextmanager
+def serving(home: Path, *words: object) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, Any]]]:
+    """A gateway and what it says of itself; ended if the test did not."""
+    process = subprocess.Popen(
+        command("serve", *words, "--port", 0, "--json"), env=environment(home), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        text = b""
+        while not text.endswith(b"\n}\n"):
+            line = process.stdout.readline()
+            assert line, process.stderr.read().decode() if process.stderr else ""
+            text += line
+        yield process, json.loads(text)
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def asked(said: dict[str, Any]) -> openai.OpenAI:
+    return openai.OpenAI(base_url=said["url"], api_key="none", max_retries=0, timeout=60)
+
+
+def test_a_night(tmp_path: Path) -> None:
+    """From a file, killed; started again without one: the digest is read back; its engine dies and comes back; it ends."""
+    config, rules = tmp_path / "mill.toml", tmp_path / "rules.md"
+    rules.write_text(RULES)
+    config.write_text(
+        '[gateway]\nlog = "json"\n[[engines]]\nname = "small"\nmodel = "smollm2"\naliases = ["gpt-4o-mini"]\n'
+        "context = 1024\nsequences = 4\nthreads = 1\nthreads_batch = 1\n"
+        f'[[digests]]\nname = "rules"\nfile = "{rules}"\n'
+    )
+    with serving(tmp_path, "--config", config) as (process, said):
+        assert [engine["name"] for engine in said["engines"]] == ["small"]
+        assert [(digest["name"], digest["how"]) for digest in said["digests"]] == [("rules", "computed")]
+        messages = [{"role": "system", "content": RULES}, {"role": "user", "content": "Who?"}]
+        answer = asked(said).chat.completions.create(model="gpt-4o-mini", messages=messages, max_tokens=2)  # type: ignore[arg-type]
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0.8 * answer.usage.prompt_tokens
+        process.kill()
+        _, talk = process.communicate(timeout=30)
+        until(lambda: not alive(said["engines"][0]["pid"]))
+        line = json.loads(talk.decode().splitlines()[-1])
+        assert (line["route"], line["completion_tokens"]) == ("/v1/chat/completions", 2)
+        assert "Who?" not in talk.decode()
+    with serving(tmp_path, "--model", "smollm2", *SMALL, "--digest", rules) as (process, said):
+        assert said["digests"][0]["how"] == "restored"
+        engine = said["engines"][0]["pid"]
+        os.kill(engine, signal.SIGKILL)
+        body = {"model": "smollm2", "prompt": "One, two,", "max_tokens": 1}
+        until(lambda: httpx.post(f"{said['url']}/completions", json=body, timeout=60).status_code == 200)
+        stream = asked(said).completions.create(model="smollm2", prompt="One, two,", max_tokens=40, stream=True)
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].choices[0].finish_reason in ("stop", "length")
+        _, talk = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "the gateway has stopped" in talk.decode()
+        assert "route=/v1/completions status=200" in talk.decode()
+        assert "restarting: " in talk.decode()
+        assert not alive(engine)
+
+
+@pytest.fixture
+def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Runs a command here, with a state folder of its own; what it said."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def said(*words: object) -> tuple[int, str, str]:
+        code = run([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return said
+
+
+def test_keys(said: Said) -> None:
+    code, out, err = said("serve", "--host", "0.0.0.0")
+    assert code == 2
+    assert "tokenmill keys add" in err
+    code, secret, err = said("keys", "add", "ann", "--requests-per-minute", 60)
+    assert code == 0
+    assert secret.startswith("tm-")
+    assert "not shown again" in err
+    _, out, _ = said("keys", "list")
+    assert "ann" in out
+    assert secret.strip() not in out
+    assert said("keys", "add", "ann")[0] == 2
+    assert said("keys", "add", "bob", "--tokens-per-minute", 0)[0] == 2
+    assert json.loads(said("keys", "add", "bob", "--json")[1])["key"].startswith("tm-")
+    for name in ("ann", "bob"):
+        assert said("keys", "revoke", name)[0] == 0
+    assert json.loads(said("keys", "list", "--json")[1]) == []
+    assert "there is no key" in said("keys", "list")[2]
+
+
+def test_wrong_use(said: Said, tmp_path: Path) -> None:
+    config = tmp_path / "mill.toml"
+    config.write_text('[[engines]]\nname = "a"\n')
+    for words, reason in (
+        (("--detach",), "only an engine can be left running"),
+        (("--port", 99999), "--port 99999 is none"),
+        (("--config", config, "--context", 512), "the configuration lists engines"),
+        (("--engine-only", "smollm2", "--host", "::1"), "--host is for the gateway"),
+        (("--host", "203.0.113.1"), "can be reached by others"),
+        (("--port", 0, "--digest", tmp_path / "none.md"), "cannot be read"),
+        (("--port", 0, "--engine", "nothing"), "no engine 'nothing' is known"),
+    ):
+        code, _, err = said("serve", *words)
+        assert code == 2, (words, err)
+        assert reason in err

@@ -1,0 +1,194 @@
+"""`tokenmill tune` as a person uses it: a point is found, taken up by the other commands, and survives Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.run_cli import command, environment, tokenmill, until, write
+from tokenmill.engine import measured
+from tokenmill.model import synth
+from tokenmill.tune import history
+
+ONE = ("--threads", 1, "--threads-batch", 1, "--context", 512, "--no-warm")
+SMALL = (*ONE, "--ubatch", 128, "--cache-type", "f16", "--head-tokens", 32, "--tail-tokens", 4, "--output-tokens", 8,
+         "--trial-seconds", 0.1)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "moe.gguf"
+    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state folder in which the model has been tuned, with three trials."""
+    home = tmp_path_factory.mktemp("home")
+    done = tokenmill(home, "tune", moe, *SMALL, "--trials", 3, "--busy")
+    assert done.returncode == 0, done.stderr
+    (home / "said.out").write_text(done.stdout)
+    (home / "said.err").write_text(done.stderr)
+    return home
+
+
+def point_of(home: Path) -> dict[str, Any]:
+    (path,) = (home / "tokenmill" / "points").glob("*.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: Path) -> None:
+    told, shown = (home / "said.err").read_text(), (home / "said.out").read_text()
+    before = told.partition("\n  1  ")[0]
+    assert "aim: most tokens of a batch" in before
+    assert "varied: sequences" in before
+    assert "3 trials, 1 load" in before
+    assert all(f"\n  {number}  " in told for number in (1, 2, 3))
+    for label in ("point", "measured", "knee", "given up", "trials"):
+        assert f"\n{label} " in f"\n{shown}"
+    assert "1 thread" in shown
+    assert "plan, run and serve use it" in shown
+    point = point_of(home)
+    assert (point["loads"], len(point["trials"])) == (1, 3)
+    path = shown.rstrip().splitlines()[-1]
+    assert json.loads(Path(path).read_text()) == point
+    assert all(len(line) <= 80 for line in shown.splitlines() if line != path)
+    assert all(len(line) <= 80 for line in told.splitlines() if line.startswith(("aim", "varied", "  ", "about")))
+
+
+def test_the_same_command_again_makes_no_trial_and_no_load(home: Path, moe: Path) -> None:
+    loads = len(measured.read(home / "tokenmill"))
+    done = tokenmill(home, "tune", moe, *SMALL, "--trials", 3, "--busy", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "3 trials from before count" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["dials"] == point_of(home)["dials"]
+    assert len(found["trials"]) == 3
+    assert len(measured.read(home / "tokenmill")) == loads
+
+
+def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -> None:
+    sequences = point_of(home)["dials"]["sequences"]
+    done = tokenmill(home, "plan", moe, "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"{sequences} sequence" in done.stderr
+    assert "operating point of" in done.stderr
+    assert "--no-point ignores it" in done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["settings"]["sequences"] == sequences
+    assert (plan["settings"]["threads"], plan["settings"]["context"]) == (1, 512)
+    reasons = {each["name"]: each["reason"] for each in plan["decisions"]}
+    assert reasons["sequences"].startswith("operating point of")
+    own = tokenmill(home, "plan", moe, "--json", "--sequences", 3)
+    assert json.loads(own.stdout)["settings"]["sequences"] == 3
+    without = tokenmill(home, "plan", moe, "--json", "--no-point")
+    assert "operating point" not in without.stderr
+    assert json.loads(without.stdout)["settings"]["context"] > 512
+    other = tokenmill(home, "plan", moe, "--reserve-cores", 1)
+    assert "the operating point was found without --reserve-cores: planned without it" in other.stderr
+
+
+def test_a_run_uses_the_point_and_measures_no_width(home: Path, moe: Path, tmp_path: Path) -> None:
+    lines = [{"prompt": f"word {number}", "max_tokens": 2, "temperature": 0} for number in range(3)]
+    jobs = write(tmp_path / "jobs.jsonl", lines)
+    done = tokenmill(home, "run", jobs, "-o", tmp_path / "out.jsonl", "--model", moe, "--no-warm")
+    assert done.returncode == 0, done.stderr
+    assert "operating point of" in done.stderr
+    assert "at once: measured" not in done.stderr
+    sequences = point_of(home)["dials"]["sequences"]
+    assert f"{sequences} lanes of 512 tokens" in done.stderr
+
+
+def test_a_changed_model_is_told_and_not_tuned(home: Path, moe: Path, tmp_path: Path) -> None:
+    other = tmp_path / "moe.gguf"
+    data = bytearray(moe.read_bytes())
+    data[-4096:] = bytes(4096)
+    other.write_bytes(data)
+    done = tokenmill(home, "plan", other)
+    assert "is of another file of" in done.stderr
+
+
+def test_jobs_of_one_s_own_and_quiet_trials_go_into_the_history(moe: Path, tmp_path: Path) -> None:
+    jobs = write(
+        tmp_path / "jobs.jsonl", [{"prompt": f"a word about {number}", "max_tokens": 4} for number in range(8)]
+    )
+    done = tokenmill(tmp_path, "tune", moe, *SMALL, "--trials", 1, "--jobs", jobs, "--json")
+    state = tmp_path / "tokenmill"
+    (trials,) = (state / "points").glob("*.trials.jsonl")
+    kept = [json.loads(line) for line in trials.read_text().splitlines()]
+    assert len(kept) == 1
+    assert kept[0]["work"].startswith("jobs ")
+    disturbed = kept[0]["trial"]["disturbed"]
+    if disturbed is None:
+        assert done.returncode == 0, done.stderr
+        (speed,) = history.read(state)
+        assert speed.source == "tune"
+        assert 0 < speed.depth < 64
+        assert speed.figures.decode_tok_s
+    else:  # on a machine that others use, that is what it must say
+        assert done.returncode == 1
+        assert "disturbed" in done.stderr
+        assert "--busy" in done.stderr
+        assert history.read(state) == ()
+
+
+def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("tune", moe, *SMALL, "--busy"), env=environment(tmp_path), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    points = tmp_path / "tokenmill" / "points"
+    try:
+        until(lambda: any(path.stat().st_size for path in points.glob("*.trials.jsonl")))
+        engines = _children(process.pid)
+        assert engines
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    kept = len(next(points.glob("*.trials.jsonl")).read_text().splitlines())
+    assert f"stopped: {kept} trial" in said.decode()
+    assert b"goes on from there" in said
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines))
+    again = tokenmill(tmp_path, "tune", moe, *SMALL, "--busy", "--trials", kept, "--json")
+    assert again.returncode == 0, again.stderr
+    assert len(json.loads(again.stdout)["trials"]) == kept
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--aim", "latency"), "--aim latency and --first-token go together"),
+        (("--first-token", "2s"), "--aim latency and --first-token go together"),
+        (("--aim", "latency", "--first-token", "soon"), "'soon' is no time"),
+        (("--aim", "cores", "--within", "150%"), "'150%' is no share"),
+        (("--trials", 0), "--trials must be at least 1"),
+        (("--trial-seconds", 0), "--trial-seconds must be more than 0"),
+        (("--context", 128), "jobs of 640 tokens do not fit a context of 128"),
+        (("--tail-tokens", 0), "--tail-tokens"),
+        (("--sequences", 0), "--sequences must be at least 1"),
+        (("--engine", "http://localhost:1"), "runs already"),
+        (("--jobs", os.devnull), "holds no job that can be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_loaded(
+    moe: Path, tmp_path: Path, words: tuple[object, ...], message: str
+) -> None:
+    done = tokenmill(tmp_path, "tune", moe, *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "tokenmill" / "engines").exists()

@@ -1,0 +1,202 @@
+"""The page in a real Chromium before a real engine: a batch is handed in and finishes, a chat goes on beside it, and an
+engine that is killed is told of."""
+
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from support.chromium import Opened, chromium, opened
+from support.fake_engine import FakeEngine
+from support.gateway import Served, config_in, fake_engines, native_engine, served
+from support.gateway_clients import until
+from tokenmill.engine.engine import Answer, Chat, Piece, Request
+from tokenmill.gateway import keys
+
+JOBS = 16
+LIMIT_MS = 60_000
+HEAD = "You look after a mill by the river. Say one short thing about the grain that you are asked about. " * 4
+
+
+class Talking(FakeEngine):
+    """A chat's last message decides what it does."""
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        assert isinstance(request.prompt, Chat)
+        async for event in super().stream(replace(request, prompt=request.prompt.messages[-1]["content"])):
+            yield event
+
+
+@contextmanager
+def talking(folder: Path) -> Iterator[tuple[Served, FakeEngine]]:
+    made: list[FakeEngine] = []
+
+    def make() -> list[tuple[str, FakeEngine]]:
+        made.append(Talking())
+        return [("fake", made[0])]
+
+    with served(fake_engines(make), config_in(folder)) as gateway:
+        yield gateway, made[0]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    config = config_in(tmp_path_factory.mktemp("state"))
+    with served(native_engine(smollm2_path, context=512, sequences=2), config) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("jobs") / "grains.jsonl"
+    path.write_text("".join(map(line, range(JOBS))), encoding="utf-8")
+    return path
+
+
+def line(number: int) -> str:
+    asked = [{"role": "system", "content": HEAD}, {"role": "user", "content": f"Grain number {number}?"}]
+    body = {"model": "smollm2", "messages": asked, "max_tokens": 12, "temperature": 0}
+    job = {"custom_id": f"grain-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    return json.dumps(job) + "\n"
+
+
+def ready(one: Opened) -> None:
+    expect(one.page.locator("#state")).to_have_attribute("data-state", "ok", timeout=LIMIT_MS)
+
+
+def say(one: Opened, words: str) -> None:
+    one.page.locator("#words").fill(words)
+    one.page.locator("#send").click()
+
+
+def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served, jobs: Path) -> None:
+    with opened(browser, gateway.url) as one:
+        page = one.page
+        ready(one)
+        page.locator("#file").set_input_files(jobs)
+        page.locator("#start").click()
+        batch = page.locator(".batch")
+        expect(batch.locator(".pill")).to_have_text("in progress", timeout=LIMIT_MS)
+        expect(batch.locator(".name")).to_have_text("grains.jsonl")
+
+        say(one, "What is a mill?")
+        expect(page.locator(".said.assistant > span").first).not_to_be_empty(timeout=LIMIT_MS)
+        expect(batch.locator(".pill")).to_have_text("in progress")  # the chat came first
+        expect(page.locator(".lane[data-doing=answer], .lane[data-doing=prompt]").first).to_be_visible()
+        expect(page.locator(".stats")).to_contain_text("prompt tokens reused", timeout=LIMIT_MS)
+
+        expect(batch.locator(".pill")).to_have_text("completed", timeout=LIMIT_MS)
+        expect(batch).to_contain_text(f"{JOBS} of {JOBS} jobs answered")
+        with page.expect_download() as saved:
+            batch.get_by_text("Results").click()
+        answers = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
+        assert {json.loads(answer)["custom_id"] for answer in answers} == {f"grain-{at}" for at in range(JOBS)}
+        expect(page.locator("#forest .hits").first).to_contain_text("hit")
+        expect(page.locator("#reuse")).to_contain_text("%")
+        assert page.locator("[data-tier=host] [data-item]").evaluate_all(
+            "parts => [...new Set(parts.map(part => part.dataset.item))].sort()"
+        ) == ["compute", "free", "kv", "other", "weights"]
+
+        pid = gateway.state.backends[0].engine.identity.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        expect(page.locator("#banner")).to_contain_text("killed by SIGKILL")
+        expect(page.locator("#state")).to_have_attribute("data-state", "down")
+        ready(one)
+        expect(page.locator("#banner")).to_contain_text("is back")
+        expect(page.locator("#events")).to_contain_text("killed by SIGKILL")
+        assert one.complaints == []
+        assert {url.partition("://")[2].partition("/")[0] for url in one.requests} == {f"127.0.0.1:{gateway.port}"}
+
+
+def test_cancelling(browser: Browser, gateway: Served, tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text("".join(map(line, range(1000, 1400))), encoding="utf-8")
+    with opened(browser, gateway.url) as one:
+        ready(one)
+        one.page.locator("#file").set_input_files(many)
+        one.page.locator("#start").click()
+        batch = one.page.locator(".batch").filter(has_text="many.jsonl")
+        batch.get_by_text("Cancel").click()
+        expect(batch.locator(".pill")).to_have_text("cancelled", timeout=LIMIT_MS)
+        expect(batch.get_by_text("Cancel")).to_have_count(0)
+        assert one.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 700, 390, 320])
+def test_it_fits_and_can_be_read(
+    browser: Browser, gateway: Served, width: int, scheme: Literal["light", "dark"]
+) -> None:
+    with opened(browser, gateway.url, width=width, scheme=scheme) as one:
+        ready(one)
+        expect(one.page.locator("#batches > *").first).to_be_visible()
+        assert not one.overflows
+        worst = one.worst_contrasts()
+        assert worst[0][0] >= 4.5, worst
+        assert one.complaints == []
+
+
+def test_a_file_that_is_no_batch(browser: Browser, gateway: Served, tmp_path: Path) -> None:
+    wrong = tmp_path / "<b>wrong<b>.jsonl"
+    wrong.write_text("this is no JSON\n", encoding="utf-8")
+    with opened(browser, gateway.url) as one:
+        ready(one)
+        one.page.locator("#file").set_input_files(wrong)
+        one.page.locator("#start").click()
+        batch = one.page.locator(".batch").filter(has_text="wrong")
+        expect(batch.locator(".pill")).to_have_text("failed", timeout=LIMIT_MS)
+        expect(batch.locator(".bad")).to_contain_text("line 1")
+        expect(batch.locator(".name")).to_have_text("<b>wrong<b>.jsonl")  # as text
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path) -> None:
+    key = keys.add(tmp_path, "me")
+    with talking(tmp_path) as (gateway, _), opened(browser, gateway.url, width=390) as one:
+        page = one.page
+        expect(page.locator("#ask-key")).to_be_visible()
+        assert not any("/api/" in url for url in one.requests)
+        page.locator("#key").fill(key)
+        page.get_by_text("Use it").click()
+        ready(one)
+        say(one, "hello")
+        expect(page.locator(".stats")).to_be_visible()
+        page.reload()
+        ready(one)
+        assert page.evaluate("Object.keys(localStorage).length") == 0
+        assert page.evaluate("document.cookie") == ""
+        assert one.complaints == []
+
+
+def test_a_wrong_key_is_asked_for_again(browser: Browser, tmp_path: Path) -> None:
+    keys.add(tmp_path, "me")
+    with talking(tmp_path) as (gateway, _), opened(browser, gateway.url) as one:
+        one.page.locator("#key").fill("tm-wrong")
+        one.page.get_by_text("Use it").click()
+        expect(one.page.locator("#key-wrong")).to_be_visible()
+
+
+def test_a_gateway_that_goes_away_is_told_of(browser: Browser, tmp_path: Path) -> None:
+    with talking(tmp_path) as (gateway, engine), opened(browser, gateway.url) as one:
+        ready(one)
+        say(one, "slow")
+        until(lambda: bool(engine.at_work))
+        one.page.locator("#halt").click()
+        until(lambda: not engine.at_work)  # the lane is free
+        expect(one.page.locator(".said.assistant")).to_contain_text("stopped")
+        gateway.tell_to_stop()
+        expect(one.page.locator("#banner")).to_contain_text("does not answer")
+        expect(one.page.locator("#state")).to_have_attribute("data-state", "lost")

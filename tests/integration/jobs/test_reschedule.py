@@ -1,0 +1,98 @@
+"""Another deadline or priority for a batch that is stored."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support.jobs_store import Clock, answer, pending, write_jobs
+from tokenmill.errors import UsageError
+from tokenmill.jobs import line
+from tokenmill.jobs.job import Submission
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+
+HOW = Submission("m")
+
+
+def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path) -> None:
+    clock = Clock()
+    path = write_jobs(tmp_path / "j", ["a", "b", "c", "d"])
+    with path.open("a") as file:
+        file.write(f'{{"prompt": "e", "deadline": {clock.now_s + 5}}}\n')
+    with Store(tmp_path / "s", clock=clock) as store:
+        batch = submit(store, path, replace(HOW, deadline_s=clock.now_s + 60)).batch
+        store.start([batch.id << 32 | 1])
+        store.commit([answer(batch.id << 32 | 1)])
+        clock.now_s += 100
+        assert store.expire() == 4
+        assert store.failures_by_code(batch.id) == {"deadline": 4}
+        assert submit(store, path, HOW).changed is None  # nothing was said of it
+        found = submit(store, path, replace(HOW, deadline_s=clock.now_s + 60))
+        assert found.changed is not None
+        assert (found.changed.deadline, found.changed.priority, found.changed.revived) == (True, False, 3)
+        assert found.batch.deadline_s == clock.now_s + 60
+        counts = found.batch.counts
+        assert (counts.pending, counts.done, counts.failed) == (3, 1, 1)  # the line's own deadline has passed
+        again = submit(store, path, replace(HOW, deadline_s=clock.now_s - 1))
+        assert again.changed is not None
+        assert again.changed.revived == 0  # nothing is taken up to be given up at once
+
+
+@pytest.mark.parametrize("block_bytes", [1, 150, 1 << 16])
+def test_another_priority_is_for_lines_that_state_none(
+    tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "BLOCK_BYTES", block_bytes)
+    texts = [
+        '{"prompt": "one"}',
+        '{"prompt": "two", "priority": 0}',
+        "not json, priority",
+        '{"prompt": "of priority"}',
+        "",
+        '{"prompt": "three", "priority": 7}',
+        '{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "four", "priority": 0}}',
+        '{"prompt": "five"}',
+    ]
+    (tmp_path / "j").write_text("\n".join(texts))
+    with Store(tmp_path / "s") as store:
+        batch = submit(store, tmp_path / "j", HOW, processes=0).batch
+        found = submit(store, tmp_path / "j", replace(HOW, priority=3))
+        assert found.changed is not None
+        assert (found.changed.priority, found.changed.deadline, found.batch.priority) == (True, False, 3)
+        ranks = {item.id & 0xFFFF: -item.rank for item in store.waiting([batch.id], limit=99)}
+        assert ranks == {1: 3, 2: 0, 4: 3, 6: 7, 7: 0, 8: 3}
+        assert submit(store, tmp_path / "j", replace(HOW, priority=3)).changed is None
+
+
+def test_a_priority_for_all_bodies_is_as_good_as_stated(tmp_path: Path) -> None:
+    path = write_jobs(tmp_path / "j", ["a", "b"])
+    with Store(tmp_path / "s") as store:
+        how = replace(HOW, defaults={"priority": 5})
+        batch = submit(store, path, how).batch
+        submit(store, path, replace(how, priority=1))
+        assert {item.rank for item in store.waiting([batch.id], limit=9)} == {-5}
+
+
+def test_a_batch_that_may_not_be_stored_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise UsageError("no")
+
+    path = write_jobs(tmp_path / "j", ["a"])
+    with Store(tmp_path / "s") as store:
+        with pytest.raises(UsageError, match="no"):
+            submit(store, path, HOW, fresh=refuse)
+        assert store.batches() == []
+        with path.open() as stream:
+            monkeypatch.setattr("sys.stdin", stream)
+            with pytest.raises(UsageError, match="no"):
+                submit(store, "-", HOW, fresh=refuse)
+        assert store.batches() == []
+        submit(store, path, HOW)
+        submit(store, path, HOW, fresh=refuse)  # it is there: nobody asks
+        once = submit(store, path, replace(HOW, reuse=False)).batch
+        store.start(pending(store, once))
+        store.commit([answer(once.id << 32 | 1)])
+        with pytest.raises(UsageError, match="no"):
+            submit(store, path, replace(HOW, reuse=False), fresh=refuse)
+        assert submit(store, path, replace(HOW, reuse=False)).batch.id != once.id  # it was still to be found

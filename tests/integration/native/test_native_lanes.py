@@ -1,0 +1,144 @@
+"""Interactive requests beside a batch that saturates the engine, counted in steps of the real one on a generated MoE.
+
+The thread that computes is this one, and what comes from clients is put into its inbox while a certain step is computed.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.native import loaded
+from tokenmill.engine.engine import Priority, Request, Sampling
+from tokenmill.engine.native.batch import Row
+from tokenmill.engine.native.context import Context, ContextSettings, Decoded
+from tokenmill.engine.native.forest import Forest
+from tokenmill.engine.native.hub import Cancelled, Hub, Order, Submitted
+from tokenmill.engine.native.model import Model
+from tokenmill.engine.native.schedule import Schedule
+from tokenmill.engine.native.session import Session
+from tokenmill.model import synth
+
+UBATCH, LANES, VOCAB = 64, 4, 600
+SETTINGS = ContextSettings(
+    cells=4096, context=1024, sequences=24, ubatch=UBATCH, batch=4 * UBATCH, threads=1, threads_batch=1
+)
+BATCH_CLIENT, CHAT_CLIENT = 1, 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("models") / "moe.gguf"
+    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 128, "vocab": VOCAB}), path)
+    with loaded(path) as made:
+        yield made
+
+
+class Watched(Context):
+    """A context that notes every step, and during some of them lets something happen."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        super().__init__(model, settings)
+        self.rows: list[Sequence[Row]] = []  # by step
+        self.happens: dict[int, list[Order]] = {}  # during the step of that number, counted from 1
+        self.inbox: SimpleQueue[Order | None] = SimpleQueue()
+
+    def decode(self, rows: Sequence[Row]) -> Decoded:
+        self.rows.append(rows)
+        for order in self.happens.pop(len(self.rows), ()):
+            self.inbox.put(order)
+        return super().decode(rows)
+
+    def tokens(self, step: int) -> int:
+        return sum(len(row.tokens) for row in self.rows[step - 1])
+
+
+class Told(Hub):
+    """Takes down what clients would be told, and after which step."""
+
+    def __init__(self, context: Watched, until: int) -> None:  # deliberately no thread and no socket
+        self.inbox = context.inbox
+        self.first: dict[tuple[int | None, int], int] = {}  # by client and number: the step of the first token
+        self.answers: dict[tuple[int | None, int], dict[str, Any]] = {}
+        self._context, self._until = context, until
+        self.session: Session | None = None
+
+    def tell(self, client: int | None, message: dict[str, Any]) -> None:
+        assert "error" not in message, message
+        if "piece" in message:
+            self.first.setdefault((client, message["piece"]), len(self._context.rows))
+        elif "answer" in message:
+            self.answers[client, message["answer"]] = message
+            if len(self.answers) == self._until and self.session is not None:
+                self.session.stopping = True
+
+
+def order(client: int, number: int, tokens: int, most: int, priority: Priority = "batch") -> Submitted:
+    """A prompt like no other."""
+    prompt = tuple(np.random.default_rng([client, number]).integers(3, VOCAB, tokens).tolist())
+    request = Request(prompt, Sampling(temperature=0.0), max_tokens=most, priority=priority, ignore_eos=True)
+    return Submitted(client, number, request, prompt, (), time.monotonic())
+
+
+def run(
+    model: Model, first: list[Submitted], happens: dict[int, list[Order]], *, lanes: int = LANES
+) -> tuple[Watched, Told]:
+    """Work until all that was not cancelled is answered."""
+    later = [each for orders in happens.values() for each in orders]
+    cancelled = sum(isinstance(each, Cancelled) for each in later)
+    context = Watched(model, SETTINGS)
+    told = Told(context, len(first) + len(later) - 2 * cancelled)
+    forest = Forest(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
+    schedule = Schedule(
+        forest, lanes=lanes, interactive_lanes=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
+    )
+    told.session = Session(told, model.vocab, context, forest, schedule)
+    context.happens = happens
+    for each in first:
+        context.inbox.put(each)
+    told.session.run()
+    assert told.session.clock.steps == len(context.rows)
+    assert forest.used <= 2 * 500, "what several prompts without a common head leave: the newest, and a chat's"
+    context.close()
+    return context, told
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps"),
+    [
+        (1, 1),
+        (60 - LANES, 1),  # with the batch's decodes and what is reserved for its prompts, a micro-batch
+        (150, 3),
+        (500, 10),
+    ],
+)
+@pytest.mark.parametrize("during", [2, 17])
+def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
+    model: Model, during: int, tokens: int, steps: int
+) -> None:
+    batch = [order(BATCH_CLIENT, number, 300, 6) for number in range(10)]
+    chat = order(CHAT_CLIENT, 1, tokens, 4, "interactive")
+    context, told = run(model, batch, {during: [chat]})
+    assert told.first[CHAT_CLIENT, 1] - during <= steps
+    assert max(map(context.tokens, range(1, len(context.rows) + 1))) <= UBATCH
+    after = range(during + 1, told.first[CHAT_CLIENT, 1] + 4)
+    lent = sum(map(context.tokens, after)) - tokens - 3
+    assert lent <= len(after) * (LANES + UBATCH // 4), "to the batch, until the answer was complete"
+    assert context.tokens(after[-1] + 1) > UBATCH // 2, "steps are whole again"
+    of_batch = [answer["usage"] for (client, _), answer in told.answers.items() if client == BATCH_CLIENT]
+    assert [usage["completion_tokens"] for usage in of_batch] == [6] * 10
+    assert sum(context.tokens(step) for step in range(1, len(context.rows) + 1)) == 10 * (300 + 5) + tokens + 3
+
+
+@pytest.mark.parametrize("number", [7, None])
+def test_a_cancelled_or_disconnected_request_frees_its_lane_within_a_step(model: Model, number: int | None) -> None:
+    waiting = order(BATCH_CLIENT, 1, 20, 3)
+    context, told = run(
+        model, [order(CHAT_CLIENT, 7, 30, 900), waiting], {5: [Cancelled(CHAT_CLIENT, number)]}, lanes=1
+    )
+    assert [len(rows) for rows in context.rows] == [1] * len(context.rows)
+    assert tuple(context.rows[5][0].tokens) == waiting.tokens, "the sixth step"
+    assert told.first == {(CHAT_CLIENT, 7): 1, (BATCH_CLIENT, 1): 6}

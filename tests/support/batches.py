@@ -1,0 +1,56 @@
+"""Batches by HTTP for tests: lines, files, and waiting until something has become of them."""
+
+import json
+import time
+from typing import Any
+
+from support.gateway import Served
+
+LIMIT_S = 60.0
+FINAL = ("failed", "completed", "expired", "cancelled")
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def prompt_line(name: str, prompt: str, **body: Any) -> str:
+    """A line for a completion."""
+    return json.dumps({
+        "custom_id": name, "method": "POST", "url": COMPLETION, "body": {"model": "fake", "prompt": prompt, **body}
+    })  # fmt: skip
+
+
+def chat_line(name: str, text: str, **body: Any) -> str:
+    """A line for a chat with the small model."""
+    given = {"model": "smollm2", "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0}
+    return json.dumps({"custom_id": name, "method": "POST", "url": CHAT, "body": given | body})
+
+
+def uploaded(client: Any, *lines: str, name: str = "jobs.jsonl") -> Any:
+    """A file of lines, handed in."""
+    return client.files.create(file=(name, "\n".join(lines).encode()), purpose="batch")
+
+
+def created(client: Any, *lines: str, endpoint: str = COMPLETION, window: str = "24h", **more: Any) -> Any:
+    """A batch of lines, handed in."""
+    file = uploaded(client, *lines)
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
+
+
+def until(client: Any, batch: Any, *statuses: str, done: int = 0) -> Any:
+    """A batch once it has one of these statuses and so many answers."""
+    end = time.monotonic() + LIMIT_S
+    while batch.status not in statuses or batch.request_counts.completed < done:
+        assert time.monotonic() < end, batch
+        assert batch.status in statuses or batch.status not in FINAL, batch
+        time.sleep(0.02)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def lines_of(client: Any, file: str) -> list[dict[str, Any]]:
+    """The lines of a file."""
+    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
+
+
+def events(gateway: Served, batch: str) -> list[str]:
+    """The statuses that the log tells of a batch."""
+    return [line["status"] for line in gateway.lines if line.get("batch") == batch and "status" in line]

@@ -1,0 +1,177 @@
+"""How long a step is, and how soon an interactive job has its first token beside a batch that never ends."""
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.kv_cells import Mill
+from tokenmill.engine.native.work import Step
+
+UBATCH = 64
+SHARE, FLOOR = UBATCH // 4, UBATCH // 16
+
+
+def tokens_of(step: Step, id: object) -> int:
+    return sum(len(work.tokens) for work in step.work if work.id == id)
+
+
+def unlike(number: int, length: int) -> list[int]:
+    """A prompt that shares nothing with another number's."""
+    return [1000 + number] * length
+
+
+class Busy:
+    """A mill whose batch lanes are always taken, with others waiting."""
+
+    def __init__(self, lanes: int = 2, *, prompt: int = 150, answer: int = 3) -> None:
+        self.mill = Mill(4000, lanes=lanes, interactive_lanes=2, budget=4 * UBATCH, ubatch=UBATCH)
+        self.lanes, self.prompt, self.answer = lanes, prompt, answer
+        self._numbers = count()
+
+    def step(self) -> Step:
+        while sum(isinstance(job, int) for job in self.mill.jobs) < 2 * self.lanes:
+            number = next(self._numbers)
+            self.mill.submit(number, unlike(number, self.prompt), self.answer)
+        return self.mill.step()
+
+    def batch_prompt_tokens(self) -> int:
+        """Of the last step."""
+        works = (work for work in self.mill.last.work if isinstance(work.id, int))
+        return sum(len(work.tokens) for work in works if work.position < self.prompt)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "budget", "tokens"),
+    [
+        (0, 256, 64),
+        (1, 256, 64),
+        (48, 256, 64),
+        (49, 256, 128),  # less than a quarter would be left
+        (64, 256, 128),
+        (120, 256, 192),
+        (49, 100, 100),  # the decoder has no room for more
+        (0, 40, 40),
+    ],
+)
+def test_a_step_is_one_micro_batch_unless_decodes_fill_it(decodes: int, budget: int, tokens: int) -> None:
+    mill = Mill(40_000, lanes=decodes + 1, budget=budget, ubatch=UBATCH, sequences=decodes + 2)
+    for number in range(decodes):
+        mill.submit(number, unlike(number, 1), answer_tokens=99)
+    while any(not job.answer for job in mill.jobs.values()):
+        mill.step()
+    mill.submit("prompt", unlike(500, 600))
+    step = mill.step()
+    assert step.tokens == tokens
+    assert tokens_of(step, "prompt") == tokens - decodes
+
+
+def test_beside_an_interactive_answer_batch_prompts_have_a_quarter_and_batch_answers_go_on() -> None:
+    busy = Busy(prompt=400, answer=20)
+    while not any(job.answer for job in busy.mill.jobs.values()):
+        busy.step()
+    decoding = next(name for name, job in busy.mill.jobs.items() if job.answer)
+    busy.mill.submit("chat", unlike(900, 5), 30, "interactive")
+    for _ in range(10):
+        step = busy.step()
+        assert tokens_of(step, decoding) == 1
+        assert busy.batch_prompt_tokens() <= SHARE
+    assert step.tokens == 2 + SHARE
+
+
+def test_when_the_last_interactive_job_ends_steps_are_whole_again() -> None:
+    busy = Busy(lanes=1, prompt=1000)
+    busy.step()
+    busy.mill.submit("chat", unlike(900, 5), 3, "interactive")
+    busy.mill.submit("other", unlike(901, 5), 4, "interactive")
+    told = [(busy.step().tokens, busy.batch_prompt_tokens()) for _ in range(6)]
+    assert told == [(26, 16), (18, 16), (18, 16), (17, 16), (64, 64), (64, 64)]
+
+
+def test_a_batch_job_that_computes_an_interactive_ones_head_is_not_held_up() -> None:
+    mill = Mill(4000, lanes=3, interactive_lanes=1, budget=256, ubatch=UBATCH)
+    for number in range(2):
+        mill.submit(number, unlike(number, 1000))
+    mill.submit("leader", unlike(900, 100))
+    assert tokens_of(mill.step(), 0) == 64
+    mill.submit("chat", [*unlike(900, 90), 7], 1, "interactive")
+    step = mill.step()
+    assert (tokens_of(step, "leader"), tokens_of(step, 0)) == (60, 4), "what it waits for is computed first"
+    assert mill.jobs["chat"].first_step is None
+    step = mill.step()
+    assert (tokens_of(step, "leader"), tokens_of(step, 0)) == (40, 16)
+    step = mill.step()
+    assert (tokens_of(step, "chat"), tokens_of(step, 0)) == (1, 16)
+
+
+def test_who_waits_for_a_lane_holds_nobody_up() -> None:
+    mill = Mill(4000, lanes=1, interactive_lanes=0, budget=256, ubatch=UBATCH)
+    mill.submit(0, unlike(0, 200))
+    mill.step()
+    mill.submit("chat", unlike(900, 5), 1, "interactive")
+    assert mill.step().tokens == mill.step().tokens == UBATCH
+
+
+def test_no_stream_of_interactive_prompts_stops_the_batch() -> None:
+    mill = Mill(4000, lanes=1, interactive_lanes=1, budget=256, ubatch=UBATCH)
+    mill.submit("batch", unlike(0, 100))
+    for number in count(1):
+        if "batch" in mill.done:
+            break
+        mill.submit(number, unlike(number, 640), 1, "interactive")
+        while number in mill.jobs:
+            mill.step()
+    assert mill.steps <= 100 // FLOOR + 1
+    assert mill.schedule.totals.preemptions == 0
+
+
+@pytest.mark.parametrize("prompt", [1, 20, 60])
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("arrives_after", [1, 2, 3, 7])
+def test_a_short_interactive_prompt_has_its_token_at_the_end_of_the_next_step(
+    prompt: int, lanes: int, arrives_after: int
+) -> None:
+    busy = Busy(lanes)
+    for _ in range(arrives_after):
+        assert busy.step().tokens <= UBATCH
+    busy.mill.submit("chat", unlike(900, prompt), 2, "interactive")
+    step = busy.step()
+    assert len(busy.mill.jobs["chat"].answer) == 1
+    decodes = sum(len(work.tokens) == 1 for work in step.work if work.id != "chat")
+    assert step.tokens <= min(UBATCH, prompt + decodes + SHARE), "and that step is not longer for the batch"
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lanes=st.integers(1, 8), batch_prompt=st.integers(1, 200), answer=st.integers(1, 12), before=st.integers(0, 40),
+    prompt=st.integers(1, 900),
+)  # fmt: skip
+def test_the_first_token_comes_after_its_own_prompt_and_hardly_more(
+    lanes: int, batch_prompt: int, answer: int, before: int, prompt: int
+) -> None:
+    """Whoever arrives during a step waits for its end, and then computes in steps that are his but for a little."""
+    busy = Busy(lanes, prompt=batch_prompt, answer=answer)
+    for _ in range(before):
+        busy.step()
+        assert busy.mill.last.tokens <= UBATCH
+    busy.mill.submit("chat", unlike(900, prompt), 3, "interactive")
+    steps = tokens = 0
+    while not busy.mill.jobs["chat"].answer:
+        tokens += busy.step().tokens
+        steps += 1
+        assert busy.mill.last.tokens <= UBATCH
+    assert steps == 1 or steps <= -(-prompt // (UBATCH - FLOOR - lanes))
+    assert tokens <= prompt + steps * (lanes + FLOOR) + SHARE
+
+
+def test_a_lane_is_free_for_the_next_one_in_the_step_after_a_cancellation() -> None:
+    busy = Busy(lanes=1, prompt=10, answer=500)
+    busy.step()
+    for number, name in enumerate(("chat", "chat 2", "chat 3")):
+        busy.mill.submit(name, unlike(900 + number, 10), 500, "interactive")
+    assert [work.id for work in busy.step().work] == [0, "chat", "chat 2"]
+    busy.mill.cancel("chat")
+    assert tokens_of(busy.step(), "chat 3") == 10
+    busy.mill.cancel(0)
+    assert tokens_of(busy.step(), 1) == 10

@@ -1,0 +1,137 @@
+"""What clients say of files and batches, and what is said to them."""
+
+from typing import Any
+
+import pytest
+from openai.types import Batch, FileObject
+
+from tokenmill.gateway.batch_view import batch_body, file_body, list_body, order_of, page_of, upload_terms, window_s
+from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.tickets import BadLine, File, Order, Outcome, Page, Status, Ticket
+from tokenmill.jobs.job import Totals
+
+GIVEN = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+TICKET = Ticket(
+    "batch_1", None, "/v1/chat/completions", "24h", "file-1", {"a": "b"}, 0, "validating", 10.7, 100.2, "file-o", "file-e",
+    None, None, {}, (), None,
+)  # fmt: skip
+
+
+def test_an_order() -> None:
+    kept = {"anchor": "created_at", "seconds": 3600}
+    assert order_of(GIVEN) == Order("/v1/chat/completions", "24h", 86400.0, "file-1")
+    more = order_of({**GIVEN, "metadata": {"a": "b"}, "output_expires_after": kept, "priority": -5})
+    assert (more.metadata, more.output_kept_s, more.priority) == ({"a": "b"}, 3600, -5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"completion_window": "999999999d"}, "completion_window"),
+        ({"metadata": []}, "metadata"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"metadata": {"a": 5}}, "metadata"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"priority": True}, "priority"),
+        ({"priority": 5000}, "priority"),
+        ({"output_expires_after": {"seconds": 3600}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": "5"}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "later", "seconds": 3600}}, "output_expires_after"),
+        ({"prioritee": 1}, "prioritee"),
+    ],
+)
+def test_orders_that_are_wrong(wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(Fault) as caught:
+        order_of({**GIVEN, **wrong})
+    assert caught.value.param == param
+    assert caught.value.answer_status == 400
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("24h", 86400), ("90m", 5400), ("2s", 2), ("7d", 604800)])
+def test_windows(text: str, seconds: int) -> None:
+    assert window_s(text) == seconds
+
+
+def test_terms_of_an_upload() -> None:
+    assert upload_terms({"purpose": "batch"}) == ("batch", None)
+    terms = {"purpose": "user_data", "expires_after[anchor]": "created_at", "expires_after[seconds]": "7200"}
+    assert upload_terms(terms) == ("user_data", 7200)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"purpose": "batch_output"},
+        {"purpose": "batch", "extra": "1"},
+        {"purpose": "batch", "expires_after[seconds]": "7200"},
+        {"purpose": "batch", "expires_after[anchor]": "created_at"},
+        {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "-1"},
+    ],
+)
+def test_terms_that_are_wrong(fields: dict[str, str]) -> None:
+    with pytest.raises(Fault):
+        upload_terms(fields)
+
+
+@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}, {"page": "2"}])
+def test_pages_that_are_wrong(query: dict[str, str]) -> None:
+    with pytest.raises(Fault) as caught:
+        page_of(query, usual=20, most=100, known=("after", "limit", "order"))
+    assert caught.value.param in query
+
+
+def test_pages() -> None:
+    known = ("after", "limit", "order")
+    assert page_of({}, usual=20, most=100, known=known) == Page(20)
+    asked = page_of({"limit": "3", "after": "a", "order": "asc"}, usual=20, most=100, known=known)
+    assert asked == Page(3, "a", newest_first=False)
+    files = [File(f"file-{number}", None, "f", "batch", 1, "", 5.9) for number in range(3)]
+    part = list_body(files, Page(2), file_body)
+    assert (part["first_id"], part["last_id"], part["has_more"]) == ("file-0", "file-1", True)
+    assert list_body(files[:0], Page(2), file_body)["first_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "done", "failed", "output", "errors"),
+    [
+        ("in_progress", 1, 1, None, None),
+        ("completed", 2, 0, "file-o", None),
+        ("completed", 1, 1, "file-o", "file-e"),
+        ("expired", 0, 2, None, "file-e"),
+        ("failed", None, None, None, None),
+    ],
+)
+def test_a_batch_names_the_files_that_are_there(
+    status: Status, done: int | None, failed: int | None, output: str | None, errors: str | None
+) -> None:
+    outcome = None if done is None or failed is None else Outcome(done, failed, 2, Totals(1, 1, 10, 4, 6, 0.5))
+    ticket = _at(status, BadLine("c", "m", 3))
+    body = batch_body(ticket, outcome)
+    assert (body["output_file_id"], body["error_file_id"]) == (output, errors)
+    seen = Batch.model_validate(body, strict=True)  # as OpenAI's client has it
+    assert seen.request_counts is not None
+    assert seen.request_counts.total == (2 if outcome else 0)
+    assert (seen.usage is None) == (outcome is None)
+    assert seen.errors is not None
+    assert seen.errors.data is not None
+    assert seen.errors.data[0].line == 3
+
+
+def _at(status: Status, *errors: BadLine) -> Ticket:
+    return Ticket(*(
+        {"status": status, "times": {status: 12.5}, "errors": errors}.get(name, getattr(TICKET, name))
+        for name in Ticket.__dataclass_fields__
+    ))  # fmt: skip
+
+
+def test_a_file_as_the_client_reads_it() -> None:
+    seen = FileObject.model_validate(file_body(File("file-1", "eva", "f", "batch", 5, "sum", 9.9, 20.2)), strict=True)
+    assert (seen.created_at, seen.expires_at, seen.bytes) == (9, 20, 5)

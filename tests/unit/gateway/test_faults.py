@@ -1,0 +1,62 @@
+"""Every error becomes OpenAI's JSON with the right status."""
+
+import inspect
+
+import pytest
+
+from tokenmill import errors
+from tokenmill.errors import (
+    EngineDied,
+    EngineError,
+    EngineTimeout,
+    RequestRefused,
+    TokenmillError,
+    TooLong,
+    UnknownModel,
+)
+from tokenmill.gateway.faults import Busy, Fault, Stopping, code_of, error_body, error_headers, param_of, status_of
+
+ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_each_has_an_answer(cls: type[TokenmillError]) -> None:
+    made = cls("m", needed_tokens=2, context_tokens=1) if cls is TooLong else cls("m", hint="do this")
+    body = error_body(made)["error"]
+    assert body["message"].startswith("m")
+    assert status_of(made) == cls.http_status
+    assert body["source"] == (
+        "engine" if isinstance(made, EngineError) else "request" if status_of(made) < 500 else "gateway"
+    )
+
+
+def test_words_for_programs() -> None:
+    assert code_of(TooLong("m", needed_tokens=2, context_tokens=1)) == "context_length_exceeded"
+    assert code_of(UnknownModel("m")) == "model_not_found"
+    assert code_of(EngineDied("m")) == "engine_died"
+    assert code_of(EngineTimeout("m")) == "timeout"
+    assert code_of(EngineError("m")) == "engine_error"
+    assert code_of(RequestRefused("m")) is None
+
+
+def test_an_engines_last_words_stay_in_the_house() -> None:
+    error = EngineDied("it died", hint="its last words, in /var/log/engine.log: secret")
+    assert error_body(error)["error"]["message"] == "it died"
+    assert error_headers(error) == {"retry-after": "1"}
+
+
+def test_waiting_is_rounded_up() -> None:
+    assert error_headers(Busy("m", retry_after_s=0.2)) == {"retry-after": "1"}
+    assert error_headers(Busy("m", retry_after_s=7.01)) == {"retry-after": "8"}
+    assert error_headers(Fault("m")) == {}
+    assert status_of(Stopping()) == 503
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [("temperature: must be", "temperature"), ("messages[0].role must be", "messages"), ("prompt is wrong", None),
+     ("a b: c", "a"), ("9: x", None)],
+)  # fmt: skip
+def test_the_key_is_found_in_the_message(message: str, param: str | None) -> None:
+    assert param_of(RequestRefused(message)) == param
+    assert param_of(TokenmillError(message)) is None

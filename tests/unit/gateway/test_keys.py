@@ -1,0 +1,70 @@
+"""Keys: shown once, kept as hashes, in a file of one's own."""
+
+import json
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import ConfigError, UsageError
+from tokenmill.gateway import keys
+from tokenmill.gateway.keys import KeyLimits, Keys
+
+
+def test_a_key_is_kept_as_its_hash(tmp_path: Path) -> None:
+    secret = keys.add(tmp_path, "ann", KeyLimits(requests_per_minute=5))
+    path = keys.path_in(tmp_path)
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert len(secret) >= len("tm-") + 43
+    owner = Keys(tmp_path).owner(secret)
+    assert owner is not None
+    assert (owner.name, owner.limits.requests_per_minute) == ("ann", 5)
+    for wrong in ("", "tm-", secret[:-1], secret + "x", secret.upper(), "é" * 1000, "\udc80"):
+        assert Keys(tmp_path).owner(wrong) is None
+
+
+def test_two_are_told_apart_and_one_can_go(tmp_path: Path) -> None:
+    first, second = keys.add(tmp_path, "a"), keys.add(tmp_path, "b")
+    with pytest.raises(UsageError, match="there is a key a already"):
+        keys.add(tmp_path, "a")
+    keys.revoke(tmp_path, "a")
+    kept = Keys(tmp_path)
+    assert kept.owner(first) is None
+    assert kept.owner(second) is not None
+    with pytest.raises(UsageError, match="there is no key a"):
+        keys.revoke(tmp_path, "a")
+    assert [key.name for key in keys.read(tmp_path)] == ["b"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a\n", "x" * 101, "../a"])
+def test_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be a key's name"):
+        keys.add(tmp_path, name)
+
+
+def test_limits_are_at_least_one() -> None:
+    with pytest.raises(UsageError, match="tokens_per_minute must be at least 1"):
+        KeyLimits(tokens_per_minute=0)
+
+
+def test_changes_are_seen_and_damage_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    kept = Keys(tmp_path)
+    assert kept.all() == ()
+    secret = keys.add(tmp_path, "a")
+    assert kept.owner(secret) is None
+    now_s += 1
+    assert kept.owner(secret) is not None
+    keys.path_in(tmp_path).write_text("{")
+    now_s += 1
+    assert kept.owner(secret) is None
+    assert len(kept.all()) == 1  # so that a key is still asked for
+    with pytest.raises(ConfigError, match="is damaged"):
+        keys.read(tmp_path)
+    keys.path_in(tmp_path).write_text(json.dumps({"keys": [{"name": "a"}]}))
+    with pytest.raises(ConfigError, match="is damaged"):
+        Keys(tmp_path)

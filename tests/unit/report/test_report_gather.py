@@ -1,0 +1,107 @@
+"""A report is made of what the state folder holds of that model on that machine, and of nothing else."""
+
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from support import reports
+from tokenmill.engine import measured
+from tokenmill.report.gaps import gaps
+from tokenmill.report.gather import Asked, Kept, gather, put_together, read
+from tokenmill.tune import history, soak_store
+from tokenmill.tune.remember import save_point
+
+GIVEN = reports.asked()
+
+
+def filled(state: Path) -> None:
+    kept = reports.kept(GIVEN)
+    assert kept.point is not None
+    assert kept.soak is not None
+    measured.append(state, kept.loads[0])
+    for speed in kept.speeds[:4]:
+        history.append(state, speed)
+    save_point(state, kept.point)
+    soak_store.save(state, kept.soak)
+    (state / "qualified").mkdir()
+    (state / "qualified" / f"{GIVEN.model_id}.json").write_text(json.dumps(kept.qualified))
+
+
+def test_what_was_kept_is_found(tmp_path: Path) -> None:
+    filled(tmp_path)
+    found, kept = read(GIVEN, tmp_path, tmp_path / "batches"), reports.kept(GIVEN)
+    assert found == replace(kept, speeds=kept.speeds[:4], batches=())
+
+
+def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
+    filled(tmp_path)
+    kept = reports.kept(GIVEN)
+    measured.append(tmp_path, replace(kept.loads[0], model_id="other"))
+    history.append(tmp_path, replace(kept.speeds[0], machine_id="other"))
+    found = read(GIVEN, tmp_path, tmp_path / "batches")
+    assert (len(found.loads), len(found.speeds)) == (1, 4)
+    elsewhere = replace(GIVEN, machine=replace(GIVEN.machine, gpus=()))
+    assert replace(read(elsewhere, tmp_path, tmp_path), qualified=None) == Kept()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"usable_context": "many"}', b"\xff\xfe"])
+def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None:
+    filled(tmp_path)
+    for path in [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.jsonl")]:
+        path.write_bytes(damage)
+    report = gather(GIVEN, tmp_path, batches=tmp_path / "batches")
+    assert (report.point, report.soaked, report.qualified, report.comparisons) == (None, None, None, ())
+    assert {gap.about for gap in report.gaps} >= {"curves", "depth", "point", "soaked", "qualified"}
+
+
+def test_a_points_own_trials_stand_in_for_a_lost_history() -> None:
+    kept = replace(reports.kept(GIVEN), speeds=())
+    report = put_together(GIVEN, kept, reports.WHEN)
+    assert {curve.key for curve in report.curves} == {"threads", "sequences"}
+    assert report.curves[0].chosen == 14
+
+
+def test_everything_is_in_the_report() -> None:
+    report = reports.full_report()
+    assert report.gaps == ()
+    assert {curve.key for curve in report.curves} == {"threads", "sequences"}
+    assert [batch.share for batch in report.reuse] == [pytest.approx(52770 / 62000), 0.0]
+    assert report.soaked is not None
+    assert (report.soaked.usable_context, report.soaked.goal_context) == (7168, 8192)
+    assert [line.name for line in report.soaked.curves[0].lines] == ["measured", "predicted"]
+    assert report.qualified is not None
+    assert [check.good for check in report.qualified.checks] == [True, False]
+    assert json.dumps(asdict(report), allow_nan=False)
+
+
+def test_every_gap_names_the_command_that_fills_it() -> None:
+    bare = put_together(GIVEN, Kept(), reports.WHEN)
+    said = {gap.words: gap.command for gap in bare.gaps}
+    assert said["no thread curve yet"] == f"tokenmill tune {reports.MODEL}"
+    assert said["no depth curve measured yet"] == f"tokenmill bench {reports.MODEL}"
+    assert said["the context was not filled yet"] == f"tokenmill soak {reports.MODEL}"
+    assert said["the quant was not checked yet"] == f"tokenmill qualify {reports.MODEL}"
+    assert "no batch has run yet" in said
+
+
+def test_names_in_commands_are_quoted() -> None:
+    bare = put_together(replace(GIVEN, model="my model; rm -rf"), Kept(), reports.WHEN)
+    assert {gap.command for gap in bare.gaps if gap.about == "point"} == {"tokenmill tune 'my model; rm -rf'"}
+
+
+def test_what_is_elsewhere_is_not_asked_for_here() -> None:
+    bare = put_together(GIVEN, Kept(), reports.WHEN)
+    found = gaps(bare, "m", files=True, elsewhere=True)
+    assert [gap.about for gap in found] == ["point"]
+    assert "another machine" in found[0].words
+    assert "not on this machine" in gaps(bare, "m", files=False, elsewhere=False)[0].words
+
+
+def test_a_machine_alone(tmp_path: Path) -> None:
+    when = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    report = gather(Asked(replace(GIVEN.machine, measured=None)), tmp_path, batches=tmp_path, when=when)
+    assert (report.made, report.model, report.plan) == ("2026-11-15T12:00:00+00:00", None, None)
+    assert [gap.about for gap in report.gaps] == ["machine", "plan", "reuse"]

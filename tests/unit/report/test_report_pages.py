@@ -1,0 +1,205 @@
+"""The page and the Markdown: whole, self-contained, honest about every figure, and safe whatever a model is called."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support import reports
+from tokenmill.report.figures import error_bar, front_chart, line_chart
+from tokenmill.report.front import front_of
+from tokenmill.report.gather import Asked, Kept, put_together
+from tokenmill.report.html import page
+from tokenmill.report.markdown import bar, fenced, markdown, plain
+from tokenmill.report.report import Curve, Dot, Line, Origin, Report
+
+FULL = reports.full_report()
+EMPTY = put_together(Asked(reports.asked().machine), Kept(), reports.WHEN)
+VOID = {"meta", "br", "hr", "link"}
+
+
+class Reader(HTMLParser):
+    """Elements and text of a page; every element must be closed in turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words += data
+
+
+def renamed(name: str, build: str = "b1") -> Report:
+    assert FULL.model is not None
+    assert FULL.point is not None
+    point = replace(FULL.point, knee=name, given_up=(name,), place=replace(FULL.point.place, build=build))
+    batch = replace(FULL.reuse[0], source=name)
+    return replace(FULL, model=replace(FULL.model, name=name), point=point, reuse=(batch,),
+                   machine=replace(FULL.machine, name=name))  # fmt: skip
+
+
+@pytest.mark.parametrize("report", [FULL, EMPTY], ids=["full", "empty"])
+def test_a_page_needs_nothing_but_itself(report: Report) -> None:
+    text = page(report)
+    found = Reader(text)
+    tags = {tag for tag, _ in found.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "form", "input", "base"}
+    assert not re.search(r"https?:|url\(|@import|javascript:", text)
+    assert not any(name.startswith("on") for _, attrs in found.seen for name in attrs)
+    assert all((attrs["href"] or "").startswith("#") for tag, attrs in found.seen if tag == "a")
+    policy = next(attrs for tag, attrs in found.seen if attrs.get("http-equiv"))
+    assert (policy["content"] or "").startswith("default-src 'none'")
+
+
+def test_every_link_of_the_page_has_its_section() -> None:
+    found = Reader(page(FULL))
+    ids = {attrs["id"] for _, attrs in found.seen if "id" in attrs}
+    assert {(attrs["href"] or "")[1:] for tag, attrs in found.seen if tag == "a"} == ids
+    assert ids == {"machine", "plan", "point", "curves", "depth", "reuse", "comparisons", "checks", "commands"}
+
+
+def test_every_figure_says_where_it_is_from() -> None:
+    text = page(FULL)
+    for figure in re.findall(r"<figure.*?</figure>", text, flags=re.DOTALL):
+        words = Reader(figure).words
+        assert "measured" in words or "predicted" in words or "computed" in words, words[:100]
+    captions = [Reader(caption).words for caption in re.findall(r"<figcaption>.*?</figcaption>", text)]
+    measured = [words for words in captions if "measured on" in words]
+    assert measured
+    assert all(reports.BUILD in words and "2026-11-15" in words for words in measured if "tokenmill" in words)
+
+
+def test_figures_are_drawn_with_their_values() -> None:
+    found = Reader(page(FULL))
+    dots = {(attrs["data-line"], attrs["data-x"], attrs["data-y"]) for _, attrs in found.seen if "data-line" in attrs}
+    assert {("decode", "14", "91.2"), ("decode", "32", "19.2"), ("predicted", "8", "92.51")} <= dots
+    assert "knee: 14" in found.words
+    assert "chosen: 16" in found.words
+    assert "at 64: out of memory" in found.words
+
+
+def test_gaps_are_on_both() -> None:
+    bare = put_together(reports.asked(), Kept(), reports.WHEN)
+    command = f"tokenmill tune {reports.MODEL}"
+    assert f"no thread curve yet: {command}" in Reader(page(bare)).words
+    assert f"> no thread curve yet: `{command}`" in markdown(bare)
+
+
+HOSTILE = [
+    '<script>alert("1")</script>',
+    '"><img src=x onerror=alert(1)>',
+    "a|b `c` *d* [e](f) # g\n## h",
+    "\u202eevil",
+    "]]>--><svg/onload=x>",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text_on_the_page(name: str) -> None:
+    found = Reader(page(renamed(name, build=name)))
+    assert not {"script", "img"} & {tag for tag, _ in found.seen}
+    assert not any(key.startswith("on") for _, attrs in found.seen for key in attrs)
+    assert name.replace("\u202e", "\\u202e") in found.words
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_text_in_markdown(name: str) -> None:
+    text = markdown(renamed(name))
+    title = next(line for line in text.splitlines() if line.startswith("# "))
+    assert not re.search(r"(?<!\\)[<>|`*\[]", title[2:])
+    for block in text.split("\n\n"):
+        if block.startswith("| "):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1, "a name made a cell"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text(max_size=40))
+def test_any_name_at_all(name: str) -> None:
+    report = renamed(name or "x")
+    Reader(page(report)).words.encode("utf-8")
+    markdown(report).encode("utf-8")
+
+
+def test_markdown_has_every_section_and_the_same_figures() -> None:
+    text = markdown(FULL)
+    for name in ("The machine", "The plan", "The operating point", "Threads and sequences", "Depth", "Reuse",
+                 "Predicted against measured", "Soak and quality", "The commands"):  # fmt: skip
+        assert f"\n## {name}\n" in text
+    assert re.search(r"14 █+▏? +91\.2  ← knee, chosen", text)
+    assert "85 % reused" in text
+    assert "beyond 16 sequences tok/s falls from 91 to 19" in text
+    assert "7,168 of 8,192 tokens" in text
+
+
+def test_blocks() -> None:
+    assert [bar(share, 4) for share in (0, 0.5, 1, 2, 0.28)] == ["", "██", "████", "████", "█▏"]
+    assert fenced("a ``` b") == "````\na ``` b\n````"
+    assert plain("a_b | c\nd") == "a\\_b \\| c d"
+
+
+@pytest.mark.parametrize("width", [356, 530])
+@pytest.mark.parametrize(
+    "dots",
+    [
+        (Dot(1, 5.0),),
+        (Dot(1, 0.0), Dot(2, 0.0)),
+        (Dot(1, 1e-9), Dot(512, 1e9)),
+        tuple(Dot(float(x), float(x % 7), 0.0, 9.0, 3) for x in range(1, 200)),
+    ],
+)
+def test_odd_curves_are_drawn_inside_their_frame(dots: tuple[Dot, ...], width: int) -> None:
+    lines = tuple(Line(f"line {number}", Origin("measured"), dots) for number in range(5))
+    for doubling in (False, True):
+        curve = Curve("threads", "t", "threads", "tok/s", lines, doubling=doubling, knee=dots[0].x, chosen=dots[0].x)
+        text = str(line_chart(curve, width))
+        assert "nan" not in text.lower()
+        marks = [float(x) for x in re.findall(r'<circle cx="([-\d.]+)"', text)]
+        assert marks
+        assert all(0 <= x <= width for x in marks)
+
+
+def test_the_front_shows_what_each_trial_costs() -> None:
+    assert FULL.point is not None
+    front = front_of(FULL.point)
+    assert front is not None
+    assert (front.x_name, front.y_name) == ("threads", "decode")
+    assert sum(trial.best for trial in front.trials) == 3
+    assert [trial.x for trial in front.trials if trial.chosen] == [14.0]
+    assert "out of memory" not in str(front_chart(front, 530)), "what gave no figures is not on it"
+    assert front_of(replace(FULL.point, trials=(), front=())) is None
+
+
+def test_runs_of_the_same_dials_are_one_dot() -> None:
+    assert FULL.point is not None
+    first = FULL.point.trials[0]
+    again = replace(FULL.point, trials=(*FULL.point.trials, first, first))
+    assert front_of(again) == front_of(FULL.point)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "arrow"), [(0.2, "over", False), (-0.1, "under", False), (3.0, "over", True)]
+)
+def test_errors_as_bars(error: float, kind: str, arrow: bool) -> None:
+    text = str(error_bar(error))
+    assert f'class="{kind}"' in text
+    assert ("polygon" in text) is arrow

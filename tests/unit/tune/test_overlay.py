@@ -1,0 +1,103 @@
+"""A point answers what a goal leaves open, and nothing that was said."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.plans import placed, settings
+from support.run_models import model
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.plan import Decision
+from tokenmill.tune.overlay import decided, overlay
+from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Place, Trial
+
+DIALS = Dials(13, 16, 12, 1024, 8192, "q8_0", "q8_0")
+POINT = OperatingPoint(
+    Place("mill", "a", "Small", "b", "native", "1"), Aim(), DIALS, Figures(jobs_tok_s=91.0), 0.02, (), "", (),
+    (Trial(DIALS, "measured"),), 1, 60.0, "2026-11-15T02:00:00+00:00",
+)  # fmt: skip
+
+
+def test_everything_that_is_open_is_taken_and_told() -> None:
+    laid = overlay(Goal(), POINT)
+    goal = laid.goal
+    assert (goal.threads, goal.threads_batch, goal.sequences, goal.ubatch, goal.context) == (13, 16, 12, 1024, 8192)
+    assert (goal.cache_type_k, goal.cache_type_v) == ("q8_0", "q8_0")
+    assert (goal.mmap, goal.repack) == (None, None), "only one value of each was ever tried"
+    assert laid.words == (
+        "operating point of 2026-11-15: 13 threads, 16 for prefill, 12 sequences, ubatch 1024, q8_0 cache,"
+        " context 8192, measured 91 tok/s; --no-point ignores it"
+    )
+    assert {decision.name for decision in laid.decisions} >= {"threads", "sequences", "ubatch", "context"}
+    assert all("operating point of 2026-11-15" in decision.reason for decision in laid.decisions)
+
+
+SAID: list[tuple[str, Any]] = [
+    ("threads", 4), ("threads_batch", 4), ("sequences", 2), ("ubatch", 128), ("context", 4096), ("cache_type_k", "f16"),
+    ("cache_type_v", "f16"), ("mmap", False), ("repack", False),
+]  # fmt: skip
+
+
+@given(st.sets(st.sampled_from(range(len(SAID)))))
+def test_what_the_user_said_is_never_changed(chosen: set[int]) -> None:
+    said = dict(SAID[number] for number in chosen)
+    laid = overlay(replace(Goal(), **said), POINT)
+    assert {name: getattr(laid.goal, name) for name in said} == said
+    names = {field.name for field in fields(Goal)}
+    changed = {name for name in names if getattr(laid.goal, name) != getattr(replace(Goal(), **said), name)}
+    assert changed.isdisjoint(said)
+
+
+def test_figures_are_told_only_where_the_point_as_a_whole_is_in_force() -> None:
+    laid = overlay(Goal(threads=4), POINT)
+    assert laid.words is not None
+    assert "measured" not in laid.words
+
+
+@pytest.mark.parametrize(
+    ("goal", "words"),
+    [
+        (Goal(cpu_only=True), "without --cpu-only"),
+        (Goal(gpus=(0,)), "without --gpus"),
+        (Goal(reserve_ram_bytes=1), "without --reserve-ram"),
+        (Goal(reserve_cores=3), "without --reserve-cores"),
+        (Goal(context=16384), "with 8,192 tokens for each sequence"),
+    ],
+)
+def test_a_point_of_other_circumstances_is_not_used(goal: Goal, words: str) -> None:
+    laid = overlay(goal, POINT)
+    assert laid.goal == goal
+    assert laid.words is None
+    assert laid.why_not is not None
+    assert words in laid.why_not
+
+
+def test_flash_attention_is_not_taken_away_from_a_quantised_cache() -> None:
+    plain = replace(DIALS, flash_attention=False, cache_type_k="f16", cache_type_v="f16")
+    point = replace(POINT, dials=plain)
+    assert overlay(Goal(), point).goal.flash_attention is False
+    assert overlay(Goal(cache_type_v="q8_0"), point).goal.flash_attention is True
+
+
+def test_what_needs_a_load_is_taken_where_it_was_tried_both_ways() -> None:
+    other = replace(DIALS, mmap=False)
+    point = replace(POINT, dials=other, trials=(Trial(DIALS, "measured"), Trial(other, "measured")))
+    assert overlay(Goal(), point).goal.mmap is False
+    assert overlay(Goal(), point).goal.repack is None
+
+
+def test_nothing_is_told_where_everything_was_said() -> None:
+    said = {name: value for name, value in SAID if name != "context"}
+    laid = overlay(replace(Goal(context=4096), **said), POINT)
+    assert (laid.words, laid.decisions, laid.why_not) == (None, (), None)
+
+
+def test_a_plan_names_the_point_where_it_decided() -> None:
+    plan = placed(model("llama-3.3-70b:Q4_K_M"), settings())
+    plan = replace(plan, decisions=(Decision("threads", "16", "16 physical cores"), Decision("placement", "all", "x")))
+    shown = {decision.name: decision.reason for decision in decided(plan, overlay(Goal(), POINT)).decisions}
+    assert shown["threads"].startswith("operating point")
+    assert shown["placement"] == "x"
