@@ -47,6 +47,7 @@ class Target:
     name: str
     url: str
     version: str
+    key: str = KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,10 @@ def running(*argv: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def until_ready(url: str, process: subprocess.Popen[str], log: Path) -> None:
+def until_ready(target: Target, process: subprocess.Popen[str], log: Path) -> None:
     """Wait until it lists its models."""
-    request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {KEY}"})
+    url = target.url
+    request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {target.key}"})
     ends_s = time.monotonic() + READY_S
     while True:
         try:
@@ -102,10 +104,14 @@ def tokenmill(stack: ExitStack, upstream: Target, folder: Path) -> Target:
     (folder / "tokenmill.toml").write_text(f'state_dir = "{folder}"\n')
     argv = [sys.executable, "-m", "tokenmill", "serve", "--engine", upstream.url, "--port", str(port),
             "--config", str(folder / "tokenmill.toml")]  # fmt: skip
+    made = said("-m", "tokenmill", "keys", "add", "bench", "--json", "--config", argv[-1], python=sys.executable)
+    key = str(json.loads(made)["key"])  # the other checks one, too
     output = stack.enter_context(log.open("w"))
     process = stack.enter_context(running(*argv, stdout=output, stderr=output))
-    until_ready(f"http://127.0.0.1:{port}", process, log)
-    return Target("tokenmill", f"http://127.0.0.1:{port}", said("-m", "tokenmill", "--version", python=sys.executable))
+    version = said("-m", "tokenmill", "--version", python=sys.executable)
+    target = Target("tokenmill", f"http://127.0.0.1:{port}", version, key)
+    until_ready(target, process, log)
+    return target
 
 
 def litellm(stack: ExitStack, upstream: Target, folder: Path) -> Target:
@@ -126,9 +132,10 @@ def litellm(stack: ExitStack, upstream: Target, folder: Path) -> Target:
     argv = [str(LITELLM / "bin" / "litellm"), "--config", str(settings), "--host", "127.0.0.1", "--port", str(port),
             "--num_workers", "1", "--telemetry", "False"]  # fmt: skip
     process = stack.enter_context(running(*argv, stdout=output, stderr=output, env=env, cwd=folder))
-    until_ready(f"http://127.0.0.1:{port}", process, log)
     version = said("-c", "import importlib.metadata as m; print(m.version('litellm'))", python=python)
-    return Target("litellm", f"http://127.0.0.1:{port}", f"litellm {version}")
+    target = Target("litellm", f"http://127.0.0.1:{port}", f"litellm {version}")
+    until_ready(target, process, log)
+    return target
 
 
 def said(*argv: str, python: str) -> str:
@@ -136,7 +143,16 @@ def said(*argv: str, python: str) -> str:
 
 
 def ask(target: Target, way: str, at_once: int, seconds: float) -> dict[str, Any]:
-    argv = [sys.executable, str(HERE / "gateway_load.py"), target.url, "trivial", KEY, way, str(at_once), str(seconds)]
+    argv = [
+        sys.executable,
+        str(HERE / "gateway_load.py"),
+        target.url,
+        "trivial",
+        target.key,
+        way,
+        str(at_once),
+        str(seconds),
+    ]
     done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=seconds + 60)
     found: dict[str, Any] = json.loads(done.stdout)
     if set(found["statuses"]) != {"200"}:
@@ -182,11 +198,16 @@ def missed(found: dict[str, dict[str, float]], ratio: dict[str, float]) -> list[
     ours = found["tokenmill"]
     goals = [
         (ours["added_ms"] < MOST_ADDED_MS, f"adds {ours['added_ms']:.2f} ms; the goal is under {MOST_ADDED_MS} ms"),
-        (ours["requests_s"] >= LEAST_REQUESTS_S, f"{ours['requests_s']:.0f} requests/s; the goal is {LEAST_REQUESTS_S}"),
+        (ours["requests_s"] >= LEAST_REQUESTS_S, f"{ours['requests_s']:.0f} requests/s; goal {LEAST_REQUESTS_S:.0f}"),
         (ours["token_added_ms"] < MOST_TOKEN_MS, f"adds {ours['token_added_ms']:.2f} ms a token; goal {MOST_TOKEN_MS}"),
         (not ratio or ratio["median"] >= LEAST_RATIO, f"{ratio.get('median', 0):.1f} times LiteLLM; the goal is ten"),
     ]
     return [words for held, words in goals if not held]
+
+
+def line(one: Round) -> str:
+    rate, token = f"{one.requests_s:9.0f} /s", f"{one.token_ms:7.2f} ({one.token_p99_ms:.2f}) ms"
+    return f"{one.round:5}  {one.target:9}  {one.median_ms:7.2f} ms  {rate}  {token}  {one.load_before:6.1f}"
 
 
 def main() -> int:
@@ -204,20 +225,23 @@ def main() -> int:
         targets = [upstream, tokenmill(stack, upstream, folder)]
         if not options.without_litellm:
             targets.append(litellm(stack, upstream, folder))
+        for target in targets:
+            for way in ("whole", "stream"):
+                ask(target, way, 1, 1.0)  # what is loaded or compiled at the first request is not what is measured
         print("round  target     one client  sixteen clients  token lag (p99)    load")
         for number in range(options.rounds):
             turned = targets[number % len(targets) :] + targets[: number % len(targets)]
             for target in turned:
                 one = measure(target, number, options.seconds)
                 rounds.append(one)
-                print(f"{number:5}  {one.target:9}  {one.median_ms:7.2f} ms  {one.requests_s:9.0f} /s  "
-                      f"{one.token_ms:7.2f} ({one.token_p99_ms:.2f}) ms  {one.load_before:6.1f}", flush=True)  # fmt: skip
+                print(line(one), flush=True)
     found, ratio = summary(rounds), ratios(rounds)
     for name, values in found.items():
         print(f"{name}: adds {values['added_ms']:.2f} ms, {values['requests_s']:.0f} requests/s (best "
               f"{values['best_requests_s']:.0f}), adds {values['token_added_ms']:.2f} ms a token")  # fmt: skip
     if ratio:
-        print(f"tokenmill / litellm: {ratio['median']:.1f} times the requests/s ({ratio['worst']:.1f} to {ratio['best']:.1f})")
+        spread = f"{ratio['worst']:.1f} to {ratio['best']:.1f}"
+        print(f"tokenmill / litellm: {ratio['median']:.1f} times the requests/s ({spread})")
     if not options.no_results:
         written = {
             "measured": datetime.now(UTC).isoformat(timespec="seconds"), "processor": read_cpu(LocalHost())[0].model,

@@ -1,6 +1,7 @@
 """The search for an operating point beside trying everything, on one load of the native engine.
 
-    python bench/tune.py [--models moe,smollm2] [--seconds 2] [--rounds 5] [--small] [--busy] [--no-write]
+    python bench/tune.py [--models moe,smollm2] [--seconds 2] [--rounds 5] [--ubatch 256,512] [--cache f16]
+                         [--small] [--busy] [--no-write]
 
 A stated space of threads, sequences, micro-batch and cache type is measured whole, in an order drawn by lot; then the
 search, which sees none of that, measures for itself. What both chose is measured again side by side, in turn: their
@@ -53,14 +54,14 @@ LEAST_SHARE, MOST_RUNS = 0.95, 0.20
 AGAIN = 3  # times that a disturbed trial is made
 
 
-def space_of(cores: int, *, small: bool) -> Space:
-    """What is tried: 160 combinations on two cores, or 24 that only show that it works."""
-    threads = tuple(range(1, cores + 1))
+def space_of(cores: int, ubatch: tuple[int, ...], cache: tuple[str, ...], *, small: bool) -> Space:
+    """What is tried: 160 combinations on two cores, 320 on four and more, or 24 that only show that it works."""
+    threads = tuple(range(1, cores + 1)) if cores < 4 else tuple(cores * part // 4 for part in (1, 2, 3, 4))
     if small:
         return Space(threads=(1,), sequences=(1, 2, 4, 8), ubatch=(128, 256, 512), context=(CONTEXT,),
                      cache_types=(("f16", "f16"), ("q8_0", "q8_0")))  # fmt: skip
-    return Space(threads=threads, sequences=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48), ubatch=(128, 256, 512, 1024),
-                 context=(CONTEXT,), cache_types=(("f16", "f16"), ("q8_0", "q8_0")))  # fmt: skip
+    return Space(threads=threads, sequences=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48), ubatch=ubatch,
+                 context=(CONTEXT,), cache_types=tuple((type_, type_) for type_ in cache))  # fmt: skip
 
 
 def figure(trial: Trial) -> float:
@@ -113,7 +114,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     """Both ways on one model."""
     path = model_file(name, folder)
     cores = len(os.sched_getaffinity(0))
-    space = space_of(cores, small=asked.small)
+    space = space_of(cores, asked.ubatch, asked.cache, small=asked.small)
     plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
     starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
     stand = NativeStand(plan, starter, most_sequences=max(space.sequences))
@@ -181,6 +182,8 @@ def main() -> int:
     parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
     parser.add_argument("--seconds", type=float, default=2.0, help="that each trial measures")
     parser.add_argument("--rounds", type=int, default=5, help="of what both chose, side by side")
+    parser.add_argument("--ubatch", type=lambda text: tuple(map(int, text.split(","))), default=(128, 256, 512, 1024))
+    parser.add_argument("--cache", type=lambda text: tuple(text.split(",")), default=("f16", "q8_0"))
     parser.add_argument("--small", action="store_true", help="a space that only shows that it works")
     parser.add_argument("--busy", action="store_true", help="count trials that others disturbed")
     parser.add_argument("--no-write", action="store_true", help="leave results/ alone")

@@ -195,6 +195,7 @@ def test_rows_of_a_table_become_jobs(home: Path, store: tuple[str, Path], tmp_pa
     done = tokenmill(home, "run", *words, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 0, done.stderr
     assert "4 rows" in done.stderr
+    assert f"4jobsfrom{table}" in "".join(done.stdout.split())  # not from the file that was made of it
     assert names(tmp_path / "out.jsonl") == ["r0", "r1", "r2", "r3"]
 
 

@@ -29,6 +29,7 @@ class Served:
     def __init__(self, state: GatewayState, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         self.state, self._loop, self._stop = state, loop, stop
         self.lines: list[dict[str, Any]] = []
+        self._clients: list[openai.OpenAI] = []
 
     @property
     def url(self) -> str:
@@ -40,7 +41,9 @@ class Served:
 
     def client(self, key: str = "none", **settings: Any) -> Any:
         """OpenAI's own client; untyped, because its types know only OpenAI's models and keys."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LIMIT_S, **settings)
+        one = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LIMIT_S, **settings)
+        self._clients.append(one)
+        return one
 
     def asynchronous(self, key: str = "none") -> Any:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LIMIT_S)
@@ -48,6 +51,10 @@ class Served:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run something in the gateway's own loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(LIMIT_S)
+
+    def close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
 
     def tell_to_stop(self) -> None:
         if not self._loop.is_closed():
@@ -132,6 +139,7 @@ def served(engines: Engines, config: Config) -> Iterator[Served]:
     try:
         yield gateway
     finally:
+        gateway.close_clients()
         gateway.tell_to_stop()
         thread.join(LIMIT_S)
         assert not thread.is_alive()

@@ -19,7 +19,7 @@ from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder, when
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.plan_view import render
 from tokenmill.cli.run_table import TableOptions
-from tokenmill.cli.run_view import Ended, document, measuring_shown, progress_shown, summary
+from tokenmill.cli.run_view import Ended, document, jobs_at_first, measuring_shown, progress_shown, summary
 from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, UsageError
@@ -125,7 +125,8 @@ def run(
     began_s = time.monotonic()
     with ExitStack() as stack:
         opened = stack.enter_context(Store(folder))
-        found = _submitted(opened, table.source(jobs, folder), how)
+        called = None if table.table is None else str(table.table)
+        found = _submitted(opened, table.source(jobs, folder), how, called)
         batch = found.batch
         wanted = _planned(opened, found, choice, options, common) if own and not batch.finished else None
         if wanted is not None and not wanted.plan.fits:
@@ -242,7 +243,7 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100  as above
 
 
-def _submitted(store: Store, source: str, how: Submission) -> Submitted:
+def _submitted(store: Store, source: str, how: Submission, called: str | None) -> Submitted:
     """The batch of a file, read into the store as far as it is not there yet."""
     said = 0
 
@@ -252,7 +253,7 @@ def _submitted(store: Store, source: str, how: Submission) -> Submitted:
             said = lines
             say(f"{lines:,} lines are read")
 
-    found = submit(store, source, how, progress=progress, fresh=lambda: check_unused(how))
+    found = submit(store, source, how, progress=progress, fresh=lambda: check_unused(how), called=called)
     _say_submitted(found)
     return found
 
@@ -260,14 +261,12 @@ def _submitted(store: Store, source: str, how: Submission) -> Submitted:
 def _say_submitted(found: Submitted) -> None:
     batch, counts = found.batch, found.batch.counts
     again = "goes on" if found.continued and not batch.finished else "is done" if batch.finished else "begins"
-    there = f", {counts.done:,} have an answer already" if counts.done else ""
-    bad = f", {counts.failed + counts.set_aside:,} have failed" if counts.failed + counts.set_aside else ""
     if counts.total == 0:
         say(f"{batch.source} holds no jobs\nhint: every line is a job; tokenmill run --help says what one looks like")
     elif batch.cancelled_s is not None:
         say(f"{batch.name} was cancelled; tokenmill retry {batch.name} --cancelled takes it up again")
     else:
-        say(f"{batch.name} {again}: {number_of(counts.total, 'job')}{there}{bad}")
+        say(f"{batch.name} {again}: {jobs_at_first(counts)}")
     if found.changed is not None and not batch.finished:
         say(_changed(found.changed))
 

@@ -28,6 +28,13 @@ _MISSES = 3  # causes shown
 _WARM = 0.02  # of the least, not computed: an engine that ran before had some heads
 
 
+def jobs_at_first(counts: Counts) -> str:
+    """How many there are, and how many need no work any more."""
+    final = {"an answer already": counts.done, "failed": counts.failed + counts.set_aside}
+    there = (f", {number:,} {'has' if number == 1 else 'have'} {what}" for what, number in final.items() if number)
+    return number_of(counts.total, "job") + "".join(there)
+
+
 class Speeds:
     """Tokens per second in the last seconds, from totals."""
 

@@ -60,6 +60,10 @@ class Answering:
                 if self._sending.begun:
                     raise
                 last = error
+                self._state.log({
+                    "event": "not_answered", "id": self._visit.id, "backend": backend.name,
+                    "why": " ".join(error.message.split()),
+                })  # fmt: skip
             else:
                 return
         raise last or Fault("no engine can take the request now", status=503, code="no_engine", retry_after_s=2.0)
@@ -67,7 +71,9 @@ class Answering:
     async def _chain(self, asked: Asked) -> Sequence[Backend]:
         routes, key = self._state.routes, self._visit.key
         tokens = await self._length(asked) if routes.by_length else None
-        return routes.choose(asked.model, asked.lane, tokens, key.name if key is not None else None)
+        chain, reason = routes.reasoned(asked.model, asked.lane, tokens, key.name if key is not None else None)
+        self._visit.route_reason = reason
+        return chain
 
     async def _length(self, asked: Asked) -> int | None:
         """Tokens of the prompt, by the first engine that can count; engines differ a little."""

@@ -73,6 +73,11 @@ class Routes(Protocol):
     ) -> "Sequence[Backend]":  # fmt: skip
         """The chain for a request, never empty; UnknownModel where nothing serves that name."""
 
+    def reasoned(
+        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+    ) -> "tuple[Sequence[Backend], str | None]":  # fmt: skip
+        """The same with the reason for the log; None: the model alone decided."""
+
 
 @dataclass(slots=True)
 class EngineBackend:
@@ -138,6 +143,12 @@ class ByModel:
             known = ", ".join(one.id for one in self.models())
             raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint=f"served: {known}")
         return chain
+
+    def reasoned(
+        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+    ) -> "tuple[Sequence[Backend], str | None]":  # fmt: skip
+        """The same; there is never another reason."""
+        return self.choose(model, lane, prompt_tokens, key), None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tokenmill.engine.ports import is_loopback
 from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.watched import Watched
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
+from tokenmill.gateway.away import Away
 from tokenmill.gateway.backend import Events
 from tokenmill.gateway.breaker import Breaker, Rules
 from tokenmill.gateway.lanes import Gate
@@ -69,6 +70,8 @@ class Guarded:
                 return "failed"
             if self.engine.current is None:
                 return "restarting"
+        if isinstance(self.engine, Away) and self.engine.current is None:
+            return "down"
         if self._vitals.condition != "up":
             return self._vitals.condition
         now_s = self._clock()
@@ -81,6 +84,8 @@ class Guarded:
 
     async def check(self, pace: Pace) -> None:
         """Ask how it is; what waits for the first byte of one that is down is given back."""
+        if isinstance(self.engine, Away):
+            await self.engine.look()
         server = self._server()
         if server is not None:
             finding = await look(self._upstream_of(server), pace.timeout_s)
@@ -133,6 +138,8 @@ class Guarded:
                     try:
                         await relaying.run(lambda token: self._begun(visit, succeeded, token=token))
                         succeeded()
+                        if relaying.failed:
+                            visit.error = "engine_error"
                     finally:
                         response.close()
                         self._spent(relaying, visit, charge)
@@ -190,7 +197,7 @@ class Guarded:
                 self._breaker = self._breaker.left()
 
     def _server(self) -> ServerEngine | None:
-        engine = self.engine.current if isinstance(self.engine, Watched) else self.engine
+        engine = self.engine.current if isinstance(self.engine, Watched | Away) else self.engine
         return engine if isinstance(engine, ServerEngine) else None
 
     def _upstream_of(self, server: ServerEngine) -> Upstream:

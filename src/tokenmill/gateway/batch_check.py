@@ -5,7 +5,7 @@ engine would take is the affair of its own line, and ends in the file of errors.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,9 @@ def check_line(text: str, number: int, sight: _Sight) -> BadLine | None:
         line = parse(text)
     except ValueError as error:
         return BadLine("invalid_json_line", str(error), number)
-    return _wrong_name(line, number, sight) or _wrong_request(line, number, sight)
+    bad = _wrong_name(line, number, sight) or _wrong_request(line, number, sight)
+    # what a line says may hold half of a surrogate pair, which cannot be sent
+    return bad and replace(bad, message=bad.message.encode(errors="replace").decode())
 
 
 def _wrong_name(line: Mapping[str, Any], number: int, sight: _Sight) -> BadLine | None:

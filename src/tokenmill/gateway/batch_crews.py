@@ -1,8 +1,8 @@
-"""Which engine works on which batches: one crew for a model, on the best of its backends that is up.
+"""Which engine works on which batches: one crew for each backend, each batch with the best of its backends that is up.
 
-Batches for one model are worked together, because they may share heads of prompts and whole answers, and new ones join
-while others run. A crew whose backend falls away, or has a better one that is back, is ended and begins again there:
-what it had in hand is put back, and nothing that was answered is lost.
+Batches of one backend are worked together, because they may share heads of prompts and whole answers, and new ones join
+while others run. A crew with a batch whose backend falls away, or has a better one that is back, is ended, and its
+batches go where they belong: what it had in hand is put back, and nothing that was answered is lost.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Crews:
         self, state: GatewayState, *, tick_s: float, wake: Callable[[], None], clock: Callable[[], float] = time.time
     ) -> None:
         self._state, self._tick_s, self._wake, self._clock = state, tick_s, wake, clock
-        self._crews: dict[str, _Crew] = {}  # by the model's identity
+        self._crews: dict[str, _Crew] = {}  # by backend
         self._rests: dict[str, _Rest] = {}  # by backend
         self.store: Store | None = None  # while it is held
 
@@ -67,16 +67,21 @@ class Crews:
 
     async def work_on(self, batch: Batch, ticket: Ticket) -> None:
         """See to it that a batch is worked on, where an engine can."""
-        best, crew = self._best(batch, ticket), self._crews.get(batch.model_id)
+        best = self._best(batch, ticket)
+        has = next((crew for crew in self._crews.values() if batch.id in crew.batches), None)
+        if best is None or self.store is None:
+            return  # a crew that has it waits for its engine
+        if has is not None:
+            if has.backend.name != best.name:
+                has.stop.set()
+            return
+        crew = self._crews.get(best.name)
         if crew is None:
-            if best is not None and self.store is not None:
-                crew = self._crews[batch.model_id] = _Crew(best, {batch.id})
-                crew.task = asyncio.create_task(self._work(self.store, crew, batch))
-        elif batch.id not in crew.batches:
+            crew = self._crews[best.name] = _Crew(best, {batch.id})
+            crew.task = asyncio.create_task(self._work(self.store, crew, batch))
+        else:
             crew.batches.add(batch.id)
             crew.joining.put_nowait(batch)
-        elif best is not None and best.name != crew.backend.name and batch.id == min(crew.batches):
-            crew.stop.set()  # the oldest decides: others may be routed elsewhere
 
     async def stop(self) -> None:
         """End all; what they had in hand is put back."""
@@ -113,7 +118,7 @@ class Crews:
         except TokenmillError as error:
             self._rest(name, error)
         finally:
-            del self._crews[first.model_id]
+            del self._crews[name]
             self._wake()
 
     def _missed(self, name: str, miss: Miss) -> None:

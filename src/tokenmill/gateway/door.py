@@ -135,7 +135,8 @@ class Door:
         seen = Seen(visit.id, scope["method"], route, status, seconds, visit.backend, visit.lane, key, visit.usage,
                     visit.error)  # fmt: skip
         self._state.recorder.request(seen)
-        self._state.log(_line(seen, visit.first_token_s))
+        line = _line(seen, visit.first_token_s)
+        self._state.log(line if visit.route_reason is None else line | {"why": visit.route_reason})
 
 
 def refusal(error: TokenmillError, visit: Visit, state: GatewayState) -> JSONResponse:

@@ -19,8 +19,9 @@ from prometheus_client.registry import Collector
 
 from tokenmill import __version__
 from tokenmill.engine.engine import Counters
+from tokenmill.gateway.eye import Eye
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
-from tokenmill.gateway.watching import Eye, Watch, token_s
+from tokenmill.gateway.watching import Watch, token_s
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 YOUNG_S = 0.9  # a look that is younger serves two scrapes
@@ -46,7 +47,7 @@ class Metrics:
     """Counts; a `Recorder`. One registry of its own, so that several gateways in a process do not mix."""
 
     def __init__(self, watch: Watch) -> None:
-        disable_created_metrics()  # a series more for each counter, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter that nobody reads
         self.registry = CollectorRegistry(auto_describe=True)
         self._watch, by = watch, ("backend", "lane")
         self._requests = Counter("tokenmill_requests", "HTTP requests, at their end.", ("route", "method", "status"),

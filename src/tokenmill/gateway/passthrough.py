@@ -29,6 +29,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
     "url": _EVERYWHERE | {"max_completion_tokens", "logprobs", "top_logprobs", "logit_bias"},
 }
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_ERROR = re.compile(rb'^(?:error:|data: ?\{"error")', re.MULTILINE)
 _TAIL_BYTES = 8192  # of an answer: its last events, with what it used
 _HOP_BY_HOP = frozenset((
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
@@ -110,7 +111,6 @@ class Observed:
 
     def __init__(self, *, hide_usage: bool = False) -> None:
         self.events = 0
-        self.done = False  # the stream said that it ends
         self._hide = hide_usage
         self._held = b""  # the beginning of an event, where one may have to be taken out
         self._tail = b""
@@ -133,9 +133,8 @@ class Observed:
 
     @property
     def failed(self) -> bool:
-        """Whether the server itself ended the stream with an error event."""
-        last = self._tail.rstrip().rpartition(b"\n\n")[2]
-        return last.startswith((b"error:", b'data: {"error"'))
+        """Whether the server itself told of an error at the end of the stream."""
+        return _ERROR.search(self._tail) is not None
 
     def spent(self) -> Spent:
         """What it used."""

@@ -4,7 +4,9 @@ Nothing is sent before the server has said something, so that another may still 
 caller's to tell the client. Answers that are not streams come in one piece, and are passed on in one.
 """
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from tokenmill.engine.server_faults import fault_of
 from tokenmill.errors import EngineDied, EngineError, TokenmillError
@@ -17,6 +19,7 @@ from tokenmill.units import MIB
 _MOST_ANSWER_BYTES = 256 * MIB
 _MOST_ERROR_BYTES = MIB
 _MOST_HELD_BYTES = 16 * 1024  # of a stream that has not said anything yet
+_DRAIN_S = 0.5  # for what follows the last event: nothing but the end of the body
 _ERRORS = (b"error:", b'data: {"error"', b'data:{"error"')
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,6 +36,11 @@ class Relaying:
     def tokens(self) -> int:
         """Tokens that went by, nearly: events of a stream."""
         return self._observed.events
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server ended its stream with an error of its own, which the client has got."""
+        return self._observed.failed
 
     async def run(self, begun: Callable[[bool], None]) -> None:
         """Pass the answer on; `begun` is told when the server has begun, and whether with a token of a stream.
@@ -57,13 +65,26 @@ class Relaying:
         await self._sending.start(200, [*relayed_headers(response.headers), *self._named()])
         data = held
         while data:
-            if out := observed.take(data):
+            out = observed.take(data)
+            if observed.ended_well:
+                self.spent = observed.spent()
+                await put(out + observed.end(), more=False)  # clients leave at this event: nothing may follow it
+                await self._drained()
+                return
+            if out:
                 await put(out)
             data = await response.part()
         self.spent = observed.spent()
-        if not observed.ended_well and not observed.failed:
+        if not observed.failed:
             raise EngineDied(f"the stream of {self._engine} ended in the middle")
         await put(observed.end(), more=False)
+
+    async def _drained(self) -> None:
+        """Let the response come to its end, so that its connection can be used again."""
+        with suppress(Lost, TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while await self._response.part():
+                    pass
 
     async def _first(self) -> bytes:
         """The beginning of a stream, up to where it says something."""

@@ -30,7 +30,7 @@ class Choice:
     """Engines in the order in which they are tried."""
 
     engines: tuple[str, ...]
-    reason: str
+    reason: str | None  # None: the model alone decided
 
 
 Names = Mapping[str, Sequence[str]]
@@ -46,9 +46,7 @@ def chosen(rules: Sequence[RouteEntry], names: Names, wanted: Wanted) -> Choice 
     engines = having(names, wanted.model)
     if not engines:
         return None
-    if not rules:
-        return Choice(engines, "by model")
-    return Choice(engines, "by model: no route holds")
+    return Choice(engines, "no route holds" if rules else None)
 
 
 def holds(rule: RouteEntry, wanted: Wanted) -> bool:
@@ -90,7 +88,7 @@ def having(names: Names, model: str | None) -> tuple[str, ...]:
 def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ...]:
     """A rule's engines for a model; empty: the rule is not about it."""
     if model is None:
-        return rule.engines
+        return rule.engines if rule.model in (None, "*") else ()
     if rule.model is not None:
         return rule.engines if fnmatchcase(model, rule.model) else ()
     return tuple(engine for engine in rule.engines if model in names.get(engine, ()))
@@ -136,7 +134,7 @@ class Routed:
 
     def reasoned(
         self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
-    ) -> tuple[Sequence[Backend], str]:
+    ) -> tuple[Sequence[Backend], str | None]:
         """The same, with the reason in words."""
         choice = chosen(self._rules, self._names, Wanted(model, lane, prompt_tokens, key))
         if choice is None:

@@ -192,6 +192,8 @@ class BatchRunner:
         if errors or model_id is None:
             await self._move(ticket, "failed", since=since, errors=errors)
             return
+        # now, because a kill may come between the last line and the next status
+        await asyncio.to_thread(self._desk.move, ticket.id, "validating", since=("validating",), model=checked.model)
         how = Submission(
             model_id, output=str(self._desk.path(ticket.output_file_id)),
             errors=str(self._desk.path(ticket.error_file_id)), priority=ticket.priority, deadline_s=ticket.expires_s,
@@ -203,7 +205,7 @@ class BatchRunner:
             said = error.message.replace(str(path), "the file")
             await self._move(ticket, "failed", since=since, errors=(BadLine("invalid_file", said),))
             return
-        await self._move(ticket, "in_progress", since=("validating",), model=checked.model)
+        await self._move(ticket, "in_progress", since=("validating",))
 
     def _still(self, _line: int) -> None:
         """Called while lines are stored; what is stored so far is found again."""
@@ -227,19 +229,26 @@ class BatchRunner:
         """Something that takes long; what goes wrong with it is tried again later."""
 
         async def go() -> None:
+            self._later_s[ticket.id] = self._loop_s() + _TROUBLE_S
             try:
                 await step
                 self._later_s.pop(ticket.id, None)
             except _Stopped:
                 pass
             except TokenmillError as error:
-                self._later_s[ticket.id] = self._loop_s() + _TROUBLE_S
                 self._state.log({"event": "batch_waits", "batch": ticket.id, "why": " ".join(error.message.split())})
             finally:
                 del self._steps[ticket.id]
                 self.wake()
 
+        def over(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (bug := task.exception()) is not None:
+                self._state.log(
+                    {"event": "batch_waits", "batch": ticket.id, "why": f"tokenmill itself failed: {bug!r}"}
+                )
+
         self._steps[ticket.id] = asyncio.create_task(go())
+        self._steps[ticket.id].add_done_callback(over)
 
     async def _move(self, ticket: Ticket, status: Status, **how: Any) -> None:
         if await asyncio.to_thread(self._desk.move, ticket.id, status, **how):

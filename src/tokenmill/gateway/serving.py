@@ -17,11 +17,13 @@ from tokenmill.engine import records
 from tokenmill.engine.bring_up import Tell, Up, bring_up
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.heads import Head
-from tokenmill.engine.server_address import key_from
+from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server_address import base_url, key_from
 from tokenmill.engine.start import Slow, attach
-from tokenmill.errors import UsageError
+from tokenmill.errors import EngineError, UsageError
 from tokenmill.gateway import keys
 from tokenmill.gateway.app import create_app
+from tokenmill.gateway.away import Away
 from tokenmill.gateway.backend import Backend
 from tokenmill.gateway.backends import Guarded
 from tokenmill.gateway.door import allowed_to_listen
@@ -75,7 +77,7 @@ async def engines_up(
     async with AsyncExitStack() as stack:
         for one in wanted:
             if one.plan is None or one.model_path is None:
-                engine: Engine = await attach(one.url or one.config.kind, one.config, model=one.model)
+                engine: Engine = await _attached(one, alone=len(wanted) == 1)
             else:
                 await _predecessor_gone(config.state_path, one.name)
                 ups[one.name] = await bring_up(
@@ -86,7 +88,25 @@ async def engines_up(
                 engine = ups[one.name].engine
             stack.push_async_callback(engine.close)
             engines.append((one, engine))
+        away = [engine for _, engine in engines if isinstance(engine, Away)]
+        if away and len(away) == len(engines):
+            raise away[0].error
         yield engines, ups
+
+
+async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
+    """A server that runs; one that does not, where others may answer meanwhile, is found when it does."""
+    url = one.url or one.config.kind
+
+    async def again() -> ServerEngine:
+        return await attach(url, one.config, model=one.model)
+
+    try:
+        return await again()
+    except EngineError as error:
+        if alone:
+            raise
+        return Away(again, model=one.model or next(iter(one.names), one.name), address=base_url(url), error=error)
 
 
 def state_for(

@@ -37,6 +37,7 @@ class Response(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.used = False  # an answer came over it before
+        self.at_rest = False  # nobody asks anything
         self.idle_since_s = 0.0
         self.lost: str | None = None
         self._renew()
@@ -60,12 +61,15 @@ class Response(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and wake who waits once."""
+        if self.at_rest:
+            self._break("it spoke without being asked")
+            return
         self.begun = True
         if not self._headed:
             self._header_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._break(f"it sent what is not HTTP: {error}")
             return
         if not self._headed and self._header_bytes > _MOST_HEADER_BYTES:
@@ -97,6 +101,11 @@ class Response(asyncio.Protocol):
 
     # ---- the parser's side
 
+    def on_message_begin(self) -> None:
+        """One answer to one question: what follows it is nobody's."""
+        if self._whole:
+            raise ValueError("more than was asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
         self.headers.append((name.lower(), value))
@@ -127,6 +136,7 @@ class Response(asyncio.Protocol):
         """Send a request over a connection that is free."""
         assert self.transport is not None  # noqa: S101  it was connected
         self._renew()
+        self.at_rest = False
         self.transport.write(request)
 
     async def head(self) -> None:
@@ -242,7 +252,8 @@ class Upstream:
     def keep(self, response: Response) -> None:
         """Take a connection back that is free again."""
         self._asked.discard(response)
-        response.used, response.idle_since_s = True, asyncio.get_running_loop().time()
+        response.used = response.at_rest = True
+        response.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(response)
         if len(self._idle) > _MOST_IDLE:
             self._drop(self._idle.pop(0))

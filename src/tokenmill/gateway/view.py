@@ -1,15 +1,15 @@
 """/api/status as a value: everything the page shows, in plain JSON. Pure but for what `Watch` has seen."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tokenmill import __version__
+from tokenmill.gateway.eye import Eye
 from tokenmill.gateway.memory_view import memory_view
 from tokenmill.gateway.pace import quantile
-from tokenmill.gateway.state import Digest
-from tokenmill.gateway.watching import Eye, Watch
+from tokenmill.gateway.watching import Watch
 
 MOST_HEADS = 200
 MOST_AT_WORK = 64
@@ -53,12 +53,23 @@ def heads_view(watch: Watch) -> list[dict[str, Any]]:
     for eye in watch.eyes:
         if eye.heads is None:
             continue
-        kept = _worth_showing(eye.heads)
-        named = _names(eye, watch.state.digests)
-        heads = [{**head, "digest": named.get(head["start"] + head["tokens"]) if head["pinned"] else None}
-                 for head in kept]  # fmt: skip
+        held = {digest.name: digest.held.get(eye.backend.name) for digest in watch.state.digests}
+        lengths = {name: head.prompt_tokens for name, head in held.items() if head is not None}
+        heads = _worth_showing(named(eye.heads, lengths))
         found.append({"engine": eye.backend.name, "total": len(eye.heads), "heads": heads})
     return found
+
+
+def named(heads: Sequence[dict[str, Any]], lengths: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Heads with the digest that ends in each: known by its length alone, so that where two could be meant, none is."""
+    names: dict[int, str] = {}
+    for name, length in lengths.items():
+        ends = [(at, head["start"] + head["tokens"]) for at, head in enumerate(heads)
+                if head["pinned"] and head["start"] < length <= head["start"] + head["tokens"]]  # fmt: skip
+        sure = [at for at, end in ends if end == length] or [at for at, _ in ends]
+        if len(sure) == 1 and sure[0] not in names:
+            names[sure[0]] = name
+    return [{**head, "digest": names.get(at)} for at, head in enumerate(heads)]
 
 
 def _engine(eye: Eye) -> dict[str, Any]:
@@ -107,12 +118,6 @@ def _parents(heads: list[dict[str, Any]]) -> list[int | None]:
         parents.append(path[-1] if path else None)
         path.append(at)
     return parents
-
-
-def _names(eye: Eye, digests: Sequence[Digest]) -> dict[int, str]:
-    """Digests by the position that their heads end at."""
-    held = ((digest.name, digest.held.get(eye.backend.name)) for digest in digests)
-    return {head.prompt_tokens: name for name, head in held if head is not None}
 
 
 def _rounded(value: float | None) -> float | None:

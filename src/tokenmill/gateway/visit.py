@@ -24,6 +24,7 @@ class Visit:
     usage: Usage | None = None
     first_token_s: float | None = None
     error: str | None = None  # a word
+    route_reason: str | None = None  # why it went to whom it went; None: the model alone decided
     left: bool = False  # the client went away
 
     @property

@@ -1,32 +1,25 @@
 """Looks at the engines while somebody wants to know, and keeps what happened lately: for the page and for metrics.
 
-Nobody looks: nothing is asked of any engine. An engine's death is heard at once all the same. What the native engine
-can only say between two steps is waited for a moment, and otherwise taken when it comes.
+Nobody looks: nothing is asked of any engine. An engine's death is heard at once all the same.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from tokenmill.engine.engine import Status
-from tokenmill.engine.watched import Mortal, Watched
-from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.gateway.backend import Backend
+from tokenmill.engine.watched import Watched
 from tokenmill.gateway.desk_counts import batches_by_status
+from tokenmill.gateway.eye import Eye
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.memory_view import Room, rooms
-from tokenmill.gateway.pace import Pace
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
 from tokenmill.gateway.state import GatewayState
 
 LOOK_S = 1.0
 SETTLE_S = 0.2  # between two looks while an engine is not as it should be
-PATIENCE_S = 2.0  # for a server to say how it is
-STEP_S = 0.25  # for the native engine to come to the end of a step
 ROOMS_S = 5.0  # between two looks at the machine's memory
 MOST_CLIENTS = 32
 KEPT = 50
@@ -65,68 +58,6 @@ class ErrorSeen:
     route: str
     status: int
     code: str
-
-
-@dataclass(slots=True)
-class Eye:
-    """What is known of one backend."""
-
-    backend: Backend
-    status: Status | None = None
-    pace: Pace = field(default_factory=Pace)
-    heads: list[dict[str, Any]] | None = None
-    at_work: list[dict[str, Any]] | None = None
-    told: tuple[str, str | None] | None = None  # state and detail when it was looked at last
-    heard: Mortal | None = None  # the life whose death will wake us
-    asking: "asyncio.Task[None] | None" = None
-
-    @property
-    def state(self) -> str:
-        """How it is: a death counts from the moment it is heard of."""
-        engine = self.backend.engine
-        living = engine.current if isinstance(engine, Watched) else None
-        return "restarting" if living is not None and living.died.done() else self.backend.state
-
-    @property
-    def detail(self) -> str | None:
-        """What its engine says, or why it died."""
-        engine = self.backend.engine
-        if self.state in ("restarting", "failed") and isinstance(engine, Watched):
-            living = engine.current
-            if engine.failed.done():
-                return engine.failed.result().message
-            if living is not None and living.died.done():
-                return living.died.result().message
-            return engine.death.message if engine.death is not None else None
-        trouble = getattr(self.backend, "trouble", None) if self.state != "ready" else None
-        said = self.status.detail if self.status is not None and self.status.state == self.state else None
-        return trouble or said
-
-    async def look(self, *, closely: bool) -> None:
-        """Ask it how it is; mutates. `closely`: what it holds and works on, too."""
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                self.status = await self.backend.engine.status()
-            self.pace.seen(time.monotonic(), self.status.counters)
-        except (TimeoutError, EngineError, OSError):
-            self.status = None
-        if closely:
-            await self._closely()
-
-    async def _closely(self) -> None:
-        engine = self.backend.engine
-        living = engine.current if isinstance(engine, Watched) else engine
-        heads, at_work = getattr(living, "heads", None), getattr(living, "at_work", None)
-        if not callable(heads) or not callable(at_work) or self.state != "ready":
-            self.heads = self.at_work = None
-            return
-        if self.asking is None or self.asking.done():
-            self.asking = asyncio.create_task(self._ask(heads, at_work))
-        await asyncio.wait({self.asking}, timeout=STEP_S)
-
-    async def _ask(self, heads: Callable[[], Any], at_work: Callable[[], Any]) -> None:
-        with suppress(TokenmillError):
-            self.at_work, self.heads = await asyncio.gather(at_work(), heads())
 
 
 class Watch:
@@ -186,6 +117,7 @@ class Watch:
     async def alongside(self) -> AsyncIterator[None]:
         """Watch while the block runs."""
         tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._stopping())]
+        tasks[0].add_done_callback(self._ended)
         try:
             yield
         finally:
@@ -248,6 +180,10 @@ class Watch:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SETTLE_S if unsettled else LOOK_S if self.clients else None):
                     await self._wake.wait()
+
+    def _ended(self, run: "asyncio.Task[None]") -> None:
+        if not run.cancelled() and (bug := run.exception()) is not None:
+            self.state.log({"event": "page_stopped", "why": f"tokenmill itself failed: {bug!r}"})
 
     async def _stopping(self) -> None:
         await self.state.shutting_down.wait()

@@ -27,7 +27,8 @@ class Accounts:
         self.in_a_row = 0  # failures of the engine since the last answer
         self._shape, self._kind = shape, kind
         self._reckoned = Reckoned()
-        self._computed: list[int] = []  # answered in this run; no more than could be counted
+        self._sample: list[int] = []  # the first that were answered; no more than can be counted
+        self._sample_least = 0.0  # tokens reckoned for them
         self._status: Status | None = None
         self._live_prompt = 0
 
@@ -38,9 +39,8 @@ class Accounts:
 
     @property
     def countable(self) -> list[int]:
-        """Jobs that were answered, if they are few enough to make tokens of all their prompts again."""
-        few = len(self._computed) <= MOST_JOBS and self.pace.tokens.prompt <= MOST_TOKENS
-        return self._computed if few else []
+        """Jobs that were answered first: all, or as many as prompts can be made tokens of again in a short time."""
+        return self._sample
 
     def seen(self, status: Status) -> None:
         """How the engine is."""
@@ -54,8 +54,9 @@ class Accounts:
         self.in_a_row = 0
         self.pace.answered(answer, flight.tokens, flight.since)
         self._reckoned.add(prompt, answer.usage)
-        if len(self._computed) <= MOST_JOBS:
-            self._computed.append(flight.id)
+        if len(self._sample) < MOST_JOBS and self.pace.tokens.prompt <= MOST_TOKENS:
+            self._sample.append(flight.id)
+            self._sample_least = self._reckoned.least
 
     def evidence(self, sent: Dispatch, flight: Flight, answer: Answer) -> Evidence:
         """What is known around an answer, without the prompts."""
@@ -68,10 +69,18 @@ class Accounts:
         )  # fmt: skip
 
     def least(self, exact: int | None) -> Least | None:
-        """What the prompts had to cost: as counted, else as reckoned."""
+        """What the prompts had to cost, from what was counted for the sample: that, where the sample is all.
+
+        Else as reckoned, which is far off where tails are short (a template's own tokens are shared out evenly), and
+        therefore corrected by how far it is off for the sample.
+        """
         if not self.pace.answers:
             return None
-        return Least(self._reckoned.tokens, exact=False) if exact is None else Least(exact, exact=True)
+        if exact is None or not self._sample_least:
+            return Least(round(self._reckoned.least), exact=False)
+        if len(self._sample) == self.pace.answers:
+            return Least(exact, exact=True)
+        return Least(round(self._reckoned.least * exact / self._sample_least), exact=False)
 
     def snapshot(
         self, elapsed_s: float, counts: Counts, *, under_way: Sequence[int], retrying: int, lengths: Lengths,

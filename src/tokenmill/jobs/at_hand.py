@@ -26,6 +26,7 @@ class AtHand:
         self._suspects = Suspects()
         self._records: dict[int, Pending] = {}
         self._away: set[int] = set()  # not with the scheduler
+        self._held: set[int] = set()  # of these, by the store
         self._later: list[tuple[float, int]] = []  # a heap: when, and the job
 
     def __getitem__(self, job: int) -> Pending:
@@ -108,6 +109,7 @@ class AtHand:
         """A job may be sent again."""
         if job in self._records:
             self._away.discard(job)
+            self._held.discard(job)
             self.scheduler.available([self._records[job]])
 
     def held(self, jobs: Iterable[int]) -> None:
@@ -116,6 +118,12 @@ class AtHand:
             self.scheduler.withdrawn([job])
             self._suspects.ended(job)
             self._away.add(job)
+            self._held.add(job)
+
+    def unheld(self) -> None:
+        """Nothing of ours runs: what is held is held for another worker's job, and may be read again."""
+        self._away -= self._held
+        self._held.clear()
 
     def died(self, at_work: Sequence[tuple[int, int]]) -> None:
         """The engine died with these at work, each with so many tokens; all it had is lost."""
@@ -132,6 +140,7 @@ class AtHand:
         self.scheduler.withdrawn(jobs)
         self._suspects.dropped(jobs)
         gone = set(jobs)
+        self._held -= gone
         for job in gone:
             self._records.pop(job, None)
         if not gone.isdisjoint(self._away):

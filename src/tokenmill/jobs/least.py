@@ -15,17 +15,12 @@ class Reckoned:
     """The least from bytes, job by job: heads are compared exactly, their tokens taken as their share of the prompt."""
 
     def __init__(self) -> None:
-        self._least, self._bytes = 0.0, Minimum()
-
-    @property
-    def tokens(self) -> int:
-        """So far. Mutates nothing."""
-        return round(self._least)
+        self.least, self._bytes = 0.0, Minimum()  # tokens so far
 
     def add(self, prompt: bytes, usage: Usage) -> None:
         """Count a prompt; mutates."""
         shared = self._bytes.add(prompt)
-        self._least += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
+        self.least += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
 
 
 async def counted(engine: Engine, calls: Iterable[Call]) -> int | None:

@@ -161,7 +161,8 @@ def row(text: str, number: int, reading: Reading) -> Row:
 def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row:
     """The row of a line that cannot be run: failed from the start."""
     job = reading.batch << NUMBER_BITS | bad.number
-    return Row(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, bad.reason, job)
+    reason = bad.reason.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which is no text
+    return Row(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
 
 
 def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:

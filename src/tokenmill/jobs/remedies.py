@@ -12,14 +12,17 @@ _CHANGES = {
     "deadline": ("given up at the deadline", "a later --deadline"),
 }
 """Why, and what the command needs so that the same does not happen again."""
+_BY_ITSELF = frozenset(("deadline",))  # the command with its change makes them pending again
 
 
 def remedies(codes: Mapping[str, int], batch: str) -> list[str]:
     """A sentence for each thing to do; `codes`: failed jobs and those set aside, by code."""
     retry = f"tokenmill retry {batch} --failed, then the same command"
     found = [*_lines(codes)]
-    changes = [(count, *_CHANGES[code]) for code, count in codes.items() if code in _CHANGES]
-    found += [f"{count:,} {why}: {retry} with {change}" for count, why, change in changes]
+    for code, count in codes.items():
+        if code in _CHANGES:
+            why, change = _CHANGES[code]
+            found.append(f"{count:,} {why}: {'the same command' if code in _BY_ITSELF else retry} with {change}")
     others = sum(count for code, count in codes.items() if code not in _LINES and code not in _CHANGES)
     if others:
         which = "again" if not found else "the other one again" if others == 1 else f"the other {others:,} again"

@@ -42,8 +42,11 @@ def submit(
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
     fresh: Callable[[], None] | None = None,
+    called: str | None = None,
 ) -> Submitted:
     """Store the jobs of a file; `progress` is told the last line that is stored.
+
+    `called`: what the batch is said to be from, where a person knows it by another name than the file's.
 
     `fresh` is called before a batch is stored that was not there, and may refuse it with a UsageError.
     A finished batch that was computed without reuse is done anew when it is submitted again. A deadline or a priority
@@ -62,7 +65,7 @@ def submit(
             store.retire(known.id)
             known = None
         key = batch_key(how, source.digest) if source.digest else None
-        batch = known.id if known else store.begin(how, source=source.name, key=key)
+        batch = known.id if known else store.begin(how, source=called or source.name, key=key)
         try:
             _store_lines(store, batch, source, how, processes, progress)
             key = batch_key(how, source.digest or "")

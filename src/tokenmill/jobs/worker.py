@@ -35,6 +35,7 @@ from tokenmill.jobs.width import Widens
 
 GATHER_S = 0.003  # answers that come within this are written down together
 TICK_S = 1.0  # between two looks at the store, the clock and the output
+_AGAIN_S = 0.05  # between two readings of what another worker may be about to answer
 _JOINING = 512  # jobs of a batch that joins, taken at once; the rest comes with the stream
 _KEPT = "what is answered is kept, and the same command goes on from there"
 
@@ -99,6 +100,7 @@ class _Worker:
         self._loop_s = asyncio.get_running_loop().time
         self._began_s = self._turned_s = self._loop_s()
         self._looked_s: float | None = None
+        self._again_s = float("-inf")  # when the stream was read again for want of anything else
         self._down: str | None = None  # why the engine cannot be used now
         self._gone: EngineError | None = None  # why it never can
         self._done = False
@@ -297,8 +299,9 @@ class _Worker:
         retry_s = await self._books.next_retry_s() if self._books.counts.pending else None
         if not self._books.counts.pending:
             self._done = True
-        elif retry_s is None or retry_s <= self._clock():
-            self._read = None
+        elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= _AGAIN_S:
+            self._read, self._again_s = None, self._loop_s()
+            self._hand.unheld()
             self._hand.scheduler.again()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
@@ -401,7 +404,9 @@ class _Worker:
         ))  # fmt: skip
 
     async def _count_least(self) -> Least | None:
-        """What the prompts had to cost."""
-        jobs = self._accounts.countable if self._options.count_least and self._done else []
+        """What the prompts had to cost; None where somebody waits for the end, and counting them would take a while."""
+        if self._stop.is_set() or self._gone is not None:
+            return None
+        jobs = self._accounts.countable if self._options.count_least else []
         exact = await counted(self._engine, await self._books.calls(jobs)) if jobs else None
         return self._accounts.least(exact)

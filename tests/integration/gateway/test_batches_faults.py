@@ -15,9 +15,14 @@ from support.fake_engine import FakeEngine
 from support.gateway import LIMIT_S, Served, config_in, fake_engines, served
 from support.gateway_clients import InOrder
 from support.gateway_clients import until as comes_true
-from tokenmill.gateway import app, batches, keys
+from tokenmill.errors import StoreFull
+from tokenmill.gateway import app, batches, keys, runner
+from tokenmill.gateway.batch_results import write_results
+from tokenmill.gateway.desk import Desk
+from tokenmill.gateway.tickets import Ticket
+from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import Store, ask_to_cancel
 
 Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 
@@ -165,6 +170,28 @@ def test_a_backend_that_dies_is_drained_to_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
+def test_each_backend_works_on_its_own(tmp_path: Path) -> None:
+    with faked(tmp_path, lambda: [("one", FakeEngine()), ("two", FakeEngine())]) as (gateway, (one, two)):
+        client = gateway.client()
+
+        def lines(model: str) -> list[str]:
+            own = (prompt_line(f"o{n}", f"steady {n} of {model}", model=model) for n in range(8))
+            return [prompt_line("same", "slow", model=model), *own]
+
+        first = until(client, created(client, *lines("one")), "in_progress", done=1)
+        comes_true(lambda: "slow" in one.at_work)
+        second = until(client, created(client, *lines("two")), "in_progress", done=8)
+        assert "slow" not in two.seen.streams  # the model is the same: its answer is waited for
+        client.batches.cancel(first.id)
+        until(client, first, "cancelled")
+        comes_true(lambda: "slow" in two.at_work)  # and computed when it does not come
+        assert all("of one" in prompt or prompt == "slow" for prompt in one.seen.streams)
+        assert all("of two" in prompt or prompt == "slow" for prompt in two.seen.streams)
+        client.batches.cancel(second.id)
+        assert until(client, second, "cancelled").request_counts.completed == 8
+
+
+@pytest.mark.usefixtures("clock")
 def test_an_engine_that_works_in_order_is_entered_through_its_gate(tmp_path: Path) -> None:
     with faked(tmp_path, lambda: [("fake", InOrder(lanes=2))], queue=1) as (gateway, (engine,)):
         client = gateway.client()
@@ -210,6 +237,17 @@ def _free(folder: Path) -> bool:
     except Exception:  # noqa: BLE001  whatever keeps it from being had
         return False
     return True
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_command_line_can_cancel_it(tmp_path: Path) -> None:
+    with faked(tmp_path) as (gateway, (engine,)):
+        client = gateway.client()
+        batch = until(client, created(client, prompt_line("a", "slow"), prompt_line("b", "b")), "in_progress", done=1)
+        ask_to_cancel(tmp_path / "batches", batch.id)
+        done = until(client, batch, "cancelled")
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+        assert not engine.at_work
 
 
 @pytest.mark.usefixtures("clock")
@@ -278,3 +316,43 @@ def test_many_uploads_at_once(tmp_path: Path) -> None:
             thread.join(LIMIT_S)
         assert len(set(made)) == 8
         assert {file.id for file in gateway.client().files.list()} == set(made)
+
+
+@pytest.mark.usefixtures("clock")
+def test_text_that_is_none(tmp_path: Path) -> None:
+    with faked(tmp_path) as (gateway, _):
+        client = gateway.client()
+        lines = [prompt_line("a", "\ud800"), prompt_line("b\ud800", "x"), prompt_line("c", "x", **{"\ud800": 1})]
+        lines.append(prompt_line("d", "x", temperature="\ud800"))
+        done = until(client, created(client, *lines, prompt_line("é", "é")), "completed")
+        assert [line["custom_id"] for line in lines_of(client, done.output_file_id)] == ["é"]
+        assert [line["error"]["code"] for line in lines_of(client, done.error_file_id)] == ["invalid_line"] * 4
+        refused = until(client, created(client, prompt_line("a", "x").replace("v1", r"\ud800")), "failed")
+        assert refused.errors.data[0].code == "mismatched_endpoint"
+
+
+@pytest.mark.usefixtures("clock")
+def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, tried = write_results, threading.Event()
+
+    def full(desk: Desk, reader: Reader, batch: Batch, ticket: Ticket) -> None:
+        write(desk, reader, batch, ticket)  # half of it is done, and done again
+        tried.set()
+        raise StoreFull("no room is left")
+
+    monkeypatch.setattr(runner, "write_results", full)
+    with faked(tmp_path) as (gateway, _):
+        client = gateway.client()
+        batch = until(client, created(client, prompt_line("a", "x"), prompt_line("b", "long")), "finalizing")
+        assert tried.wait(LIMIT_S)
+        comes_true(lambda: any(line.get("event") == "batch_waits" for line in gateway.lines))
+        with pytest.raises(openai.ConflictError):
+            client.batches.cancel(batch.id)
+    monkeypatch.setattr(runner, "write_results", write)
+    with faked(tmp_path) as (gateway, (engine,)):
+        client = gateway.client()
+        done = until(client, client.batches.retrieve(batch.id), "completed")
+        assert texts(client, done) == ["x: 0 1 2 3"]
+        assert lines_of(client, done.error_file_id)[0]["error"]["code"] == "too_long"
+        assert not engine.seen.streams
+        assert len(list(client.files.list())) == 3

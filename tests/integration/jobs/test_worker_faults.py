@@ -193,6 +193,7 @@ def test_stopping_puts_back_what_runs_and_counts_no_attempt(tmp_path: Path) -> N
 
     report, found = run_prompts(tmp_path, ["a", "slow 1", "slow 2", "b"], lambda: watched(Seen()), stop=stop, tell=tell)
     assert report.end == "stopped"
+    assert report.least is None  # nobody is kept waiting for it
     assert (report.counts.done, report.counts.pending, report.counts.running) == (2, 2, 0)
     assert [*found] == ["a"]  # what follows a line without an outcome waits for it
     with Store(tmp_path / "store") as store:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from tokenmill.cli.run_view import Ended, Speeds, document, drawn, line, summary
+from tokenmill.cli.run_view import Ended, Speeds, document, drawn, jobs_at_first, line, summary
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.job import Batch, Counts, Failure, Totals
 from tokenmill.jobs.misses import Miss, Misses
@@ -146,3 +146,15 @@ def test_one_of_a_thing_is_one() -> None:
     now = replace(NOW, counts=Counts(pending=1), busy=1, width=1, eta_s=None)
     assert line(now, None).startswith("0 of 1 job;")
     assert line(now, None).endswith("1 of 1 lane")
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (Counts(pending=1), "1 job"),
+        (Counts(pending=3, done=1, failed=1), "5 jobs, 1 has an answer already, 1 has failed"),
+        (Counts(pending=3, done=2, set_aside=2), "7 jobs, 2 have an answer already, 2 have failed"),
+    ],
+)
+def test_what_is_there_already_is_said_in_whole_sentences(counts: Counts, said: str) -> None:
+    assert jobs_at_first(counts) == said

@@ -47,6 +47,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         (line(body={"model": 5}), "invalid_value", "model must be a text"),
         (line(body={"model": "other"}), "mismatched_model", "a batch is for one"),
         (line(body={}), "mismatched_model", "null"),
+        (line(url="\ud800"), "mismatched_endpoint", "url is"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, bad: str | bytes, code: str, words: str) -> None:
@@ -54,6 +55,7 @@ def test_bad_lines_are_named(tmp_path: Path, bad: str | bytes, code: str, words:
     (error,) = found.errors
     assert (error.line, error.code) == (2, code)
     assert words in error.message
+    assert error.message.encode()
 
 
 @pytest.mark.parametrize(

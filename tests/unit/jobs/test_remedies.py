@@ -17,7 +17,7 @@ RETRY = "tokenmill retry batch_1 --failed, then the same command"
         ({"too_long": 4}, [f"4 too long: {RETRY} with a larger --context"]),
         ({"timeout": 1}, [f"1 not done in time: {RETRY} with a longer --job-timeout"]),
         ({"deadline": 9, "engine_died": 1},
-         [f"9 given up at the deadline: {RETRY} with a later --deadline", f"to try the other one again: {RETRY}"]),
+         ["9 given up at the deadline: the same command with a later --deadline", f"to try the other one again: {RETRY}"]),
     ],
 )  # fmt: skip
 def test_each_cause_has_its_remedy(codes: dict[str, int], said: list[str]) -> None:

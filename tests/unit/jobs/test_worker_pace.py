@@ -7,9 +7,15 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
+from tokenmill.jobs import accounts as accounts_module
+from tokenmill.jobs.accounts import Accounts
 from tokenmill.jobs.body import Call
+from tokenmill.jobs.flights import Flight
+from tokenmill.jobs.job import Job, State
 from tokenmill.jobs.least import Reckoned, counted
 from tokenmill.jobs.pace import Pace
+from tokenmill.jobs.progress import Least
+from tokenmill.jobs.shape import EngineShape
 
 ANSWER = Answer("yes", "stop", Usage(1000, 50, 900), Timings(0.0, 2.0, 10.0))
 
@@ -86,10 +92,34 @@ def test_the_least_is_reckoned_from_bytes_and_counted_in_tokens() -> None:
     reckoned = Reckoned()
     reckoned.add(b"head head head one", Usage(18, 1, 0))
     reckoned.add(b"head head head two", Usage(18, 1, 15))
-    assert reckoned.tokens == 18 + 3
+    assert round(reckoned.least) == 18 + 3
 
     async def work() -> int | None:
         calls = [Call("completion", {"prompt": f"head head head {word}"}) for word in ("one", "two", "two")]
         return await counted(FakeEngine(), calls)
 
     assert asyncio.run(work()) == 18 + 3 + 1  # the last token of a prompt is always computed
+
+
+def test_what_cannot_all_be_counted_is_reckoned_and_corrected_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template's 50 tokens come behind every prompt, and bytes know nothing of them."""
+    monkeypatch.setattr(accounts_module, "MOST_JOBS", 4)
+    told = Accounts(EngineShape(reuse="shares", width=1), "native")
+    head = b"h" * 90
+    for number in range(4):
+        told.answered(_flight(number), ANSWER, head + b"tail" + bytes(6 * [65 + number]))
+    assert told.least(4 * 60 + 90) == Least(4 * 60 + 90, exact=True)
+    for number in range(4, 12):
+        told.answered(_flight(number), ANSWER, head + b"tail" + bytes(6 * [65 + number]))
+    assert told.countable == [0, 1, 2, 3]
+    whole = told.least(4 * 60 + 90)
+    alone = told.least(None)
+    assert whole is not None
+    assert alone is not None
+    assert not whole.exact
+    assert whole.tokens / alone.tokens == pytest.approx((4 * 60 + 90) / (1000 + 3 * 60), rel=0.01)
+
+
+def _flight(number: int) -> Flight:
+    job = Job(number, f"job-{number}", State.RUNNING, None, None, 0, 100, None, None, 0, 0, "{}")
+    return Flight(job, Call("completion", {"prompt": "x"}), 100, 0.0, None, None)

@@ -46,7 +46,7 @@ function made(batch) {
   row.buttons = el("div", { class: "acts" });
   row.done = el("i", { class: "done" });
   row.failed = el("i", { class: "failed" });
-  row.why = el("p", { class: "bad" });
+  row.why = el("p", { class: "bad why" });
   row.box.append(el("p", {}, row.name, row.pill), row.buttons,
     el("div", { class: "progress" }, row.done, row.failed), row.words, row.why);
   shown.set(batch.id, row);
@@ -74,7 +74,7 @@ function update(row, batch) {
   if (eta !== null) said.push(`about ${seconds(eta)} left`);
   said.push(`since ${clock(batch.created_at)}`);
   const end = batch.completed_at ?? batch.cancelled_at ?? batch.failed_at ?? batch.expired_at;
-  if (end) said.push(`${seconds(end - batch.created_at)} in all`);
+  if (end > batch.created_at) said.push(`${seconds(end - batch.created_at)} in all`);
   row.words.textContent = said.join("; ");
   row.why.textContent = (batch.errors?.data ?? []).slice(0, 3).map((bad) => `${bad.line ? `line ${bad.line}: ` : ""}${bad.message}`).join("\n");
   buttons(row, batch);

@@ -61,11 +61,11 @@ function spark(now_s) {
   const line = (name) => history.filter((at) => at[name] !== null && at[name] !== undefined)
     .map((at, place) => `${place ? "L" : "M"}${x(at)} ${y(at[name])}`).join("");
   const generated = line("generated_tok_s");
-  const begin = history.find((at) => at.generated_tok_s !== null);
+  const known = history.filter((at) => at.generated_tok_s !== null);
   const drawn = svg("svg", { viewBox: "0 0 100 60", preserveAspectRatio: "none", role: "img",
     "aria-label": `tokens a second over the last ${seconds(span_s)}, at most ${rate(most)}` });
   if (generated) drawn.append(
-    svg("path", { class: "area", d: `${generated}L100 60L${x(begin)} 60Z` }),
+    svg("path", { class: "area", d: `${generated}L${x(known.at(-1))} 60L${x(known[0])} 60Z` }),
     svg("path", { class: "second", d: line("prompt_tok_s") || "M0 60" }),
     svg("path", { class: "line", d: generated }),
   );

@@ -1,0 +1,64 @@
+"""Batches that join others at work."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from support.fake_engine import FakeEngine
+from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.jobs.worker import Options, work
+
+LIMIT_S = 30.0
+
+
+def stored(store: Store, folder: Path, name: str, prompts: list[str]) -> Batch:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return submit(store, path, Submission("m", name=f"batch_{name}")).batch
+
+
+def test_one_joins_while_another_runs(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        engine, joining, stop = FakeEngine(), asyncio.Queue[Batch](), asyncio.Event()
+        long = stored(store, tmp_path, "long", ["slow"])
+        shape = shape_of(engine.capabilities, engine.identity)
+        running = asyncio.create_task(
+            work(store, [long], engine, shape, options=Options(tick_s=0.01), joining=joining, stop=stop)
+        )
+        await engine.changed.wait()
+        for name in ("one", "two"):
+            joining.put_nowait(stored(store, tmp_path, name, [f"{name} {number}" for number in range(700)]))
+        while not all(store.named(f"batch_{name}").finished for name in ("one", "two")):
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        assert store.named("batch_long").counts.running == 1
+        stop.set()
+        assert (await running).end == "stopped"
+        assert sorted(engine.seen.streams) == sorted(
+            ["slow", *(f"{n} {i}" for n in ("one", "two") for i in range(700))]
+        )
+
+    async def within() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            with Store(tmp_path / "store") as store:
+                await scenario(store)
+                assert store.named("batch_long").counts.pending == 1
+
+    asyncio.run(within())
+
+
+def test_one_that_comes_too_late_is_left_as_it_is(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        engine, joining = FakeEngine(), asyncio.Queue[Batch]()
+        shape = shape_of(engine.capabilities, engine.identity)
+        async with asyncio.timeout(LIMIT_S):
+            report = await work(store, [stored(store, tmp_path, "a", ["a"])], engine, shape, joining=joining)
+        assert report.end == "finished"
+        joining.put_nowait(stored(store, tmp_path, "b", ["b"]))
+        assert store.named("batch_b").counts.pending == 1
+
+    with Store(tmp_path / "store") as store:
+        asyncio.run(scenario(store))

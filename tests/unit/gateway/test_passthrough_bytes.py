@@ -1,0 +1,164 @@
+"""What is sent on of a request, what is passed back of an answer, and what is read from it on the way."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.engine.engine import Usage
+from tokenmill.engine.server_bodies import Speech
+from tokenmill.gateway.bodies import asked
+from tokenmill.gateway.passthrough import (
+    Observed,
+    hides_usage,
+    relayed_body,
+    relayed_headers,
+    says_something,
+    spent_in,
+)
+from tokenmill.gateway.recorder import Lane
+
+LLAMA, VLLM, ANY = Speech("llama-server", "m"), Speech("vllm", "m"), Speech("url", "m")
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def sent(
+    body: dict[str, Any], speech: Speech, *, lane: Lane = "interactive", text: bytes | None = None
+) -> bytes | None:
+    data = json.dumps(body).encode() if text is None else text
+    endpoint: Any = "chat" if "messages" in body else "completion"
+    return relayed_body(asked(endpoint, body, lane, most_choices=8), data, body, speech)
+
+
+def test_bytes_stay_as_they_came() -> None:
+    text = b'{ "model" : "m",\n "messages": [{"role": "user", "content": "h\\u00e9llo"}], "temperature": 0.10 }\n'
+    assert sent(json.loads(text), LLAMA, text=text) == text
+
+
+def test_only_the_model_is_changed() -> None:
+    text = b'{ "messages": [{"role": "user", "content": "hi"}],\n "model" :\t"alias", "seed": 3 }'
+    assert sent(json.loads(text), LLAMA, text=text) == text.replace(b'"alias"', b'"m"')
+
+
+@pytest.mark.parametrize("content", ['"model": "alias"', "model", '\\"model\\"', '{"model": "alias"}'])
+def test_a_model_in_the_text_is_not_the_model(content: str) -> None:
+    body = {"messages": [{"role": "user", "content": content}], "model": "alias"}
+    made = sent(body, LLAMA)
+    assert made is not None
+    assert json.loads(made) == body | {"model": "m"}
+
+
+@given(st.text(), st.text(min_size=1).filter(lambda name: name.isprintable()))
+def test_whatever_the_text_the_rest_is_kept(content: str, model: str) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "stream": True}
+    made = sent(body, ANY)
+    assert made is not None
+    assert json.loads(made) == body | {"model": "m", "stream_options": {"include_usage": True}}
+
+
+def test_a_body_without_a_model_gets_one() -> None:
+    made = sent({"messages": HELLO}, LLAMA)
+    assert made is not None
+    assert json.loads(made) == {"messages": HELLO, "model": "m"}
+
+
+@pytest.mark.parametrize(("lane", "priority"), [("interactive", 0), ("batch", 1)])
+def test_the_lane_as_vllm_has_it(lane: Lane, priority: int) -> None:
+    body = {"model": "m", "messages": HELLO}
+    made = sent(body, Speech("vllm", "m", priorities=True), lane=lane)
+    assert made is not None
+    assert json.loads(made) == body | {"priority": priority}
+
+
+@pytest.mark.parametrize(
+    ("body", "speech"),
+    [
+        ({"messages": HELLO, "n": 2}, VLLM),  # our own choices share a head
+        ({"messages": HELLO, "timeout": 5}, LLAMA),  # ours to keep
+        ({"messages": HELLO, "logprobs": True}, LLAMA),  # with none on top it gives none at all
+        ({"messages": HELLO, "top_k": 5}, ANY),
+        ({"messages": HELLO}, Speech("ik_llama", "m")),  # does not say truly why it stopped
+        ({"prompt": "a"}, VLLM),  # would stop after 16 tokens
+        ({"prompt": ["a", "b"], "max_tokens": 5}, VLLM),
+        (
+            {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]},
+            Speech("vllm", "m", tools=False),
+        ),
+    ],
+)
+def test_what_the_engine_protocol_must_say(body: dict[str, Any], speech: Speech) -> None:
+    assert sent({"model": "m"} | body, speech) is None
+
+
+def test_headers_of_the_connection_stay_behind() -> None:
+    given_ = [
+        (b"content-type", b"application/json"), (b"connection", b"keep-alive, X-Odd"), (b"x-odd", b"1"),
+        (b"transfer-encoding", b"chunked"), (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*"),
+        (b"x-tokenmill-engine", b"liar"), (b"openai-processing-ms", b"5"), (b"content-length", b"5"),
+    ]  # fmt: skip
+    assert relayed_headers(given_) == [(b"content-type", b"application/json"), (b"openai-processing-ms", b"5")]
+
+
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}],"usage":null}\n\n'
+USED = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":3}}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@given(st.lists(st.integers(1, 40)))
+def test_usage_that_only_we_asked_for_is_taken_out(sizes: list[int]) -> None:
+    """However the bytes are cut."""
+    stream, observed, out = CHUNK * 2 + USED + DONE, Observed(hide_usage=True), b""
+    for size in sizes:
+        out += observed.take(stream[:size]) if stream[:size] else b""
+        stream = stream[size:]
+    out += observed.take(stream) + observed.end()
+    assert out == CHUNK * 2 + DONE
+    assert observed.spent().usage == Usage(7, 2, 3)
+    assert observed.ended_well
+
+
+def test_carriage_returns_are_kept() -> None:
+    observed = Observed(hide_usage=True)
+    stream = (CHUNK + USED + DONE).replace(b"\n", b"\r\n")
+    assert observed.take(stream) + observed.end() == (CHUNK + DONE).replace(b"\n", b"\r\n")
+
+
+def test_usage_that_was_asked_for_goes_by() -> None:
+    observed = Observed()
+    assert observed.take(CHUNK + USED + DONE) == CHUNK + USED + DONE
+    assert observed.spent().usage == Usage(7, 2, 3)
+    body = {"model": "m", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
+    assert not hides_usage(asked("chat", body, "interactive", most_choices=8), ANY)
+
+
+@pytest.mark.parametrize(
+    ("text", "usage"),
+    [
+        (b'{"usage":{"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}}', Usage(7, 2, None)),
+        (b'{"timings":{"cache_n":5,"prompt_n":2,"prompt_ms":1.5,"predicted_n":3,"predicted_ms":6e1}}', Usage(7, 3, 5)),
+        (b'{"choices":[{"text":"\\"usage\\": {\\"prompt_tokens\\": 1}"}]}', None),
+        (b"{}", None),
+        (b'{"usage":null}', None),
+    ],
+)
+def test_what_was_used(text: bytes, usage: Usage | None) -> None:
+    assert spent_in(text).usage == usage
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":null}}]}\n\n', False),
+        (b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n', False),
+        (b": ping\n\n", False),
+        (b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"delta":{"reasoning_content":"a"}}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', True),
+        (b"data: [DONE]\n\n", True),
+    ],
+)
+def test_when_an_answer_has_begun(data: bytes, said: bool) -> None:
+    assert says_something(data) is said

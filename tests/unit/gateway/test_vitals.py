@@ -1,0 +1,31 @@
+"""How many bad answers make a backend be down, and what brings it back."""
+
+import pytest
+
+from tokenmill.gateway.vitals import Finding, Vitals
+
+UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
+
+
+@pytest.mark.parametrize(
+    ("findings", "condition"),
+    [
+        ((), "up"),
+        ((REFUSED,), "up"),
+        ((REFUSED, REFUSED), "down"),
+        ((REFUSED, UP, REFUSED), "up"),
+        ((LATE, LATE), "up"),
+        ((LATE, LATE, LATE), "down"),
+        ((LATE, LATE, REFUSED), "down"),
+        ((REFUSED, REFUSED, REFUSED, UP), "up"),
+        ((REFUSED, REFUSED, LOADING), "loading"),
+        ((LOADING, REFUSED), "loading"),
+        ((LOADING, UP), "up"),
+        ((REFUSED, REFUSED, LATE), "down"),
+    ],
+)
+def test_conditions(findings: tuple[Finding, ...], condition: str) -> None:
+    vitals = Vitals()
+    for finding in findings:
+        vitals = vitals.saw(finding)
+    assert vitals.condition == condition
