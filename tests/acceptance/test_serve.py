@@ -15,6 +15,7 @@ import pytest
 
 from support.run_cli import SMALL, command, environment, until
 from tokenmill.cli import run
+from tokenmill.engine import records
 
 Said = Callable[..., tuple[int, str, str]]
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
@@ -140,3 +141,49 @@ def test_wrong_use(said: Said, tmp_path: Path) -> None:
         code, _, err = said("serve", *words)
         assert code == 2, (words, err)
         assert reason in err
+
+
+def test_a_wrong_certificate_is_known_before_a_load(said: Said, tmp_path: Path) -> None:
+    config = tmp_path / "mill.toml"
+    config.write_text('[gateway]\nport = 0\ntls_cert = "none.pem"\ntls_key = "none.pem"\n')
+    code, _, err = said("serve", "--config", config, "--model", "not-here-either")
+    assert code == 2
+    assert "none.pem cannot be read" in err
+
+
+def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
+    """Where the page is, which engine is away and why, and what happens after Ctrl-C."""
+    config = tmp_path / "mill.toml"
+    config.write_text(
+        '[gateway]\nport = 0\n[[engines]]\nname = "away"\nurl = "http://127.0.0.1:9/v1"\nmodel = "big"\n'
+        f'[[engines]]\nname = "small"\nmodel = "{smollm2_path}"\ncontext = 256\nsequences = 1\nthreads = 1\n'
+        '[[routes]]\nlane = "batch"\nengines = ["small"]\n'
+    )
+    process = subprocess.Popen(
+        command("serve", "--config", config), env=environment(tmp_path) | {"COLUMNS": "120"}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("ready"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.communicate(timeout=30)
+        page = next(line.split()[1] for line in lines if line.startswith("page "))
+        assert "<title>" in httpx.get(page).text
+        assert "away: url http://127.0.0.1:9; nothing answers" in "".join(lines)
+        small = records.read(tmp_path / "tokenmill", "small")
+        assert small is not None
+        body = {"model": "small", "prompt": "One,", "max_tokens": 1}
+        os.kill(small.engine.pid, signal.SIGKILL)
+        until(lambda: not alive(small.engine.pid))
+        until(lambda: httpx.post(f"{page}v1/completions", json=body, timeout=60).status_code == 200)
+        process.send_signal(signal.SIGINT)
+        _, talk = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "engine small: restarting: " in talk
+        assert 'why="no route holds"' in talk
+        assert "a second signal ends it at once" in talk
+    finally:
+        process.kill()
+        process.communicate(timeout=30)

@@ -56,6 +56,8 @@ def test_a_limit_that_is_too_small_is_a_result_and_no_crash(moe: Path, tmp_path:
     assert (found["usable_context"], found["ended"], found["limit_bytes"]) == (0, "memory", 30 << 20)
     assert "host memory had" in found["reason"]
     assert found["reserve_bytes"] == {"dram": round(0.05 * (30 << 20))}
+    assert "not kept" in done.stderr
+    assert not (tmp_path / "tokenmill" / "soaks").exists(), "a machine with 30 MiB is not this one"
 
 
 def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path: Path) -> None:

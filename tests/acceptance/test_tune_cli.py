@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def point_of(home: Path) -> dict[str, Any]:
     (path,) = (home / "tokenmill" / "points").glob("*.json")
     found: dict[str, Any] = json.loads(path.read_text())
     return found
+
+
+def copied(home: Path, where: Path) -> Path:
+    """A state folder of one's own, in which the same was tuned."""
+    copytree(home / "tokenmill" / "points", where / "tokenmill" / "points")
+    return where
 
 
 def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: Path) -> None:
@@ -90,8 +97,27 @@ def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -
     without = tokenmill(home, "plan", moe, "--json", "--no-point")
     assert "operating point" not in without.stderr
     assert json.loads(without.stdout)["settings"]["context"] > 512
-    other = tokenmill(home, "plan", moe, "--reserve-cores", 1)
-    assert "the operating point was found without --reserve-cores: planned without it" in other.stderr
+    other = tokenmill(home, "plan", moe, "--reserve-ram", "1 GiB")
+    assert "the operating point was found without --reserve-ram" in other.stderr
+
+
+def test_old_trials_do_not_overrule_what_is_said_now(home: Path, moe: Path, tmp_path: Path) -> None:
+    own = copied(home, tmp_path)
+    asked = next(count for count in (3, 5) if count != point_of(own)["dials"]["sequences"])
+    done = tokenmill(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--sequences", asked, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["dials"]["sequences"] == asked, "the goal's own number, which was not tried before"
+    assert {trial["dials"]["sequences"] for trial in found["trials"]} == {asked}
+
+
+def test_a_point_holds_with_the_options_it_was_found_with(home: Path, moe: Path, tmp_path: Path) -> None:
+    own = copied(home, tmp_path)
+    done = tokenmill(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--reserve-ram", "1 GiB", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "from before" not in done.stderr, "trials with another amount of memory cannot be compared"
+    assert "operating point of" in tokenmill(own, "plan", moe, "--reserve-ram", "1 GiB", "--json").stderr
+    assert "was found with --reserve-ram" in tokenmill(own, "plan", moe, "--json").stderr
 
 
 def test_a_run_uses_the_point_and_measures_no_width(home: Path, moe: Path, tmp_path: Path) -> None:
@@ -118,6 +144,8 @@ def test_jobs_of_one_s_own_and_quiet_trials_go_into_the_history(moe: Path, tmp_p
     jobs = write(
         tmp_path / "jobs.jsonl", [{"prompt": f"a word about {number}", "max_tokens": 4} for number in range(8)]
     )
+    with jobs.open("a") as file:
+        file.write("no JSON\n")  # is passed over
     done = tokenmill(tmp_path, "tune", moe, *SMALL, "--trials", 1, "--jobs", jobs, "--json")
     state = tmp_path / "tokenmill"
     (trials,) = (state / "points").glob("*.trials.jsonl")

@@ -45,6 +45,8 @@ WHOLE_STREAM = (
 )
 USAGE_EVENT = b"data: " + json.dumps({"id": "c", "choices": [], "usage": USAGE}).encode() + b"\n\n"
 DONE = b"data: [DONE]\n\n"
+TOO_LONG = b"""{"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8 tokens)",
+"type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 8}}"""  # as llama-server says it
 SORRY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
 ANSWER = json.dumps({
     "id": "c", "object": "chat.completion", "model": "upstream-name", "odd": "kept",
@@ -142,6 +144,8 @@ class FaultyServer:
             writer.write(_whole(int(self.behaves), b'{"error": {"message": "it does not work"}}'))
         elif self.behaves == "refuses":
             writer.write(_whole(400, b'{"error": {"message": "own words", "code": "odd"}}'))
+        elif self.behaves == "too long":
+            writer.write(_whole(400, TOO_LONG))
         elif self.behaves == "busy":
             writer.write(_whole(429, b'{"error": {"message": "later"}}', "Retry-After: 7\r\n"))
         elif not body.get("stream"):

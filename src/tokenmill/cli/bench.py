@@ -192,7 +192,7 @@ def _tell(done: Bench, price: Price | None, format: Format) -> None:
     elif format == "csv":
         show_text(as_csv(done))
     elif format == "markdown":
-        show_text(as_markdown(done))
+        show_text(as_markdown(done, price))
     else:
         show(*render(done, price))
 

@@ -97,7 +97,7 @@ def speeds_in(rows: Sequence[Row]) -> list[Row]:
 def in_words(dials: Dials) -> str:
     """Dials in few words: threads, sequences, and what is unusual."""
     threads = f"{dials.threads}" if dials.threads == dials.threads_batch else f"{dials.threads}/{dials.threads_batch}"
-    parts = [f"{threads} threads", f"{dials.sequences} at once"]
+    parts = [f"{threads} thread{'' if threads == '1' else 's'}", f"{dials.sequences} at once"]
     usual = Dials(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
     if dials.ubatch != usual.ubatch:
         parts.append(f"ubatch {dials.ubatch}")

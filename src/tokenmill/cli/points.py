@@ -25,7 +25,8 @@ def laid_over(
     found = find(state, place)
     if found.point is None:
         return Overlaid(goal, why_not=found.why_not)
-    return overlay(goal, found.point)
+    cores, allowed = machine.cpu.cores, machine.limits.cgroup_cpus
+    return overlay(goal, found.point, cores=cores if cores is None or allowed is None else min(cores, int(allowed)))
 
 
 def say_point(laid: Overlaid, *, fits: bool) -> None:

@@ -150,14 +150,18 @@ def _end_on_signals() -> None:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
-async def stay(engine: Watched) -> None:
-    """Say when it dies, with its last words, and when it comes back; leave when it has failed for good."""
+async def stay(engine: Watched, name: str | None = None) -> None:
+    """Say when it dies, with its last words, and when it comes back; leave when it has failed for good.
+
+    `name`: said with it, where there are several.
+    """
+    whose = "" if name is None else f"engine {name}: "
     before = "ready"
     while not engine.failed.done():
         await asyncio.wait({engine.failed}, timeout=0.5)
         status = await engine.status()
         if status.state != before:
-            say(f"{status.state}: {status.detail}" if status.detail else status.state)
+            say(whose + (f"{status.state}: {status.detail}" if status.detail else status.state))
             if status.state == "restarting" and engine.death is not None and engine.death.hint:
                 say(engine.death.hint)
             before = status.state

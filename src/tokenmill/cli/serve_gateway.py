@@ -24,6 +24,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.heads import Head, digest_in
 from tokenmill.engine.watched import Watched
 from tokenmill.errors import EngineError, TokenmillError, UsageError
+from tokenmill.gateway.away import Away
 from tokenmill.gateway.listening import bind
 from tokenmill.gateway.serving import EngineWanted, engines_up, may_listen, serve, state_for
 from tokenmill.gateway.state import GatewayState, Log
@@ -150,7 +151,7 @@ def _heads(engine: str | None, config: Config) -> tuple[Head, ...]:
 
 
 async def _serve(wanted: list[EngineWanted], config: Config, listening: socket, common: Common) -> None:
-    signals = _Signals()
+    signals = _Signals(config.gateway.grace_s)
     failed: list[TokenmillError] = []
     async with AsyncExitStack() as stack:
         try:
@@ -162,7 +163,7 @@ async def _serve(wanted: list[EngineWanted], config: Config, listening: socket, 
             raise EngineError("it was told to stop before it was ready; nothing of it is left") from None
         signals.ready = True
         state = state_for(config, engines, ups, _log(config.gateway.log))
-        stack.callback(asyncio.ensure_future(_watch([engine for _, engine in engines], signals.stop, failed)).cancel)
+        stack.callback(asyncio.ensure_future(_watch(engines, signals.stop, failed)).cancel)
         await serve(state, listening, stop=signals.stop, at_once=signals.at_once,
                     ready=lambda: _shown(state, common))  # fmt: skip
     say("the gateway has stopped")
@@ -173,7 +174,8 @@ async def _serve(wanted: list[EngineWanted], config: Config, listening: socket, 
 class _Signals:
     """SIGTERM and SIGINT: before it is ready they break the start off; then one stops it, and another at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
         self.stop, self.at_once, self.ready = asyncio.Event(), asyncio.Event(), False
         self._task = asyncio.current_task()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -184,6 +186,8 @@ class _Signals:
             self.at_once.set()
         elif not self.ready and self._task is not None:
             self._task.cancel()
+        else:
+            say(f"stopping; what runs may end within {format_seconds(self._grace_s)}, a second signal ends it at once")
         self.stop.set()
 
 
@@ -200,10 +204,15 @@ def _named(name: str, tell: Callable[[Any], None], *, many: bool) -> Callable[[A
     return one
 
 
-async def _watch(engines: list[Engine], stop: asyncio.Event, failed: list[TokenmillError]) -> None:
+async def _watch(
+    engines: list[tuple[EngineWanted, Engine]], stop: asyncio.Event, failed: list[TokenmillError]
+) -> None:  # fmt: skip
     """Say when engines die and come back; when every one of ours is gone for good, so is the gateway."""
-    ours = [engine for engine in engines if isinstance(engine, Watched)]
-    ends = await asyncio.gather(*map(stay, ours), return_exceptions=True)
+    ours = [(engine, one.name) for one, engine in engines if isinstance(engine, Watched)]
+    named = len(engines) > 1
+    ends = await asyncio.gather(
+        *(stay(engine, name if named else None) for engine, name in ours), return_exceptions=True
+    )  # fmt: skip
     if ours and len(ours) == len(engines):
         failed.extend(end for end in ends if isinstance(end, TokenmillError))
         stop.set()
@@ -217,6 +226,7 @@ def _shown(state: GatewayState, common: Common) -> None:
     models = state.routes.models()
     rows = {
         "url": f"{state.url}/v1",
+        "page": f"{state.url}/",
         "model": "\n".join(", ".join((model.id, *model.aliases)) for model in models),
         "engine": "\n".join(_engine_words(state, backend.name) for backend in state.backends),
     }
@@ -234,17 +244,21 @@ def _engine_words(state: GatewayState, name: str) -> str:
     backend, up = state.backend(name), state.ups.get(name)
     if backend is None:
         return name
-    identity, can = backend.engine.identity, backend.engine.capabilities
+    engine = backend.engine
+    identity, can = engine.identity, engine.capabilities
     lanes = "" if identity.lanes is None else f", {identity.lanes} lanes"
     context = "" if identity.context is None else f" of {identity.context:,} tokens"
     first = "; interactive requests go first" if can.interactive_first else ""
     loaded = "" if up is None else f"; loaded in {format_seconds(up.load_s)}"
-    return f"{name}: {identity.kind}{lanes}{context}{first}{loaded}"
+    where = f" {identity.address}" if identity.kind == "url" else ""
+    away = f"; {engine.error.message}" if isinstance(engine, Away) and engine.current is None else ""
+    return f"{name}: {identity.kind}{where}{lanes}{context}{first}{loaded}{away}"
 
 
 def _document(state: GatewayState) -> dict[str, Any]:
     return {
         "url": f"{state.url}/v1",
+        "page": f"{state.url}/",
         "key_needed": bool(state.keys.all()),
         "models": [jsonable(model) for model in state.routes.models()],
         "engines": [
@@ -260,7 +274,7 @@ def _document(state: GatewayState) -> dict[str, Any]:
 
 
 def _log(form: str) -> Log | None:
-    """A line for each request on stderr; values come checked from the gateway: no bodies, no keys, no spaces."""
+    """A line for each request on stderr; values come checked from the gateway: no bodies, no keys."""
     if form == "off":
         return None
 
@@ -269,8 +283,14 @@ def _log(form: str) -> Log | None:
         if form == "json":
             text = json.dumps({"time": at, **line})
         else:
-            text = " ".join((at, *(f"{name}={value}" for name, value in line.items())))
+            text = " ".join((at, *(f"{name}={_word(value)}" for name, value in line.items())))
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
     return write
+
+
+def _word(value: Any) -> str:
+    """One word of a line; what has spaces, quotes or an equals sign in it is quoted."""
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or any(mark in text for mark in ' "=\n') else text

@@ -99,13 +99,15 @@ def soak(
             )
     keep = keep_free if keep_free is not None else min(KEEP_FREE, round(KEEP_SHARE * (memory_limit or 1 << 62)))
     result = asyncio.run(_work(choice, wanted, _Asked(depth, step, lanes, memory_limit, keep, options.margin), common))
-    path = save(choice.state, result) if result.machine_id else None
+    path = save(choice.state, result) if result.machine_id and memory_limit is None else None
     if common.json:
         show_json(document(result))
     else:
         show(*render(result))
     if path is not None:
         say(f"kept in {path}")
+    elif memory_limit is not None:
+        say("not kept: with --memory-limit it is no result of this machine")
     return 1 if result.ended == "died" else 0 if result.ended == "goal" else DOES_NOT_FIT
 
 

@@ -16,7 +16,7 @@ def progress(step: Step, limit: Limit) -> str:
     if not step.whole:
         return f"broken off before {step.depth:,} tokens{lanes}: memory runs short"
     left = ", ".join(f"{named(r.tier)} has {size(r.free_bytes)} left" for r in step.memory if r.free_bytes is not None)
-    speed = "" if step.decode_tok_s is None else f" at {step.decode_tok_s:.3g} tok/s"
+    speed = "" if step.decode_tok_s is None else f" at {_speed(step.decode_tok_s)} tok/s"
     return f"{step.depth:,} of {limit.goal:,} tokens{lanes}{speed}" + (f"; {left}" if left else "")
 
 

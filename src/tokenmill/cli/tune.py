@@ -24,6 +24,7 @@ from tokenmill.tune.energy import Meter, pynvml
 from tokenmill.tune.expected import figures_at
 from tokenmill.tune.here import place_here
 from tokenmill.tune.measure import How
+from tokenmill.tune.overlay import circumstances
 from tokenmill.tune.point import Aim, AimKind, OperatingPoint, Place, Trial
 from tokenmill.tune.predicted import forecaster
 from tokenmill.tune.quiet import Watch
@@ -51,6 +52,7 @@ class Task:
     search: Search
     work: WorkFor
     work_name: str
+    drawn: bool  # the aim's own jobs, not the user's
     how: How
     state: Path
     busy: bool
@@ -131,8 +133,13 @@ def tune(
     if fresh:
         remember.forget_trials(task.state, task.place)
     known = remember.trials_of(task.state, task.place, task.work_name, wish)
-    for line in announced(task.plan, wish, task.space, task.search, known, trial_seconds, kind=wanted.config.kind):
+    for line in announced(
+        task.plan, wish, task.space, task.search, known, trial_seconds, kind=wanted.config.kind,
+        jobs=None if requests is None else len(requests),
+    ):  # fmt: skip
         say(line)
+    others = remember.for_others(task.state, task.place, task.work_name, wish)
+    task.search.beside(sum(task.space.holds(trial.dials) for trial in others))
     try:
         found = asyncio.run(_tuned(task, known))
     except asyncio.CancelledError:
@@ -165,12 +172,14 @@ async def _tuned(task: Task, known: tuple[Trial, ...]) -> OperatingPoint:
         await stand.close()
     if bed.no_energy:
         say(f"energy was not measured: {bed.no_energy}")
-    if not any(trial.counts for trial in made):
-        raise _nothing(made)
-    return verdict(
-        task.place, task.aim, made, task.search.noise, seconds=time.monotonic() - began_s,
+    held = tuple(trial for trial in made if task.space.holds(trial.dials))  # not what was found with other options
+    if not any(trial.counts for trial in held):
+        raise _nothing(held or made)
+    found = verdict(
+        task.place, task.aim, held, task.search.noise, seconds=time.monotonic() - began_s,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
+    return replace(found, under=circumstances(task.plan.goal))
 
 
 def _check_energy() -> None:
@@ -206,7 +215,7 @@ def _keeping(task: Task, bed: Bed) -> Callable[[Trial], None]:
     """Keeps each trial, and what it measured in the machine's history beside what was predicted."""
 
     def keep(trial: Trial) -> None:
-        remember.keep_trial(task.state, task.place, task.work_name, trial)
+        remember.keep_trial(task.state, task.place, task.work_name, trial, task.aim)
         if trial.counts and not task.busy:
             place = task.place
             history.append(
@@ -214,7 +223,7 @@ def _keeping(task: Task, bed: Bed) -> Callable[[Trial], None]:
                 history.Speed(
                     trial.when or "", place.machine, place.machine_id, place.model, place.model_id, place.engine,
                     place.build, "tune", trial.dials, bed.depth, trial.figures,
-                    figures_at(task.plan, task.aim, trial.dials, depth=bed.depth),
+                    figures_at(task.plan, task.aim, trial.dials, depth=bed.depth, drawn=task.drawn),
                 ),
             )  # fmt: skip
 
@@ -265,10 +274,11 @@ def _task(
     work, name = drawing(aim), drawn_name(aim)
     if requests is not None:
         work, name = handing(requests, aim), jobs_name(requests)
+    name = " ".join((name, *circumstances(plan.goal)))
     if busy:
         name += " on a busy machine"  # such trials are no news to a tuning that wants quiet ones
     how = How(seconds, NOISE, latency=aim.kind == "latency")
-    return Task(wanted, place, aim, space, search, work, name, how, state, busy)
+    return Task(wanted, place, aim, space, search, work, name, requests is None, how, state, busy)
 
 
 def _cores(plan: Plan) -> int:

@@ -11,6 +11,7 @@ from rich.text import Text
 from tokenmill.cli.output import facts
 from tokenmill.plan.plan import Plan
 from tokenmill.tune.drive import Step
+from tokenmill.tune.noise import spread
 from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Trial
 from tokenmill.tune.servers import most_starts
 from tokenmill.tune.space import Space
@@ -41,10 +42,11 @@ class Searching(Protocol):
 
 
 def announced(
-    plan: Plan, aim: Aim, space: Space, search: Searching, known: Sequence[Trial], seconds: float, *, kind: str
-) -> Iterator[str]:
-    """What will be varied, how many loads that takes, and about how long."""
-    yield _folded(f"aim: {_aim_words(aim)}")
+    plan: Plan, aim: Aim, space: Space, search: Searching, known: Sequence[Trial], seconds: float, *, kind: str,
+    jobs: int | None = None,
+) -> Iterator[str]:  # fmt: skip
+    """What will be varied, how many loads that takes, and about how long; `jobs`: so many of the user's own."""
+    yield _folded(f"aim: {_aim_words(aim)}; {_work_words(aim, jobs)}")
     dials = [f"{_NAMES[dial]} {_range(space.values(dial))}" for dial in (*space.free, *space.reload)]
     yield _folded(f"varied: {', '.join(dials) or 'nothing'}; {number_of(space.all(), 'combination')}")
     yield from map(_folded, space.reasons)
@@ -88,7 +90,7 @@ def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
         "given up": "\n".join(point.given_up) or "nothing that was measured",
         "trials": f"{number_of(len(point.trials), 'trial')}, {number_of(point.loads, 'load')}, "
         f"{format_seconds(point.seconds)}; {reason}",
-        "noise": f"{point.noise:.1%}: smaller differences mean nothing",
+        "noise": _noise_words(point),
     }
     parts: list[RenderableType] = [facts({label: value for label, value in rows.items() if value})]
     if len(point.front) > 1:
@@ -159,13 +161,26 @@ def _front(point: OperatingPoint) -> Table:
     return table
 
 
+def _noise_words(point: OperatingPoint) -> str:
+    figure = "decode_tok_s" if point.figures.jobs_tok_s is None else "jobs_tok_s"
+    if spread(point.trials, figure) is None:
+        return f"taken to be {point.noise:.1%}: too little was measured again to tell"
+    return f"{point.noise:.1%}: smaller differences mean nothing"
+
+
 def _aim_words(aim: Aim) -> str:
     words = _AIMS[aim.kind]
     if aim.first_token_s is not None:
         words += f", within {_short(aim.first_token_s)}"
     if aim.kind in ("cores", "context"):
         words += f" within {aim.within:.0%} of the best speed"
-    return f"{words}; jobs of {aim.prompt_tokens} shared + {aim.tail_tokens} own tokens, {aim.output_tokens} written"
+    return words
+
+
+def _work_words(aim: Aim, jobs: int | None) -> str:
+    if jobs is not None:
+        return f"measured with {number_of(jobs, 'job')} of the file"
+    return f"jobs of {aim.prompt_tokens} shared + {aim.tail_tokens} own tokens, {aim.output_tokens} written"
 
 
 def _range(values: Sequence[object]) -> str:

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from tokenmill.cli.starting import EngineOptions
 from tokenmill.engine.engine import Request
-from tokenmill.errors import UsageError
+from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.read import BadLine, lines
 from tokenmill.tune.point import Aim, AimKind
@@ -55,7 +55,7 @@ def requests_in(where: str) -> tuple[Request, ...]:
     found: list[Request] = []
     for line in lines(where):
         if not isinstance(line, BadLine):
-            with suppress(UsageError):
+            with suppress(RequestRefused, UsageError, ValueError):  # the last: no JSON
                 found.append(call_of(line[1]).request("batch"))
         if len(found) == MOST_JOBS:
             break

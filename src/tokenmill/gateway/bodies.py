@@ -106,7 +106,9 @@ def parse_now(body: bytes) -> dict[str, Any]:
     except UnicodeError:
         raise Fault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
     except ValueError as error:
-        raise Fault(f"the body is {error}", code="invalid_json", kind="json") from None
+        words = str(error)
+        said = f"the body {words}" if words.startswith("must ") else f"the body is {words}"
+        raise Fault(said, code="invalid_json", kind="json") from None
     return value
 
 

@@ -5,6 +5,7 @@ gateway or the engine.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from tokenmill.errors import (
     UnknownModel,
 )
 
+_KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
 CLIENT_LEFT = 499  # nobody reads it: for the log, as nginx has it
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
@@ -121,6 +123,5 @@ def param_of(error: TokenmillError, body: Mapping[str, Any] | None = None) -> st
     """The key that a refused body is refused for: messages begin with it."""
     if not isinstance(error, RequestRefused):
         return None
-    head, colon, _ = error.message.partition(":")
-    name = head.partition("[")[0].partition(" ")[0]
-    return name if (colon or "[" in head) and name.isidentifier() and (body is None or name in body) else None
+    found = _KEY.match(error.message)
+    return found[1] if found is not None and (body is None or found[1] in body) else None

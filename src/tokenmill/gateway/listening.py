@@ -13,6 +13,7 @@ import json
 import logging
 import resource
 import socket
+import ssl
 from asyncio.events import TimerHandle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -138,7 +139,8 @@ def _plain(fault: Fault) -> bytes:
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """Take the address before an hour is spent loading a model; UsageError if it cannot be had."""
+    """Take the address before an hour is spent loading a model; UsageError, ConfigError if there is no way to serve."""
+    _check_tls(config)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # said to be TCP, or asyncio does not switch Nagle's algorithm off, and an answer waits 40 ms for its own headers
     taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -176,18 +178,13 @@ class Listener(uvicorn.Server):
     """A server that leaves signals to its owner."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig, refused: Refused) -> None:
-        for path in filter(None, (config.tls_cert, config.tls_key)):
-            _readable(path)
         super().__init__(uvicorn.Config(
             app, http=protocol_for(config, refused), ws="none", lifespan="off", log_level="error",
             log_config=None, access_log=False, interface="asgi3",
             server_header=False, timeout_keep_alive=max(1, round(config.idle_timeout_s)), backlog=_BACKLOG,
             ssl_certfile=config.tls_cert, ssl_keyfile=config.tls_key,
         ))  # fmt: skip
-        try:
-            self.config.load()
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"gateway.tls_cert and tls_key cannot be used: {error}") from error
+        self.config.load()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -202,6 +199,23 @@ class Listener(uvicorn.Server):
         """End at once."""
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every task that it cancels
         self.should_exit = self.force_exit = True
+
+
+def _check_tls(config: GatewayConfig) -> None:
+    """ConfigError where certificate and key cannot be used."""
+    if config.tls_cert is None or config.tls_key is None:
+        return
+    for path in (config.tls_cert, config.tls_key):
+        _readable(path)
+    try:
+        # without a password given, a key that has one would make OpenSSL ask for it at the terminal
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.tls_cert, config.tls_key, password="")
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"gateway.tls_cert and tls_key cannot be used: {error}",
+            hint="PEM files that belong together, the key without a password",
+        ) from error
 
 
 def _readable(path: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from tokenmill.engine.server_faults import fault_of
-from tokenmill.errors import EngineDied, EngineError, TokenmillError
+from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.passthrough import Observed, Spent, relayed_headers, says_something, spent_in
 from tokenmill.gateway.sending import Sending
@@ -113,8 +113,9 @@ class Relaying:
         if status < 400 or status in (404, 405, 408) or status >= 500:
             error = _fault(status, body)
             raise error if isinstance(error, EngineError) else EngineError(f"{engine}: {error.message}")
-        if not self._response.header(b"content-type").startswith(b"application/json"):
-            raise _fault(status, body)
+        error = _fault(status, body)
+        if isinstance(error, TooLong) or not self._response.header(b"content-type").startswith(b"application/json"):
+            raise error  # servers differ in how they say that a prompt is too long; programs go by our word for it
         await self._send_whole(status, body)
 
     async def _send_whole(self, status: int, body: bytes) -> None:

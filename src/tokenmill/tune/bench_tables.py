@@ -9,7 +9,9 @@ import io
 from collections.abc import Sequence
 
 from tokenmill.tune.bench import Bench
+from tokenmill.tune.bench_energy import Price
 from tokenmill.tune.bench_rows import Row, Stat
+from tokenmill.tune.bench_words import cache_words, disturbed_words, end_words, energy_words, first_words
 
 COLUMNS = (
     "what", "threads", "sequences", "pp", "tg", "n_kv", "prompt_tokens", "t_pp_s", "s_pp_t_s", "s_pp_spread", "t_tg_s",
@@ -52,20 +54,30 @@ def _spread(value: Stat | None) -> float | None:
     return None if value is None else value.spread
 
 
-def as_markdown(bench: Bench) -> str:
-    """Tables to paste, with machine, engine build and date above them."""
+def as_markdown(bench: Bench, price: Price | None = None) -> str:
+    """Tables to paste, with machine, engine build and date above them, and what is said beside them."""
     place = bench.place
     parts = [f"Measured on {place.machine}: {place.model}, {place.build}, {bench.when}."]
     requests, sweep = bench.of("first", "cold", "again", "tail"), bench.of("sweep")
     if requests:
         parts.append(_grid(REQUEST_COLUMNS, [request_cells(row) for row in requests]))
+    parts += _sentences([*first_words(requests), *(cache_words(bench.cache) if bench.cache is not None else ())])
     if sweep:
         parts.append(_grid(SWEEP_COLUMNS, [sweep_cells(row) for row in sweep]))
     if bench.of("threads"):
         parts.append(_grid(("Threads", *TURN_COLUMNS), turn_cells(bench.of("threads"), by="threads")))
     if bench.of("sequences"):
         parts.append(_grid(("B", *TURN_COLUMNS), turn_cells(bench.of("sequences"), by="sequences")))
+    if bench.energy is not None:
+        parts += _sentences([*energy_words(bench.energy, price)])
+    disturbed = disturbed_words(bench)
+    parts += _sentences(([] if disturbed is None else ["\\" + disturbed]) + [*end_words(bench)])
     return "\n\n".join(parts) + "\n"
+
+
+def _sentences(words: Sequence[str]) -> list[str]:
+    """A paragraph with a line for each; none where there is nothing to say."""
+    return ["  \n".join(words)] if words else []
 
 
 def _grid(columns: Cells, rows: Sequence[Cells]) -> str:

@@ -6,15 +6,18 @@ from tokenmill.tune.point import Aim, Dials, Figures
 from tokenmill.tune.predicted import forecaster, settings_with
 
 
-def figures_at(plan: Plan, aim: Aim, dials: Dials, *, depth: int) -> Figures:
-    """Speeds of a plan at other dials, with prompts of so many tokens; None where the machine does not state enough."""
+def figures_at(plan: Plan, aim: Aim, dials: Dials, *, depth: int, drawn: bool = True) -> Figures:
+    """Speeds of a plan at other dials, with prompts of so many tokens; None where the machine does not state enough.
+
+    Not `drawn`: the jobs are somebody's own, and what the aim says of their lengths is not so.
+    """
     settings = settings_with(plan.settings, dials)
     write = decode_speed(
         plan.machine, plan.profile, settings, plan.placement, depth=min(depth, dials.context - 1),
         sequences=dials.sequences, min_batch=dials.offload_min_batch, calibration=plan.calibration,
     )  # fmt: skip
     read = None
-    if aim.prompt_tokens:
+    if aim.prompt_tokens and drawn:
         read = prefill_speed(
             plan.machine, plan.profile, settings, plan.placement, depth=0, prompt=aim.prompt_tokens,
             min_batch=dials.offload_min_batch, calibration=plan.calibration,
@@ -22,5 +25,5 @@ def figures_at(plan: Plan, aim: Aim, dials: Dials, *, depth: int) -> Figures:
     return Figures(
         decode_tok_s=None if write is None else write.tok_s,
         prefill_tok_s=None if read is None else read.tok_s,
-        jobs_tok_s=forecaster(plan, aim)(dials),
+        jobs_tok_s=forecaster(plan, aim)(dials) if drawn else None,
     )

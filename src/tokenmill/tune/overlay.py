@@ -10,7 +10,7 @@ from tokenmill.tune.point import OperatingPoint
 from tokenmill.units import number_of
 
 _OTHER = (
-    "cpu_only", "gpus", "reserve_ram_bytes", "reserve_cores", "cache_ram_bytes", "mlock", "allow_disk", "own_fit",
+    "cpu_only", "gpus", "reserve_ram_bytes", "cache_ram_bytes", "mlock", "allow_disk", "own_fit",
     "moe_cache_bytes", "tensor_parallel", "gpu_memory_utilization",
 )  # fmt: skip
 """What makes another machine of the one that was tuned."""
@@ -26,18 +26,31 @@ class Overlaid:
     why_not: str | None = None
 
 
-def overlay(goal: Goal, point: OperatingPoint) -> Overlaid:
-    """The goal with what a point says of everything that is open in it."""
+def circumstances(goal: Goal) -> tuple[str, ...]:
+    """Options under which a point holds, and under no others."""
     plain = Goal()
-    said = next((name for name in _OTHER if getattr(goal, name) != getattr(plain, name)), None)
-    if said is not None:
-        option = said.removesuffix("_bytes").replace("_", "-")
-        return Overlaid(goal, why_not=f"the operating point was found without --{option}")
+    values = {name: getattr(goal, name) for name in _OTHER if getattr(goal, name) != getattr(plain, name)}
+    return tuple(f"--{name.removesuffix('_bytes').replace('_', '-')}={value}" for name, value in values.items())
+
+
+def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> Overlaid:
+    """The goal with what a point says of everything that is open in it; `cores` are the machine's, None: unknown."""
+    now, then = circumstances(goal), point.under
+    if now != then:
+        more, less = sorted({*now} - {*then}), sorted({*then} - {*now})
+        words = f"without {_option(more[0])}" if not less else f"with {_option(less[0])}"
+        return Overlaid(goal, why_not=f"the operating point was found {words}")
+    spared = goal.reserve_cores > 0
+    if spared and goal.threads is None and (cores is None or point.dials.threads > cores - goal.reserve_cores):
+        words = f"the operating point's {number_of(point.dials.threads, 'thread')}"
+        return Overlaid(goal, why_not=f"{words} may need what --reserve-cores {goal.reserve_cores} keeps free")
     if goal.context is not None and goal.context > point.dials.context:
         return Overlaid(
             goal, why_not=f"the operating point was found with {point.dials.context:,} tokens for each sequence"
         )
     taken = dict(_open(goal, point))
+    if spared and (cores is None or point.dials.threads_batch > cores - goal.reserve_cores):
+        taken.pop("threads_batch", None)
     if not taken:
         return Overlaid(goal)
     figures = point.figures
@@ -47,6 +60,12 @@ def overlay(goal: Goal, point: OperatingPoint) -> Overlaid:
     decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
     words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; --no-point ignores it"
     return Overlaid(replace(goal, **taken), decisions, words)
+
+
+def _option(text: str) -> str:
+    """`--cpu-only` of `--cpu-only=True`, `--gpus 0,2` of `--gpus=(0, 2)`."""
+    name, _, value = text.partition("=")
+    return name if value == "True" else f"{name} {value.strip('()').rstrip(',').replace(', ', ',')}"
 
 
 def decided(plan: Plan, laid: Overlaid) -> Plan:

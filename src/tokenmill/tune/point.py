@@ -99,3 +99,4 @@ class OperatingPoint:
     loads: int
     seconds: float
     when: str  # ISO 8601, UTC
+    under: tuple[str, ...] = ()  # options that make another machine of this one, such as --cpu-only

@@ -30,6 +30,7 @@ class Kept:
     place: Place
     work: str  # what was measured with: trials with other work cannot be compared
     trial: Trial
+    made_for: str = ""  # the aim it was made for; others count it too
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +109,31 @@ def points(state: Path) -> Iterator[OperatingPoint]:
             yield point
 
 
-def keep_trial(state: Path, place: Place, work: str, trial: Trial) -> None:
+def keep_trial(state: Path, place: Place, work: str, trial: Trial, aim: Aim | None = None) -> None:
     """Add a trial: on the disk when this returns."""
-    measured.append_line(trials_path(state, place), asdict(Kept(place, work, trial)))
+    measured.append_line(trials_path(state, place), asdict(Kept(place, work, trial, _aim_name(aim))))
 
 
 def trials_of(state: Path, place: Place, work: str, aim: Aim) -> tuple[Trial, ...]:
     """Trials of the same place with the same work, whatever they were made for; for latency, those that measured it."""
-    found = measured.read_lines(trials_path(state, place), Kept)
-    trials = [kept.trial for kept in found if kept.place == place and kept.work == work]
-    if aim.kind == "latency":
-        trials = [each for each in trials if each.outcome != "measured" or each.figures.first_token_s is not None]
-    return tuple(trials)
+    return tuple(kept.trial for kept in _kept(state, place, work, aim))
+
+
+def for_others(state: Path, place: Place, work: str, aim: Aim) -> tuple[Trial, ...]:
+    """Those of them that were made for another aim."""
+    return tuple(kept.trial for kept in _kept(state, place, work, aim) if kept.made_for != _aim_name(aim))
+
+
+def _kept(state: Path, place: Place, work: str, aim: Aim) -> Iterator[Kept]:
+    for kept in measured.read_lines(trials_path(state, place), Kept):
+        figures = kept.trial.figures
+        told = aim.kind != "latency" or kept.trial.outcome != "measured" or figures.first_token_s is not None
+        if told and kept.place == place and kept.work == work:
+            yield kept
+
+
+def _aim_name(aim: Aim | None) -> str:
+    return "" if aim is None else f"{aim.kind} {aim.first_token_s} {aim.within}"
 
 
 def forget_trials(state: Path, place: Place) -> None:

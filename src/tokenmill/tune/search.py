@@ -40,6 +40,7 @@ class Search:
         self._book = Book(space, aim, noise)
         self._most = max(LEAST_TRIALS, space.all() // SHARE) if most_trials is None else most_trials
         self._limited = most_trials is not None
+        self._beside = 0
         # a forecast of throughput says nothing of joules and first tokens
         says = forecast if aim.kind in ("throughput", "cores", "context") else None
         self._walk = Walk(space, self._book, says, self._may_explore)
@@ -61,7 +62,7 @@ class Search:
                 return self._asked[0]
             left = self._most - len(self._book.trials)
             if left <= 0:
-                self._end(f"{len(self._book.trials)} trials are as many as {self._limit_words()}")
+                self._end(self._spent_words())
                 break
             try:
                 self._wanted = next(self._course)[:left]
@@ -76,6 +77,11 @@ class Search:
             if trial.dials in waiting:
                 waiting.remove(trial.dials)
                 break
+
+    def beside(self, count: int) -> None:
+        """So many of the trials that it is told were made for another aim: they leave it the number it has."""
+        self._most += count
+        self._beside += count
 
     def best(self) -> Trial | None:
         """The choice so far, with the medians of its figures; None where nothing was measured."""
@@ -122,7 +128,7 @@ class Search:
             spent = True
             yield from self._walk.settle(self._last_load())
         if spent:
-            self._end(f"{len(self._book.trials)} trials are as many as {self._limit_words()}")
+            self._end(self._spent_words())
         else:
             self._end(f"nothing untried is expected to win by more than {self._book.noise:.0%}, which is noise here")
 
@@ -215,7 +221,8 @@ class Search:
     # what it reckons with
 
     def _may_explore(self) -> bool:
-        return len(self._book.trials) < max(1, self._most - min(KEPT_BACK, self._most // 4))
+        own = self._most - self._beside
+        return len(self._book.trials) - self._beside < max(1, own - min(KEPT_BACK, own // 4))
 
     def _worth_a_load(self) -> list[tuple[str, object]]:
         """Reload dials at other values than the start's, where the forecast does not speak against them."""
@@ -249,5 +256,6 @@ class Search:
         self._done = True
         self._walk.reason = why
 
-    def _limit_words(self) -> str:
-        return "were allowed" if self._limited else f"a space of {self.space.all()} combinations is worth"
+    def _spent_words(self) -> str:
+        worth = "were allowed" if self._limited else f"a space of {self.space.all()} combinations is worth"
+        return f"{len(self._book.trials) - self._beside} trials are as many as {worth}"

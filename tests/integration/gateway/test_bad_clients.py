@@ -58,6 +58,7 @@ def test_bodies(both: Both, content: bytes, headers: dict[str, str], status: int
     error = answer.json()["error"]
     assert error["code"] == code
     assert error["message"]
+    assert " is must " not in error["message"]
     assert error["source"] == ("request" if status < 500 else "engine")
 
 

@@ -179,6 +179,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path
         say(one, "hello")
         expect(page.locator(".stats")).to_contain_text("4 tokens")
         expect(page.locator(".stats")).to_contain_text("by fake")
+        expect(page.locator("#misses")).to_have_text("None known.")  # this engine tells of none
         page.reload()
         ready(one)
         assert page.evaluate("Object.keys(localStorage).length") == 0

@@ -100,6 +100,7 @@ def test_a_connection_that_was_closed_is_no_fault(server: FaultyServer, tmp_path
     ("behaves", "status", "code", "check"),
     [
         ("refuses", 400, "odd", lambda answer: answer.json()["error"]["message"] == "own words"),
+        ("too long", 400, "context_length_exceeded", lambda answer: answer.json()["error"]["source"] == "request"),
         ("busy", 429, "upstream_busy", lambda answer: answer.headers["retry-after"] == "7"),
         ("401", 502, "engine_error", lambda answer: "key" in answer.json()["error"]["message"]),
         ("404", 502, "engine_error", lambda answer: "it does not work" in answer.json()["error"]["message"]),

@@ -48,6 +48,13 @@ def test_what_will_be_done_is_said_beforehand() -> None:
     assert "about 18 trials, 2 loads, 3 min" in text
 
 
+def test_own_jobs_are_not_told_as_drawn_ones() -> None:
+    plan = placed(model("llama-3.3-70b:Q4_K_M"), settings())
+    text = " ".join(announced(plan, Aim(), SPACE, Searching(), (), 5.0, kind="native", jobs=3))
+    assert "aim: most tokens of a batch; measured with 3 jobs of the file" in " ".join(text.split())
+    assert "shared" not in text
+
+
 def test_old_trials_and_starts_of_servers_are_counted() -> None:
     text = " ".join(lines(known=(replace(TRIAL, seconds=30.0), Trial(DIALS, "died"))))
     assert "2 trials from before count" in text

@@ -55,7 +55,8 @@ def test_waiting_is_rounded_up() -> None:
 @pytest.mark.parametrize(
     ("message", "param"),
     [("temperature: must be", "temperature"), ("messages[0].role must be", "messages"), ("prompt is wrong", None),
-     ("a b: c", "a"), ("9: x", None)],
+     ("a b: c", None), ("9: x", None), ("tool_choice.type: must be", "tool_choice"),
+     ("the prompt has 9 tokens and the context 8: 1 too many", None), ("the JSON schema is no JSON: x[0]", None)],
 )  # fmt: skip
 def test_the_key_is_found_in_the_message(message: str, param: str | None) -> None:
     assert param_of(RequestRefused(message)) == param

@@ -75,6 +75,18 @@ def test_markdown_keeps_its_cells_apart() -> None:
     assert {line.count(" | ") for line in lines if "N_KV" in line or "1024 | 12.500" in line} == {10}
 
 
+def test_markdown_says_what_the_terminal_says_beside_the_tables() -> None:
+    text = as_markdown(replace(BENCH, notes=("a word",)), Price(0.30, "EUR"))
+    assert "1,259 of 1,260 tokens saved" in text
+    assert "159.3 MiB saved to a file, 157.4 MiB predicted" in text
+    assert "a million cost 2.5 EUR" in text
+    assert "10%*" in text
+    assert "\\* disturbed in every run, the last time because a compiler ran" in text, "a bare star would make a list"
+    assert "note: a word" in text
+    bare = as_markdown(replace(BENCH, rows=(ROW,), cache=None, energy=None))
+    assert bare.rstrip().endswith("|"), "nothing is said where there is nothing to say"
+
+
 def test_eighty_columns_show_everything_with_predicted_under_its_own_name() -> None:
     text = shown(BENCH, Price(0.30, "EUR"))
     assert max(map(len, text.splitlines())) <= 80

@@ -11,7 +11,7 @@ from support.plans import placed, settings
 from support.run_models import model
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.plan import Decision
-from tokenmill.tune.overlay import decided, overlay
+from tokenmill.tune.overlay import circumstances, decided, overlay
 from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Place, Trial
 
 DIALS = Dials(13, 16, 12, 1024, 8192, "q8_0", "q8_0")
@@ -63,7 +63,7 @@ def test_figures_are_told_only_where_the_point_as_a_whole_is_in_force() -> None:
         (Goal(cpu_only=True), "without --cpu-only"),
         (Goal(gpus=(0,)), "without --gpus"),
         (Goal(reserve_ram_bytes=1), "without --reserve-ram"),
-        (Goal(reserve_cores=3), "without --reserve-cores"),
+        (Goal(reserve_cores=3), "13 threads may need what --reserve-cores 3 keeps free"),
         (Goal(context=16384), "with 8,192 tokens for each sequence"),
     ],
 )
@@ -73,6 +73,28 @@ def test_a_point_of_other_circumstances_is_not_used(goal: Goal, words: str) -> N
     assert laid.words is None
     assert laid.why_not is not None
     assert words in laid.why_not
+
+
+@pytest.mark.parametrize(("cores", "batch"), [(16, None), (19, 16)])
+def test_reserved_cores_are_no_reason_where_the_point_leaves_them_free(cores: int, batch: int | None) -> None:
+    laid = overlay(Goal(reserve_cores=3), POINT, cores=cores)
+    assert (laid.goal.threads, laid.goal.sequences, laid.goal.threads_batch) == (13, 12, batch)
+    assert overlay(Goal(reserve_cores=3), POINT, cores=15).why_not is not None
+    assert overlay(Goal(reserve_cores=3, threads=4), POINT, cores=15).goal.sequences == 12
+
+
+@pytest.mark.parametrize("goal", [Goal(cpu_only=True), Goal(gpus=(0, 2)), Goal(mlock=True, reserve_ram_bytes=1 << 30)])
+def test_a_point_holds_under_the_options_it_was_found_with_and_no_others(goal: Goal) -> None:
+    point = replace(POINT, under=circumstances(goal))
+    assert overlay(goal, point).goal.sequences == 12
+    assert overlay(Goal(), point).goal == Goal()
+    assert "found with --" in (overlay(Goal(), point).why_not or "")
+
+
+def test_options_are_named_as_they_are_given() -> None:
+    words = [overlay(Goal(), replace(POINT, under=circumstances(goal))).why_not
+             for goal in (Goal(cpu_only=True), Goal(gpus=(0, 2)))]  # fmt: skip
+    assert words == [f"the operating point was found with {option}" for option in ("--cpu-only", "--gpus 0,2")]
 
 
 def test_flash_attention_is_not_taken_away_from_a_quantised_cache() -> None:

@@ -15,6 +15,7 @@ from tokenmill.tune.history import Speed, append, read
 from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Place, Trial
 from tokenmill.tune.remember import (
     find,
+    for_others,
     forget_trials,
     has_points,
     keep_trial,
@@ -33,6 +34,15 @@ POINT = OperatingPoint(
     PLACE, Aim(), DIALS, TRIAL.figures, 0.02, ("13 threads instead of 16",), "beyond 12 it falls", (TRIAL,),
     (TRIAL, Trial(replace(DIALS, sequences=64), "out of memory", detail="killed")), 1, 60.0, "2026-11-15T02:00:00+00:00",
 )  # fmt: skip
+
+
+def test_trials_count_for_every_aim_and_are_told_from_those_made_for_it(tmp_path: Path) -> None:
+    keep_trial(tmp_path, PLACE, "work", TRIAL, Aim("cores", within=0.1))
+    keep_trial(tmp_path, PLACE, "work", TRIAL, Aim("cores", within=0.2))
+    assert trials_of(tmp_path, PLACE, "work", Aim()) == (TRIAL, TRIAL)
+    assert len(for_others(tmp_path, PLACE, "work", Aim())) == 2
+    assert len(for_others(tmp_path, PLACE, "work", Aim("cores", within=0.2))) == 1
+    assert for_others(tmp_path, PLACE, "other work", Aim()) == ()
 
 
 def test_a_point_comes_back_as_it_was(tmp_path: Path) -> None:

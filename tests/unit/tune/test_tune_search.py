@@ -184,6 +184,22 @@ def test_limit_is_kept(most: int) -> None:
     assert f"{most} trials are as many as were allowed" in ran.search.reason
 
 
+def test_trials_of_another_aim_leave_a_search_its_number() -> None:
+    surface = MadeUp(cliff_at=16)
+    others = [tried(surface, dials, Random(0)) for dials in surface.space.combinations() if dials.threads == 1]
+    search = Search(surface.space, Aim(), surface.start(), most_trials=7)
+    for trial in others:
+        search.tell(trial)
+    search.beside(len(others))
+    runs = 0
+    while (dials := search.ask()) is not None:
+        search.tell(tried(surface, dials, Random(0)))
+        runs += 1
+    assert len(others) > 7
+    assert 6 <= runs <= 7
+    assert f"{runs} trials are as many as were allowed" in search.reason
+
+
 def test_remaining_ends_at_nothing() -> None:
     surface = MadeUp()
     search = Search(surface.space, Aim(), surface.start())

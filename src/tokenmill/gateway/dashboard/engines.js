@@ -109,7 +109,8 @@ function foot(engine) {
   const counters = engine.counters ?? {};
   const said = [`${engine.kind}, ${engine.build}`];
   if (engine.context) said.push(`${count(engine.context)} tokens a sequence`);
-  if (counters.cells_total) said.push(`${count(counters.cells_used)} of ${count(counters.cells_total)} KV cells used`);
+  if (counters.cells_total) said.push((counters.cells_used ?? null) === null
+    ? `${count(counters.cells_total)} KV cells` : `${count(counters.cells_used)} of ${count(counters.cells_total)} KV cells used`);
   if (engine.lanes.waiting) said.push(`${count(engine.lanes.waiting)} waiting`);
   if (counters.restarts) said.push(`${many(counters.restarts, "restart")}`);
   return el("div", { class: "lane-foot" },

@@ -32,5 +32,5 @@ export const misses = changing((found) => {
   byId("misses").replaceChildren(found.length
     ? el("ul", { class: "plain" }, ...found.map((miss) => el("li", {}, el("time", {}, clock(miss.when_s)),
       `${miss.words} (${miss.backend}, ${miss.lane}: ${found_of(miss)})`)))
-    : el("p", { class: "empty" }, "None: every prompt found what it could."));
+    : el("p", { class: "empty" }, "None known."));
 });
