@@ -139,13 +139,18 @@ def _add(path: Path, line: bytes) -> None:
 def _halve(path: Path, keep_bytes: int) -> None:
     """Keep the newest whole lines; the file is replaced in one step."""
     kept = path.read_bytes()[-keep_bytes:].partition(b"\n")[2]
+    replace_whole(path, kept)
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Write a file in one step: whoever reads it finds the old one or the new one. OSError where it cannot be."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
-            file.write(kept)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             Path(file.name).replace(path)
-        except OSError:
+        except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
 

@@ -8,8 +8,6 @@ the reason is said.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,15 +55,7 @@ def save_point(state: Path, point: OperatingPoint) -> Path:
     text = json.dumps(asdict(point), ensure_ascii=False, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        measured.replace_whole(path, text.encode())
     except OSError as error:
         raise EngineError(
             f"cannot keep the operating point in {path.parent}: {error.strerror}",

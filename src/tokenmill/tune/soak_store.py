@@ -1,13 +1,12 @@
 """The last soak of each machine and model on disk: `<state>/soaks/MACHINE-MODEL.json`, replaced whole or not at all."""
 
 import json
-import os
 import re
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 from tokenmill.decode import decode
+from tokenmill.engine import measured
 from tokenmill.errors import ConfigError, EngineError
 from tokenmill.tune.soak import SoakResult
 
@@ -24,15 +23,7 @@ def save(state: Path, result: SoakResult) -> Path:
     path = path_of(state, result.machine_id, result.model_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            try:
-                json.dump(asdict(result), file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except OSError:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        measured.replace_whole(path, json.dumps(asdict(result), indent=1).encode())
     except OSError as error:
         raise EngineError(
             f"cannot keep the result in {path.parent}: {error.strerror}",
