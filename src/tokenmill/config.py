@@ -38,7 +38,7 @@ class EngineConfig:
     warm: bool = True  # fill the page cache and decode once before `ready`
     nice: int | None = None  # 19 yields to everything, negative needs a right
     scheduling: str = "normal"  # or rr: real-time round robin, needs a right
-    pin_cores: bool = False  # keep to the cores that the plan does not reserve
+    pin_cores: bool | None = None  # keep to the cores that the plan does not reserve; None: when it reserves any
     step_limit_s: float = 600.0  # a native engine whose step takes longer is taken to hang
     most_restarts: int = 5  # of an engine that dies again and again, within an hour
     heads_dir: str | None = None  # saved heads of prompts; default: in state_dir
@@ -145,6 +145,30 @@ class DigestEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ReserveConfig:
+    """What every engine that is started leaves to the rest of the machine."""
+
+    cores: int = 0
+    ram_bytes: Bytes = 0
+
+    def __post_init__(self) -> None:
+        if self.cores < 0 or self.ram_bytes < 0:
+            raise ValueError("a reserve cannot be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class CostsConfig:
+    """What an hour of the machine costs, for forecasts."""
+
+    per_hour: float | None = None  # None: no costs are named
+    currency: str = "EUR"
+
+    def __post_init__(self) -> None:
+        if self.per_hour is not None and not 0 <= self.per_hour < float("inf"):
+            raise ValueError("per_hour must be a number that is not negative")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything a user can set in a file."""
 
@@ -153,6 +177,8 @@ class Config:
     state_dir: str | None = None  # running engines and stored batches; default: tokenmill in the user's state folder
     pull: PullConfig = field(default_factory=PullConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    reserve: ReserveConfig = field(default_factory=ReserveConfig)
+    costs: CostsConfig = field(default_factory=CostsConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     engines: tuple[EngineEntry, ...] = ()
     routes: tuple[RouteEntry, ...] = ()

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,23 @@ class Served:
 
     def __init__(self, state: GatewayState, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
         self.state, self._loop, self._stop = state, loop, stop
-        self.lines: list[dict[str, Any]] = []
+        self._lines: list[dict[str, Any]] = []
         self._clients: list[openai.OpenAI] = []
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log so far. A line is written after the last byte of its answer: the gateway gets a few turns for it."""
+
+        async def turns() -> None:
+            for _ in range(4):
+                await asyncio.sleep(0)
+
+        if self._loop.is_running():
+            self.call(turns())
+        return self._lines
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        self._lines.append(dict(line))
 
     @property
     def url(self) -> str:
@@ -113,7 +128,7 @@ def served(engines: Engines, config: Config) -> Iterator[Served]:
         stop = asyncio.Event()
         async with engines(config) as state:
             one = Served(state, asyncio.get_running_loop(), stop)
-            state.log = lambda line: one.lines.append(dict(line))
+            state.log = one.log
 
             def up() -> None:
                 box.append(one)

@@ -1,0 +1,1 @@
+"""Recipes: datasets expanded, teachers distilled, documents summarised; on the batch room alone."""
