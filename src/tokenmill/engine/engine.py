@@ -135,6 +135,7 @@ class Capabilities:
     logit_bias: bool
     tools_parsed: bool  # tool calls come back parsed in Answer.message
     most_logprobs: int
+    shows_tools: bool | None = None  # the model is told what tools a request has; None: the server knows
     notes: tuple[str, ...] = ()  # what it cannot, and why, for a person
 
 

@@ -143,7 +143,7 @@ class Answering:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if usage.cached_tokens is not None:
             headers.append((b"x-tokenmill-cached-tokens", str(usage.cached_tokens).encode()))
-        await self._sending.start(200, [*headers, *_engine_header(backend)])
+        await self._sending.start(200, [*headers, *_engine_headers(backend, asked)])
         await self._sending.put(body, more=False)
 
     async def _stream(self, backend: Backend, asked: Asked, events: AsyncIterator[Event]) -> None:
@@ -151,7 +151,7 @@ class Answering:
         reads = _reads_calls(asked, backend)
         choices = [_Choice(chunks, index, reads, several=_several(asked)) for index in range(len(asked.calls))]
         put = self._sending.put
-        await self._sending.start(200, [*HEADERS, *_engine_header(backend)])
+        await self._sending.start(200, [*HEADERS, *_engine_headers(backend, asked)])
         for choice in choices:
             if opening := chunks.opening(choice.index):
                 await put(opening)
@@ -253,8 +253,13 @@ def _several(asked: Asked) -> bool:
     return asked.calls[0].values.get("parallel_tool_calls") is not False
 
 
-def _engine_header(backend: Backend) -> list[tuple[bytes, bytes]]:
-    return [(b"x-tokenmill-engine", backend.name.encode("ascii", "replace"))]
+def _engine_headers(backend: Backend, asked: Asked) -> list[tuple[bytes, bytes]]:
+    """Who answers, and what of the request the model was not told."""
+    headers = [(b"x-tokenmill-engine", backend.name.encode("ascii", "replace"))]
+    prompt = asked.calls[0].prompt
+    if isinstance(prompt, Chat) and prompt.tools and backend.engine.capabilities.shows_tools is False:
+        headers.append((b"x-tokenmill-not-told", b"tools"))
+    return headers
 
 
 async def _gone_on(begun: Begun) -> Events:

@@ -26,7 +26,7 @@ from tokenmill.gateway.visit import Visit
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-_SENT_TO_PAGES = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, retry-after"
+_SENT_TO_PAGES = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after"
 
 
 class Door:

@@ -198,6 +198,13 @@ def test_a_tool_that_must_be_called(gateway: Served, stream: bool) -> None:
     assert reason == "tool_calls"
 
 
+def test_tools_that_the_template_cannot_show_are_said_not_to_be(gateway: Served) -> None:
+    asked = {"model": "smollm2", "messages": user("Rome?"), "max_tokens": 1}
+    raw = gateway.client().chat.completions.with_raw_response
+    assert raw.create(**asked, tools=TOOLS).headers["x-tokenmill-not-told"] == "tools"
+    assert "x-tokenmill-not-told" not in raw.create(**asked).headers
+
+
 def test_a_digest_is_reused(gateway: Served) -> None:
     answer = gateway.client().chat.completions.create(
         model="smollm2", max_tokens=2, messages=[{"role": "system", "content": RULES}, {"role": "user", "content": "Who?"}]

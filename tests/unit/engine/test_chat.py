@@ -96,11 +96,25 @@ def test_conversations_with_tools_have_their_own_template() -> None:
     assert template.render(chat(tools=(tool,))) == "tools hi"
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (CHATML, False),
+        ("{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}", True),
+        ("{{ raise_exception('no tools') if tools }}{{ messages[0].content }}", False),
+    ],
+)
+def test_a_template_without_a_place_for_tools_says_so(source: str, shown: bool) -> None:
+    template = Template(source, bos="", eos="")
+    assert template.shows_tools is shown
+    assert any("no place for tools" in note for note in template.notes) is not shown
+
+
 def test_a_bad_template_for_tools_is_done_without() -> None:
     template = Template(Source("plain {{ messages[0].content }}", "{% for %}"), bos="", eos="")
     tool = {"type": "function", "function": {"name": "f"}}
     assert template.render(chat(tools=(tool,))) == "plain hi"
-    assert len(template.notes) == 1
+    assert template.notes[0].endswith("conversations with tools are written by the other one")
 
 
 @pytest.mark.parametrize(("adds", "expected"), [(True, "hi"), (False, "<s>hi</s>")])

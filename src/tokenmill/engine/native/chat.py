@@ -38,7 +38,7 @@ from tokenmill.engine.native.chat_messages import (
     tools_of,
     unreadable,
 )
-from tokenmill.engine.native.chat_probe import capabilities
+from tokenmill.engine.native.chat_probe import capabilities, shows_tools
 from tokenmill.engine.native.chat_reasoning import Marks, alike, marks
 from tokenmill.engine.native.chat_values import Witness
 from tokenmill.engine.native.chat_words import clock, sandbox
@@ -111,6 +111,9 @@ class Template:
                 self._tool_use = _Form(given.tool_use or "", tokens, limits or Limits())
             except ModelError as error:
                 self.notes = (f"{error.message}; conversations with tools are written by the other one",)
+        self.shows_tools = self._tool_use.shows_tools
+        if not self.shows_tools:
+            self.notes += ("the model's chat template has no place for tools: it is not told of those in a request",)
 
     def render(self, chat: Chat, *, now: datetime | None = None) -> str:
         """The prompt, ending where the answer begins. RequestRefused: the conversation does not fit the template."""
@@ -170,6 +173,7 @@ class _Form:
             message = f"the model's chat template cannot be used: {error}"
             raise ModelError(message, hint="take a newer file of the model, or send prompts as text") from None
         self.can = capabilities(self._probe)
+        self.shows_tools = shows_tools(self._probe)
         self._family: Family | None = family_of(source)
         found = Marks() if self._family else marks(self._variant, source, tools=self.can.tool_calls)
         self._marks = found

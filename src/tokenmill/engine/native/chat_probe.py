@@ -68,6 +68,12 @@ def capabilities(run: Run) -> Capabilities:
     return Capabilities(text, typed, _system(run), calls, objects)
 
 
+def shows_tools(run: Run) -> bool:
+    """Whether the template tells the model what tools there are."""
+    written = _try(run, [{"role": "user", "content": "User message"}], [json.loads(_TOOL)], _Watch())
+    return written is not None and "tool1" in written
+
+
 def _content(run: Run) -> tuple[bool, bool]:
     messages = json.loads(f'[{{"role": "user", "content": "{_MARK}"}}]')
     watch = _Watch(content=messages[0]["content"])

@@ -112,7 +112,7 @@ class Worker:
             shares_prefixes=shares, keeps_prefixes=shares, chooses_lanes=False, interactive_first=True,
             pins_heads=shares, saves_heads=shares, changes_threads=True, changes_context=True,
             reports_cached_tokens=True, grammar=True, json_schema=True, logit_bias=True,
-            tools_parsed=False, most_logprobs=MOST_LOGPROBS, notes=notes,
+            tools_parsed=False, most_logprobs=MOST_LOGPROBS, shows_tools=self.template.shows_tools, notes=notes,
         )  # fmt: skip
         buffers = session.context.buffers()
         return wire.Hello(
@@ -260,9 +260,10 @@ def _turn(text: str) -> dict[str, str]:
 def _template(path: Path, model: Model) -> tuple[Template, tuple[str, ...]]:
     vocab = model.vocab
     source, notes = template_of(read_headers(path)[0].keys)
-    return Template(
+    template = Template(
         source, bos=vocab.bos_text, eos=vocab.eos_text, adds_bos=vocab.adds_bos, adds_eos=vocab.adds_eos
-    ), notes
+    )
+    return template, (*notes, *template.notes)
 
 
 def main() -> int:
