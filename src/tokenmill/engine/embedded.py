@@ -21,6 +21,7 @@ WHEEL = "xllamacpp"
 _INSTALL = "pip install 'tokenmill[native]'"
 _LOAD_MODES = {"auto": "AUTO", "none": "NONE", "mmap": "MMAP", "mlock": "MLOCK", "mmap+mlock": "MMAP_MLOCK",
                "dio": "DIRECT_IO"}  # fmt: skip
+_POOLINGS = {name: name.upper() for name in ("none", "mean", "cls", "last", "rank")}
 _SWITCH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
 
@@ -115,6 +116,7 @@ VALUES: dict[str, Setter] = {
     "--tensor-split": _split,
     "--override-tensor": lambda _wheel, params, value: setattr(params, "tensor_buft_overrides", value),
     "--numa": _one_of("numa", "ggml_numa_strategy", "GGML_NUMA_STRATEGY_", {"numactl": "NUMACTL"}),
+    "--pooling": _one_of("pooling_type", "llama_pooling_type", "LLAMA_POOLING_TYPE_", _POOLINGS),
     "--slot-save-path": _folder,
     "--log-verbosity": _number("verbosity"),
 }
@@ -124,6 +126,7 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "--no-repack": ("no_extra_bufts", True),
     "--jinja": ("use_jinja", True),
     "--metrics": ("endpoint_metrics", True),
+    "--embeddings": ("embedding", True),
 }
 """Flags without one."""
 
