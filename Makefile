@@ -10,7 +10,7 @@ help: ## list the targets
 
 venv: .venv/ready ## create .venv and install tokenmill and all that its tests need
 
-.venv/ready: pyproject.toml
+.venv/ready: pyproject.toml integrations/dagster-tokenmill/pyproject.toml
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh
 	@touch $@
 
@@ -41,6 +41,7 @@ bench: venv ## everything measured side by side, half an hour on an idle machine
 	-@$(BIN)/python bench/batch.py
 	-@$(BIN)/python bench/tune.py
 	-@$(BIN)/python bench/gateway.py
+	-@$(BIN)/python bench/interactive.py
 
 clean: ## remove the environment and caches
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -24,6 +24,7 @@ from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.start import start
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
+from tokenmill.jobs.apart import set_apart
 from tokenmill.jobs.job import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shape import shape_of
@@ -103,7 +104,7 @@ async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterat
 
 async def fresh(ways: Ways) -> None:
     """Nothing of an earlier pass is in anybody's cells: slots are erased, the native context is made anew."""
-    await ways.native.set_context()
+    await ways.native.set_context(streams=False)
     await ways.native.set_lanes(ways.width)
     for server in (ways.alone, ways.eight, ways.pinned):
         for slot in range(server.identity.lanes or 1):
@@ -144,6 +145,7 @@ async def by_worker(engine: Engine, path: Path, width: int | None) -> Pass:
         how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
         batch = submit(store, path, how).batch
         with Output(store, batch) as output:
+            await set_apart(engine, store, batch)
             shape = shape_of(engine.capabilities, engine.identity, width=width)
             report = await work(store, [batch], engine, shape, outputs={batch.id: output})
     seconds, spent = time.perf_counter() - began, cpu_s(engine) - spent

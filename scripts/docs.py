@@ -13,6 +13,7 @@ COMMANDS = (
     *("", "probe", "machines", "inspect", "plan"),
     *("models", "models list", "models pull", "models ghost", "models synth"),
     *("run", "status", "cancel", "retry", "results", "lint", "digest"),
+    *("expand", "distill", "export", "summarize"),
     *("tune", "bench", "soak", "qualify", "history", "report"),
     *("serve", "keys", "keys add", "keys list", "keys revoke"),
     *("engines", "engines list", "engines stop", "engines log", "doctor"),

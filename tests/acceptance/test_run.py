@@ -3,30 +3,13 @@
 import gzip
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.run_cli import SMALL, THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
+from support.run_cli import THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
 from tokenmill.cli import run as cli
-
-
-@pytest.fixture(scope="module")
-def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder in which an engine runs that all tests here use."""
-    folder = tmp_path_factory.mktemp("home")
-    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
-    done = tokenmill(folder, *words)
-    assert done.returncode == 0, done.stderr
-    yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> tuple[str, Path]:
-    return "--store", tmp_path / "batches"
 
 
 def test_a_batch_is_answered_in_order_with_its_head_computed_once(

@@ -12,12 +12,9 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from support.run_cli import SMALL, begun, command, environment, jobs, last_batch, names, ran, tokenmill, until, write
+from support.run_cli import SMALL, begun, command, environment, jobs, last_batch, names, ran, until, write
 from tokenmill.engine import records
 from tokenmill.jobs.job import Submission
 from tokenmill.jobs.store import Store
@@ -26,17 +23,6 @@ from tokenmill.model.identity import identity_of
 
 NAMES = [line["custom_id"] for line in jobs()]
 KILLS = 5
-
-
-@pytest.fixture(scope="module")
-def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder in which an engine runs that can be used again."""
-    folder = tmp_path_factory.mktemp("home")
-    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
-    done = tokenmill(folder, *words)
-    assert done.returncode == 0, done.stderr
-    yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
 
 
 def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path: Path) -> None:

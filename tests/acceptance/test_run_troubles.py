@@ -8,7 +8,6 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,22 +25,6 @@ from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 
 SERVER = ("--engine", "llama-server", *SMALL, "--no-warm")
-
-
-@pytest.fixture(scope="module")
-def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder in which an engine runs that all tests here use."""
-    folder = tmp_path_factory.mktemp("home")
-    words = ("serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
-    done = tokenmill(folder, *words)
-    assert done.returncode == 0, done.stderr
-    yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> tuple[str, Path]:
-    return "--store", tmp_path / "batches"
 
 
 def state_of(store: Path, number: int) -> State:
@@ -122,10 +105,14 @@ def test_a_deadline_and_a_priority_may_change(
 ) -> None:
     lines = jobs(THINGS[:3], max_tokens=2)
     source, output = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl"
-    with Store(store[1]) as opened:  # as the command did yesterday, with a deadline this morning
+    # as the command did yesterday, with a deadline this morning
+    with Store(store[1], clock=lambda: time.time() - 3600) as opened:
         how = Submission(identity_of(smollm2_path), output=str(output), deadline_s=time.time() - 60, priority=2)
-        submit(opened, source, how)
-    first = ran(home, source, "--output", output, *store)
+        assert submit(opened, source, how).batch.counts.pending == 3
+    late = tokenmill(home, "run", source, "--output", output, *store, "--json")
+    assert late.returncode == 0, late.stderr
+    assert "night" not in late.stderr, "an engine was looked for that nobody needs"
+    first = json.loads(late.stdout)
     assert (first["succeeded"], first["failed_by_code"]) == (0, {"deadline": 3})
     assert {line["error"]["code"] for line in read(output)} == {"deadline"}
     shown = tokenmill(home, "status", "last", *store).stdout

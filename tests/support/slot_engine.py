@@ -15,6 +15,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.forest import Pending, common_length
 from tokenmill.jobs.identity import head_key
+from tokenmill.jobs.job import NUMBER_BITS
 from tokenmill.jobs.scheduler import Scheduler
 
 SIMILARITY = 0.1
@@ -240,7 +241,10 @@ class Night:
     def __post_init__(self) -> None:
         self.by_job = {work.job: work for work in self.works}
         self.pending = iter(
-            sorted((work.record for work in self.works), key=lambda each: (-each.priority, *each[1::-1]))
+            sorted(
+                (work.record for work in self.works),
+                key=lambda each: (-each.priority, each.job >> NUMBER_BITS, *each[1::-1]),
+            )
         )
 
     def run(self) -> "Night":

@@ -49,6 +49,10 @@ app.command("tokenmill.cli.bench:bench")
 app.command("tokenmill.cli.qualify:qualify")
 app.command("tokenmill.cli.history:history")
 app.command("tokenmill.cli.soak:soak")
+app.command("tokenmill.cli.expand:expand")
+app.command("tokenmill.cli.distill:distill")
+app.command("tokenmill.cli.summarize:summarize")
+app.command("tokenmill.cli.export:export")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

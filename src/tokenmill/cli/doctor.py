@@ -1,5 +1,6 @@
 """`tokenmill doctor`: what keeps this machine from serving as fast as it could, and what to type against it."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -13,11 +14,12 @@ from tokenmill.cli.goal_options import GoalOptions
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
-from tokenmill.engine.doctor.examine import examine
+from tokenmill.engine.doctor.examine import by_severity, examine
 from tokenmill.engine.doctor.facts import ModelFacts
 from tokenmill.engine.doctor.finding import Finding, Remedy, Severity
 from tokenmill.engine.doctor.gather import gather
 from tokenmill.engine.doctor.model import model_facts
+from tokenmill.engine.reserve_findings import core_finding, memory_finding, running_findings
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog
 from tokenmill.hardware.machine import Machine
@@ -52,7 +54,7 @@ def doctor(
     """
     config = common.load_config()
     place, read_model = _model(model, options, config, common)
-    findings = examine(gather(config=config, path=place, model=read_model))
+    findings = by_severity((*examine(gather(config=config, path=place, model=read_model)), *_reserves(options, config)))
     if common.json:
         show_json({
             "findings": [_document(finding) for finding in findings],
@@ -61,6 +63,14 @@ def doctor(
     else:
         show_all(render(findings, everything=all))
     return 1 if any(finding.severity == "problem" for finding in findings) else 0
+
+
+def _reserves(options: GoalOptions, config: Config) -> list[Finding]:
+    """What running engines leave to others, and what those to come would."""
+    wanted = options.reserving(config.reserve)
+    found = [core_finding(wanted.reserve_cores or 0, config.engine, os.sched_getaffinity(0)),
+             memory_finding(wanted.reserve_ram or 0)]  # fmt: skip
+    return [*(finding for finding in found if finding is not None), *running_findings(config.state_path)]
 
 
 class Line(str):
@@ -164,7 +174,7 @@ def _model(
         if said:
             raise UsageError(f"--{said[0].replace('_', '-')} is for a model's plan", hint="name the model as well")
         return config.models_path, None
-    found, goal = where(model, common), options.goal()
+    found, goal = where(model, common), options.reserving(config.reserve).goal()
     measured = None if config.machine == catalog.THIS else catalog.find(config.machine).measured
     place = Path(found) if Path(found).exists() else config.models_path
     return place, lambda machine: model_facts(model, machine, read(found), goal, measured=measured)

@@ -1,10 +1,11 @@
 """The options that say what a plan must reach and what it may use."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Self, get_args
 
 from cyclopts import Parameter
 
+from tokenmill.config import ReserveConfig
 from tokenmill.errors import UsageError
 from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.units import MIB, parse_bytes
@@ -70,11 +71,11 @@ class Knobs:
     gpus: str | None = None
     """Use only these GPUs, such as 0,2."""
 
-    reserve_ram: Size = 0
-    """Memory to keep for other work, such as "64 GiB"."""
+    reserve_ram: Size | None = None
+    """Memory to keep for other work, such as "64 GiB"; default: the configuration's."""
 
-    reserve_cores: int = 0
-    """Cores to keep for other work."""
+    reserve_cores: int | None = None
+    """Cores to keep for other work; default: the configuration's."""
 
     margin: Size = 512 * MIB
     """Memory to keep free on every GPU at full context; default: 512 MiB."""
@@ -109,13 +110,21 @@ class Knobs:
     tensor_parallel: int = 1
     """GPUs that vLLM splits every layer over."""
 
+    def reserving(self, reserve: ReserveConfig) -> Self:
+        """These options, with the configuration's reserves where none were said."""
+        return replace(
+            self,
+            reserve_ram=reserve.ram_bytes if self.reserve_ram is None else self.reserve_ram,
+            reserve_cores=reserve.cores if self.reserve_cores is None else self.reserve_cores,
+        )
+
     def goal_for(self, engine: DialectName) -> Goal:
         """The goal these options describe, for one engine."""
         for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-        if self.reserve_cores < 0:
+        if (self.reserve_cores or 0) < 0:
             raise UsageError("--reserve-cores cannot be negative")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError("--gpu-memory-utilization is a share between 0 and 1")
@@ -140,8 +149,8 @@ class Knobs:
             threads_batch=self.threads_batch,
             cpu_only=self.cpu_only,
             gpus=_numbers(self.gpus, "--gpus"),
-            reserve_ram_bytes=self.reserve_ram,
-            reserve_cores=self.reserve_cores,
+            reserve_ram_bytes=self.reserve_ram or 0,
+            reserve_cores=self.reserve_cores or 0,
             gpu_margin_bytes=self.margin,
             cache_ram_bytes=self.cache_ram,
             moe_cache_bytes=self.moe_cache,
@@ -178,7 +187,7 @@ class GoalOptions(Knobs):
                 f"--{decided[0].replace('_', '-')} is the command's to say",
                 hint="change it in the command; --engine, --reserve-ram and --margin go beside --from-command",
             )
-        return replace(read, reserve_ram_bytes=self.reserve_ram, gpu_margin_bytes=self.margin)
+        return replace(read, reserve_ram_bytes=self.reserve_ram or 0, gpu_margin_bytes=self.margin)
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:

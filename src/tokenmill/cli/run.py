@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import signal
-import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,29 +17,27 @@ from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder, when
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.plan_view import render
 from tokenmill.cli.run_table import TableOptions
-from tokenmill.cli.run_view import Ended, document, jobs_at_first, measuring_shown, progress_shown, summary
+from tokenmill.cli.run_view import Ended, document, jobs_at_first, progress_shown, summary
+from tokenmill.cli.shaping import shape_at, width_for
 from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
-from tokenmill.engine.engine import Engine
-from tokenmill.errors import EngineError, UsageError
-from tokenmill.jobs.expected import Rates
+from tokenmill.cli.stopping import Stop
+from tokenmill.errors import UsageError
+from tokenmill.jobs.apart import set_apart
 from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.keys import HIGHEST_PRIORITY
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.reschedule import Rescheduled
 from tokenmill.jobs.retries import MOST_ATTEMPTS
-from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 from tokenmill.jobs.target import check_paths, check_unused
-from tokenmill.jobs.width import measured_for
 from tokenmill.jobs.worker import Options, work
 from tokenmill.units import number_of
 
 DOES_NOT_FIT = 3
 STDOUT = "/dev/stdout"
 _MANY_LINES = 100_000  # from here on it is said how far a file is read
-_SHOW_CURSOR = "\x1b[?25h"
 
 
 def run(
@@ -126,7 +122,8 @@ def run(
     with ExitStack() as stack:
         opened = stack.enter_context(Store(folder))
         called = None if table.table is None else str(table.table)
-        found = _submitted(opened, table.source(jobs, folder), how, called)
+        with table.opened(jobs, folder) as source:
+            found = _submitted(opened, source, how, called)
         batch = found.batch
         wanted = _planned(opened, found, choice, options, common) if own and not batch.finished else None
         if wanted is not None and not wanted.plan.fits:
@@ -171,11 +168,14 @@ async def _work(
     measure: bool,
 ) -> tuple[Report | None, float | None, int]:
     """Bring the engine up and work; what came of it, how long loading took, and the exit code."""
-    stop, began_s = _Stop(), asyncio.get_running_loop().time()
+    stop, began_s = Stop(), asyncio.get_running_loop().time()
     try:
         async with engine_up(choice, wanted, folder) as engine:
             load_s = asyncio.get_running_loop().time() - began_s
-            shape = await _shape(engine, store, batch if measure else None)
+            width = await width_for(engine, store, batch) if measure else None
+            if wanted is not None and (done := await set_apart(engine, store, batch)) is not None:
+                say(done)
+            shape = await shape_at(engine, width)
             stop.loaded()
             with progress_shown() as tell:
                 report = await work(
@@ -187,46 +187,6 @@ async def _work(
             raise
         return None, None, stop.code
     return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
-
-
-async def _shape(engine: Engine, store: Store, batch: Batch | None) -> EngineShape:
-    """How the engine is to be used; for a batch the width is measured where it is worth the time."""
-    width = None
-    if batch is not None:
-        with suppress(EngineError), measuring_shown() as tell:  # it is started again; the batch can do without
-            width = await measured_for(engine, store, batch, tell=tell)
-    if width is not None:
-        say(f"{width.value} at once: {width.reason}")
-    return shape_of(
-        engine.capabilities, engine.identity, width=width.value if width is not None else None,
-        cells_total=(await engine.status()).counters.cells_total,
-        rates=Rates(None, width.rates) if width is not None else None,
-    )  # fmt: skip
-
-
-class _Stop:
-    """The first signal asks the work to stop, or ends the loading before it; the second ends the process at once."""
-
-    def __init__(self) -> None:
-        self.event, self.code = asyncio.Event(), 0
-        self._loading = asyncio.current_task()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
-
-    def loaded(self) -> None:
-        """From now on there is work that can be stopped."""
-        self._loading = None
-
-    def _asked(self, number: signal.Signals) -> None:
-        if self.code:
-            if sys.stderr.isatty():
-                os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
-            os._exit(128 + number)
-        self.code = 128 + number
-        self.event.set()
-        if self._loading is not None:
-            self._loading.cancel()
-        say("stopping; once more ends it at once")
 
 
 def _target(output: str, common: Common) -> str:

@@ -1,5 +1,7 @@
 """Jobs out of a table and a template, for `tokenmill run`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,12 +54,27 @@ class TableOptions:
     def source(self, jobs: str | None, folder: Path) -> str:
         """Where the jobs are: the file that was given, or one made of the table, in the store's folder.
 
-        The store must be held: another process may be reading its own table there.
+        The store must be held: another process may be reading its own table there. `opened` takes the file away again.
         """
         self.check(jobs)
         if self.table is None or self.template is None:
             return jobs or ""
         return str(self._written(self.table, self.template, folder))
+
+    @contextmanager
+    def opened(self, jobs: str | None, folder: Path) -> Iterator[str]:
+        """The same while they are read: what was made of a table goes when they are stored, and when they are refused.
+
+        The same command makes the same file again, and a batch needs none once it is stored.
+        """
+        source = self.source(jobs, folder)
+        try:
+            yield source
+        finally:
+            if self.table is not None:
+                Path(source).unlink(missing_ok=True)
+                with suppress(OSError):  # another table's file is there
+                    Path(source).parent.rmdir()
 
     def _written(self, table: Path, template: Path, folder: Path) -> Path:
         prompt = read_template(_text(template), None if self.system is None else _text(self.system))

@@ -19,9 +19,10 @@ from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.dialects import Finding
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.native.order import goal_for as native_goal
+from tokenmill.engine.reserve import decisions
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import UnknownModel, UsageError
-from tokenmill.hardware.catalog import find
+from tokenmill.hardware.catalog import THIS, find
 from tokenmill.hardware.machine import Machine
 from tokenmill.model import catalog
 from tokenmill.model.gguf import is_url
@@ -104,7 +105,8 @@ def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
         raise UnknownModel(
             f"{model} has no files here, and an engine needs them", hint=f"tokenmill models pull {model}"
         )
-    machine, profile, goal = find(options.machine or config.machine), read(place), options.goal_for(KINDS[engine.kind])
+    machine, profile = find(options.machine or config.machine), read(place)
+    goal = options.reserving(config.reserve).goal_for(KINDS[engine.kind])
     laid = Overlaid(goal)
     if options.point:
         laid = laid_over(goal, machine, profile, Path(place), engine, config.state_path)
@@ -113,6 +115,8 @@ def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
     if laid.words is not None and not plan.fits:
         laid, plan = Overlaid(goal), _chosen(machine, profile, goal, engine)
     plan = decided(corrected(plan, config.state_path, place, engine=engine.kind), laid)
+    here = (options.machine or config.machine) == THIS
+    plan = replace(plan, decisions=(*plan.decisions, *decisions(plan, engine, here=here)))
     return Wanted(plan, Path(place), engine, tuned=laid.words is not None)
 
 
@@ -135,12 +139,26 @@ def load_shown() -> Iterator[Callable[[LoadProgress | WarmProgress], None]]:
     """A bar for a load and its warm-up on stderr; lines now and then where that is no terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines().tell
+        yield _noted(_Lines().tell)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None, words="")
-        yield lambda now: _draw(progress, task, now)
+        yield _noted(lambda now: _draw(progress, task, now))
+
+
+def _noted(tell: Callable[[LoadProgress | WarmProgress], None]) -> Callable[[LoadProgress | WarmProgress], None]:
+    """What is said of a start before there are bytes to count stays on the screen, each once."""
+    said: set[str] = set()
+
+    def told(now: LoadProgress | WarmProgress) -> None:
+        if not isinstance(now, LoadProgress) or now.phase != "starting" or now.bytes_total or now.detail is None:
+            tell(now)
+        elif now.detail not in said:
+            said.add(now.detail)
+            say(now.detail)
+
+    return told
 
 
 def _draw(progress: Progress, task: TaskID, now: LoadProgress | WarmProgress) -> None:

@@ -11,6 +11,8 @@ from tokenmill.cli.batches import find, worker_of
 from tokenmill.cli.job_options import store_folder, when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.run_view import near
+from tokenmill.engine.reserve import Kept
+from tokenmill.engine.reserve_findings import reserves_now
 from tokenmill.jobs.database import FILE
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
@@ -39,8 +41,9 @@ def status(
         The folder of batches; default: batches in the state folder.
     """
     folder = store_folder(store, common)
+    left = reserves_now(common.load_config().state_path)
     if batch is None and not (folder / FILE).is_file():
-        _show_all([], None, folder, common)
+        _show_all([], None, folder, left, common)
         return
     worker = worker_of(folder)
     with Reader(folder) as reader:
@@ -48,21 +51,22 @@ def status(
             found = find(reader, batch)
             failures = reader.failures(found.id, 0, _FAILURES)
             if common.json:
-                show_json(_document(found, worker))
+                show_json({**_document(found, worker), "reserves": left})
             else:
-                show(*_one(found, worker, [f"line {item.number}: {item.message}" for item in failures]))
+                show(*_one(found, worker, [f"line {item.number}: {item.message}" for item in failures]), *_left(left))
             return
         batches = reader.batches()
-    _show_all(batches, worker, folder, common)
+    _show_all(batches, worker, folder, left, common)
 
 
-def _show_all(batches: list[Batch], worker: int | None, folder: Path, common: Common) -> None:
+def _show_all(
+    batches: list[Batch], worker: int | None, folder: Path, left: dict[str, Kept], common: Common
+) -> None:  # fmt: skip
     if common.json:
         show_json([_document(each, worker) for each in batches])
-    elif batches:
-        show(*_many(batches, worker))
-    else:
-        show(f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl")
+        return
+    none = [f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
+    show(*(_many(batches, worker) if batches else none), *_left(left))
 
 
 def state_of(batch: Batch, worker: int | None) -> str:
@@ -91,6 +95,11 @@ def _many(batches: list[Batch], worker: int | None) -> list[RenderableType]:
         table.add_row(*row)
     hidden = len(batches) - _NEWEST
     return [table, f"and {hidden:,} older ones"] if hidden > 0 else [table]
+
+
+def _left(reserves: dict[str, Kept]) -> list[RenderableType]:
+    """What running engines leave to other programs, as the kernel says now."""
+    return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.as_words()]
 
 
 def _row(batch: Batch, worker: int | None) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from tokenmill.units import format_bytes
 
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig
+    from tokenmill.engine.reserve_cores import Division
     from tokenmill.plan.plan import Plan
 
 Scheduling = Literal["normal", "batch", "rr"]
@@ -52,11 +53,13 @@ class Preparation:
     interleave: bool = False  # page by page over these nodes, instead of from these nodes alone
     memlock_bytes: int | None = None  # what the engine will lock
     oom_score_adj: int | None = None  # 1000: killed first when memory runs out
+    group: str | None = None  # folder of a control group to be in
 
     def apply(self) -> tuple[str, ...]:
         """Ask the kernel for all of it, for this thread and what it becomes; returns what was refused, in words."""
         notes: list[str] = []
         for wanted, ask in (
+            (self.group is not None, self._join),
             (self.oom_score_adj is not None, self._oom),
             (self.memlock_bytes is not None, self._memlock),
             (self.cpus is not None, self._cpus),
@@ -84,6 +87,8 @@ class Preparation:
             words.append(f"{format_bytes(self.memlock_bytes)} of memory may be locked")
         if self.oom_score_adj is not None:
             words.append(f"out-of-memory score {self.oom_score_adj:+d}")
+        if self.group is not None:
+            words.append(f"control group {self.group}")
         return tuple(words)
 
     def encode(self) -> str:
@@ -108,6 +113,13 @@ class Preparation:
             if isinstance(value, list):
                 said[name] = tuple(value)
         return Preparation(**said)
+
+    def _join(self) -> str | None:
+        try:
+            Path(self.group or "", "cgroup.procs").write_text("0")  # who writes it
+        except OSError as error:
+            return f"the control group {self.group} was refused ({_why(error)}): its limits do not hold"
+        return None
 
     def _oom(self) -> str | None:
         try:
@@ -171,13 +183,20 @@ class Preparation:
             return f"{'real-time' if rr else 'batch'} scheduling was refused ({_why(error)}): {rr_remedy()}"
         if rr and self.cpus is None and _every_core_is_ours():
             return ("real-time scheduling without reserved cores: a busy engine leaves the rest of the machine 5 % "
-                    "(kernel.sched_rt_runtime_us); reserve cores in the plan and set pin_cores")  # fmt: skip
+                    "(kernel.sched_rt_runtime_us); reserve cores in the plan")  # fmt: skip
         return None
 
 
-def preparation(plan: "Plan", config: "EngineConfig") -> Preparation:
-    """What a plan and the configuration ask for. Priority and pinning are opt-in; where memory goes is the plan's."""
+def preparation(
+    plan: "Plan", config: "EngineConfig", *, division: "Division | None" = None, group: str | None = None
+) -> Preparation:
+    """What a plan and the configuration ask for. Priority is opt-in; cores that are reserved are left unless told not
+    to; where memory goes is the plan's.
+
+    `division`: of the cores of the machine that it will run on; default: as the plan's machine is described.
+    """
     from tokenmill.engine.binding import binding, host_weights_bytes  # noqa: PLC0415  the child has no use for planning
+    from tokenmill.engine.reserve_cores import cpus_for  # noqa: PLC0415
 
     if config.scheduling not in get_args(Scheduling):
         raise UsageError(
@@ -188,18 +207,14 @@ def preparation(plan: "Plan", config: "EngineConfig") -> Preparation:
     bound = binding(plan)
     spread = tuple(node.index for node in plan.machine.numa if node.memory_bytes)
     nodes = bound.nodes or (spread if bound.interleave and len(spread) > 1 else None)
-    cpus = bound.cpus
-    if cpus is None and bound.nodes is not None:
-        own = {cpu for node in plan.machine.numa if node.index in bound.nodes for cpu in node.cpus}
-        allowed = plan.machine.limits.cpuset
-        cpus = tuple(sorted(own if allowed is None else own & set(allowed))) or None
     return Preparation(
         nice=config.nice,
         scheduling=cast(Scheduling, config.scheduling),
-        cpus=cpus if config.pin_cores else None,
+        cpus=cpus_for(plan, config.pin_cores, bound, division),
         nodes=nodes,
         interleave=nodes is not None and bound.nodes is None,
         memlock_bytes=host_weights_bytes(plan) if plan.settings.mlock else None,
+        group=group,
     )
 
 
@@ -248,6 +263,8 @@ def _acceptable(name: str, value: Any) -> bool:
         return value in get_args(Scheduling)
     if name == "interleave":
         return isinstance(value, bool)
+    if name == "group":
+        return value is None or (isinstance(value, str) and value.startswith("/"))
     if name in ("cpus", "nodes"):
         return value is None or (isinstance(value, list) and all(map(whole, value)))
     return value is None or whole(value)

@@ -22,8 +22,8 @@ from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.loading_watch import Watch, copied_bytes
 from tokenmill.engine.pids import descendants
 from tokenmill.engine.ports import free_port, holder_of
-from tokenmill.engine.priority import preparation
 from tokenmill.engine.process import Process
+from tokenmill.engine.reserve_start import start_kept
 from tokenmill.engine.server import ServerEngine, last_words
 from tokenmill.engine.server_address import base_url, client_for, key_from
 from tokenmill.engine.server_facts import Known, learn
@@ -168,11 +168,17 @@ async def _start_native(
 
     try:
         return await start_native(
-            plan, model_path=model, config=config, state=state, name=name, detach=detach, began=began
-        )
+            plan, model_path=model, config=config, state=state, name=name, detach=detach, began=began,
+            told=_starting(tell),
+        )  # fmt: skip
     finally:
         for task in looking:
             task.cancel()
+
+
+def _starting(tell: Progress) -> Callable[[str], None]:
+    """Words about a start, before anything is loaded."""
+    return lambda words: tell(LoadProgress("starting", detail=words))
 
 
 async def _look(watch: Watch, tell: Progress) -> None:
@@ -201,10 +207,9 @@ async def _start_server(
     if taken is not None:
         tell(LoadProgress("starting", detail=f"port {config.port} is taken by {taken}: using {port}"))
     model_id = await asyncio.to_thread(identity_of, model)
-    process = await Process.start(
-        prepared.argv, log=records.log_path(state, name), env=prepared.env,
-        preparation=None if prepared.contained else preparation(plan, config), detach=detach,
-        afterwards=prepared.afterwards, predicted_host_bytes=host_bytes(plan),
+    process = await start_kept(
+        prepared.argv, plan, config, state=state, name=name, env=prepared.env, detach=detach,
+        contained=prepared.contained, afterwards=prepared.afterwards, told=_starting(tell),
     )  # fmt: skip
     client = client_for(f"http://{config.host}:{port}")
     record = records.Record(

@@ -126,6 +126,11 @@ def _operation(name: str, summary: str, answers: Mapping[str, Any], **more: Any)
 
 
 _AFTER = _query("after", {"type": "string"}, "The last one of the part before.")
+_HOLDING = {
+    **_query("metadata", {"type": "object", "maxProperties": MOST_METADATA, "additionalProperties": {"type": "string"}},
+             "Only batches whose metadata holds these; not in OpenAI's protocol."),
+    "style": "deepObject", "explode": True,
+}  # fmt: skip
 _FORM = {"required": True, "content": {"multipart/form-data": {"schema": ref("FileUpload")}}}
 _BYTES = {
     "description": "Its bytes.",
@@ -172,6 +177,7 @@ PATHS: Mapping[str, Any] = {
             parameters=[
                 _AFTER,
                 _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_BATCHES}, "How many at most."),
+                _HOLDING,
             ],
         ),
     },

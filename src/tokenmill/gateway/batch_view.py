@@ -17,6 +17,7 @@ MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 LONGEST_WINDOW_S = 366 * 86400
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
 _WINDOW = re.compile(WINDOW[1:-1])
+_METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ORDER_KEYS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "priority")
 T = TypeVar("T", File, Ticket)
@@ -177,6 +178,14 @@ def page_of(query: Mapping[str, str], *, usual: int, most: int, known: Sequence[
     if order not in ("asc", "desc"):
         _wrong("order", f"must be asc or desc, not {shown(order)}")
     return Page(int(limit), query.get("after"), newest_first=order == "desc")
+
+
+def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:
+    """What the metadata of listed batches is to hold, by the names in a query: `metadata[KEY]=VALUE`."""
+    named = {name: found[1] for name in query if (found := _METADATA_QUERY.fullmatch(name))}
+    if len(named) > MOST_METADATA:
+        _wrong("metadata", f"no batch has more than {MOST_METADATA} of them")
+    return {key: query[name] for name, key in named.items()}
 
 
 def _wrong(key: str, what: str) -> NoReturn:

@@ -14,7 +14,15 @@ from starlette.routing import Route
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.gateway import bodies
 from tokenmill.gateway.batch_paths import PATHS, SCHEMAS
-from tokenmill.gateway.batch_view import MOST_BATCHES, USUAL_BATCHES, batch_body, list_body, order_of, page_of
+from tokenmill.gateway.batch_view import (
+    MOST_BATCHES,
+    USUAL_BATCHES,
+    batch_body,
+    list_body,
+    metadata_wanted,
+    order_of,
+    page_of,
+)
 from tokenmill.gateway.desk import Desk
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.files import file_routes, may_see, no_such_place, owner_of
@@ -118,8 +126,11 @@ def batch_routes(state: GatewayState, room: Room) -> list[Route]:
         return JSONResponse((await room.bodies([ticket]))[0])
 
     async def listed(request: Request) -> Response:
-        page = page_of(request.query_params, usual=USUAL_BATCHES, most=MOST_BATCHES, known=("after", "limit"))
-        found = await asyncio.to_thread(room.desk().tickets, owner_of(request), page)
+        query = request.query_params
+        wanted = metadata_wanted(query)
+        known = ("after", "limit", *(f"metadata[{key}]" for key in wanted))
+        page = page_of(query, usual=USUAL_BATCHES, most=MOST_BATCHES, known=known)
+        found = await asyncio.to_thread(room.desk().tickets, owner_of(request), page, metadata=wanted)
         if found is None:
             raise no_such_place(page.after)
         made = dict(zip((ticket.id for ticket in found), await room.bodies(found), strict=True))

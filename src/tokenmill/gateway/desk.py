@@ -15,8 +15,9 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,14 @@ class Desk:
         """One batch; None: there is none."""
         return next(iter(self._tickets("WHERE id = ?", (batch,))), None)
 
-    def tickets(self, owner: str | None, page: Page) -> list[Ticket] | None:
-        """A part of the list of batches, as `files`."""
-        where = self._part("batches", owner, page, "1")
-        return None if where is None else self._tickets(*where)
+    def tickets(
+        self, owner: str | None, page: Page, *, metadata: Mapping[str, str] | None = None
+    ) -> list[Ticket] | None:
+        """A part of the list of batches, as `files`; `metadata`: only of those whose own holds all of it."""
+        pairs = (metadata or {}).items()
+        holds = "EXISTS (SELECT 1 FROM json_each(batches.metadata) WHERE key = ? AND value = ?)"
+        where = self._part("batches", owner, page, " AND ".join([holds] * len(pairs)) or "1")
+        return None if where is None else self._tickets(where[0], (*chain.from_iterable(pairs), *where[1]))
 
     def unfinished(self) -> list[Ticket]:
         """Batches that something is still to be done for, the oldest first."""

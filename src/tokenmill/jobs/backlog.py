@@ -1,13 +1,17 @@
-"""Pending jobs that are at hand, the most urgent first: by danger to a deadline, then by priority, then by head.
+"""Pending jobs that are at hand, the most urgent first: by danger to a deadline, by priority, by batch, then by head.
 
-Jobs in danger, and those that were passed over for too long, stand in a tree of their own before all others, where
-they are in head order as everywhere; the others of their group stay where they are. Time comes in as a number.
+Among batches of one priority the oldest goes first, as whoever sent it expects: a later one with the same heads would
+make it wait for all its own answers, to save computing each head once more. Jobs in danger, and those that others of
+their batch were preferred to for too long, stand in a tree of their own before all others, where they are in head order
+as everywhere; the others of their group stay where they are. Time comes in as a number.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.job import NUMBER_BITS
 from tokenmill.jobs.tree import Order, Tree
 
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
@@ -15,10 +19,25 @@ _MARGIN = 1.25  # expected times are this much too short, for all we know ...
 _SLACK_S = 60.0  # ... and this much more
 _LOOK_S = 1.0  # between two looks at all deadlines, at least ...
 _FAR_S = 60.0  # ... and at most, while none is near
-_PATIENCE = 4  # windows of jobs that may pass before one that waits
+_PATIENCE = 4  # windows of jobs of its own batch that may pass before one that waits
 
+Turn = tuple[int, int]
+"""The negative of a priority, and a batch: the lowest goes first."""
 Cost = Callable[[Pending], tuple[float, float] | None]
 """Seconds that a job takes of the engine, and seconds until its answer is complete; None: unknown."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What waits for one turn."""
+
+    tree: Tree
+    taken: int = 0  # jobs that were dispatched from here
+    arrived: deque[tuple[int, int]] = field(default_factory=deque)  # (jobs taken when it came, job)
+
+
+def _turn(record: Pending) -> Turn:
+    return -record.priority, record.job >> NUMBER_BITS
 
 
 class Backlog:
@@ -30,28 +49,31 @@ class Backlog:
         self._first: Order = "file" if final == "file" else "stream"
         self._patience = _PATIENCE * window
         self._urgent = Tree("due")
-        self._trees: dict[int, Tree] = {}  # by the negative of their priority
-        self._arrived: deque[tuple[int, int]] = deque()  # (jobs taken when it came, job)
-        self._taken = 0
+        self._lines: dict[Turn, _Line] = {}
+        self._homes: dict[int, Tree] = {}  # of every job that is here
         self._dated: dict[int, Pending] = {}  # with a deadline, and not urgent yet
         self._looked_s: float | None = None
         self._pause_s = _LOOK_S
 
     def __len__(self) -> int:
-        return sum(map(len, self.trees()))
+        return len(self._homes)
 
     def __contains__(self, job: object) -> bool:
-        return self._tree_of(job) is not None
+        return job in self._homes
 
     def trees(self) -> list[Tree]:
         """Those with jobs, the most urgent first. Mutates nothing."""
-        return [tree for tree in (self._urgent, *(self._trees[rank] for rank in sorted(self._trees))) if len(tree)]
+        return [tree for tree in (self._urgent, *(self._lines[turn].tree for turn in sorted(self._lines))) if len(tree)]
 
     def add(self, records: Iterable[Pending]) -> None:
         """Take in jobs; mutates."""
         for record in records:
-            self._trees.setdefault(-record.priority, Tree(self._first)).add(record)
-            self._arrived.append((self._taken, record.job))
+            line = self._lines.get(_turn(record))
+            if line is None:
+                line = self._lines[_turn(record)] = _Line(Tree(self._first))
+            line.tree.add(record)
+            self._homes[record.job] = line.tree
+            line.arrived.append((line.taken, record.job))
             if record.deadline_s is not None:
                 self._dated[record.job] = record
                 self._looked_s = None
@@ -59,28 +81,31 @@ class Backlog:
     def reached(self, last: Pending | None, *, more: bool) -> None:
         """The stream has come to a job, and whether more follow; mutates the order of groups."""
         self.ended = not more
-        for rank, tree in self._trees.items():
-            goes_on = more and (last is None or rank >= -last.priority)
-            tree.open = last.head if goes_on and last is not None and rank == -last.priority else None
-            tree.order = self._first if goes_on else self._final
+        for turn, line in self._lines.items():
+            goes_on = more and (last is None or turn >= _turn(last))
+            line.tree.open = last.head if goes_on and last is not None and turn == _turn(last) else None
+            line.tree.order = self._first if goes_on else self._final
 
     def remove(self, job: int) -> Pending | None:
         """Take a job out if it is here; mutates."""
-        tree = self._tree_of(job)
+        tree = self._homes.pop(job, None)
         if tree is None:
             return None
         self._dated.pop(job, None)
         record = tree.remove(job)
-        if not tree and -record.priority in self._trees and tree is self._trees[-record.priority]:
-            del self._trees[-record.priority]
+        if not tree and tree is not self._urgent:
+            del self._lines[_turn(record)]
         return record
 
     def take(self, job: int) -> None:
         """A job is dispatched; mutates: those passed over too often become urgent."""
-        self.remove(job)
-        self._taken += 1
-        while self._arrived and (self._arrived[0][1] not in self or self._taken - self._arrived[0][0] > self._patience):
-            self._hurry(self._arrived.popleft()[1])
+        record = self.remove(job)
+        line = self._lines.get(_turn(record)) if record is not None else None
+        if line is None:
+            return
+        line.taken += 1
+        while line.arrived and (line.arrived[0][1] not in self or line.taken - line.arrived[0][0] > self._patience):
+            self._hurry(line.arrived.popleft()[1])
 
     def clock(self, now_s: float, cost: Cost) -> None:
         """Time has passed; mutates: jobs whose deadline is in danger become urgent.
@@ -111,6 +136,4 @@ class Backlog:
         """Put a job before those that are not urgent if it is here; mutates."""
         if job not in self._urgent and (record := self.remove(job)) is not None:
             self._urgent.add(record)
-
-    def _tree_of(self, job: object) -> Tree | None:
-        return next((tree for tree in (self._urgent, *self._trees.values()) if job in tree), None)
+            self._homes[job] = self._urgent

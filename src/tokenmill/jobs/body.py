@@ -136,8 +136,13 @@ def _nearest(endpoint: Endpoint, key: str) -> str:
     return "nothing is ignored silently: leave it out, or use a key that is known"
 
 
-def answer_body(endpoint: Endpoint, answer: Answer, *, id: str, model: str, created_s: float) -> dict[str, Any]:
-    """The answer as OpenAI's chat.completion or text_completion object; `id` without its prefix."""
+def answer_body(
+    endpoint: Endpoint, answer: Answer, *, id: str, model: str, created_s: float, made_by: str | None = None
+) -> dict[str, Any]:
+    """The answer as OpenAI's chat.completion or text_completion object; `id` without its prefix.
+
+    `made_by`: the engine and its build, which stay with the answer: others of the same model may take it over.
+    """
     chat = endpoint == "chat"
     choice: dict[str, Any] = {"index": 0}
     if chat:
@@ -152,6 +157,7 @@ def answer_body(endpoint: Endpoint, answer: Answer, *, id: str, model: str, crea
         "object": "chat.completion" if chat else "text_completion",
         "created": int(created_s),
         "model": model,
+        **({} if made_by is None else {"system_fingerprint": made_by}),
         "choices": [choice],
         "usage": usage_body(answer.usage),
     }
@@ -191,7 +197,10 @@ def chat_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+    entry: dict[str, Any] = {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+    if token.token is not None:
+        entry["id"] = token.token  # not OpenAI's: llama-server has it there, too
+    return entry
 
 
 def text_logprobs(tokens: tuple[TokenLogprob, ...], offset: int = 0) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Started, Waiting
+from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Position, Started, Waiting
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
@@ -81,7 +81,7 @@ class Books:
         """A stored line as a call."""
         return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
 
-    async def window(self, after: tuple[int, bytes, int] | None, limit: int) -> list[Waiting]:
+    async def window(self, after: Position | None, limit: int) -> list[Waiting]:
         """The next pending jobs."""
         return await self._do(lambda: self._store.waiting(self.open, after=after, limit=limit))
 

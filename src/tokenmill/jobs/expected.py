@@ -1,15 +1,16 @@
 """How long answers will be and how long the rest will take: running means of what has finished, and arithmetic.
 
 A job's max_tokens is a ceiling and, before anything has finished, the only thing known. Jobs of one kind (the same
-first 512 bytes and the same ceiling) are expected to answer alike; the mean of all stands in while few of them have.
+first 512 bytes, or 64 where they have no more, and the same ceiling) are expected to answer alike; the mean of all
+stands in while few of them have.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.forest import KEY_BYTES, Pending
-from tokenmill.jobs.identity import head_of
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.identity import FINE_CHUNKS, KEY_BYTES, head_of
 from tokenmill.jobs.job import Waiting
 
 ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer tells: English text in most vocabularies
@@ -123,4 +124,6 @@ def eta_s(left: Left, rates: Rates, lanes: int) -> float | None:
 
 def _kind(head: bytes, max_tokens: int | None) -> Kind:
     """Prompts of a single chunk have a first chunk that nobody else has: they are told apart by their ceiling alone."""
-    return head[:KEY_BYTES] if len(head) > KEY_BYTES else b"", max_tokens
+    known = FINE_CHUNKS * KEY_BYTES
+    known = known if len(head) > known else KEY_BYTES
+    return head[:known] if len(head) > known else b"", max_tokens

@@ -1,8 +1,8 @@
 """The prefix forest of pending jobs: what two prompts share, which jobs share a head, what must be computed at least.
 
 Works on light records in the order of their head keys, in which jobs that begin alike are neighbours, and holds a few
-of them at a time, however many come. A head key tells what is shared in whole chunks of 512 bytes, never too much but
-for colliding checksums, and up to 511 bytes too little; heads shorter than a chunk are not seen at all. Where the
+of them at a time, however many come. A head key tells what is shared in whole chunks (`identity`), never too much but
+for colliding checksums, and up to a chunk too little: 63 or 127 bytes in the first 512, then 511 and more. Where the
 prompts themselves are at hand, they are compared. Which job runs when is not decided here.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tokenmill.jobs.identity import ENDS, MOST_CHUNKS
+from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MOST_CHUNKS
 
-KEY_BYTES = 4  # of a head key, for each chunk
+WORTH_BYTES = CHUNK_BYTES
+"""A shorter head makes neighbours, but nobody waits for it, no lane is kept for it: it is computed in a moment."""
 _HELD_UNITS = 1 << 23  # bytes or tokens of prompts that are held for comparison
 
 
@@ -48,6 +49,11 @@ def common_length(one: bytes | str | tuple[int, ...], other: bytes | str | tuple
 def chunk_bytes(key_bytes: int) -> int:
     """Bytes of prompt that so many bytes of a head key stand for; the last chunk may stand for any number."""
     return ENDS[min(key_bytes // KEY_BYTES, MOST_CHUNKS - 1)]
+
+
+def worth_bytes(shared: int) -> int:
+    """Of a head that is shared, what is worth waiting for: all or nothing."""
+    return shared if shared >= WORTH_BYTES else 0
 
 
 def shared_bytes(one: Pending, other: Pending, texts: tuple[bytes, bytes] | None = None) -> int:

@@ -13,10 +13,15 @@ them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so
 - text is compared by its UTF-8 bytes; nothing is normalised.
 
 Place: the canonical prompt in chunks, four bytes of checksum each, so that sorting by it walks the prefix forest depth
-first, and what two places have in common is, to a chunk, what their prompts have. Chunks are 512 bytes for the first 12
-KiB, then 2 KiB up to 64 KiB (a digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum stands for all the
-rest: heads that part later are neighbours still, in no particular order.
-Checksums collide now and then: a place is good for ordering, and text decides what is shared.
+first, and what two places have in common is, to a chunk, what their prompts have. Chunks are 64 bytes for the first 256
+and 128 for the next (the rows of a table, one-line questions), 512 bytes up to 12 KiB, then 2 KiB up to 64 KiB (a
+digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum stands for all the rest: heads that part later are
+neighbours still, in no particular order. Checksums collide now and then: a place is good for ordering, and text decides
+what is shared.
+
+Stores have places of an older form as well, whose first chunk was 512 bytes. They are told apart by the end of a place:
+three bytes of identity now, four then. An old one is read as if its first checksum stood for each of the small chunks:
+its head shares with others of its kind what it always did, and nothing with new ones.
 """
 
 from array import array
@@ -24,7 +29,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -33,17 +38,24 @@ from tokenmill.jobs.body import Call, Endpoint
 from tokenmill.jobs.keys import TEXT
 
 CHUNK_BYTES = 512
-MOST_CHUNKS = 64  # the last one for all that follows the others
-_SIZES = [CHUNK_BYTES] * 24 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
+FINE_BYTES = 64
+_FINE_SIZES = [FINE_BYTES] * 4 + [2 * FINE_BYTES] * 2
+FINE_CHUNKS = len(_FINE_SIZES)  # in the first CHUNK_BYTES
+_SIZES = _FINE_SIZES + [CHUNK_BYTES] * 23 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
+MOST_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
 ENDS = tuple(accumulate(_SIZES, initial=0))
 """Bytes of prompt that the first so many chunks stand for."""
-_SPANS = tuple(pairwise(ENDS))
 _FORM = "tokenmill job 1"  # to be counted up when the canonical form changes
 _NOT_SAMPLING = frozenset(
     ("messages", "prompt", "tools", "tool_choice", "template_arguments", "model", "timeout", "priority", "deadline",
      "stream", "stream_options")
 )  # fmt: skip
-_PACKED = [Struct(f">{count}I").pack for count in range(MOST_CHUNKS + 1)]
+# By the number of whole chunks; quicker than a slice for each, and this runs for a million lines.
+_CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MOST_CHUNKS)]
+_PACKED = [Struct(f">{count + 1}I").pack for count in range(MOST_CHUNKS)]
+KEY_BYTES = 4  # of a head key, for each chunk
+_TAIL_BYTES = 3  # of identity in a place; never a multiple of four, which is the older form
+_OLD_TAIL_BYTES = 4
 _PREAMBLE = ("tools", "tool_choice", "template_arguments")
 
 
@@ -73,7 +85,7 @@ def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -
     sampling.sort()
     header = _header(model_id, endpoint, tuple(sampling)) + lengths + "\n"
     identity = sha256(header.encode() + text).digest()
-    return identity, head_key(text) + identity[:4], len(text)
+    return identity, head_key(text) + identity[:_TAIL_BYTES], len(text)
 
 
 def prompt_text(call: Call) -> str:
@@ -87,25 +99,26 @@ def prompt_text(call: Call) -> str:
 def head_key(prompt: str | bytes) -> bytes:
     """Four bytes for each chunk of a prompt."""
     text = prompt.encode() if isinstance(prompt, str) else prompt
-    if len(text) <= CHUNK_BYTES:
-        return crc32(text).to_bytes(4, "big")
-    sums = [crc32(text[start:end]) for start, end in _SPANS[: bisect_left(ENDS, len(text))]]
-    if len(text) > ENDS[-1]:
-        sums.append(crc32(text[ENDS[-1] :]))
-    return _PACKED[len(sums)](*sums)
+    if len(text) <= FINE_BYTES:
+        return crc32(text).to_bytes(KEY_BYTES, "big")
+    whole = bisect_left(ENDS, len(text)) - 1  # chunks, before what is left
+    return _PACKED[whole](*map(crc32, _CUT[whole](text)), crc32(text[ENDS[whole] :]))
 
 
 def head_of(place: bytes) -> bytes:
-    """The head key inside a place; behind it stand four bytes of identity, which keep equal prompts apart."""
-    return place[:-4]
+    """The head key inside a place; behind it stand bytes of identity, which keep equal prompts apart."""
+    if len(place) % KEY_BYTES == _TAIL_BYTES:
+        return place[:-_TAIL_BYTES]
+    first, rest = place[:KEY_BYTES], place[KEY_BYTES:-_OLD_TAIL_BYTES]
+    return first * FINE_CHUNKS + rest if rest else first  # a prompt of one chunk is alone with it
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
     """Bytes of prompt, in whole chunks, that two places have in common (as far as checksums tell)."""
     ours, theirs = head_of(one), head_of(other)
     chunks = 0
-    while chunks < MOST_CHUNKS - 1 and (chunk := ours[4 * chunks : 4 * chunks + 4]):
-        if chunk != theirs[4 * chunks : 4 * chunks + 4]:
+    while chunks < MOST_CHUNKS - 1 and (chunk := ours[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]):
+        if chunk != theirs[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]:
             break
         chunks += 1
     return ENDS[chunks]

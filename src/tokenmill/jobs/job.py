@@ -46,6 +46,10 @@ class Failure:
     message: str
 
 
+Position = tuple[int, int, bytes, int]
+"""Of a pending job among all: by priority, then by batch, the oldest first, then by place."""
+
+
 def job_id(batch: int, number: int) -> int:
     """A job's number in the store: its batch above, its line below, so that order in the store is order in the file."""
     return batch << NUMBER_BITS | number
@@ -92,9 +96,9 @@ class Waiting(NamedTuple):
     deaths: int
 
     @property
-    def key(self) -> tuple[int, bytes, int]:
+    def key(self) -> "Position":
         """Its position in the order; give it to ask for what follows."""
-        return self.rank, self.place, self.id
+        return self.rank, self.id >> NUMBER_BITS, self.place, self.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a batch has cost so far: of the answers computed for it, not of those that were there."""
+    """What a batch has cost so far: of the answers computed for it, not of those that were there.
+
+    `computed` and `reused` together are the jobs that are done. What an answer cost that came for a job after it had
+    been cancelled is in the tokens and the time.
+    """
 
     computed: int = 0  # answers
     reused: int = 0  # answers that were there, or came for another job

@@ -6,13 +6,14 @@
         lane 3   nothing                    no such head is left: joins A where that pays, else stays idle
 
 A head that a busy lane is at is *claimed*; inside it, what no other lane is at may be worked by a lane that joins, for
-the price of computing once more what is claimed.
+the price of computing once more what is claimed. A head of a few words has no price: every lane may join, none is kept
+for it, and it decides only between lanes that are as good otherwise.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tokenmill.jobs.forest import Pending, chunk_bytes, common_length, shared_bytes
+from tokenmill.jobs.forest import WORTH_BYTES, Pending, chunk_bytes, common_length, shared_bytes, worth_bytes
 from tokenmill.jobs.tree import Node, Tree, touches
 
 Pays = Callable[[Node, int, int], bool]
@@ -51,7 +52,7 @@ class _Place:
     node: Node
     lane: Lane
     found_bytes: int
-    again_bytes: int  # claimed, and not on this lane
+    again_bytes: int  # claimed, and not on this lane; 0 too where it is not worth a thought
 
 
 class Lanes:
@@ -77,7 +78,8 @@ class Lanes:
         claims = [lane.works.head for lane in self._lanes if lane.works is not None]
         values = {lane.number: _value(lane, trees) for lane in self._lanes if lane.free}
         places = [place for lane in self._lanes if lane.free for place in _places(lane, tree, claims)]
-        places.sort(key=lambda place: (place.again_bytes, -place.found_bytes, values[place.lane.number]))
+        places.sort(key=lambda place: (place.again_bytes, -worth_bytes(place.found_bytes), values[place.lane.number],
+                                       -place.found_bytes))  # fmt: skip
         for place in places:
             record = next(tree.below(place.node, lambda node: any(touches(head, node) for head in claims)), None)
             if record is None:
@@ -97,12 +99,13 @@ def _places(lane: Lane, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
     for node in nodes.values():
         found = chunk_bytes(common_length(own, node.path))
         claimed = max((chunk_bytes(common_length(head, node.path)) for head in claims), default=0)
-        yield _Place(node, lane, found, max(0, claimed - found))
+        yield _Place(node, lane, found, max(0, worth_bytes(claimed) - worth_bytes(found)))
 
 
 def _value(lane: Lane, trees: list[Tree]) -> int:
     """Jobs that could still use what a lane has: it is overwritten last. Mutates nothing."""
     if lane.left is None:
         return 0
-    ends = [tree.path(lane.left.head)[-1] for tree in trees]
-    return sum(node.count for node in ends if node.parent is not None)
+    head = lane.left.head
+    ends = [tree.path(head)[-1] for tree in trees]
+    return sum(node.count for node in ends if chunk_bytes(common_length(head, node.path)) >= WORTH_BYTES)

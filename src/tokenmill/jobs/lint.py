@@ -6,7 +6,7 @@ be. Pure: no files, no clock; a tokeniser is a function that is given.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import sha256
 from typing import NamedTuple
 from zlib import crc32
@@ -49,6 +49,8 @@ RECENT_HEADS = 256
 RECENT_BYTES = 32 * MIB
 TAIL_FAMILY = 128  # characters that the beginnings of last messages are told apart by
 LONE_HEAD = 4096  # characters of a lone text that are taken for its head
+OFTEN_OWN = 0.1  # of the jobs: so many have an id of their own, and it is worth a word though it costs nothing
+_OWN: tuple[Changing, ...] = ("id", "timestamp")
 BAD_SHOWN = 3
 """The lines whose reasons are told."""
 
@@ -78,6 +80,8 @@ class Lint:
         self._spellings: dict[str, _State] = {}
         self._families = Families()
         self._differ: Counter[Changing] = Counter()  # jobs
+        self._heads_differ: Counter[Changing] = Counter()  # the same without what is in last messages
+        self._first_own: dict[Changing, int] = {}  # the first line whose head differs so
         self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are known by the chunk
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
@@ -131,6 +135,7 @@ class Lint:
         tail = "".join(part.text for part in prompt.tail)
         in_tail = self._tail(number, prompt, head, tail)
         self._differ.update(head.differs | in_tail)
+        self._heads_differ.update(head.differs)
         sizes = head.bytes, len(tail.encode())
         self._order.add(text, tail, sizes)
         self._tokens.add(number, text, tail, head.without, sizes, to_write)
@@ -151,6 +156,7 @@ class Lint:
             member = Member(number, prompt.head, spelled.segments, prompt.tools)
             differs = self._families.join(("head", without), member)
             self._noise.update(dict.fromkeys(differs, HEAD_CHUNK))
+            self._first_own = dict.fromkeys(differs, number) | self._first_own
         head = _Head(states, without, differs, size)
         self._recent[text] = head
         self._recent_bytes += size
@@ -214,6 +220,7 @@ class Lint:
         findings = [found for found in findings if (found.cost_bytes or 0) >= max(256, WORTH_SAYING * total)]
         findings.sort(key=lambda found: (found.kind not in COSTLY, -(found.cost_bytes or 0)))
         repairable = any(found.kind in COSTLY for found in findings)
+        findings += self._own_ends({found.kind for found in findings})
         return Report(
             jobs=self._jobs,
             prompt_bytes=total,
@@ -245,6 +252,14 @@ class Lint:
             jobs = scale * sum(found.head.jobs for found in every)
             findings.append(Finding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
         return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
+
+    def _own_ends(self, told: Collection[Kind]) -> Iterable[Finding]:
+        """Ids and times in most heads that cost next to nothing, so that they are not told yet: all is before them."""
+        for kind in _OWN:
+            jobs = self._heads_differ[kind]
+            if kind not in told and jobs > 1 and jobs >= OFTEN_OWN * self._jobs:
+                yield Finding("own_end", jobs, detail=f"line {self._first_own[kind]}, for one")
+                return
 
     def _others(self, compute_bytes: int, bytes_per_token: float) -> Iterable[Finding]:
         """What costs no prompt, or costs it elsewhere."""

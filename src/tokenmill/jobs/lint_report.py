@@ -12,8 +12,8 @@ LONG_DIGEST_TOKENS = 16 * 1024
 
 Kind = Literal[
     "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing", "behind",
-    "context", "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind", "duplicates",
-    "file_order", "empty",
+    "context", "own_end", "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind",
+    "duplicates", "file_order", "empty",
 ]  # fmt: skip
 COSTLY: tuple[Kind, ...] = (
     "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing"
@@ -32,6 +32,7 @@ TITLES: dict[Kind, str] = {
     "changing": "text that changes stands before text that does not",
     "behind": "text that other jobs have too stands behind text that changes",
     "context": "system messages end with text of their own",
+    "own_end": "heads end with an id or a time of their own",
     "long_digest": "heads are longer than 16 K tokens",
     "too_long": "prompts do not fit the context",
     "bad_line": "lines cannot be run",
@@ -56,6 +57,8 @@ ADVICE: dict[Kind, str] = {
     "behind": "if it is an instruction, put it first; if it is part of the documents, leave it",
     "context": "retrieved text belongs into the last message: what templates write behind a system message, tools and "
     "further messages, is computed again for each",
+    "own_end": "it costs little there, but it and all behind it is computed for every job: leave it out, or put it "
+    "into the last message",
     "long_digest": "tokenmill digest --tokens N makes one of a given size",
     "too_long": "they will be refused: shorten them, or plan with a longer context",
     "bad_line": "tokenmill run gives each an error line in the output",

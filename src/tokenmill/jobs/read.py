@@ -93,10 +93,12 @@ def lines(where: str | Path) -> Iterator[tuple[int, str] | BadLine]:
                 yield from split(chunk)
 
 
-def chunks(blocks: Iterator[bytes], longest_bytes: int = LONGEST_LINE_BYTES) -> Iterator[Chunk | BadLine]:
+def chunks(
+    blocks: Iterator[bytes], longest_bytes: int = LONGEST_LINE_BYTES, *, name: str = "the file"
+) -> Iterator[Chunk | BadLine]:
     """Cut a stream at line ends. Lines that are longer than a block are measured, and passed over beyond the limit."""
     number, held, held_bytes, skipping = 1, list[bytes](), 0, False
-    for block in _text_of(blocks):
+    for block in _text_of(blocks, name):
         first_end, start = block.find(b"\n"), 0
         line_bytes = held_bytes + (len(block) if first_end < 0 else first_end)
         if skipping or line_bytes > longest_bytes:
@@ -122,13 +124,13 @@ def _too_long(number: int, longest_bytes: int) -> BadLine:
     return BadLine(number, f"longer than {format_bytes(longest_bytes)}, the most that a line may have")
 
 
-def _text_of(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _text_of(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
     for index, block in enumerate(blocks):
         if index == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise UsageError("the file is UTF-16", hint="write it as UTF-8: iconv -f UTF-16 -t UTF-8")
+            raise UsageError(f"{name} is UTF-16", hint="write it as UTF-8: iconv -f UTF-16 -t UTF-8")
         if index == 0 and _is_binary(block[:_LOOKED_AT]):
             hint = "jobs are lines of JSON, also packed with gzip or zstd, or Parquet"
-            raise UsageError("the file is not text", hint=hint)
+            raise UsageError(f"{name} is not text", hint=hint)
         yield block.removeprefix(_BOM) if index == 0 else block
 
 
@@ -168,7 +170,7 @@ def _regular(name: str, file: BinaryIO, info: os.stat_result) -> Source:
         from tokenmill.jobs.parquet import parquet_chunks  # noqa: PLC0415  an extra, and slow to import
 
         return Source(name, digest, parquet_chunks(name, file), ended)
-    return Source(name, digest, chunks(_unpacked(name, file, first)), ended)
+    return Source(name, digest, chunks(_unpacked(name, file, first), name=name), ended)
 
 
 def _stream(name: str, file: BinaryIO) -> Source:
@@ -182,7 +184,7 @@ def _stream(name: str, file: BinaryIO) -> Source:
             raise UsageError("Parquet cannot be read from a pipe", hint="give the file's path")
         yield from _unpacked(name, summing, first)
 
-    return Source(name, None, chunks(blocks()), total.hexdigest)
+    return Source(name, None, chunks(blocks(), name=name), total.hexdigest)
 
 
 class _Summing(io.RawIOBase):

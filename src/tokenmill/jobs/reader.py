@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.database import Database, Mode
-from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Result, State, Totals, Waiting, job_id
+from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Position, Result, State, Totals, Waiting, job_id
 from tokenmill.jobs.line import line_in
 
-_START = (-(1 << 62), b"", -1)
+_START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
     "id", "name", "key", "created_s", "sealed_s", "cancelled_s", "asked_s", "source", "model_id", "output", "errors",
     "reuse", "priority", "deadline_s", "defaults", "lines", "computed", "reused", "prompt_tokens", "cached_tokens",
@@ -69,17 +69,14 @@ class Reader:
         row = self._database.one("job", job=job)
         return self._job(row) if row else None
 
-    def waiting(
-        self, batches: Sequence[int], *, after: tuple[int, bytes, int] | None = None, limit: int
-    ) -> list[Waiting]:
-        """The next pending jobs by priority and place, behind the key of the last one seen.
+    def waiting(self, batches: Sequence[int], *, after: Position | None = None, limit: int) -> list[Waiting]:
+        """The next pending jobs by priority, batch and place, behind the key of the last one seen.
 
         A job that becomes pending again behind that key is found by the next walk from the start.
         """
-        rank, place, last = after or _START
         pages = [
-            map(Waiting._make, self._database.all("waiting", batch=batch, rank=rank, place=place, id=last,
-                                                  now=self._now(), limit=limit))
+            map(Waiting._make, self._database.all("waiting", batch=batch, now=self._now(), limit=limit,
+                                                  **_behind(after or _START, batch)))
             for batch in batches
         ]  # fmt: skip
         return list(islice(merge(*pages, key=lambda waiting: waiting.key), limit))
@@ -126,3 +123,11 @@ class Reader:
         kept = {name: columns[name] for name in Batch.__dataclass_fields__ if name in columns}
         kept |= {"reuse": bool(columns["reuse"]), "defaults": json.loads(columns["defaults"])}
         return Batch(**kept, counts=Counts(**counts), totals=totals)
+
+
+def _behind(after: Position, batch: int) -> dict[str, Any]:
+    """Where a batch goes on: older ones have had their turn at this priority, newer ones have not."""
+    rank, reached, place, last = after
+    if batch == reached:
+        return {"rank": rank, "place": place, "id": last}
+    return {"rank": rank + (batch < reached), "place": b"", "id": -1}

@@ -23,7 +23,7 @@ from tokenmill.jobs.backlog import Backlog
 from tokenmill.jobs.costs import Costs
 from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
 from tokenmill.jobs.expected import Lengths, Rates
-from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.forest import Pending, worth_bytes
 from tokenmill.jobs.lanes import Lanes, Pick
 from tokenmill.jobs.shape import EngineShape, Reuse
 from tokenmill.jobs.tree import Node, Order, Tree, length_of
@@ -33,6 +33,7 @@ from tokenmill.units import number_of
 WINDOW = 4096  # jobs at hand; about 2 KB each
 SLOT_WINDOW = 16384  # more, to see a head for every lane
 _FINAL: dict[Reuse, Order] = {"shares": "longest", "prefix cache": "longest", "slots": "work", "none": "file"}
+_NEAR = 32  # jobs in order that are looked at for one that shares nothing with what is being computed
 _LONGER = 1.25  # than the next in order: only then is a long answer begun out of it
 
 
@@ -213,10 +214,16 @@ class Scheduler:
         """The next job whose head nobody is computing, if lanes are left when those before it go. Mutates nothing.
 
         Another head is begun beside one that is being computed only for lanes that its own jobs will not fill:
-        it would wait for them, and might be gone when its turn comes.
+        it would wait for them, and might be gone when its turn comes. A few words that somebody is computing are not
+        waited for, but a job that does without them is taken first if it is near and has no head of its own to keep.
         """
         free = self._most - len(self._flights)
-        return next(filter(self._warmth.ready, islice(tree.walk(self._cursor), free)), None)
+        near = islice(tree.walk(self._cursor), max(free, _NEAR))
+        following = next(filter(self._warmth.ready, islice(near, free)), None)
+        if following is None or self._warmth.apart(following):
+            return following
+        others = (other for other in near if not worth_bytes(tree.wanted_bytes(other.job)))
+        return next(filter(self._warmth.apart, others), following)
 
     def _late(self, tree: Tree, following: Pending | None) -> Pending | None:
         """The longest job, if what else is at hand would be done before it even if it were begun now."""

@@ -54,7 +54,7 @@ def shape_of(
         width = identity.lanes
     return EngineShape(
         reuse, max(1, width), identity.lanes if reuse == "slots" else None,
-        look_ahead=max(2, width) if reuse == "shares" else 0,
+        look_ahead=max(2, width) if identity.kind == "native" else 0,
         cells_total=cells_total, rates=rates or Rates(), notes=tuple(notes),
     )  # fmt: skip
 

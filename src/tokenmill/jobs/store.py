@@ -179,22 +179,24 @@ class Store(Reader):
         """Store answers in one transaction, on the disk when this returns; their jobs and held equals are done.
 
         An identity that has an answer keeps it: committing again changes nothing. The answer of a job that was
-        cancelled meanwhile is kept for others.
+        cancelled meanwhile is kept for others: its batch has paid for it, and is not done with it.
         """
         outcomes = list[Outcome]()
         with self._database.writing(durable=True):
             for item in finished:
                 values = {"prompt_tokens": item.prompt_tokens, "completion_tokens": item.completion_tokens}
                 new = self._database.run("add_answer", job=item.job, body=item.body, now=self._now(), **values).rowcount
-                if new:
-                    self._database.run("add_totals", batch=item.job >> NUMBER_BITS, engine_s=item.engine_s,
-                                       cached_tokens=item.cached_tokens or 0, **values)  # fmt: skip
+                computed = 0
                 for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
                     reused = job != item.job or not new
                     if self._database.run("answer_job", job=job).rowcount:
                         outcomes.append(Outcome(job, State.DONE, reused=reused))
+                        computed += not reused
                         if reused:
                             self._database.run("count_reused", batch=job >> NUMBER_BITS, jobs=1)
+                if new:
+                    self._database.run("add_totals", batch=item.job >> NUMBER_BITS, engine_s=item.engine_s,
+                                       computed=computed, cached_tokens=item.cached_tokens or 0, **values)  # fmt: skip
         for item in finished:
             self._held.pop(self._at_work.pop(item.job, b""), None)
         return tuple(outcomes)

@@ -1,13 +1,14 @@
 """A job file into the store: read, checked, stored, sealed.
 
 The same file with the same model, output and defaults is the same batch: submitting it again goes on where the first
-time stopped, in the middle of the file or at its end. A file that is refused leaves nothing behind.
+time stopped, in the middle of the file or at its end. A file that is refused leaves nothing behind. Jobs that are too
+late fail here: nobody is to load an engine for them.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.errors import UsageError
@@ -78,13 +79,21 @@ def submit(
     if twin and twin.id != batch:  # a stream that was here before
         store.forget(batch)
         return _again(store, twin, how)
-    return Submitted(store.seal(batch, key), continued=known is not None)
+    return _in_time(store, Submitted(store.seal(batch, key), continued=known is not None))
 
 
 def _again(store: Store, batch: Batch, how: Submission) -> Submitted:
     """A batch that was there before, with what the submission says of its order."""
     changed = reschedule(store, batch, how)
-    return Submitted(changed.batch, continued=True, changed=changed if changed.deadline or changed.priority else None)
+    found = Submitted(changed.batch, continued=True, changed=changed if changed.deadline or changed.priority else None)
+    return _in_time(store, found)
+
+
+def _in_time(store: Store, found: Submitted) -> Submitted:
+    """The same without jobs whose deadline has passed: they have failed."""
+    if found.batch.finished or not store.expire():
+        return found
+    return replace(found, batch=store.batch(found.batch.id))
 
 
 def batch_key(how: Submission, digest: str) -> bytes:

@@ -46,13 +46,18 @@ class Table:
 def read_table(where: str | Path) -> Table:
     """A table from a file; what it is its name and its first bytes say."""
     path = Path(where)
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
-    delimiter = _DELIMITERS.get(suffixes[-1]) if suffixes else None
+    delimiter = delimiter_of(path)
     if delimiter is not None:
         return _from_csv(path, delimiter)
-    if _is_parquet(path):
+    if is_parquet(path):
         return _from_parquet(path)
     return _from_jsonl(path)
+
+
+def delimiter_of(path: Path) -> str | None:
+    """Between the cells of a file of this name; None: its name is not that of such a table."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
+    return _DELIMITERS.get(suffixes[-1]) if suffixes else None
 
 
 def custom_ids(table: Table, key: str | None) -> list[str]:
@@ -72,7 +77,8 @@ def custom_ids(table: Table, key: str | None) -> list[str]:
     return list(seen)
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
+    """Whether its first bytes say so; UsageError when it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
@@ -83,7 +89,7 @@ def _is_parquet(path: Path) -> bool:
 def _from_jsonl(path: Path) -> Table:
     columns: dict[str, int] = {}
     rows, values = list[tuple[str, ...]](), dict[str, str]()
-    for number, text in _numbered(path):
+    for number, text in numbered(path):
         try:
             row = parse(text)
         except ValueError as error:
@@ -93,22 +99,24 @@ def _from_jsonl(path: Path) -> Table:
             columns.setdefault(column, len(columns))
         texts = dict.fromkeys(columns, "") | {column: _text(value) for column, value in row.items()}
         if "\\u" in text:
-            _check_characters(f"line {number} of {path}", texts)
+            check_characters(f"line {number} of {path}", "".join([*texts, *texts.values()]))
         rows.append(tuple([values.setdefault(text, text) for text in texts.values()]))
     # A column that comes up late is empty in the rows before.
     whole = [row if len(row) == len(columns) else row + ("",) * (len(columns) - len(row)) for row in rows]
     return _checked(Table(str(path), tuple(columns), tuple(whole)))
 
 
-def _check_characters(where: str, texts: dict[str, str]) -> None:
+def check_characters(where: str, text: str) -> None:
+    """UsageError where a text cannot be written as UTF-8."""
     try:
-        "".join([*texts, *texts.values()]).encode()
+        text.encode()
     except UnicodeEncodeError:
         hint = "characters are written whole: both halves, or as UTF-8"
         raise UsageError(f"{where}: half of a surrogate pair stands alone", hint=hint) from None
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+def numbered(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers; UsageError where one cannot be read."""
     with open_source(path) as source:
         for chunk in source.chunks():
             for item in (chunk,) if isinstance(chunk, BadLine) else split(chunk):
@@ -151,7 +159,7 @@ def _csv_lines(path: Path) -> Iterator[str]:
 
 
 def _from_parquet(path: Path) -> Table:
-    with _arrow(path) as parquet:
+    with arrow(path) as parquet:
         file = parquet.ParquetFile(path)
         columns = tuple(file.schema_arrow.names)
         values, rows = dict[str, str](), list[tuple[str, ...]]()
@@ -163,7 +171,8 @@ def _from_parquet(path: Path) -> Table:
 
 
 @contextmanager
-def _arrow(path: Path) -> Iterator[Any]:
+def arrow(path: Path) -> Iterator[Any]:
+    """pyarrow.parquet, with what it raises about a file said as a UsageError."""
     try:
         import pyarrow  # noqa: PLC0415  an extra
         from pyarrow import parquet  # noqa: PLC0415
@@ -186,7 +195,7 @@ def _text(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, bytes):
         return _decoded(value)
-    return str(value) if isinstance(value, Decimal | datetime.timedelta) else TEXT(_plain(value))
+    return str(value) if isinstance(value, Decimal | datetime.timedelta) else TEXT(plain(value))
 
 
 def _decoded(value: bytes) -> str:
@@ -196,12 +205,12 @@ def _decoded(value: bytes) -> str:
         raise UsageError("a column holds bytes that are no text", hint="leave it out, or encode it") from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A nested value with nothing in it that JSON lacks."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else _text(value)
 
 

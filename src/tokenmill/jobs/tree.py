@@ -8,7 +8,8 @@
 
 A walk goes on where the last one stopped: first what shares most with the job it is given, then the rest of that
 group, then of the group around it. Inside a group the longest expected answer comes first; the order of the outermost
-groups is chosen. No lanes, engines or clocks in here.
+groups is chosen, and so is that of groups within a head that is too short to matter: a batch whose prompts all begin
+with the same few words has its groups right below those. No lanes, engines or clocks in here.
 """
 
 from bisect import insort
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Literal
 
-from tokenmill.jobs.forest import KEY_BYTES, Pending, chunk_bytes, common_length
+from tokenmill.jobs.forest import WORTH_BYTES, Pending, chunk_bytes, common_length
+from tokenmill.jobs.identity import KEY_BYTES
 
 Order = Literal["stream", "longest", "work", "due", "file"]
 """Of the outermost groups: as they came, by longest job, by all their work, by urgency, or no groups and line order."""
@@ -55,11 +57,16 @@ class Node:
         return chunk_bytes(len(self.path))
 
     @property
+    def outer(self) -> bool:
+        """Whether it is the root, or a head that is hardly worth the name. Mutates nothing."""
+        return self.bytes < WORTH_BYTES
+
+    @property
     def longest(self) -> float:
         """The longest expected answer here or below. Mutates only what it remembers."""
         if self.longest_known is None:
             here = max((length_of(record) for record in self.jobs), default=0.0)
-            if self.ordered and self.parent is not None:  # inner nodes have their longest in front
+            if self.ordered and not self.outer:  # inner nodes have their longest in front
                 self.longest_known = max(here, self.ordered[0].longest)
             else:
                 self.longest_known = max(here, max((child.longest for child in self.children.values()), default=0.0))
@@ -179,7 +186,7 @@ class Tree:
 
     def _children(self, node: Node) -> list[Node]:
         if node.ordered is None:
-            if node.parent is not None or self._order == "longest":
+            if not node.outer or self._order == "longest":
                 node.ordered = sorted(node.children.values(), key=lambda child: (-child.longest, child.path))
             elif self._order == "work":
                 node.ordered = sorted(node.children.values(), key=lambda child: (-child.work, -child.count, child.path))
@@ -230,4 +237,4 @@ class Tree:
 
     def _moves(self, node: Node, by: int) -> bool:
         """Whether a group's place in its node depends on the jobs in it. Mutates nothing."""
-        return node.parent is not None or self._order in ("longest", "work") or (self._order == "due" and by > 0)
+        return not node.outer or self._order in ("longest", "work") or (self._order == "due" and by > 0)

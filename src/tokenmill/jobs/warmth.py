@@ -2,13 +2,13 @@
 
 A prompt that was sent is *cold* until its first token, then *warm*. Where sequences share (`shares`), a cold one counts
 as there at once: the engine makes others wait for it. In a prefix cache only warm ones are found, and whoever needs
-more than is warm while it is being computed must wait here. Mutating methods say so.
+more than is warm while it is being computed must wait here, unless that is a few words. Mutating methods say so.
 """
 
 from collections.abc import Callable, Iterable
 from math import inf
 
-from tokenmill.jobs.forest import Pending, shared_bytes
+from tokenmill.jobs.forest import Pending, shared_bytes, worth_bytes
 from tokenmill.jobs.heads import Heads
 from tokenmill.jobs.shape import EngineShape
 
@@ -34,7 +34,14 @@ class Warmth:
         return self._there.best(record)
 
     def ready(self, record: Pending) -> bool:
-        """Whether nobody is computing more of a prompt than is found now."""
+        """Whether nobody is computing so much more of a prompt than is found now that it is worth waiting for."""
+        if self._shape.reuse != "prefix cache":
+            return True
+        found = worth_bytes(self._there.best(record)[0])
+        return all(worth_bytes(shared_bytes(record, cold)) <= found for cold in self.cold)
+
+    def apart(self, record: Pending) -> bool:
+        """Whether nobody is computing any more of a prompt than is found now."""
         if self._shape.reuse != "prefix cache":
             return True
         found = self._there.best(record)[0]

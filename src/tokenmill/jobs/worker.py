@@ -23,7 +23,7 @@ from tokenmill.jobs.books import Books, Settlement, prompt_bytes
 from tokenmill.jobs.decisions import Dispatch, Fetch
 from tokenmill.jobs.flights import Broke, Came, Ended, Flight
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import MOST_LINES, NUMBER_BITS, Batch, Failure, Finished, State
+from tokenmill.jobs.job import MOST_LINES, NUMBER_BITS, Batch, Failure, Finished, Position, State
 from tokenmill.jobs.least import counted
 from tokenmill.jobs.misses import Miss, explain
 from tokenmill.jobs.output import Output
@@ -96,7 +96,7 @@ class _Worker:
         self._flights: dict[int, Flight] = {}
         self._settlement = Settlement()
         self._unchecked: list[tuple[Dispatch, Flight, Answer]] = []
-        self._read: tuple[int, bytes, int] | None = None  # how far the stream of pending jobs was
+        self._read: Position | None = None  # how far the stream of pending jobs was
         self._loop_s = asyncio.get_running_loop().time
         self._began_s = self._turned_s = self._loop_s()
         self._looked_s: float | None = None
@@ -220,8 +220,11 @@ class _Worker:
             sent = self._hand.answered(flight.id, answer.usage, trial=flight.trial)
             if sent is not None:
                 self._unchecked.append((sent, flight, answer))
-            body = answer_body(flight.call.endpoint, answer, id=(job.identity or b"").hex()[:24],
-                               model=self._engine.identity.model, created_s=self._clock())  # fmt: skip
+            engine = self._engine.identity
+            body = answer_body(
+                flight.call.endpoint, answer, id=(job.identity or b"").hex()[:24], model=engine.model,
+                created_s=self._clock(), made_by=f"{engine.kind} {engine.build}",
+            )  # fmt: skip
             usage, engine_s = answer.usage, self._loop_s() - flight.began_s
             spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
             self._settlement.answers.append(Finished(flight.id, encode(body), *spent))
@@ -369,9 +372,10 @@ class _Worker:
         look = await self._books.look()
         self._hand.come(look.due, deadline_s=self._books.deadline_s, more=None)
         for batch in look.asked:
-            await self._books.cancel(batch)
             mine = [flight for flight in self._flights.values() if flight.id >> NUMBER_BITS == batch]
             self._settlement.released += [flight.id for flight in await self._break_off(mine)]
+            await self._record()  # what has come is done, and not cancelled
+            await self._books.cancel(batch)
             self._hand.drop(self._hand.of_batch(batch))
 
     async def _break_off(self, some: list[Flight]) -> list[Flight]:

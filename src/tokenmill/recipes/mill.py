@@ -7,14 +7,14 @@ a gateway by HTTP; recipes do not know which.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""
 
 End = Literal["finished", "tokens", "hours", "stopped", "cancelled"]
-"""Why a stage is over: all of it is done; a limit of the run (see `Budget`); somebody asked; the batch was cancelled."""
+"""Why a stage is over: all of it is done; a limit of the run, as in `Budget`; somebody asked; it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,19 @@ class Prospect:
 
 
 def chat_line(custom_id: str, messages: Iterable[Mapping[str, str]], **body: Any) -> dict[str, Any]:
-    """A line of a batch file; `body` has max_tokens, temperature, seed, response_format, ... where they are not None."""
+    """A line of a batch file; `body` has max_tokens, temperature, response_format, ...; None is left out."""
     given = {key: value for key, value in body.items() if value is not None}
     return {
         "custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions",
         "body": {"messages": [dict(message) for message in messages], **given},
     }  # fmt: skip
+
+
+def made_by(answer: Answered, origin: Origin) -> Origin:
+    """Who wrote an answer: one that was there before may be another engine's or build's, of the same model."""
+    said = answer.body.get("system_fingerprint") if answer.body else None
+    engine, known, build = said.partition(" ") if isinstance(said, str) else ("", "", "")
+    return replace(origin, engine=engine, build=build) if known else origin
 
 
 def text_of(answer: Answered) -> str | None:

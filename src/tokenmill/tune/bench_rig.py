@@ -4,6 +4,7 @@ Knows nothing of tables or of what is worth measuring. Anything that answers req
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
@@ -77,9 +78,9 @@ def turned(engine: Engine) -> Turned | None:
 
 
 def pids_of(engine: Engine) -> tuple[int, ...]:
-    """Its processes, where they are on this machine and known."""
+    """Its processes, where they are on this machine, known, and not this one."""
     pid = engine.identity.pid
-    return () if pid is None else (pid, *descendants(pid))
+    return () if pid is None or pid == os.getpid() else (pid, *descendants(pid))
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ model that cannot be loaded at all ends it.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,10 +14,10 @@ from typing import Protocol
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading_process import read_memory
 from tokenmill.engine.loading_vram import this_driver
-from tokenmill.engine.pids import descendants
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.plan.plan import Plan
+from tokenmill.tune.bench_rig import pids_of
 from tokenmill.tune.energy import Joules, Meter
 from tokenmill.tune.measure import How, Measured, measure, prepare
 from tokenmill.tune.point import Dials, Outcome, Trial
@@ -177,12 +176,6 @@ def _taken(plan: Plan, pids: tuple[int, ...]) -> dict[str, int | None]:
         "host_bytes": read_memory(LocalHost(), pids).rss_bytes if pids else None,
         "gpu_bytes": sum(vram.values()) if vram else None,
     }
-
-
-def pids_of(engine: Engine) -> tuple[int, ...]:
-    """An engine's processes, where they are on this machine and known."""
-    pid = engine.identity.pid
-    return () if pid is None or pid == os.getpid() else (pid, *descendants(pid))
 
 
 def _detail(error: TokenmillError) -> str:

@@ -39,6 +39,25 @@ def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path) -> None:
         assert again.changed.revived == 0  # nothing is taken up to be given up at once
 
 
+def test_jobs_that_are_too_late_need_no_engine(tmp_path: Path) -> None:
+    """They have failed when the file is submitted, so that whoever looks sees that nothing is left."""
+    clock = Clock()
+    path = write_jobs(tmp_path / "j", ["a", "b"])
+    with Store(tmp_path / "s", clock=clock) as store:
+        late = submit(store, path, replace(HOW, deadline_s=clock.now_s - 1)).batch
+        assert (late.finished, late.counts.failed) == (True, 2)
+        in_time = submit(store, path, replace(HOW, deadline_s=clock.now_s + 10))
+        assert (in_time.batch.finished, in_time.batch.counts.pending) == (False, 2)
+        clock.now_s += 11
+        again = submit(store, path, HOW)
+        assert (again.batch.finished, again.continued, again.batch.counts.failed) == (True, True, 2)
+        own = write_jobs(tmp_path / "k", ["c"], deadline=clock.now_s - 5)
+        with own.open("a") as file:
+            file.write('{"prompt": "d"}\n')
+        mixed = submit(store, own, HOW).batch
+        assert (mixed.finished, mixed.counts.failed, mixed.counts.pending) == (False, 1, 1)
+
+
 @pytest.mark.parametrize("block_bytes", [1, 150, 1 << 16])
 def test_another_priority_is_for_lines_that_state_none(
     tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch

@@ -11,9 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from support.head_keys import old_place
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
+from tokenmill.jobs.expected import Lengths
+from tokenmill.jobs.forest import shared_bytes
+from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission, Waiting
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import submit
@@ -186,11 +189,14 @@ def test_cancel_and_what_comes_late(tmp_path: Path) -> None:
         assert cancelled.counts == Counts(cancelled=3)
         assert cancelled.finished
         assert cancelled.cancelled_s is not None
+        assert (cancelled.totals.computed, cancelled.totals.completion_tokens) == (0, 2)  # paid for, and not done
         # The answer that came late is kept for others.
         assert submitted(store, tmp_path / "k", ["a"]).counts == Counts(done=1)
         assert store.retry(batch.id) == 0
         assert store.retry(batch.id, cancelled=True) == 3
         assert [item.state for item in store.start([first]).answered] == [State.DONE]
+        again = store.batch(batch.id)
+        assert (again.counts.done, again.totals.computed, again.totals.reused) == (1, 0, 1)
 
 
 def test_another_process_may_ask_to_cancel(tmp_path: Path) -> None:
@@ -219,6 +225,46 @@ def test_deadlines(tmp_path: Path) -> None:
         assert store.expire() == 1
         assert [store.batch(item).counts for item in (batch.id, own.id)] == [Counts(failed=1)] * 2
         assert store.failures(own.id, 0, 1)[0].code == "deadline"
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100])
+def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, limit: int) -> None:
+    """Page by page, and none twice or never, in whatever order the batches are named."""
+    with Store(tmp_path / "s") as store:
+        batches = [submitted(store, tmp_path / f"{name}{priority}", [f"{name}{number}" for number in range(4)],
+                             priority=priority)
+                   for name in "abc" for priority in (0, 5, -1)]  # fmt: skip
+        found, after = list[Waiting](), None
+        while page := store.waiting([batch.id for batch in reversed(batches)], after=after, limit=limit):
+            found += page
+            after = page[-1].key
+        assert [item.key for item in found] == sorted(item.key for item in found)
+        assert len({item.id for item in found}) == len(found) == 36
+        order = [item.id >> 32 for item in found][::4]
+        assert order == [batches[index].id for index in (1, 4, 7, 0, 3, 6, 2, 5, 8)]
+
+
+@pytest.mark.parametrize("old", [60, 30])
+def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, old: int) -> None:
+    """All of it has places of the older form, or a half: whoever stored that was killed, and the rest came later."""
+    heads = [f"{name} " * 300 for name in ("one", "two", "three")]
+    prompts = [f"{heads[number % 3]}{number}" for number in range(60)]
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", prompts)
+        with store._database.writing(durable=True):
+            for number, prompt in enumerate(prompts[:old], 1):
+                change = "UPDATE jobs SET place = ? WHERE id = ?"
+                store._database._connection.execute(change, (old_place(prompt.encode()), batch.id << 32 | number))
+        found, after = list[Waiting](), None
+        while page := store.waiting([batch.id], after=after, limit=7):
+            found += page
+            after = page[-1].key
+        records = [Lengths().pending(item) for item in found]
+        assert sorted(item.id & 0xFFFF for item in found) == list(range(1, 61))
+        shared = [shared_bytes(*pair) for pair in pairwise(records)]
+        groups = 3 if old == 60 else 6
+        assert shared.count(0) == groups - 1
+        assert sorted(set(shared)) == [0, 1024, 1536]  # as much as there is of each head in chunks of 512 bytes
 
 
 def test_readers_see_and_never_wait(tmp_path: Path) -> None:
@@ -320,6 +366,8 @@ class Jobs(RuleBasedStateMachine):
         assert sorted(counted) == sorted(kept)
         assert self.answers.items() <= answers.items()
         assert dangling == (0,)
+        for batch in self.store.batches():
+            assert batch.totals.computed + batch.totals.reused == batch.counts.done
         self.answers = answers
 
     def teardown(self) -> None:

@@ -237,9 +237,30 @@ def test_equal_jobs_are_computed_once_and_follow_their_equal(tmp_path: Path) -> 
     assert len((tmp_path / "jobs.out").read_text().splitlines()) == 8
 
 
-def test_deadlines_that_pass_fail_what_has_not_been_started(tmp_path: Path) -> None:
+def test_what_has_come_when_a_batch_is_cancelled_is_done(tmp_path: Path) -> None:
+    """Its answers are computed, so they count: no more are computed than are done."""
     with Store(tmp_path / "store") as store:
-        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b"], {"deadline_s": 1.0})
+        batch = submitted(store, tmp_path / "jobs.jsonl", [f"p{number}" for number in range(400)])
+
+        def tell(now: Snapshot) -> None:
+            if now.counts.done > 8 and not asked:
+                ask_to_cancel(tmp_path / "store", batch.name)
+                asked.append(True)
+
+        asked: list[bool] = []
+        report = asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
+        after = store.batch(batch.id)
+        assert report.end == "cancelled"
+        assert after.totals.computed == report.answers == after.counts.done
+        assert after.counts.done + after.counts.cancelled == 400
+
+
+def test_deadlines_that_pass_fail_what_has_not_been_started(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store(tmp_path / "store", clock=clock) as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b"], {"deadline_s": clock.now_s + 1})
+        assert batch.counts.pending == 2
+        clock.now_s += 2
         report = asyncio.run(worked_with(store, batch.id, FakeEngine, None))
     assert report.counts.failed == 2
     assert error_of(lines(tmp_path / "jobs.out")["a"]) == "deadline"

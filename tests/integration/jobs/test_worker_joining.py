@@ -50,6 +50,26 @@ def test_one_joins_while_another_runs(tmp_path: Path) -> None:
     asyncio.run(within())
 
 
+def test_the_first_of_two_batches_is_answered_first(tmp_path: Path) -> None:
+    """A later one with the same heads waits its turn, whether it is there from the beginning or joins."""
+    head = "the same beginning of all prompts " * 40
+
+    async def scenario(store: Store) -> None:
+        engine, joining = FakeEngine(), asyncio.Queue[Batch]()
+        names = ("one", "two", "three")
+        one, two, three = (
+            stored(store, tmp_path, name, [f"{head} {name} {number}" for number in range(30)]) for name in names
+        )
+        shape = shape_of(engine.capabilities, engine.identity)
+        joining.put_nowait(three)
+        async with asyncio.timeout(LIMIT_S):
+            await work(store, [two, one], engine, shape, options=Options(tick_s=0.01), joining=joining)
+        assert [prompt.split()[-2] for prompt in engine.seen.streams] == [name for name in names for _ in range(30)]
+
+    with Store(tmp_path / "store") as store:
+        asyncio.run(scenario(store))
+
+
 def test_one_that_comes_too_late_is_left_as_it_is(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         engine, joining = FakeEngine(), asyncio.Queue[Batch]()

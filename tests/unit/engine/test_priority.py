@@ -31,6 +31,7 @@ PREPARATIONS = st.builds(
     interleave=st.booleans(),
     memlock_bytes=st.none() | st.integers(0, 1 << 50),
     oom_score_adj=st.none() | st.integers(-1000, 1000),
+    group=st.none() | st.just("/sys/fs/cgroup/mill"),
 )
 
 
@@ -43,7 +44,7 @@ def test_travels_as_one_argument(wanted: Preparation) -> None:
 
 @given(PREPARATIONS)
 def test_every_wish_has_words(wanted: Preparation) -> None:
-    wishes = [wanted.nice, wanted.cpus, wanted.nodes, wanted.memlock_bytes, wanted.oom_score_adj]
+    wishes = [wanted.nice, wanted.cpus, wanted.nodes, wanted.memlock_bytes, wanted.oom_score_adj, wanted.group]
     assert len(wanted.as_words()) == sum(wish is not None for wish in wishes) + (wanted.scheduling != "normal")
 
 
@@ -56,7 +57,7 @@ def test_nothing_asked_is_nothing_said() -> None:
     "text",
     ["", "[]", "nice", '{"nicer": 1}', '{"nice": "5"}', '{"nice": 20}', '{"nice": true}', '{"scheduling": "fifo"}',
      '{"cpus": [-1]}', '{"cpus": 3}', '{"cpus": [99999999999999999999]}', '{"interleave": 1}',
-     '{"oom_score_adj": 1001}', '{"memlock_bytes": -1}'],
+     '{"oom_score_adj": 1001}', '{"memlock_bytes": -1}', '{"group": 1}', '{"group": "mill"}'],
 )  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -77,8 +78,14 @@ TWO = Machine(
 TWO_LARGE = replace(TWO, numa=tuple(replace(node, memory_bytes=512 * GIB) for node in TWO.numa))
 
 
-def test_priority_and_pinning_are_opt_in() -> None:
-    assert preparation(plan_on(ONE, reserve_cores=3), EngineConfig()) == Preparation()
+def test_without_a_reserve_nothing_is_asked_for() -> None:
+    assert preparation(plan_on(ONE), EngineConfig()) == Preparation()
+
+
+def test_reserved_cores_are_left_with_their_siblings_unless_told_not_to() -> None:
+    wanted = preparation(plan_on(ONE, reserve_cores=3), EngineConfig())
+    assert wanted == Preparation(cpus=(*range(13), *range(16, 29)))
+    assert preparation(plan_on(ONE, reserve_cores=3), EngineConfig(pin_cores=False)) == Preparation()
 
 
 def test_pinning_leaves_the_reserved_cores_alone() -> None:

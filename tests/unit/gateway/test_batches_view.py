@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 from openai.types import Batch, FileObject
 
-from tokenmill.gateway.batch_view import batch_body, file_body, list_body, order_of, page_of, upload_terms, window_s
+from tokenmill.gateway.batch_view import (
+    batch_body,
+    file_body,
+    list_body,
+    metadata_wanted,
+    order_of,
+    page_of,
+    upload_terms,
+    window_s,
+)
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.tickets import BadLine, File, Order, Outcome, Page, Status, Ticket
 from tokenmill.jobs.job import Totals
@@ -135,3 +144,11 @@ def _at(status: Status, *errors: BadLine) -> Ticket:
 def test_a_file_as_the_client_reads_it() -> None:
     seen = FileObject.model_validate(file_body(File("file-1", "eva", "f", "batch", 5, "sum", 9.9, 20.2)), strict=True)
     assert (seen.created_at, seen.expires_at, seen.bytes) == (9, 20, 5)
+
+
+def test_metadata_in_a_query() -> None:
+    assert metadata_wanted({"limit": "5", "metadata[a]": "b", "metadata[x[y]]": ""}) == {"a": "b", "x[y]": ""}
+    assert metadata_wanted({"metadata": "a", "metadata[]": "b", "metadata[a": "c"}) == {}
+    with pytest.raises(Fault, match="no batch has more than 16") as caught:
+        metadata_wanted({f"metadata[{number}]": "" for number in range(17)})
+    assert caught.value.param == "metadata"

@@ -156,3 +156,23 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "batches").write_text("a file")
     with pytest.raises(StoreError, match="cannot use"):
         Desk(tmp_path / "batches")
+
+
+def test_batches_by_their_metadata(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    file = kept(desk)
+    held: list[dict[str, str] | None] = [{"key": "1", "x": "y"}, {"key": "2"}, None, {"key": "1"}, {"1": "key"}]
+    made = [desk.take(order(file, metadata=one), "eva") for one in held]
+    assert all(made)
+
+    def found(page: Page = ALL, owner: str = "eva", **wanted: str) -> list[int]:
+        return [made.index(ticket) for ticket in desk.tickets(owner, page, metadata=wanted) or ()]
+
+    assert found() == [4, 3, 2, 1, 0]
+    assert found(key="1") == [3, 0]
+    assert found(key="1", x="y") == [0]
+    assert found(key="1' OR '1'='1") == []
+    assert found(Page(1), key="1") == [3, 0]  # one more, where there is one
+    assert found(Page(1, made[3].id if made[3] else None), key="1") == [0]
+    assert found(owner="adam", key="1") == []
+    desk.close()

@@ -5,6 +5,7 @@ from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.body import answer_body, encode
+from tokenmill.recipes.mill import Answered, Origin, made_by
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)
 TOKENS = (
@@ -22,6 +23,15 @@ def test_chat() -> None:
         "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12,
                   "prompt_tokens_details": {"cached_tokens": 8}},
     }  # fmt: skip
+
+
+def test_who_made_it_stays_with_it() -> None:
+    body = answer_body("chat", Answer("a", "stop", USAGE), id="x", model="m", created_s=1, made_by="native llama.cpp 1")
+    assert body["system_fingerprint"] == "native llama.cpp 1"
+    answered = Answered("c", body)
+    here = Origin("m", "sha", "vllm", "0.9", 512)
+    assert made_by(answered, here) == Origin("m", "sha", "native", "llama.cpp 1", 512)
+    assert made_by(Answered("c", {}), here) == here
 
 
 def test_completion() -> None:

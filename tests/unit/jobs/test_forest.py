@@ -7,9 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.forest import Group, Minimum, Pending, common_length, groups, minimum, minimum_bytes, shared_bytes
-from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, head_key
+from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, FINE_BYTES, head_key
 
 CHUNKS = [bytes([65 + number]) * CHUNK_BYTES for number in range(4)]
+PIECES = [bytes([65 + number]) * FINE_BYTES for number in range(4)]
+TEXTS = st.sampled_from([CHUNKS, PIECES]).flatmap(
+    lambda parts: st.lists(st.lists(st.sampled_from(parts), min_size=1, max_size=4).map(b"".join), max_size=12)
+)
 
 
 def record(job: int, text: bytes) -> Pending:
@@ -46,7 +50,9 @@ CASES = [
     # (one, other, shared by head keys)
     (b"", b"", 0),
     (b"alike", b"alike", 5),
-    (b"x" * 511 + b"a", b"x" * 511 + b"b", 0),  # less than a chunk is not seen
+    (b"x" * 63 + b"a", b"x" * 63 + b"b", 0),  # less than a chunk is not seen
+    (b"x" * 64 + b"a", b"x" * 64 + b"b", 64),
+    (b"x" * 511 + b"a", b"x" * 511 + b"b", 384),
     (CHUNKS[0] + b"a", CHUNKS[0] + b"b", 512),
     (CHUNKS[0] + b"x" * 300 + b"a", CHUNKS[0] + b"x" * 300 + b"b", 512),
     (CHUNKS[0], CHUNKS[0] + b"b", 512),
@@ -62,7 +68,7 @@ def test_keys_tell_what_is_shared_in_whole_chunks(one: bytes, other: bytes, shar
     assert shared_bytes(*records, texts=(one, other)) == common_length(one, other) >= shared
 
 
-@given(st.lists(st.lists(st.sampled_from(CHUNKS), max_size=4).map(b"".join), max_size=12))
+@given(TEXTS)
 def test_groups_are_all_heads_that_two_or_more_share(texts: list[bytes]) -> None:
     records = in_head_order(texts)
     found = Counter((group.shared_bytes, group.jobs) for group in groups(records))
@@ -85,7 +91,7 @@ def test_the_minimum_is_every_edge_of_the_trie_once(prompts: list[bytes]) -> Non
     assert minimum(tuple(prompt) for prompt in prompts) == trie_size(prompts)
 
 
-@given(st.lists(st.lists(st.sampled_from(CHUNKS), min_size=1, max_size=4).map(b"".join), max_size=12))
+@given(TEXTS)
 def test_the_minimum_by_keys_is_exact_where_heads_end_with_chunks(texts: list[bytes]) -> None:
     alike = len(texts) - len(set(texts))  # each costs its last byte in the exact one
     inside = sum(any(other != text and other.startswith(text) for other in texts) for text in set(texts))

@@ -1,13 +1,15 @@
 """The order in which jobs are taken from the part of the forest that is at hand."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.head_keys import long_key
 from tokenmill.jobs.forest import Pending, shared_bytes
 from tokenmill.jobs.heads import Heads
 from tokenmill.jobs.tree import Node, Order, Tree, length_of
 
-LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc"]), max_size=4).map(b"".join)
+LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa")]), max_size=4).map(b"".join)
 JOBS = st.lists(st.tuples(LETTERS, st.none() | st.integers(1, 50)), max_size=14)
 
 
@@ -68,16 +70,23 @@ def test_a_walk_finishes_every_group_before_the_next(
     walked = list(tree_of(records, order).walk(head))
     shared = [shared_bytes(record, pending(-1, head)._replace(prompt_bytes=1 << 20)) for record in walked]
     assert shared == sorted(shared, reverse=True) or head in {record.head for record in records}
-    for length in (4, 8, 12):
+    for length in (4, 8, 12, 24, 28, 32):
         heads = [record.head[:length] for record in walked if len(record.head) >= length]
         runs = [head for number, head in enumerate(heads) if number == 0 or heads[number - 1] != head]
         # The groups that the walk begins in are left and not entered again; all others are one run.
         assert len(runs) == len(set(runs))
 
 
-def test_the_longest_come_first_in_a_group_and_groups_as_asked() -> None:
-    records = [pending(1, b"aaaa1111", 5), pending(2, b"aaaa2222", 9), pending(3, b"bbbb3333", 20)]
-    records += [pending(number, b"cccc" + bytes([number] * 4), 7, deadline_s=100.0 - number) for number in (4, 5, 6)]
+@pytest.mark.parametrize("words", [b"", b"same", b"same" * 5])
+def test_the_longest_come_first_in_a_group_and_groups_as_asked(words: bytes) -> None:
+    """Also where all prompts begin with the same few words."""
+    a, b, c = b"aaaa", b"bbbb", b"cccc"
+    keys = {1: (a, b"1111"), 2: (a, b"2222"), 3: (b, b"3333")} | {
+        number: (c, bytes([number] * 4)) for number in (4, 5, 6)
+    }
+    outputs = {1: 5, 2: 9, 3: 20}
+    records = [pending(number, words + long_key(*chunks), outputs.get(number, 7), 100.0 - number if number > 3 else None)
+               for number, chunks in keys.items()]  # fmt: skip
     orders: dict[Order, list[int]] = {
         "stream": [2, 1, 3, 4, 5, 6], "longest": [3, 2, 1, 4, 5, 6], "work": [4, 5, 6, 3, 2, 1],
         "due": [4, 5, 6, 2, 1, 3], "file": [1, 2, 3, 4, 5, 6],
@@ -90,15 +99,16 @@ def test_the_longest_come_first_in_a_group_and_groups_as_asked() -> None:
 
 
 def test_a_job_of_unknown_length_may_be_the_longest() -> None:
-    records = [pending(1, b"aaaa1111", 500), pending(2, b"aaaa2222", None)]
+    records = [pending(1, long_key(b"aaaa", b"1111"), 500), pending(2, long_key(b"aaaa", b"2222"), None)]
     assert [record.job for record in tree_of(records).walk(b"")] == [2, 1]
 
 
 def test_what_the_stream_goes_on_with_is_worked_last() -> None:
-    records = [pending(1, b"aaaabbbb1111", 1), pending(2, b"aaaabbbb2222", 1), pending(3, b"aaaacccc3333", 9)]
-    tree = tree_of([*records, pending(4, b"aaaacccc4444", 9)])
+    paths = {1: b"bbbb1111", 2: b"bbbb2222", 3: b"cccc3333", 4: b"cccc4444"}
+    records = [pending(number, long_key(b"aaaa", path), 9 if number > 2 else 1) for number, path in paths.items()]
+    tree = tree_of(records)
     assert [record.job for record in tree.walk(b"")] == [3, 4, 1, 2]
-    tree.open = b"aaaacccc4444"
+    tree.open = records[-1].head
     assert [record.job for record in tree.walk(b"")] == [1, 2, 3, 4]
 
 

@@ -1,15 +1,28 @@
 """Which jobs are the same, and which are neighbours."""
 
 import json
+from bisect import bisect_right
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.head_keys import old_place
 from tokenmill.jobs.body import Endpoint, check
-from tokenmill.jobs.identity import CHUNK_BYTES, MOST_CHUNKS, alone, head_key, head_of, place, prompt_text, shared_bytes
+from tokenmill.jobs.identity import (
+    CHUNK_BYTES,
+    ENDS,
+    FINE_BYTES,
+    MOST_CHUNKS,
+    alone,
+    head_key,
+    head_of,
+    place,
+    prompt_text,
+    shared_bytes,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"a": 1, "b": 2}}}
@@ -117,7 +130,7 @@ def test_only_equal_conversations_are_equal(one: list[Any], other: list[Any]) ->
 @given(st.text(max_size=3000), st.text(max_size=700), st.text(max_size=700))
 def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
     ours, theirs = head_key(head + one), head_key(head + other)
-    chunks = len(head.encode()) // CHUNK_BYTES
+    chunks = bisect_right(ENDS, len(head.encode())) - 1
     assert ours[: 4 * chunks] == theirs[: 4 * chunks]
     assert len(ours) % 4 == 0
     assert 4 <= len(ours) <= 4 * MOST_CHUNKS
@@ -128,12 +141,14 @@ def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
     [
         (0, 1),
         (1, 1),
-        (CHUNK_BYTES, 1),
-        (CHUNK_BYTES + 1, 2),
-        (12 << 10, 24),
-        ((12 << 10) + 1, 25),
-        (64 << 10, 50),
-        (272 << 10, 63),
+        (FINE_BYTES, 1),
+        (FINE_BYTES + 1, 2),
+        (CHUNK_BYTES, 6),
+        (CHUNK_BYTES + 1, 7),
+        (12 << 10, 29),
+        ((12 << 10) + 1, 30),
+        (64 << 10, 55),
+        (272 << 10, 68),
         ((272 << 10) + 1, MOST_CHUNKS),
         (10**6, MOST_CHUNKS),
     ],
@@ -149,17 +164,18 @@ def test_texts_that_part_late_are_neighbours_but_not_equal() -> None:
     assert one != other
 
 
-def test_sorting_by_place_walks_the_forest() -> None:
+@pytest.mark.parametrize("chunk_bytes", [FINE_BYTES, 2 * FINE_BYTES, CHUNK_BYTES, 8 * CHUNK_BYTES])
+def test_sorting_by_place_walks_the_forest(chunk_bytes: int) -> None:
     """In sorted order every shared head is one contiguous run, at each depth of whole chunks."""
 
     def text(*parts: int) -> str:
-        return "".join(chr(65 + part) * CHUNK_BYTES for part in parts)
+        return "".join(chr(65 + part) * chunk_bytes for part in parts)
 
     texts = [text(a, b, c) for a in range(4) for b in range(3) for c in range(3)]
     texts.sort(key=lambda item: hash((item, "shuffle")))
     ordered = sorted(texts, key=head_key)
     for depth in (1, 2):
-        heads = [item[: depth * CHUNK_BYTES] for item in ordered]
+        heads = [item[: depth * chunk_bytes] for item in ordered]
         runs = 1 + sum(one != other for one, other in pairwise(heads))
         assert runs == len(set(heads))
 
@@ -173,6 +189,34 @@ def test_shared_bytes_of_two_places() -> None:
         prompt_text(check("chat", {"messages": [system, {"role": "user", "content": "a" * 900}]}))
     )
     assert shared_bytes(one.place, one.place) <= one.prompt_bytes + CHUNK_BYTES
+
+
+LENGTHS = st.sampled_from([0, 10, 64, 65, 300, 511, 512, 513, 1500, 12 << 10, 13 << 10, 65 << 10, 300 << 10])
+
+
+@settings(max_examples=40)
+@given(LENGTHS, LENGTHS, LENGTHS)
+def test_places_of_an_older_form_share_what_they_did(head: int, one: int, other: int) -> None:
+    """In whole chunks of 512 bytes, and never too much; the order among them stays that of the store."""
+    texts = [b"h" * head + b"a" * one + b"!", b"h" * head + b"b" * other + b"?"]
+    places = [old_place(text) for text in texts]
+    found = shared_bytes(*places)
+    assert found == min(head, 12 << 10) // 512 * 512 if head < 12 << 10 else 12 << 10 <= found <= head
+    heads = [head_of(item) for item in places]
+    assert all(len(item) % 4 == 0 and len(item) <= 4 * MOST_CHUNKS for item in heads)
+    assert sorted(heads) == [head_of(item) for item in sorted(places)]
+    assert sorted(heads)[0] <= sorted(heads)[1]
+
+
+def test_places_of_both_forms_lie_apart() -> None:
+    """Nothing is taken to be shared between them; the last word on that has the text."""
+    texts = [b"h" * 5000 + bytes([65 + number]) * 900 for number in range(4)]
+    new = [head_key(text) + b"iii" for text in texts]
+    old = [old_place(text) for text in texts]
+    assert {shared_bytes(one, other) for one in new for other in old} == {0}
+    assert {shared_bytes(*pair) for pair in pairwise(new)} == {shared_bytes(*pair) for pair in pairwise(old)} == {4608}
+    ordered = sorted([*new, *old])
+    assert ordered in ([*sorted(new), *sorted(old)], [*sorted(old), *sorted(new)])
 
 
 def test_equal_prompts_with_other_values_are_neighbours_and_apart() -> None:

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -203,6 +204,34 @@ def test_retrieved_text_at_the_end_of_a_system_message_is_noted(make: Make, said
     if said:
         assert found[0].jobs == JOBS
         assert found[0].detail == "line 1 and line 2, for two"
+
+
+ENDS: list[tuple[Callable[[int], str], bool]] = [
+    (lambda n: f"{DIGEST}\nRequest: {UUID(int=random.Random(n).getrandbits(128))}", True),
+    (lambda n: f"{DIGEST}\nRequest: req_{n:02}f3a{n:02}", True),
+    (lambda n: f"{DIGEST}\nNow: 2026-11-15 06:{n:02}:00", True),
+    (lambda n: DIGEST + ("\nRequest: req_8f3a77" if n == 7 else "\nRequest: req_8f3a78"), False),  # one is no habit
+    (lambda n: f"{DIGEST}\nThere are {n} of them.", False),
+    (lambda n: f"{DIGEST}\nRequest: {UUID(int=7)}", False),
+]
+
+
+@pytest.mark.parametrize(("system", "said"), ENDS, ids=["uuid", "id", "time", "one", "number", "the same"])
+def test_an_id_at_the_end_of_a_system_message_is_noted(system: Callable[[int], str], said: bool) -> None:
+    """Next to nothing is lost there, so it is said and no fault."""
+    report = looked(chat(system(number), f"What of thing {number}?") for number in range(JOBS))
+    found = [finding for finding in report.findings if finding.kind == "own_end"]
+    assert bool(found) == said
+    assert report.clean
+    assert not any(finding.kind in COSTLY for finding in report.findings)
+    if said:
+        assert (found[0].jobs, found[0].cost_bytes, found[0].detail) == (JOBS - 1, None, "line 2, for one")
+
+
+def test_an_id_that_costs_something_is_not_told_twice() -> None:
+    report = looked(chat(f"Request: req_{number:02}f3a{number:02}\n{DIGEST}", "What?") for number in range(JOBS))
+    assert {"id"} <= {finding.kind for finding in report.findings}
+    assert "own_end" not in {finding.kind for finding in report.findings}
 
 
 def of_kind(report: Report, kind: str) -> Finding:

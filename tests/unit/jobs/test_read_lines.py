@@ -120,9 +120,9 @@ class TestPacked:
         (gzip.compress(PLAIN)[:12] + b"\xff" * 30, "gzip data is damaged"),
         (zstd(PLAIN * 100)[:-5], "zstd data ends early"),
         (zstd(PLAIN)[:6] + b"\xff" * 30, "zstd data is damaged"),
-        ("{}".encode("utf-16"), "the file is UTF-16"),
-        (bytes(range(256)) * 8, "the file is not text"),
-        (b"GGUF" + bytes(200), "the file is not text"),
+        ("{}".encode("utf-16"), "/jobs is UTF-16"),
+        (bytes(range(256)) * 8, "/jobs is not text"),
+        (b"GGUF" + bytes(200), "/jobs is not text"),
         (b"PAR1 and no table", "the Parquet data cannot be read"),
     ],
 )

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from support.head_keys import long_key
 from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
@@ -222,7 +223,7 @@ def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> N
 
 def on(job: int, *chunks: bytes, priority: int = 0) -> Pending:
     """A job whose prompt is these chunks, with an answer that is always worth a lane if there are a few."""
-    return Pending(job, b"".join(chunks), CHUNK_BYTES * len(chunks), 200.0, priority, max_tokens=200)
+    return Pending(job, long_key(*chunks), CHUNK_BYTES * len(chunks), 200.0, priority, max_tokens=200)
 
 
 def test_a_lane_does_not_join_a_head_while_others_may_be_coming() -> None:

@@ -71,7 +71,7 @@ def test_an_expectation_lies_among_what_was_seen(tokens: list[int], ceiling: int
 
 
 def test_a_record_is_made_of_what_the_store_has() -> None:
-    waiting = Waiting(7, -3, HEAD + b"iden", 900, 64, 50.0, 0, 0)
+    waiting = Waiting(7, -3, HEAD + b"ide", 900, 64, 50.0, 0, 0)
     assert Lengths().pending(waiting) == Pending(7, HEAD, 900, 64, 3, 50.0, 64)
     assert Lengths().pending(waiting, deadline_s=40.0).deadline_s == 40.0
     assert Lengths().pending(waiting._replace(deadline_s=None, max_tokens=None)) == Pending(7, HEAD, 900, None, 3)
@@ -167,7 +167,7 @@ def identity(kind: EngineKind, lanes: int | None) -> Identity:
     [
         (capabilities(shares=True, keeps=True), "native", 8, None, "shares", 8, 8),
         (capabilities(shares=True, keeps=True), "native", 8, 3, "shares", 3, 3),
-        (capabilities(), "native", 8, None, "none", 8, 0),  # an architecture that cannot
+        (capabilities(), "native", 8, None, "none", 8, 8),  # an architecture that cannot, or lanes with cells of their own
         (capabilities(keeps=True, lanes=True), "llama-server", 4, None, "slots", 4, 0),
         (capabilities(keeps=True, lanes=True), "ik_llama", 4, 2, "slots", 2, 0),
         (capabilities(keeps=True, lanes=True), "llama-server", 4, 16, "slots", 4, 0),

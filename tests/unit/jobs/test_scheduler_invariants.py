@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from support.head_keys import long_key
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.expected import Rates
@@ -11,7 +12,7 @@ from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape, Reuse
 
-CHUNKS = [b"aaaa", b"bbbb", b"cccc"]
+CHUNKS = [b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa"), long_key(b"bbbb")]
 JOBS = st.lists(
     st.tuples(
         st.lists(st.sampled_from(CHUNKS), max_size=4).map(b"".join), st.none() | st.integers(1, 300),

@@ -1,4 +1,4 @@
-"""A llama.cpp context: one cache of cells for all sequences, and batches computed over them.
+"""A llama.cpp context: one cache of cells for all sequences, or a stream of cells for each, and batches over them.
 
 Only the thread that decodes may use it; `abort` alone is for others. In models with sliding or chunked attention every
 cell belongs to two ids, its sequence's and a twin's: llama.cpp takes cells that have slid out of the window of their
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.native import abi, breakdown, saved
+from tokenmill.engine.native import abi, breakdown, saved, streams
 from tokenmill.engine.native.batch import Batch, Row
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.placed_params import cache_type
@@ -50,6 +50,7 @@ class ContextSettings:
     threads_batch: int = 4
     moe_cache_bytes: int = 0
     op_offload: bool = True
+    streams: bool = False  # each sequence has cells / sequences of its own, and nothing is shared: see streams.py
 
 
 class Context:
@@ -59,13 +60,16 @@ class Context:
         self.model, self.settings = model, settings
         self._library, self._ffi, self._lib = model.library, model.library.ffi, model.library.lib
         self._twins = model.facts.window is not None
-        self._spare = settings.sequences  # an id of our own, for probing and saving
+        self._spare = settings.sequences  # an id of our own, for probing and saving; streams have none
         if settings.sequences not in range(1, most_sequences(model) + 1):
             raise EngineError(
                 f"a context of {settings.sequences} sequences is not possible here",
                 hint=f"1 to {most_sequences(model)} are",
             )
         self._ids = _even(settings.sequences + 1, settings.ubatch, most_sequences(model) + 1) * (1 + self._twins)
+        if settings.streams:
+            streams.check(model.facts)
+            self._ids = settings.sequences
         self._flag = self._ffi.new("char[2]")  # read by C as a string: its length, 0 or 1, is whether to abort
         self._context = self._create()
         self._memory = self._lib.llama_get_memory(self._context)
@@ -76,8 +80,8 @@ class Context:
         self.batch = int(self._lib.llama_n_batch(self._context))
         self.ubatch = int(self._lib.llama_n_ubatch(self._context))
         self.lost: tuple[int, ...] = ()  # sequences that the last aborted batch emptied
-        twin = self._ids // 2
-        self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(settings.sequences + 1)]
+        twin, named = self._ids // 2, settings.sequences + (not settings.streams)
+        self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(named)]
         self._batch = Batch(self._ffi, self.batch, self._owners, most_rows=self._ids)
 
     def _create(self) -> Any:
@@ -90,7 +94,7 @@ class Context:
         params.abort_callback = self._ffi.cast("void *", _strlen_address())
         params.abort_callback_data = self._flag
         known = {name for name, _ in self._ffi.typeof(params).fields}  # a library of one's own may lack some
-        needed: dict[str, Any] = {"kv_unified": True, "swa_full": True}
+        needed: dict[str, Any] = {"kv_unified": not wanted.streams, "swa_full": True}
         if wanted.moe_cache_bytes:
             needed["moe_cache_size"] = wanted.moe_cache_bytes
         if needed.keys() - known:
@@ -184,6 +188,8 @@ class Context:
     def can_cut_and_share(self) -> tuple[bool, str | None]:
         """Whether heads can be cut and shared, found by doing it; and why not. The context must be empty."""
         facts = self.model.facts
+        if self.settings.streams:
+            return False, streams.WHY_ALONE
         if not facts.shares:
             return False, facts.why_not
         tokens = [min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3)]

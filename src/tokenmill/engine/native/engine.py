@@ -186,6 +186,11 @@ class NativeEngine:
         """Batch sequences that the context has room for."""
         return self.hello.most_lanes
 
+    @property
+    def streams(self) -> bool:
+        """Whether each lane has cells of its own, and no head is shared."""
+        return self.hello.streams
+
     async def set_lanes(self, lanes: int) -> None:
         """Change how many batch sequences run at once, within what the context was built for."""
         await self._change("lanes", lanes=lanes)
@@ -193,7 +198,9 @@ class NativeEngine:
     async def set_context(self, **changes: object) -> wire.Hello:
         """Build another context on the same weights: cells, context, ubatch, cache types, flash attention, lanes.
 
-        What runs is not lost: it is computed again in the new one.
+        `streams=True` gives each lane cells of its own, which is faster where prompts share nothing; no head is kept
+        then, and no lane is left over for interactive requests. `streams=False` goes back to one cache for all. What
+        runs is not lost: it is computed again in the new one.
         """
         return await self._change("context", **changes)
 

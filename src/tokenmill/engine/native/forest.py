@@ -69,19 +69,20 @@ class Forest:
     digest each and end together, all eight are wanted.
     """
 
-    def __init__(self, cells: Cells, *, total_cells: int, sequences: int, shares: bool) -> None:
-        self.total_cells, self.sequences, self.shares = total_cells, sequences, shares
+    def __init__(self, cells: Cells, *, total_cells: int, sequences: int, shares: bool, streams: bool = False) -> None:
+        """`streams`: each sequence has cells of its own; what it left there, it may begin with again."""
+        self.total_cells, self.sequences, self.shares, self.streams = total_cells, sequences, shares, streams
         self.evicted = 0  # tokens dropped to make room, ever
         self._cells = cells
         self._least_trimmed = max(1, min(_MOST_TRIMMED, total_cells // _TRIMMED_SHARE))
-        self._holders = Holders(cells, sequences)
+        self._holders = Holders(cells, sequences, leaves=streams)
         self._tree = self._holders.tree
         self._taken: set[int] = set()
 
     def clear(self) -> None:
         """Forget all sequences and heads, because the cache was emptied or built anew; mutates. Pins stay."""
         pins = self._holders.pins
-        self._holders = Holders(self._cells, self.sequences)
+        self._holders = Holders(self._cells, self.sequences, leaves=self.streams)
         self._holders.pins = pins
         self._tree = self._holders.tree
         self._taken.clear()
@@ -176,6 +177,7 @@ class Forest:
             node, ready = self._tree.walk(wanted, limit)  # a keeper may have gone, and nodes with it
             splits = ready < node.end
             head = self._holders.begin(sequence, node, ready, held)
+            ready += self._holders.take_up(sequence)
         self._holders.touch(head, hits=1)
         head.forked |= splits
         return Opened(sequence, ready)

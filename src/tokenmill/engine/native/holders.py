@@ -34,8 +34,10 @@ class Held:
 class Holders:
     """The tree with the sequences that hold it."""
 
-    def __init__(self, cells: Cells, sequences: int) -> None:
+    def __init__(self, cells: Cells, sequences: int, *, leaves: bool = False) -> None:
+        """`leaves`: an id that is put back keeps its cells, which nobody else could use, until it begins anew."""
         self.tree = Tree()
+        self._leaves, self._left = leaves, dict[int, Tokens]()
         self.held: dict[int, Held] = {}
         self.pins: dict[bytes, Tokens] = {}
         self._cells = cells
@@ -102,6 +104,20 @@ class Holders:
             self._cells.copy(next(other for other in head.holders() if other != sequence), sequence, position)
         return head
 
+    def take_up(self, sequence: int) -> int:
+        """Let a sequence that holds nothing yet begin with what its id has left of its prompt; mutates tree and cache.
+
+        Returns how many tokens that are, never the last one.
+        """
+        left, prompt = self._left.pop(sequence, None), self.held[sequence].prompt
+        if left is None:
+            return 0
+        same = common(left, prompt, 0, len(prompt) - 1)
+        self._cells.cut(sequence, same)
+        if same:
+            self.tree.extend(sequence, prompt[:same])
+        return same
+
     def release(self, sequence: int) -> None:
         """Let an id go with all it holds; mutates tree and cache."""
         self.tree.detach(sequence)
@@ -110,7 +126,8 @@ class Holders:
 
     def put_back(self, sequence: int) -> None:
         """Empty an id that is not in the tree, for others to use; mutates the cache."""
-        self._cells.cut(sequence, 0)
+        if sequence not in self._left:
+            self._cells.cut(sequence, 0)
         heappush(self._unused, sequence)
 
     def settle(self, sequence: int, position: int) -> None:
@@ -119,6 +136,8 @@ class Holders:
         It is the path's only keeper then, or goes where there is one below. A running sequence below is no reason to
         go: it may end and keep nothing.
         """
+        if self._leaves:
+            self._left[sequence] = self.tree.ends[sequence].tokens[:]  # all it has: such a path is one node
         is_shorter = position < self.tree.ends[sequence].end
         if is_shorter:
             self.tree.retreat(sequence, position)

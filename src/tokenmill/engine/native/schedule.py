@@ -15,7 +15,7 @@ from itertools import islice
 from tokenmill.engine.engine import Priority
 from tokenmill.engine.native.forest import Forest, Keep
 from tokenmill.engine.native.radix import as_tokens
-from tokenmill.engine.native.work import AtWork, Draft, Id, Job, Spent, Step, Totals, Work, bounds_of
+from tokenmill.engine.native.work import AtWork, Draft, Id, Job, Spent, Step, Totals, Work, bounds_of, in_streams
 from tokenmill.errors import RequestRefused, TooLong
 
 LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
@@ -37,11 +37,12 @@ class Schedule:
         self, forest: Forest, *, lanes: int, interactive_lanes: int, budget: int, ubatch: int, context: int
     ) -> None:
         self.forest = forest
-        self.lanes = lanes  # batch jobs at once; this and the next four may be assigned at any time
+        self.lanes = lanes  # batch jobs at once; this and the next five may be assigned at any time
         self.interactive_lanes = interactive_lanes  # jobs beyond `lanes`, for interactive ones alone
         self.budget = budget  # tokens of one step that the decoder has room for
         self.ubatch = ubatch  # tokens that it computes together
         self.context = context  # tokens of one sequence
+        self.streams = False  # every sequence has cells of its own: see `in_streams`
         self._jobs: dict[Id, Job] = {}
         self._queues: dict[Priority, deque[Job]] = {"interactive": deque(), "batch": deque()}
         self._running: dict[int, Job] = {}  # by sequence
@@ -134,7 +135,8 @@ class Schedule:
                 draft.add(job, Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
             elif job.position >= self._limit or len(self._running) == 1:
                 exhausted.append(job.id)
-        step = Step(tuple(draft.work.values()), tuple(self._preempted), tuple(exhausted))
+        work = in_streams(draft.work.values()) if self.streams else tuple(draft.work.values())
+        step = Step(work, tuple(self._preempted), tuple(exhausted))
         self._preempted.clear()
         return step
 

@@ -15,8 +15,8 @@ from tokenmill.engine.binding import host_bytes
 from tokenmill.engine.native.engine import NativeEngine
 from tokenmill.engine.native.from_plan import environment_of, settings_of
 from tokenmill.engine.native.order import INTERACTIVE_LANES, ORDER, Order, sequences_for
-from tokenmill.engine.priority import preparation
 from tokenmill.engine.process import Process
+from tokenmill.engine.reserve_start import Told, start_kept
 from tokenmill.errors import EngineError
 from tokenmill.model.identity import identity_of
 from tokenmill.plan.plan import Plan
@@ -27,10 +27,11 @@ _MOST_SOCKET_BYTES = 100  # sun_path holds 108
 async def start(
     plan: Plan, *, model_path: Path, config: EngineConfig, state: Path, name: str,
     began: Callable[[Process], None] | None = None, detach: bool = False,
+    told: Told | None = None,
 ) -> NativeEngine:  # fmt: skip
     """Load a model in a worker of ours and wait until it answers; it dies with us unless detached.
 
-    `began` is told of the process before it has loaded anything.
+    `began` is told of the process before it has loaded anything, `told` of what it leaves to other programs.
     """
     weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_LANES))
     order = Order(
@@ -40,10 +41,9 @@ async def start(
         header=_path(config.header),
     )  # fmt: skip
     argv = [sys.executable, "-m", "tokenmill.engine.native.worker", ORDER.dump_json(order).decode()]
-    process = await Process.start(
-        argv, log=records.log_path(state, name), env=environment_of(plan), preparation=preparation(plan, config),
-        detach=detach, predicted_host_bytes=host_bytes(plan),
-    )  # fmt: skip
+    process = await start_kept(
+        argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, told=told
+    )
     record = records.Record(
         name=name, kind="native", engine=process.pid, minder=process.minder, address=str(order.socket),
         model=order.name, model_id=order.model_id, build="native", argv=tuple(argv[:3]), started=time.time(),

@@ -48,6 +48,7 @@ class Hello:
     threads: int
     threads_batch: int
     most_lanes: int  # that the context has room for
+    streams: bool = False  # each lane has cells of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a schedule is given and what it hands out: jobs, the work of one step, and what was spent on them."""
 
 from array import array
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -230,3 +230,13 @@ def bounds_of(running: Collection[Job], *, budget: int, ubatch: int) -> Bounds:
     left = max(0, tokens - decodes)
     floor = min(ubatch // _BATCH_FLOOR, left // 2) if missing > left else 0
     return Bounds(tokens, share, floor if any(not job.urgent for job in prefilling) else 0)
+
+
+def in_streams(work: Iterable[Work]) -> tuple[Work, ...]:
+    """Work by sequence, as llama.cpp wants it where each has a stream. Mutates nothing.
+
+    It computes streams together whose numbers follow each other, as many tokens of each as all of them have:
+
+        tokens of 0 to 3: 1, 1, 168, 1   ->   one of each, then 167 of the third alone
+    """
+    return tuple(sorted(work, key=lambda each: each.sequence))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, Identity, Request
-from tokenmill.engine.native import wire
+from tokenmill.engine.native import streams, wire
 from tokenmill.engine.native.abi import LOG_DEBUG
 from tokenmill.engine.native.chat import Template, template_of
 from tokenmill.engine.native.constraints import can_follow_schemas, prepare
@@ -75,20 +75,30 @@ class Worker:
         if self.session is not None:
             self.session.stop()
 
-    # ---- context
+    # ---- context: `settings` are those of a context for all together, and `streams` says whether lanes are apart in it
 
-    def _make(self, settings: ContextSettings) -> tuple[Context, Forest]:
+    def _make(self, settings: ContextSettings, lanes: int) -> tuple[Context, Forest]:
+        if settings.streams:
+            settings = streams.apart(settings, lanes)
         context = Context(self.model, settings)
         shares, self.why_alone = context.can_cut_and_share()
-        return context, Forest(context, total_cells=context.cells, sequences=settings.sequences, shares=shares)
+        return context, Forest(
+            context, total_cells=context.cells, sequences=settings.sequences, shares=shares, streams=settings.streams
+        )
 
     def _build(self, settings: ContextSettings, lanes: int) -> Session:
-        context, forest = self._make(settings)
+        context, forest = self._make(settings, lanes)
         schedule = Schedule(
-            forest, lanes=lanes, interactive_lanes=self.order.interactive_lanes, budget=settings.batch,
+            forest, lanes=lanes, interactive_lanes=self._interactive_lanes, budget=settings.batch,
             ubatch=settings.ubatch, context=settings.context,
         )  # fmt: skip
+        schedule.streams = settings.streams
         return Session(self.hub, self.model.vocab, context, forest, schedule)
+
+    @property
+    def _interactive_lanes(self) -> int:
+        """Lanes beyond those of the batch: streams are for batches, and have none."""
+        return 0 if self.settings.streams else self.order.interactive_lanes
 
     @property
     def _session(self) -> Session:
@@ -101,7 +111,8 @@ class Worker:
         shares = session.forest.shares
         notes = self.template_notes
         if not shares:
-            notes += (f"every prompt is computed in full: {self.why_alone}",)
+            what = "no lane has what others computed" if settings.streams else "every prompt is computed in full"
+            notes += (f"{what}: {self.why_alone}",)
         if not can_follow_schemas(self.library):
             notes += ("JSON schemas are followed through a grammar of ours: this llama.cpp has no llguidance",)
         identity = Identity(
@@ -116,12 +127,13 @@ class Worker:
         )  # fmt: skip
         buffers = session.context.buffers()
         return wire.Hello(
-            identity, capabilities, buffers, self.load_s, settings.threads, settings.threads_batch, self._most_lanes
-        )
+            identity, capabilities, buffers, self.load_s, settings.threads, settings.threads_batch, self._most_lanes,
+            settings.streams,
+        )  # fmt: skip
 
     @property
     def _most_lanes(self) -> int:
-        return self.settings.sequences - self.order.interactive_lanes
+        return self._session.forest.sequences - self._interactive_lanes
 
     # ---- the other thread asks for these
 
@@ -178,7 +190,7 @@ class Worker:
     def _lanes(self, given: dict[str, Any]) -> Any:
         lanes = int(given["lanes"])
         if not 1 <= lanes <= self._most_lanes:
-            raise UsageError(f"{lanes} lanes do not fit a context of {self.settings.sequences} sequences")
+            raise UsageError(f"{lanes} lanes do not fit a context of {self._session.forest.sequences} sequences")
         self.lanes = self._session.schedule.lanes = lanes
         return self._changed()
 
@@ -187,17 +199,21 @@ class Worker:
         given = dict(given)
         lanes = int(given.pop("lanes", self.lanes))
         settings = replace(self.settings, **given)
+        if settings.streams:  # refused before anything is given up
+            streams.check(self.model.facts)
+            streams.apart(settings, lanes)
         session = self._session
         session.context.close()  # first: there may not be room for two
         try:
-            made = self._make(settings)
+            made = self._make(settings, lanes)
         except TokenmillError:
-            session.move_to(*self._make(self.settings))
+            session.move_to(*self._make(self.settings, session.forest.sequences))
             raise
         session.move_to(*made)
         self.settings, self.lanes = settings, lanes
-        session.schedule.lanes, session.schedule.budget = lanes, settings.batch
-        session.schedule.ubatch, session.schedule.context = settings.ubatch, settings.context
+        schedule = session.schedule
+        schedule.lanes, schedule.interactive_lanes, schedule.budget = lanes, self._interactive_lanes, settings.batch
+        schedule.ubatch, schedule.context, schedule.streams = settings.ubatch, settings.context, settings.streams
         return self._changed()
 
     def _changed(self) -> Any:
@@ -219,10 +235,14 @@ class Worker:
         same = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
         return first[:same]
 
-    def _pin(self, given: dict[str, Any]) -> list[int]:
-        forest = self._session.forest
-        if not forest.shares:
+    def _keeping(self) -> Session:
+        """For what is done with heads, where any are kept."""
+        if not self._session.forest.shares:
             raise EngineError(f"no head can be kept: {self.why_alone}")
+        return self._session
+
+    def _pin(self, given: dict[str, Any]) -> list[int]:
+        forest = self._keeping().forest
         tokens = self._head(given)
         if len(tokens) >= self.settings.context:
             raise TooLong(
@@ -236,10 +256,10 @@ class Worker:
         self._session.forest.unpin(self._head(given))
 
     def _save(self, given: dict[str, Any]) -> int:
-        return self._session.save(self._head(given), Path(given["path"]), self.order.model_id)
+        return self._keeping().save(self._head(given), Path(given["path"]), self.order.model_id)
 
     def _restore(self, given: dict[str, Any]) -> int:
-        return self._session.restore(Path(given["path"]), self.order.model_id, pin=bool(given.get("pin", True)))
+        return self._keeping().restore(Path(given["path"]), self.order.model_id, pin=bool(given.get("pin", True)))
 
     def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
         return [asdict(head) for head in self._session.forest.heads()]

@@ -122,7 +122,7 @@ UPDATE jobs SET state = 2, code = NULL, message = NULL,
 WHERE id = :job AND state IN (0, 1) AND EXISTS (SELECT 1 FROM answers WHERE answers.identity = jobs.identity);
 
 -- name: add_totals
-UPDATE batches SET computed = computed + 1, prompt_tokens = prompt_tokens + :prompt_tokens,
+UPDATE batches SET computed = computed + :computed, prompt_tokens = prompt_tokens + :prompt_tokens,
        cached_tokens = cached_tokens + :cached_tokens, completion_tokens = completion_tokens + :completion_tokens,
        engine_s = engine_s + :engine_s
 WHERE id = :batch;

@@ -1,0 +1,135 @@
+"""A batch as the gateway tells of it, and the key that finds it again. Pure."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from tokenmill.recipes.mill import Line
+
+KEY = "tokenmill_key"
+"""Where the key is in a batch's metadata."""
+FINAL = frozenset(("failed", "completed", "expired", "cancelled"))
+ATTACHABLE = frozenset(("validating", "in_progress", "finalizing", "completed"))
+"""Statuses of batches that a run may wait for, or take the answers of."""
+UNANSWERED = frozenset(("batch_cancelled", "batch_expired"))
+"""Codes of lines that were not worked on: they have no outcome yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was computed for a batch; answers that were there before cost nothing."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt tokens, not computed again
+    completion_tokens: int = 0
+
+    def __sub__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens - other.prompt_tokens, self.cached_tokens - other.cached_tokens,
+            self.completion_tokens - other.completion_tokens,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch at one moment. Times are Unix seconds, whole ones."""
+
+    id: str
+    status: str
+    total: int  # lines; 0 until they are counted
+    completed: int
+    failed: int
+    usage: Usage
+    created_s: int
+    began_s: int | None
+    ended_s: int | None  # when the last answer came
+    output_file: str | None
+    error_file: str | None
+    model: str | None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()  # why its file was refused
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.status in FINAL
+
+    @property
+    def seconds(self) -> int | None:
+        """From its first line taken up to its last answer; None: not there yet."""
+        return None if self.began_s is None or self.ended_s is None else self.ended_s - self.began_s
+
+
+def batch_of(body: Mapping[str, Any]) -> Batch:
+    """A batch out of what the gateway says."""
+    counts, usage = body.get("request_counts") or {}, body.get("usage") or {}
+    ends = ("finalizing_at", "completed_at", "cancelled_at", "expired_at", "failed_at")
+    errors = ((body.get("errors") or {}).get("data")) or ()
+    return Batch(
+        id=body["id"], status=body["status"], total=counts.get("total", 0), completed=counts.get("completed", 0),
+        failed=counts.get("failed", 0), usage=_usage(usage), created_s=body["created_at"],
+        began_s=body.get("in_progress_at"),
+        ended_s=next((body[name] for name in ends if body.get(name) is not None), None),
+        output_file=body.get("output_file_id"), error_file=body.get("error_file_id"), model=body.get("model"),
+        metadata=body.get("metadata") or {}, errors=tuple(_said(error) for error in errors),
+    )  # fmt: skip
+
+
+def _usage(body: Mapping[str, Any]) -> Usage:
+    details = body.get("input_tokens_details") or {}
+    return Usage(body.get("input_tokens", 0), details.get("cached_tokens", 0), body.get("output_tokens", 0))
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    where = f"line {error['line']}: " if error.get("line") is not None else ""
+    return f"{where}{error.get('message')}"
+
+
+class Keyed:
+    """Writes lines as the bytes of a batch file and makes their key."""
+
+    def __init__(self, file: BinaryIO, model: str | None, *scope: str) -> None:
+        """`scope`: whose they are, such as the asset and the partition: equal lines elsewhere are another batch."""
+        self._file, self._model = file, model
+        self._sum = hashlib.sha256(json.dumps([model, *scope]).encode())
+        self.lines = 0
+        self.endpoint: str | None = None  # of the first line; None: there is none
+
+    def add(self, line: Line) -> None:
+        """One more line; it asks for the model unless it names one."""
+        whole = dict(line)
+        if self._model is not None and isinstance(whole.get("body"), Mapping) and "model" not in whole["body"]:
+            whole["body"] = {"model": self._model, **whole["body"]}
+        data = _bytes(whole)
+        self._file.write(data)
+        self._sum.update(data)
+        self.lines += 1
+        if self.endpoint is None:
+            self.endpoint = str(whole.get("url"))
+
+    @property
+    def key(self) -> str:
+        """Of all lines so far."""
+        return self._sum.hexdigest()
+
+
+def _bytes(line: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair: the gateway is to judge it, not the encoder
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"
+
+
+def in_order(
+    names: Iterator[str], *files: Iterator[Mapping[str, Any]]
+) -> Iterator[Mapping[str, Any]]:  # fmt: skip
+    """Result lines of several files, each in the order of `names`, in one order; names without a line are left out."""
+    heads = [next(file, None) for file in files]
+    for name in names:
+        for at, head in enumerate(heads):
+            if head is not None and head["custom_id"] == name:
+                yield head
+                heads[at] = next(files[at], None)
+                break

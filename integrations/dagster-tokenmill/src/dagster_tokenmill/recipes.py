@@ -1,0 +1,164 @@
+"""The three recipes as assets: the same functions as `tokenmill expand`, `distill` and `summarize`, on a gateway.
+
+Options have the names and meanings of those commands.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from dagster_tokenmill.assets import Made, mill_asset, provenance
+from dagster_tokenmill.mill import GatewayMill
+from dagster_tokenmill.paths import folder_for
+from dagster_tokenmill.source import Source, file_of, taking
+from tokenmill.recipes.distill import distill
+from tokenmill.recipes.distill_prompts import Ask, Prompts, checked_lines
+from tokenmill.recipes.distill_rows import Thinking
+from tokenmill.recipes.documents import Reading, gather
+from tokenmill.recipes.expand import expand
+from tokenmill.recipes.expand_lines import Desk, Drawing
+from tokenmill.recipes.expand_order import Order, summary_document
+from tokenmill.recipes.expand_prompts import JUDGE, known_ways, load
+from tokenmill.recipes.expand_schema import read_schema
+from tokenmill.recipes.expand_seeds import read_seeds
+from tokenmill.recipes.expand_ways import INSTRUCTION, variants
+from tokenmill.recipes.manifest import read_manifest
+from tokenmill.recipes.rows import write_rows
+from tokenmill.recipes.summarize import Order as SummaryOrder
+from tokenmill.recipes.summarize import summarize
+from tokenmill.recipes.summarize_prompts import prompts_for
+
+SUMMARY_COLUMNS: Mapping[str, str] = {"document": "string", "source": "string", "summary": "string", "file": "string"}
+
+
+def expand_asset(
+    name: str,
+    *,
+    path: str,
+    seeds: Source,
+    ways: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    formats: Sequence[str] = (),
+    target: int | None = None,
+    rounds: int | None = None,
+    per_seed: int | None = None,
+    judge: bool = True,
+    least_score: int = 3,
+    near: float = 0.8,
+    keep_seeds: bool = False,
+    evolve: bool = False,
+    column: str | None = None,
+    answer_column: str | None = None,
+    carry: Sequence[str] = (),
+    prompts: Path | None = None,
+    schema: Path | None = None,
+    drawing: Drawing = Drawing(),  # noqa: B008  frozen
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """A dataset grown from the examples of `seeds`; `options` as `mill_asset`."""
+    asked = variants(ways, languages, formats, known_ways(prompts))
+    texts = {way: load(way, prompts) for way in dict.fromkeys(variant.way for variant in asked)}
+    judging = load(JUDGE, prompts) if judge else None
+    shape = None if schema is None else read_schema(schema)
+    options["ins"], take = taking(seeds, "seeds", options.get("ins"))
+
+    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
+        given = file_of(take(context, values), mill.folder, "seeds")
+        found = read_seeds(given, column=column, answer_column=answer_column, carry=carry)
+        if INSTRUCTION in texts:
+            found = replace(found, shape=found.shape.with_task())
+        order = Order(
+            found, Desk(found.shape, texts, drawing, shape), asked, file, judge=judging, least_score=least_score,
+            near=near, per_seed=per_seed, target=target, rounds=rounds, evolve=evolve, keep_seeds=keep_seeds,
+        )  # fmt: skip
+        done = await expand(mill, order, context.log.info)
+        told = summary_document(done)
+        counts = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "waiting", "rounds", "why")
+        return Made(done.rows, done.end, {name.replace("_", " "): told[name] for name in counts})
+
+    return mill_asset(name, work, path=path, **options)
+
+
+def distill_asset(
+    name: str,
+    *,
+    path: str,
+    prompts: Source,
+    ask: Ask = Ask(),  # noqa: B008  frozen
+    system: str | None = None,
+    column: str | None = None,
+    thinking: Thinking = "auto",
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """A teacher's answers to `prompts`, with tokens and log probabilities; `ask` says how they are drawn."""
+    options["ins"], take = taking(prompts, "prompts", options.get("ins"))
+
+    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
+        source = Prompts(file_of(take(context, values), mill.folder, "prompts"), column, system)
+        checked_lines(source, ask)
+        done = await distill(mill, source, ask, file, thinking=thinking, tell=context.log.info)
+        more = {"asked": done.asked, "failed": done.failed, "waiting": done.waiting, "cut": done.cut,
+                "reasoned": done.reasoned}  # fmt: skip
+        return Made(done.rows, done.end, more)
+
+    return mill_asset(name, work, path=path, **options)
+
+
+def summarize_asset(
+    name: str,
+    *,
+    path: str,
+    folder: str,
+    docs: Source,
+    max_tokens: int = 512,
+    language: str | None = None,
+    digest: Path | None = None,
+    prompts: Path | None = None,
+    glob: Sequence[str] = (),
+    text_column: str | None = None,
+    id_column: str | None = None,
+    overlap: int = 0,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    force: bool = False,
+    prune: bool = False,
+    **options: Any,
+) -> dg.AssetsDefinition:
+    """A summary for every document, and the next time only for what has changed.
+
+    `docs`: a file, a folder, or rows. `folder` keeps the summaries and their manifest, `path` gets them as one table;
+    both may have {partition} in them, `folder` need not: then a document that two partitions have is summarised once.
+    """
+    texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
+    drawn = {"max_tokens": max_tokens, "temperature": temperature, **({} if seed is None else {"seed": seed})}
+    options["ins"], take = taking(docs, "docs", options.get("ins"))
+
+    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
+        out = folder_for(folder, asset=name, partition=context.partition_key if context.has_partition_key else None)
+        reading = Reading(tuple(glob), text_column, id_column, leave_out=out)
+        found = gather([file_of(take(context, values), mill.folder, "docs")], reading)
+        order = SummaryOrder(found, out, texts, drawn, overlap=overlap, force=force, prune=prune)
+        done = await summarize(mill, order, tokens=None, tell=context.log.info)
+        rows = _summaries(out, {document.name for document in found.documents})
+        count = write_rows(file, rows, SUMMARY_COLUMNS, metadata=provenance(mill))
+        more: dict[str, Any] = {
+            "documents": done.documents, "done": done.done, "unchanged": done.unchanged, "left": done.left,
+            "edited": len(done.edited), "failed": len(done.failed), "skipped": len(done.skipped),
+            "cut": len(done.cut), "folder": dg.MetadataValue.path(str(out)),
+        }  # fmt: skip
+        return Made(count, done.end, more)
+
+    return mill_asset(name, work, path=path, **options)
+
+
+def _summaries(folder: Path, documents: set[str]) -> list[dict[str, Any]]:
+    entries = read_manifest(folder).entries
+    return [
+        {"document": name, "source": entry.source, "summary": (folder / entry.summary).read_text(encoding="utf-8"),
+         "file": entry.summary}
+        for name, entry in sorted(entries.items())
+        if name in documents and entry.state == "done" and (folder / entry.summary).is_file()
+    ]  # fmt: skip

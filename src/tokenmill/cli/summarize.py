@@ -1,0 +1,243 @@
+"""`tokenmill summarize`: a summary for every document, and the next night only for what has changed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
+from tokenmill.cli.output import Common, facts, say, show, show_json
+from tokenmill.cli.starting import EngineOptions
+from tokenmill.cli.tokens import tokeniser
+from tokenmill.errors import UsageError
+from tokenmill.recipes.documents import Reading, Skipped, gather
+from tokenmill.recipes.manifest import MANIFEST, read_manifest
+from tokenmill.recipes.mill import Mill, Prospect
+from tokenmill.recipes.summarize import Order, Summarized, nothing_to_do
+from tokenmill.recipes.summarize import summarize as summarize_documents
+from tokenmill.recipes.summarize_prompts import prompts_for, write_packaged
+from tokenmill.recipes.summarize_prospect import prospect
+from tokenmill.units import number_of
+
+MAX_TOKENS = 512
+SHOWN = 5  # names of each kind
+
+
+def summarize(
+    *docs: Path,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    model: str | None = None,
+    digest: Path | None = None,
+    max_tokens: int = MAX_TOKENS,
+    language: str | None = None,
+    prompts: Path | None = None,
+    write_prompts: Path | None = None,
+    glob: tuple[str, ...] = (),
+    text_column: str | None = None,
+    id_column: str | None = None,
+    overlap: int = 0,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    body: str | None = None,
+    strict: bool = False,
+    force: bool = False,
+    prune: bool = False,
+    limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
+    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Summarize documents into a folder, each once: run nightly, and only what is new or changed is done.
+
+    A document that fits the context is summarized in one go; a longer one is cut at headings, paragraphs or sentences,
+    and the notes on its pieces are reduced to one summary. OUTPUT gets a file PATH.md for each document and
+    manifest.jsonl, which says what every summary was made of and by. A summary that somebody edited is not overwritten.
+    After Ctrl-C, a crash or a budget the same command goes on where it stopped. Exit code 0: no document failed.
+
+    Parameters
+    ----------
+    docs:
+        Files and folders: text, Markdown, reST, HTML, or tables with a text in each row (JSON, JSONL, CSV, TSV,
+        Parquet). Hidden files are left out; what is not text is named and skipped.
+    output:
+        The folder for the summaries; made where it is not there.
+    model:
+        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+    digest:
+        A text that stands in front of every prompt: a glossary, house style, what `tokenmill digest` makes. It is
+        computed once and stays warm.
+    max_tokens:
+        Tokens of a summary at most; default: 512.
+    language:
+        To write in, such as German; default: the language of the document.
+    prompts:
+        A folder with document.md, piece.md or reduce.md in place of the packaged prompts.
+    write_prompts:
+        Write the packaged prompts into this folder, to be edited, and do nothing else.
+    glob:
+        Of folders take only files like this, such as `*.md` or `guide/**/*.txt`; may be given several times.
+    text_column:
+        The column of a table that holds the text; default: text.
+    id_column:
+        The column of a table that names its rows; default: they are numbered.
+    overlap:
+        Tokens that a piece repeats of the one before; default: none.
+    temperature:
+        0, the default, always takes the likeliest token.
+    seed:
+        Of the draws.
+    body:
+        More for every request, a JSON object with keys of OpenAI's bodies, such as '{"reasoning_effort": "none"}'.
+    strict:
+        Refuse to begin if anything had to be skipped.
+    force:
+        Overwrite summaries that somebody edited, and with --write-prompts prompts that are there.
+    prune:
+        Remove summaries whose documents are gone; default: they are kept.
+    """
+    if write_prompts is not None:
+        return _written(write_prompts, common, force=force)
+    if output is None or not docs:
+        what = "documents" if output is not None else "an output folder"
+        raise UsageError(f"{what} must be given", hint="for example: tokenmill summarize docs/ -o summaries/")
+    if max_tokens < 1 or overlap < 0:
+        raise UsageError("--max-tokens must be at least 1, and --overlap 0 or more")
+    given = BodyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, body=body)
+    texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
+    found = gather(docs, Reading(glob, text_column, id_column, leave_out=output))
+    _check_found(found.skipped, strict=strict, empty=not found.documents)
+    order = Order(
+        found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
+    )
+    limits.check()
+    choice = choose(model, options, common)
+    if not limits.dry_run and (ended := nothing_to_do(order, read_manifest(output), choice.model_id)) is not None:
+        return _told(ended, output, None, common)
+    known = choice.model if model is None and choice.path is not None else model
+    with tokeniser(str(choice.path) if choice.path is not None else None, common) as counting:
+        if counting.count is None:
+            why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is not at hand"
+            say(f"tokens are estimated, 4 bytes each, and a quarter of the context is kept free: {why}")
+        came = milled(
+            _recipe(order, counting.count), _prospect(order, choice, options, common), called="summarize", model=known,
+            limits=limits, options=options, common=common,
+        )  # fmt: skip
+    return came if isinstance(came, int) else _told(came.value, output, came, common)
+
+
+def _recipe(order: Order, count: Tokens) -> Callable[[Mill, Callable[[str], None]], Awaitable[Summarized]]:
+    return lambda mill, tell: summarize_documents(mill, order, tokens=count, tell=tell)
+
+
+def _prospect(order: Order, choice: Choice, options: EngineOptions, common: Common) -> Callable[[Tokens], Prospect]:
+    def made(count: Tokens) -> Prospect:
+        context = options.context
+        if context is None and choice.record is None and choice.url is None:
+            context = plan_for(choice, options, common).plan.settings.context
+        elif context is None:
+            context = asyncio.run(_context_of(choice))
+        return prospect(order, choice.model_id, context, count)
+
+    return made
+
+
+async def _context_of(choice: Choice) -> int | None:
+    """Of an engine that runs already."""
+    async with engine_up(choice, None, choice.state) as engine:
+        return engine.identity.context
+
+
+def _written(folder: Path, common: Common, *, force: bool) -> int:
+    made = write_packaged(folder, force=force)
+    if common.json:
+        show_json({"prompts": [str(path) for path in made]})
+    else:
+        show(facts({path.stem: str(path) for path in made}))
+        say(f"edit them, then: tokenmill summarize DOCS -o OUT --prompts {folder}")
+    return 0
+
+
+def _check_found(skipped: tuple[Skipped, ...], *, strict: bool, empty: bool) -> None:
+    """Say what is no document; UsageError where that is too much."""
+    words = [f"{each.name}: {each.reason}" for each in skipped]
+    if empty:
+        raise UsageError("\n".join(("there is no text in what was given", *words[:SHOWN])),
+                         hint="text, Markdown, reST, HTML, JSON, JSONL, CSV, TSV and Parquet are read")  # fmt: skip
+    if skipped and strict:
+        raise UsageError("\n".join((f"--strict: {len(skipped):,} of them cannot be read", *words[:SHOWN])),
+                         hint="convert or remove them, or leave --strict out: they are skipped then")  # fmt: skip
+    for word in words[:SHOWN]:
+        say(f"skipped {word}")
+    if len(words) > SHOWN:
+        say(f"skipped {len(words) - SHOWN:,} more; --json names all")
+
+
+def _told(ended: Summarized, output: Path, run: Milled[Summarized] | None, common: Common) -> int:
+    if common.json:
+        show_json(_document(ended, output, run))
+    else:
+        _show(ended, output, run)
+    if ended.failed:
+        say("the same command tries those again that failed")
+    if run is not None and run.code:
+        return run.code
+    return 1 if ended.failed else 0
+
+
+def _show(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> None:
+    pieces = f", {ended.reduced:,} of them in pieces" if ended.reduced else ""
+    rows = {
+        "documents": f"{ended.documents:,}: {ended.done:,} done{pieces}, {ended.unchanged:,} unchanged",
+        "left": f"{ended.left:,} for the next run" if ended.left else "",
+        "failed": _names([f"{name} ({failure.message})" for name, failure in ended.failed]),
+        "kept": f"{_names(list(ended.edited))}; edited by hand, --force overwrites" if ended.edited else "",
+        "cut": f"{_names(list(ended.cut))}; ended by --max-tokens" if ended.cut else "",
+        "skipped": f"{len(ended.skipped):,}" if ended.skipped else "",
+        "gone": _gone(ended),
+        "summaries": f"{output}, {output / MANIFEST}",
+    }
+    more = summary_rows(run) if run is not None else {"answers": "none: nothing has changed"}
+    show(facts({label: value for label, value in (rows | more).items() if value}))
+
+
+def _gone(ended: Summarized) -> str:
+    if not ended.vanished:
+        return ""
+    if ended.pruned:
+        return f"{number_of(ended.pruned, 'summary', 'summaries')} of documents that are gone removed"
+    return f"{_names(list(ended.vanished))}; their summaries are kept, --prune removes them"
+
+
+def _names(names: list[str]) -> str:
+    if not names:
+        return ""
+    more = f", and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{len(names):,}: {', '.join(names[:SHOWN])}{more}"
+
+
+def _document(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> dict[str, Any]:
+    spent = spent_document(run) if run is not None else {"end": "finished", "answers": 0, "reused": 0}
+    return spent | {
+        "documents": ended.documents,
+        "done": ended.done,
+        "unchanged": ended.unchanged,
+        "skipped": len(ended.skipped),
+        "failed": len(ended.failed),
+        "edited": len(ended.edited),
+        "left": ended.left,
+        "vanished": len(ended.vanished),
+        "pruned": ended.pruned,
+        "pieces": ended.pieces,
+        "tokens": run.spent.tokens if run is not None else 0,
+        "output": str(output),
+        "files": {
+            "skipped": [{"document": each.name, "reason": each.reason} for each in ended.skipped],
+            "failed": [{"document": name, "code": why.code, "message": why.message} for name, why in ended.failed],
+            "edited": list(ended.edited),
+            "vanished": list(ended.vanished),
+            "cut": list(ended.cut),
+        },
+    }

@@ -1,0 +1,52 @@
+"""Cells of their own for every lane: what that takes, and which models can.
+
+    together    one cache of cells for all sequences; heads are shared. A new prompt lies where others have left room,
+                in pieces, and its attention looks at every cell that lies between them.
+    streams     as many caches as lanes. A prompt lies in one piece, and its attention meets nobody else; but a lane
+                has only what its own last prompt began with, and prompts are not computed in one micro-batch with the
+                tokens of answers.
+
+Knows arithmetic and facts of models, no llama.cpp.
+"""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tokenmill.engine.native.model import Facts
+from tokenmill.errors import EngineError, UsageError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.native.context import ContextSettings
+
+PAD = 256  # llama.cpp rounds the cells of a context, and those of each stream, up to whole ones
+WHY_ALONE = "every lane has cells of its own"
+
+
+def check(facts: Facts) -> None:
+    """Refuse models whose memory is not one plain cache of cells."""
+    why = facts.why_not
+    if why is None and facts.window is not None:
+        why = f"some of its layers see {facts.window} tokens only, and their cells are kept another way"
+    if why is not None:
+        raise EngineError(f"lanes cannot have cells of their own with this model: {why}", hint="leave streams off")
+
+
+def apart(settings: "ContextSettings", lanes: int) -> "ContextSettings":
+    """The same context in streams, one for each lane: none holds fewer tokens than a sequence could have before.
+
+    It never takes more cells than all lanes had together; UsageError where that is too few.
+    """
+    each = padded(settings.context)
+    if lanes < 1:
+        raise UsageError(f"{lanes} lanes compute nothing")
+    if lanes * each > padded(settings.cells):
+        raise UsageError(
+            f"{lanes} lanes with {each} cells each do not fit into {settings.cells} cells",
+            hint=f"{padded(settings.cells) // each} lanes do, or a shorter context",
+        )
+    return replace(settings, streams=True, sequences=lanes, cells=lanes * each)
+
+
+def padded(cells: int) -> int:
+    """Cells that llama.cpp makes of so many."""
+    return -(-cells // PAD) * PAD

@@ -1,0 +1,238 @@
+"""What a teacher is asked: prompts out of files, and the lines of a batch made of them.
+
+A prompt is a conversation that waits for an answer. Files have `messages`, or a `prompt`, or a column of texts, or are
+OpenAI's batch lines; other keys of a body that a line carries (temperature, max_tokens, ...) are that line's own and
+come before what is asked of all. A file with a wrong line is refused whole: nobody would miss its prompt until the
+student does.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestRefused, UsageError
+from tokenmill.jobs.body import checked
+from tokenmill.jobs.keys import TEXT, shown
+from tokenmill.jobs.line import LONGEST_CUSTOM_ID, body_of
+from tokenmill.recipes.mill import Line, chat_line
+from tokenmill.recipes.rows import read_rows
+
+DRAWN_TEMPERATURE = 0.7  # of several samples, where nobody says another
+_NAMES = ("custom_id", "id", "prompt_id")
+_TEXTS = ("prompt", "text", "question", "instruction")  # columns that hold a user's message
+_BATCH_KEYS = frozenset(("body", "url", "method"))
+_ROLES = frozenset(("system", "developer", "user", "assistant"))
+_LONGEST_ID = LONGEST_CUSTOM_ID - 8  # room for the number of a sample
+REFUSED = {
+    "tools": "calls of tools have no place in the rows: they would be lost",
+    "functions": "calls of tools have no place in the rows: they would be lost",
+    "stream": "an answer is taken whole",
+    "n": "--samples says how many",
+    "prompt": "texts to be continued are for tokenmill run",
+    "logprobs": "--top-logprobs says it for all lines, so that all rows have the same columns",
+    "top_logprobs": "it says it for all lines, so that all rows have the same columns",
+}  # fmt: skip
+"""Keys of a body that no line may have, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One conversation that waits for an answer."""
+
+    id: str
+    messages: tuple[Mapping[str, str], ...]
+    own: Mapping[str, Any] = field(default_factory=dict)  # keys of a body that this line has
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked of all prompts."""
+
+    samples: int = 1
+    temperature: float | None = None  # None: 0 for one sample, else `DRAWN_TEMPERATURE`
+    top_p: float | None = None
+    seed: int = 0  # another one draws other answers
+    max_tokens: int = 2048
+    top_logprobs: int | None = 0  # None: no probabilities and no tokens; 0: of the chosen token alone
+    stop: tuple[str, ...] = ()
+    body: Mapping[str, Any] = field(default_factory=dict)  # more keys
+
+    @property
+    def drawn_at(self) -> float:
+        """The temperature of lines that do not say."""
+        return self.temperature if self.temperature is not None else DRAWN_TEMPERATURE if self.samples > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """A file of prompts, read as often as it is gone through; UsageError where it is not what it was at first."""
+
+    path: Path
+    column: str | None = None  # of texts; None: the one that is there
+    system: str | None = None  # a system message for prompts without one
+    _seen: list[tuple[int, int]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        self._check_unchanged()
+        names: dict[str, int] = {}
+        number = 0
+        for number, row in enumerate(read_rows(self.path), 1):
+            where = f"line {number} of {self.path}"
+            prompt = _prompt(row, number, where, self.column, self.system)
+            if (before := names.setdefault(prompt.id, number)) != number:
+                raise UsageError(f"lines {before} and {number} of {self.path} are both called {shown(prompt.id)}",
+                                 hint="give each an id of its own, or none at all")  # fmt: skip
+            yield prompt
+        if not number:
+            raise UsageError(f"{self.path} has no prompts", hint='a line is {"prompt": "..."} or {"messages": [...]}')
+
+    def _check_unchanged(self) -> None:
+        try:
+            info = self.path.stat()
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}", hint="check the path") from error
+        if not self.path.is_file():
+            raise UsageError(f"{self.path} is not an ordinary file", hint="prompts are read twice: name a file")
+        now = info.st_size, info.st_mtime_ns
+        if self._seen and self._seen[0] != now:
+            raise UsageError(f"{self.path} changed while its prompts were answered",
+                             hint="run the same again: answers that exist are not computed again")  # fmt: skip
+        self._seen[:] = [now]
+
+
+def bodies(prompt: Prompt, ask: Ask) -> Iterator[Line]:
+    """A prompt's lines, one for each sample, always the same for one prompt; UsageError where they cannot be."""
+    settings: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": ask.drawn_at, "top_p": ask.top_p}
+    settings |= {"stop": list(ask.stop) or None, **ask.body}
+    if ask.top_logprobs is not None:
+        settings |= {"logprobs": True, "top_logprobs": ask.top_logprobs}
+    own = {key: value for key, value in prompt.own.items() if value is not None}
+    if "max_completion_tokens" in own:
+        settings.pop("max_tokens", None)
+    settings |= own
+    drawn = bool(settings["temperature"])
+    if ask.samples > 1 and not drawn:
+        raise UsageError(f"{prompt.id}: at temperature 0 its {ask.samples} samples would all be the same",
+                         hint="a temperature above 0, or --samples 1")  # fmt: skip
+    for sample in range(ask.samples):
+        if drawn:
+            settings["seed"] = seed_of(prompt, sample, ask.seed if own.get("seed") is None else own["seed"])
+        yield chat_line(f"{prompt.id}/{sample}", prompt.messages, **settings)
+
+
+def seed_of(prompt: Prompt, sample: int, base: int) -> int:
+    """A seed of what is asked and the sample's number: where in a file a prompt stands does not matter."""
+    text = TEXT([base, sample, [[message["role"], message["content"]] for message in prompt.messages]])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def checked_lines(prompts: Prompts, ask: Ask) -> int:
+    """How many lines there will be; UsageError names the first prompt that could not be run."""
+    count = 0
+    for number, prompt in enumerate(prompts, 1):
+        for line in bodies(prompt, ask):
+            count += 1
+            try:
+                checked("chat", line["body"])
+            except RequestRefused as error:
+                raise UsageError(f"line {number} of {prompts.path}: {error.message}", hint=error.hint) from error
+    return count
+
+
+def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None, system: str | None) -> Prompt:
+    name = _name(row, number, where)
+    if "body" in row and "url" in row:
+        messages, own = _of_batch_line(row, where)
+    elif column is None and row.get("messages") is not None:
+        messages, own = _list(row["messages"], where), _own(row, ("messages", *_NAMES), where)
+    else:
+        text = _column(row, column, where)
+        messages = [{"role": "user", "content": row[text]}]
+        # A table's other columns are not the prompt's business; a line with a prompt is a body, whose keys count.
+        own = _own(row, (text, *_NAMES), where) if text == "prompt" and column is None else {}
+    checked_messages = _checked_messages(messages, where)
+    if system is not None and checked_messages[0]["role"] not in ("system", "developer"):
+        checked_messages = ({"role": "system", "content": system}, *checked_messages)
+    return Prompt(name, checked_messages, own)
+
+
+def _name(row: Mapping[str, Any], number: int, where: str) -> str:
+    given = next((row[key] for key in _NAMES if row.get(key) not in (None, "")), None)
+    if given is None:
+        return f"prompt-{number}"
+    name = str(given) if isinstance(given, str | int) and not isinstance(given, bool) else ""
+    if not 0 < len(name) <= _LONGEST_ID:
+        raise UsageError(f"{where}: its id is {shown(given)}", hint=f"a text of 1 to {_LONGEST_ID} characters")
+    return name
+
+
+def _of_batch_line(row: Mapping[str, Any], where: str) -> tuple[list[Any], dict[str, Any]]:
+    line = {key: row[key] for key in ("custom_id", *_BATCH_KEYS) if key in row}
+    if isinstance(line["body"], str):
+        line["body"] = _json(line["body"], f"{where}: body")
+    try:
+        endpoint, body = body_of(line)
+    except RequestRefused as error:
+        raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+    if endpoint != "chat" or "messages" not in body:
+        raise UsageError(f"{where} is no chat", hint="/v1/chat/completions with messages; others are for tokenmill run")
+    return _list(body["messages"], where), _own(body, ("messages",), where)
+
+
+def _own(row: Mapping[str, Any], besides: tuple[str, ...], where: str) -> dict[str, Any]:
+    own = {key: value for key, value in row.items() if key not in besides and value is not None}
+    own.pop("model", None)  # who answers is chosen for the run
+    for key in own:
+        if key in REFUSED:
+            raise UsageError(f"{where} has {key!r}: {REFUSED[key]}", hint="leave it out")
+    return own
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    found = _json(value, f"{where}: messages") if isinstance(value, str) else value
+    if not isinstance(found, list) or not found:
+        raise UsageError(f"{where}: messages must be a list with at least one message, not {shown(found)}")
+    return found
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}") from None
+
+
+def _column(row: Mapping[str, Any], column: str | None, where: str) -> str:
+    if column is not None:
+        if column not in row:
+            raise UsageError(f"{where} has no {column!r}", hint=f"it has {', '.join(map(str, row)) or 'nothing'}")
+        return column
+    for name in _TEXTS:
+        if row.get(name) is not None:
+            return name
+    columns = ", ".join(map(str, row)) or "nothing"
+    raise UsageError(f"{where} has no messages and no prompt", hint=f"--column names its texts; it has {columns}")
+
+
+def _plain(message: Mapping[str, Any]) -> bool:
+    return all(value is None for key, value in message.items() if key not in ("role", "content"))
+
+
+def _checked_messages(messages: list[Any], where: str) -> tuple[dict[str, str], ...]:
+    found = []
+    for index, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if role not in _ROLES or not isinstance(content, str) or not _plain(message):
+            hint = f"a role ({', '.join(sorted(_ROLES))}) and a content that is text, nothing else"
+            raise UsageError(f"{where}: messages[{index}] is {shown(message)}", hint=hint)
+        found.append({"role": role, "content": content})
+    if found[-1]["role"] == "assistant":
+        raise UsageError(f"{where}: the last message is the assistant's: there is nothing to answer",
+                         hint="take the answer away: the teacher writes its own")  # fmt: skip
+    if not found[-1]["content"].strip():
+        raise UsageError(f"{where}: the last message is empty", hint="leave the line out")
+    return tuple(found)

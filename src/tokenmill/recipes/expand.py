@@ -1,0 +1,223 @@
+"""The recipe `expand`: a dataset grown from examples.
+
+Round by round: new examples are written, what is invalid or nearly the same as a seed or an earlier one is dropped, the
+rest is judged by the same model, and what is good enough is kept. What is kept depends on the seeds, the options and
+the answers alone, so a run that is taken up again makes the same batches, finds their answers, and goes on.
+A row that was judged too low is still compared with: its like would be judged the same.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import ceil
+
+from tokenmill.recipes.expand_answers import CUT, Dropped, compared, example_of
+from tokenmill.recipes.expand_lines import Job, jobs_of
+from tokenmill.recipes.expand_order import Expanded, Order, Tally
+from tokenmill.recipes.expand_prompts import Prompt
+from tokenmill.recipes.expand_rows import Made, Rejected, write_expanded, write_rejected
+from tokenmill.recipes.expand_seeds import Parent
+from tokenmill.recipes.expand_ways import INSTRUCTION
+from tokenmill.recipes.judge import judge_line, verdict_of
+from tokenmill.recipes.mill import Answered, End, Line, Mill, made_by
+from tokenmill.recipes.near import Likeness, Near
+from tokenmill.units import number_of
+
+_LEAST_PART = 32  # lines of a stage that is cut to what the target still needs
+_SPARE = 1.2  # more than the yield so far says, so that one stage more is seldom needed
+_LEAST_ASSUMED = 0.1
+
+
+async def expand(mill: Mill, order: Order, tell: Callable[[str], None]) -> Expanded:
+    """Grow the dataset and write it; `tell` gets a sentence for each stage."""
+    growth = _Growth(order, mill)
+    end, why = await growth.run(tell)
+    desk = order.desk
+    rows = write_expanded(order.output, order.seeds, growth.kept, desk, keep_seeds=order.keep_seeds)
+    if order.rejected is not None:
+        write_rejected(order.rejected, order.seeds, growth.rejected, desk)
+    return Expanded(
+        order.output, rows, len(growth.kept), growth.ways, growth.round, end, why, growth.waiting, growth.surplus,
+        growth.cut, dict(growth.failures.most_common()),
+    )  # fmt: skip
+
+
+class _Growth:
+    """One run of the recipe."""
+
+    def __init__(self, order: Order, mill: Mill) -> None:
+        self._order, self._mill = order, mill
+        self.kept: list[Made] = []
+        self.rejected: list[Rejected] = []
+        self.ways = {variant.label: Tally() for variant in order.variants}
+        self.failures: Counter[str] = Counter()
+        self.round = self.waiting = self.surplus = self.cut = 0
+        self._stage = self._asked = self._seen = 0
+        self._whole = Near(order.near)
+        self._tasks = Near(order.near) if any(variant.way == INSTRUCTION for variant in order.variants) else None
+        for parent in order.seeds.parents:
+            self._remember(parent)
+
+    async def run(self, tell: Callable[[str], None]) -> tuple[End, str]:
+        """Rounds until one says why it was the last."""
+        order = self._order
+        parents: tuple[Parent, ...] = order.seeds.parents
+        while self.round < order.most_rounds:
+            before = 0 if order.evolve else self.round
+            jobs = list(jobs_of(parents, order.variants, order.per_seed, before))
+            if not jobs:
+                return (
+                    "finished",
+                    "nothing new came that could be grown further" if self.round else "no seed can be grown",
+                )
+            self.round += 1
+            kept, end = len(self.kept), await self._work_round(jobs, tell)
+            if end != "finished":
+                return end, _ENDS[end]
+            if order.target is not None and len(self.kept) >= order.target:
+                return "finished", "the target is reached"
+            new = len(self.kept) - kept
+            if self.round < order.most_rounds and new < order.least_yield * len(jobs):
+                return "finished", (
+                    f"round {self.round} brought {number_of(new, 'new row')} of {number_of(len(jobs), 'line')}, less "
+                    f"than {order.least_yield:.0%}: more rounds would hardly bring more"
+                )
+            if order.evolve:
+                parents = tuple(made.parent for made in self.kept[kept:])
+        done = number_of(self.round, "round")
+        short = "" if order.target is None else f" and did not reach the target of {order.target:,}"
+        return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
+
+    async def _work_round(self, jobs: list[Job], tell: Callable[[str], None]) -> End:
+        """All jobs of a round, or as many as the target needs."""
+        at = 0
+        end: End = "finished"
+        while at < len(jobs) and not self._enough():
+            part = jobs[at : at + self._part(len(jobs) - at)]
+            at += len(part)
+            self._stage += 1
+            kept = len(self.kept)
+            end = await self._work_part(part)
+            tell(
+                f"round {self.round}: {len(self.kept) - kept:,} of {number_of(len(part), 'line')} kept, "
+                f"{len(self.kept):,}{'' if self._order.target is None else f' of {self._order.target:,}'} in all"
+            )
+            if end != "finished":
+                break
+        return end
+
+    def _enough(self) -> bool:
+        return self._order.target is not None and len(self.kept) >= self._order.target
+
+    def _part(self, left: int) -> int:
+        """How many lines to write next."""
+        if self._order.target is None:
+            return left
+        share = max(len(self.kept) / self._asked, _LEAST_ASSUMED) if self._asked else 1.0
+        return min(left, max(_LEAST_PART, ceil((self._order.target - len(self.kept)) / share * _SPARE)))
+
+    async def _work_part(self, jobs: list[Job]) -> End:
+        """Write, compare, judge, keep."""
+        order, named = self._order, dict[str, Job]()
+
+        def lines() -> Iterator[Line]:
+            for job in jobs:  # one at a time: a round may have millions
+                line = order.desk.line(job)
+                named[str(line["custom_id"])] = job
+                yield line
+
+        self._asked += len(jobs)
+        ran = await self._mill.run(f"write {self._stage}", lines())
+        self._seen = 0
+        new = list(self._new(ran.answers(), named))
+        self.waiting += len(jobs) - self._seen
+        if order.judge is None:
+            for made in new:
+                self._keep(made)
+            return ran.end
+        if ran.end != "finished":
+            self.waiting += len(new)
+            return ran.end
+        return await self._judge(new, order.judge) if new else "finished"
+
+    def _new(self, answers: Iterator[Answered], jobs: Mapping[str, Job]) -> Iterator[Made]:
+        """Examples that are valid and unlike all before; the others are counted."""
+        order, here = self._order, self._mill.origin
+        for answer in answers:
+            self._seen += 1
+            job = jobs[answer.custom_id]
+            self.ways[job.variant.label].made += 1
+            example, origin = example_of(answer, job, order.seeds.shape, order.desk.schema), made_by(answer, here)
+            if isinstance(example, Dropped):
+                if example.why == "failed":
+                    self.failures[example.words] += 1
+                self.cut += example.words == CUT
+                self._drop(Rejected(answer.custom_id, job, self.round, example, None, origin))
+                continue
+            made = Made(answer.custom_id, job, self.round, example, origin)
+            like = self._like(made)
+            if like is not None:
+                words = f"{like.similarity:.2f} like {like.name}"
+                self._drop(made.dropped(Dropped("near-duplicate", words)))
+                continue
+            self._remember(made.parent)
+            yield made
+
+    async def _judge(self, new: list[Made], prompt: Prompt) -> End:
+        order, shape, by_name = self._order, self._order.seeds.shape, dict[str, Made]()
+
+        def lines() -> Iterator[Line]:
+            for made in new:
+                old, variant = made.job.parent.example, made.job.variant
+                line = judge_line(made.id, made.example, old, variant, prompt, shape)
+                by_name[str(line["custom_id"])] = made
+                yield line
+
+        ran = await self._mill.run(f"judge {self._stage}", lines())
+        seen = 0
+        for answer in ran.answers():
+            seen += 1
+            made, verdict = by_name[answer.custom_id], verdict_of(answer)
+            if verdict is None:
+                words = answer.message or answer.code or "the verdict has no score"
+                self.failures[f"judge: {words}"] += 1
+                self._drop(made.dropped(Dropped("failed", f"judge: {words}")))
+            elif verdict.score < order.least_score:
+                words = f"{verdict.score}{'' if verdict.reason is None else f': {verdict.reason}'}"
+                self._drop(made.dropped(Dropped("too low", words)))
+            else:
+                self._keep(replace(made, score=verdict.score))
+        self.waiting += len(new) - seen
+        return ran.end
+
+    def _keep(self, made: Made) -> None:
+        if self._enough():
+            self.surplus += 1
+            return
+        self.kept.append(made)
+        self.ways[made.job.variant.label].kept += 1
+
+    def _drop(self, rejected: Rejected) -> None:
+        self.ways[rejected.job.variant.label].dropped[rejected.dropped.why] += 1
+        if self._order.rejected is not None:
+            self.rejected.append(rejected)
+
+    def _like(self, made: Made) -> Likeness | None:
+        """What it is nearly the same as: an answer that was kept on purpose is not held against it."""
+        if made.job.variant.way == INSTRUCTION and self._tasks is not None:
+            return self._tasks.like(compared(made.example, task_alone=True))
+        return self._whole.like(compared(made.example, task_alone=False))
+
+    def _remember(self, parent: Parent) -> None:
+        self._whole.add(parent.id, compared(parent.example, task_alone=False))
+        task = compared(parent.example, task_alone=True)
+        if self._tasks is not None and task:
+            self._tasks.add(parent.id, task)
+
+
+_ENDS: Mapping[End, str] = {
+    "tokens": "the limit of tokens for this run is reached; the same command goes on from here",
+    "hours": "the limit of hours for this run is reached; the same command goes on from here",
+    "stopped": "it was stopped; the same command goes on from here",
+    "cancelled": "its batch was cancelled",
+}  # fmt: skip

@@ -1,0 +1,83 @@
+"""Answers made examples of, or the reason why one is none. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from tokenmill.jobs.keys import TEXT
+from tokenmill.recipes.expand_lines import Job
+from tokenmill.recipes.expand_schema import answer_schema, document, wrong
+from tokenmill.recipes.expand_seeds import Example, Shape
+from tokenmill.recipes.expand_ways import INSTRUCTION
+from tokenmill.recipes.mill import Answered, text_of
+
+Why = Literal["failed", "invalid", "near-duplicate", "too low"]
+CUT = "it was cut at max_tokens"
+_THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+
+
+class Dropped(NamedTuple):
+    """Why there is no row of a line."""
+
+    why: Why
+    words: str
+
+
+def example_of(answer: Answered, job: Job, shape: Shape, schema: dict[str, Any] | None) -> Example | Dropped:
+    """The new example."""
+    text = _written(answer)
+    if isinstance(text, Dropped):
+        return text
+    old = job.parent.example
+    if job.variant.way == INSTRUCTION:
+        return replace(old, task=text, input="")
+    wanted = answer_schema(shape, schema)
+    return replace(old, answer=text) if wanted is None else _from_json(text, wanted, old, shape)
+
+
+def _written(answer: Answered) -> str | Dropped:
+    """What the model wrote, all of it."""
+    text = text_of(answer)
+    if text is None:
+        return Dropped("failed", answer.message or answer.code or "there is no answer")
+    if finish_of(answer) == "length":
+        return Dropped("invalid", CUT)
+    text = _THINKING.sub("", text).strip()
+    return text or Dropped("invalid", "it is empty")
+
+
+def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape) -> Example | Dropped:
+    try:
+        value = document(text)
+        why = wrong(wanted, value)
+    except ValueError:
+        return Dropped("invalid", "it is no JSON")
+    except RecursionError:  # or a schema that leads back to itself
+        return Dropped("invalid", "it is nested too deeply")
+    if why is not None:
+        return Dropped("invalid", why)
+    if not shape.parts:
+        return replace(old, answer=TEXT(value))
+    return _of_parts(value, old)
+
+
+def finish_of(answer: Answered) -> str | None:
+    """Why the model stopped, in OpenAI's words."""
+    choices = answer.body.get("choices") if answer.body else None
+    reason = choices[0].get("finish_reason") if choices else None
+    return reason if isinstance(reason, str) else None
+
+
+def _of_parts(value: Mapping[str, Any], old: Example) -> Example | Dropped:
+    texts = {part: one.strip() if isinstance(one, str) else TEXT(one) for part, one in value.items()}
+    blank = next((part for part, text in texts.items() if not text and part != "input"), None)
+    if blank is not None:
+        return Dropped("invalid", f"{blank} is empty")
+    return Example(texts["instruction"], texts.get("input", ""), texts.get("output", ""), old.before)
+
+
+def compared(example: Example, *, task_alone: bool) -> str:
+    """The text by which near-duplicates are told."""
+    parts = (example.task, example.input) if task_alone else (example.task, example.input, example.answer)
+    return "\n".join(part for part in parts if part)

@@ -1,0 +1,88 @@
+"""Jobs of the recipe: which parents are rewritten how, and the batch lines for it.
+
+A job is named by a hash of all that decides its answer, and its seed for drawing is made of the parent's content, the
+way and how often that way was taken with it: the same parents, prompts and options give the same lines in every run.
+Pure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from tokenmill.jobs.keys import TEXT
+from tokenmill.recipes.expand_prompts import Prompt, fields_of, values_of
+from tokenmill.recipes.expand_schema import answer_schema, response_format
+from tokenmill.recipes.expand_seeds import Parent, Shape
+from tokenmill.recipes.expand_ways import INSTRUCTION, Variant
+from tokenmill.recipes.mill import Line, chat_line
+
+_SEED_BITS = 31  # what every engine takes
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """How answers are drawn."""
+
+    temperature: float | None = 0.8
+    top_p: float | None = 0.95
+    max_tokens: int = 512
+    seed: int = 0  # another one gives other answers
+
+
+class Job(NamedTuple):
+    """One new example to be written."""
+
+    parent: Parent
+    variant: Variant
+    turn: int  # how often this variant was taken with this parent before
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What lines are written with, the same for all."""
+
+    shape: Shape
+    prompts: Mapping[str, Prompt]
+    drawing: Drawing
+    schema: dict[str, Any] | None = None
+
+    def line(self, job: Job) -> Line:
+        """The line of a job."""
+        way, drawing = job.variant.way, self.drawing
+        fields = fields_of(way, self.shape, self.schema)
+        values = {**values_of(job.parent.example, self.shape), "fields": fields, **job.variant.words}
+        wanted = None if way == INSTRUCTION else answer_schema(self.shape, self.schema)
+        line = chat_line(
+            "", self.prompts[way].messages(values), max_tokens=drawing.max_tokens, temperature=drawing.temperature,
+            top_p=drawing.top_p, seed=self.seed(job), response_format=response_format("example", wanted),
+        )  # fmt: skip
+        return {**line, "custom_id": f"{way}-{_digest(TEXT(line['body']), job.parent.id, str(job.turn))[:16]}"}
+
+    def seed(self, job: Job) -> int:
+        """For the draws of a job: of the content, not of the file's order or the run."""
+        example = job.parent.example
+        content = TEXT([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
+        digest = _digest(str(self.drawing.seed), content, job.variant.way, job.variant.detail or "", str(job.turn))
+        return int(digest[:16], 16) >> (64 - _SEED_BITS)
+
+
+def jobs_of(
+    parents: Sequence[Parent], variants: Sequence[Variant], per_parent: int | None, before: int
+) -> Iterator[Job]:
+    """One round: of every parent the first, then of every parent the second, and so on.
+
+    `per_parent`: how many of each parent, its variants in turn; None: every variant once. `before`: rounds that these
+    parents have been through. Parents begin with different variants, so that a round that is cut short has all of them.
+    """
+    each = len(variants) if per_parent is None else per_parent
+    for step in range(each):
+        for place, parent in enumerate(parents):
+            fit = [variant for variant in variants if variant.takes(parent.example)]
+            if fit and (per_parent is not None or step < len(fit)):
+                turn, at = divmod(before * (len(fit) if per_parent is None else each) + step, len(fit))
+                yield Job(parent, fit[(at + place) % len(fit)], turn)
+
+
+def _digest(*parts: str) -> str:
+    return sha256("\0".join(parts).encode()).hexdigest()

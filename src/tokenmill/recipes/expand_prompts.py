@@ -1,0 +1,167 @@
+"""Prompt files: what the model is told, in files that people edit.
+
+A file has the sections `## system` (may be left out) and `## user`; what stands before them is for whoever edits it.
+`{name}` is filled in, `{{` and `}}` are braces. What is the same for all jobs of a way should stand before what is not:
+it is computed once then.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.template import Field, Template, read_template
+from tokenmill.recipes.expand_seeds import Example, Shape
+from tokenmill.recipes.expand_ways import INSTRUCTION, WAYS
+
+JUDGE = "judge"
+PACKAGED = (*WAYS, JUDGE)
+_ROW = ("example", "instruction", "input", "output")
+_HEADING = re.compile(r"^##[ \t]*(\w+)[ \t]*$", re.MULTILINE)
+_SECTIONS = ("system", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt file."""
+
+    name: str  # of the file, with its ending
+    sha256: str
+    template: Template
+
+    def messages(self, values: Mapping[str, str]) -> list[dict[str, str]]:
+        """What is sent for these values."""
+        found = []
+        for role, pieces in (("system", self.template.system), ("user", self.template.user)):
+            if pieces is not None:
+                text = "".join(values[piece.name] if isinstance(piece, Field) else piece for piece in pieces)
+                found.append({"role": role, "content": text.strip()})
+        return found
+
+
+def known_ways(folder: Path | None) -> list[str]:
+    """Names of all ways there are prompts for: the packaged, and what else lies in a folder of one's own."""
+    own = [] if folder is None else sorted(path.stem for path in folder.glob("*.md") if path.stem not in PACKAGED)
+    return [*WAYS, *own]
+
+
+def load(name: str, folder: Path | None = None) -> Prompt:
+    """A way's prompt from the folder where it is there, else the packaged one."""
+    own = None if folder is None else folder / f"{name}.md"
+    try:
+        if folder is not None and not folder.is_dir():
+            raise UsageError(f"{folder} is no folder of prompts", hint=f"tokenmill expand --write-prompts {folder}")
+        data = own.read_bytes() if own is not None and own.is_file() else _packaged(name)
+    except OSError as error:
+        raise UsageError(f"cannot read {own}: {error.strerror}", hint="check who may read it") from error
+    where = str(own) if own is not None and own.is_file() else f"{name}.md"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"{where} is not UTF-8", hint="write it as UTF-8") from None
+    return parse(name, text, where)
+
+
+def parse(name: str, text: str, where: str) -> Prompt:
+    """A prompt of a file's text; UsageError names the file and the line that is wrong."""
+    parts = _sections(text, where)
+    if "user" not in parts:
+        raise UsageError(f"{where} has no section ## user", hint="tokenmill expand --write-prompts shows how one looks")
+    try:
+        template = read_template(parts["user"], parts.get("system"))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", hint=error.hint) from None
+    fields = placeholders(name)
+    for field in template.names if template.rest_in is None else ("*",):
+        if field not in fields:
+            line = min(_line(part, f"{{{field}}}") for part in parts.values() if f"{{{field}}}" in part)
+            near = difflib.get_close_matches(field, fields, n=1)
+            known = ", ".join(f"{{{one}}}" for one in fields)
+            hint = f"did you mean {{{near[0]}}}?" if near else f"there are {known}; {{{{ is a brace"
+            raise UsageError(f"{where}, line {line}: nothing is called {{{field}}}", hint=hint)
+    if not set(template.names) & set(_ROW):
+        raise UsageError(f"{where} never shows the example", hint="write {example} where it is to stand")
+    return Prompt(f"{name}.md", sha256(text.encode()).hexdigest(), template)
+
+
+def placeholders(name: str) -> tuple[str, ...]:
+    """What a file of that name may hold."""
+    if name == JUDGE:
+        return (*_ROW, "original", "way")
+    return (*_ROW, "fields", *([name] if name in ("language", "format") else []))
+
+
+def _sections(text: str, where: str) -> dict[str, str]:
+    """The texts under their headings, moved down so that lines keep their numbers; they are stripped when sent."""
+    found: dict[str, str] = {}
+    headings = [match for match in _HEADING.finditer(text) if match[1].lower() in _SECTIONS]
+    for at, match in enumerate(headings):
+        role = match[1].lower()
+        if role in found:
+            line = _line(text, match[0], match.start())
+            raise UsageError(f"{where}, line {line}: a second section ## {role}", hint="one of each is sent")
+        end = headings[at + 1].start() if at + 1 < len(headings) else len(text)
+        found[role] = "\n" * text.count("\n", 0, match.end()) + text[match.end() : end]
+    return found
+
+
+def _line(text: str, what: str, start: int = 0) -> int:
+    """The line that something stands in, from 1."""
+    return text.count("\n", 0, text.index(what, start)) + 1
+
+
+def _packaged(name: str) -> bytes:
+    return (files("tokenmill.recipes") / "prompts" / "expand" / f"{name}.md").read_bytes()
+
+
+def write_prompts(folder: Path, names: Iterable[str] = PACKAGED) -> list[Path]:
+    """Put the packaged prompts into a folder, to be edited; nothing that is there is overwritten."""
+    paths = [folder / f"{name}.md" for name in names]
+    if there := next((path for path in paths if path.exists()), None):
+        raise UsageError(f"{there} exists", hint="name another folder, or take it away")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in paths:
+            path.write_bytes(_packaged(path.stem))
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}", hint="name a folder you may write to"
+        ) from error
+    return paths
+
+
+def values_of(example: Example, shape: Shape) -> dict[str, str]:
+    """An example in the words of a prompt."""
+    return {
+        "example": shown(example, shape), "instruction": example.task, "input": example.input, "output": example.answer,
+    }  # fmt: skip
+
+
+def shown(example: Example, shape: Shape) -> str:
+    """All parts of an example under their names; a plain text as it is."""
+    if not example.task and not example.input and not example.before:
+        return example.answer
+    role, content = shape.turn
+    said = "\n".join(f"{turn[role]}: {turn[content]}" for turn in example.before)
+    parts = (("Conversation before", said), ("Instruction", example.task), ("Input", example.input),
+             ("Output", example.answer))  # fmt: skip
+    return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)
+
+
+def fields_of(way: str, shape: Shape, schema: object | None) -> str:
+    """How the answer is to be written, for {fields}: the same for all jobs of a way."""
+    if way == INSTRUCTION:
+        return "Write the instruction alone, without a heading, quotes or a word about it."
+    if not shape.parts:
+        follows = "" if schema is None else f" It is JSON that follows this schema: {TEXT(schema)}"
+        return "Write the new text alone, without a heading, quotes or a word about it." + follows
+    *first, last = [f'"{part}"' for part in shape.parts]
+    keys = f"{', '.join(first)} and {last}" if first else last
+    empty = ' "input" is empty where the instruction needs none.' if "input" in shape.parts else ""
+    follows = "" if schema is None else f' "output" is JSON that follows this schema: {TEXT(schema)}'
+    return f"Write one JSON object with {keys}.{empty}{follows}"

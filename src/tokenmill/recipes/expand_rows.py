@@ -1,0 +1,141 @@
+"""Rows of an expanded dataset: the example in the seeds' shape, and where it comes from.
+
+Nothing in a row depends on when or in how many runs it was made: a run that was killed and taken up again writes the
+same bytes as one that was not.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.expand_answers import Dropped
+from tokenmill.recipes.expand_lines import Desk, Job
+from tokenmill.recipes.expand_seeds import Example, Parent, Seeds
+from tokenmill.recipes.mill import Origin
+from tokenmill.recipes.rows import check_target, read_rows, write_rows
+
+SEED = "seed"
+PROVENANCE: Mapping[str, str] = {
+    "id": "string", "parent": "string", "root": "string", "way": "string", "detail": "string", "depth": "int32",
+    "round": "int32", "prompt_file": "string", "prompt_sha256": "string", "model": "string", "model_id": "string",
+    "engine": "string", "build": "string", "temperature": "float64", "top_p": "float64", "seed": "int64",
+    "max_tokens": "int32", "score": "int32",
+}  # fmt: skip
+_TAKEN = "expand_"  # before a name that the seeds use themselves
+_SIGN = "tokenmill.recipe"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new example with how it came about."""
+
+    id: str
+    job: Job
+    round: int
+    example: Example
+    origin: Origin  # who wrote it
+    score: int | None = None
+
+    def dropped(self, why: Dropped) -> "Rejected":
+        """There will be no row of it."""
+        return Rejected(self.id, self.job, self.round, why, self.example, self.origin)
+
+    @property
+    def parent(self) -> Parent:
+        """Itself as what others are made of."""
+        old = self.job.parent
+        return Parent(self.id, old.root, old.depth + 1, self.example, old.carried)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A line of which there is no row, for the file of those."""
+
+    id: str
+    job: Job
+    round: int
+    dropped: Dropped
+    example: Example | None
+    origin: Origin
+
+
+def provenance_names(seeds: Seeds) -> dict[str, str]:
+    """The names of the columns of provenance; those that the seeds use get a prefix."""
+    taken = {*seeds.shape.types, *seeds.carried}
+    return {name: _TAKEN + name if name in taken else name for name in PROVENANCE}
+
+
+def columns_of(seeds: Seeds) -> dict[str, str]:
+    """All columns with their types, in order."""
+    names = provenance_names(seeds)
+    return {**seeds.shape.types, **seeds.carried, **{names[name]: kind for name, kind in PROVENANCE.items()}}
+
+
+def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: Desk, *, keep_seeds: bool) -> int:
+    """Write the dataset; how many rows."""
+    names = provenance_names(seeds)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for parent in seeds.parents if keep_seeds else ():
+            of = {"id": parent.id, "root": parent.id, "way": SEED, "depth": 0}
+            yield {**seeds.shape.row(parent.example), **parent.carried, **{names[key]: of[key] for key in of}}
+        for one in made:
+            of = _provenance(one, desk) | {"score": one.score}
+            content = seeds.shape.row(one.example)
+            yield {**content, **one.job.parent.carried, **{names[key]: of[key] for key in of}}
+
+    return write_rows(path, rows(), columns_of(seeds), metadata={_SIGN: "expand", "tokenmill.seeds": seeds.path.name})
+
+
+def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk: Desk) -> int:
+    """Write what did not come through, with the reason; how many rows."""
+    names = provenance_names(seeds)
+    why, reason = (_TAKEN + name if name in seeds.shape.types else name for name in ("why", "reason"))
+    columns = {why: "string", reason: "string", **columns_of(seeds)}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for one in rejected:
+            of = _provenance(one, desk)
+            content = {} if one.example is None else seeds.shape.row(one.example)
+            given = {why: one.dropped.why, reason: one.dropped.words}
+            yield {**given, **content, **one.job.parent.carried, **{names[key]: of[key] for key in of}}
+
+    return write_rows(path, rows(), columns, metadata={_SIGN: "expand"})
+
+
+def _provenance(one: Made | Rejected, desk: Desk) -> dict[str, Any]:
+    job, origin, drawing = one.job, one.origin, desk.drawing
+    prompt = desk.prompts[job.variant.way]
+    return {
+        "id": one.id, "parent": job.parent.id, "root": job.parent.root, "way": job.variant.way,
+        "detail": job.variant.detail, "depth": job.parent.depth + 1, "round": one.round, "prompt_file": prompt.name,
+        "prompt_sha256": prompt.sha256, "model": origin.model, "model_id": origin.model_id, "engine": origin.engine,
+        "build": origin.build, "temperature": drawing.temperature, "top_p": drawing.top_p, "seed": desk.seed(job),
+        "max_tokens": drawing.max_tokens,
+    }  # fmt: skip
+
+
+def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
+    """Refuse what could not be written after a night of work, or what would be written over."""
+    targets = [output] if rejected is None else [output, rejected]
+    for target in targets:
+        if target.exists() and seeds.exists() and target.samefile(seeds):
+            raise UsageError(f"{target} holds the seeds, and would be overwritten", hint="name another file")
+        check_target(target)
+        if target.exists() and not _is_ours(target):
+            raise UsageError(f"{target} exists, and is not the output of an expansion",
+                             hint="name another file, or take it away")  # fmt: skip
+    if rejected is not None and rejected.absolute() == output.absolute():
+        raise UsageError("--output and --rejected are the same file", hint="name two")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file was written by this recipe: an earlier run's may be replaced. An empty one as well."""
+    if path.stat().st_size == 0:
+        return True
+    first = next(read_rows(path), None)
+    if first is None:
+        return True
+    return all(first.keys() & {name, _TAKEN + name} for name in PROVENANCE)

@@ -1,0 +1,160 @@
+"""A teacher's table in the formats that trainers read.
+
+    messages   {"messages": [{"role", "content"}, ...]}                TRL, OpenAI, axolotl, LLaMA-Factory, unsloth
+    sharegpt   {"conversations": [{"from", "value"}, ...]}             axolotl, LLaMA-Factory, unsloth
+    alpaca     {"instruction", "input", "output"[, system, history]}   axolotl, LLaMA-Factory, unsloth
+    parquet    messages as lists of structs, with the teacher's tokens and probabilities, for `datasets` and TRL
+
+The answer is the assistant's last message. Every sample becomes a row of its own; nothing is chosen among them. Which
+rows are left out is decided here and counted, never silent.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.distill_rows import COLUMNS
+from tokenmill.recipes.exports_parquet import MESSAGES, read_table_columns, write_table
+from tokenmill.recipes.reasoning import together
+from tokenmill.recipes.rows import suffix_of
+
+Format = Literal["messages", "sharegpt", "alpaca", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+_FINISHED = "stop"
+_SPEAKERS = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt"}
+_NEEDED = ("id", "messages", "answer", "reasoning", "finish_reason")
+_SYSTEM_ROLES = ("system", "developer")
+_TOKENS = ("token_ids", "logprobs", "top_ids", "top_logprobs")
+_KEPT = ("id", "prompt_id", "sample", "reasoning", "finish_reason", "model", "model_id", *_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an export is to have."""
+
+    format: Format
+    cut_too: bool = False  # answers that ended at the limit of tokens as well
+    with_reasoning: bool = False  # put back in front of the answer, in think tags
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export has."""
+
+    path: Path
+    format: Format
+    rows: int
+    cut: int  # left out: the answer was cut off
+    empty: int  # left out: there is no answer
+    columns: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class _Left:
+    cut: int = 0
+    empty: int = 0
+
+
+def export(source: Path, target: Path, wanted: Wanted) -> Exported:
+    """Write a teacher's table in a format, in place of what is there."""
+    check_export(target, wanted.format)
+    columns = columns_of(source, wanted)
+    left = _Left()
+    rows = write_table(target, _written(source, wanted, columns, left), columns)
+    if not rows:
+        raise UsageError(
+            f"{source} has no answers to export: {left.cut} were cut off, {left.empty} are empty",
+            hint="--cut-too takes those that were cut off; --max-tokens of distill makes room for whole ones",
+        )
+    return Exported(target, wanted.format, rows, left.cut, left.empty, columns)
+
+
+def check_export(target: Path, format: Format) -> None:
+    """UsageError where a file's name does not fit the format."""
+    parquet = suffix_of(target) == ".parquet"
+    if parquet != (format == "parquet"):
+        ending = ".parquet" if format == "parquet" else ".jsonl, .jsonl.gz or .jsonl.zst"
+        raise UsageError(f"{format} is not written to {target.name}", hint=f"name a file that ends in {ending}")
+
+
+def rows_of(source: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
+    """The rows that an export of this table has."""
+    return _written(source, wanted, columns_of(source, wanted), _Left())
+
+
+def columns_of(source: Path, wanted: Wanted) -> dict[str, str]:
+    """The columns of an export and their types: the same for all of its rows, for `datasets` asks for that."""
+    if wanted.format == "messages":
+        return {"messages": MESSAGES}
+    if wanted.format == "sharegpt":
+        return {"conversations": "json"}
+    if wanted.format == "parquet":
+        return {"messages": MESSAGES, **{name: COLUMNS[name] for name in _KEPT}}
+    systems = histories = False
+    for row in _chosen(source, wanted, _Left(), _NEEDED):
+        system, turns = _turns(row)
+        systems, histories = systems or system is not None, histories or len(turns) > 1
+    columns = {"instruction": "string", "input": "string", "output": "string"}
+    return columns | ({"system": "string"} if systems else {}) | ({"history": "json"} if histories else {})
+
+
+def _written(source: Path, wanted: Wanted, columns: Mapping[str, str], left: _Left) -> Iterator[dict[str, Any]]:
+    read = (*_NEEDED, *_KEPT) if wanted.format == "parquet" else _NEEDED
+    for row in _chosen(source, wanted, left, tuple(dict.fromkeys(read))):
+        if wanted.format == "messages":
+            yield {"messages": row["messages"]}
+        elif wanted.format == "sharegpt":
+            yield {"conversations": _conversation(row)}
+        elif wanted.format == "alpaca":
+            yield _alpaca(row, columns)
+        else:
+            yield {"messages": row["messages"], **{name: row.get(name) for name in _KEPT}}
+
+
+def _chosen(source: Path, wanted: Wanted, left: _Left, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Rows that are exported, their messages with the answer at the end."""
+    for number, row in enumerate(read_table_columns(source, columns), 1):
+        if row.get("answer") is None or row.get("messages") is None or "finish_reason" not in row:
+            raise UsageError(f"row {number} of {source} is no teacher's answer", hint="export what distill wrote")
+        if row["finish_reason"] != _FINISHED and not wanted.cut_too:
+            left.cut += 1
+        elif not row["answer"].strip() and not (wanted.with_reasoning and row.get("reasoning")):
+            left.empty += 1
+        else:
+            yield {**row, "messages": _with_answer(row, wanted)}
+
+
+def _with_answer(row: Mapping[str, Any], wanted: Wanted) -> list[dict[str, str]]:
+    given = row["messages"]
+    messages = json.loads(given) if isinstance(given, str) else given
+    answer = together(row["answer"], row.get("reasoning")) if wanted.with_reasoning else row["answer"]
+    return [*messages, {"role": "assistant", "content": answer}]
+
+
+def _conversation(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"from": _SPEAKERS[message["role"]], "value": message["content"]} for message in row["messages"]]
+
+
+def _alpaca(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    system, turns = _turns(row)
+    made: dict[str, Any] = {"instruction": turns[-1][0], "input": "", "output": turns[-1][1]}
+    if "system" in columns:
+        made["system"] = system or ""
+    if "history" in columns:
+        made["history"] = [list(turn) for turn in turns[:-1]]
+    return made
+
+
+def _turns(row: Mapping[str, Any]) -> tuple[str | None, list[tuple[str, str]]]:
+    """A conversation as Alpaca has it: what the system says, then questions and answers by turns."""
+    messages = list(row["messages"])
+    system = messages.pop(0)["content"] if messages[0]["role"] in _SYSTEM_ROLES else None
+    roles = [message["role"] for message in messages]
+    if roles != ["user", "assistant"] * (len(roles) // 2):
+        raise UsageError(f"{row['id']}: questions and answers do not alternate, which Alpaca's format asks for",
+                         hint="--to messages has a place for any conversation")  # fmt: skip
+    texts = [message["content"] for message in messages]
+    return system, list(zip(texts[::2], texts[1::2], strict=True))

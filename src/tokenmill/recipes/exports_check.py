@@ -1,0 +1,117 @@
+"""An export read back by the library that trainers read with: the same rows, the same values, columns of one type.
+
+Nothing is asked of the network, and what the library keeps beside a data set goes into a folder that is gone after.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.recipes.exports import Wanted, columns_of, rows_of
+from tokenmill.recipes.exports_parquet import MESSAGES
+
+_FLOAT32_BITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What `datasets` found."""
+
+    rows: int
+    features: Mapping[str, str]  # column -> type, in its words
+    version: str
+
+
+def check(source: Path, target: Path, wanted: Wanted) -> Checked:
+    """Load an export with `datasets` and hold it against the table it was made of; TokenmillError says what differs."""
+    with _library() as datasets, tempfile.TemporaryDirectory(prefix="tokenmill-check-") as cache:
+        kind = "parquet" if wanted.format == "parquet" else "json"
+        try:
+            found = datasets.load_dataset(kind, data_files=str(target), split="train", cache_dir=cache)
+        except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
+            raise TokenmillError(f"datasets cannot load {target}: {_first_line(error)}", hint=_HINT) from error
+        columns = columns_of(source, wanted)
+        if list(found.column_names) != list(columns):
+            raise _differs(target, f"its columns are {', '.join(found.column_names)}, not {', '.join(columns)}")
+        for name, kind in columns.items():
+            expected, is_now = _feature(datasets, name, kind), found.features[name]
+            if expected != is_now:
+                raise _differs(target, f"{name} is read as {is_now}, not as {expected}")
+        for number, (ours, theirs) in enumerate(zip_longest(rows_of(source, wanted), found), 1):
+            if ours is None or theirs is None:
+                raise _differs(target, f"it has {found.num_rows} rows, {'fewer' if ours else 'more'} than it should")
+            for name in columns:
+                if not _same(ours.get(name), theirs[name]):
+                    raise _differs(target, f"row {number}: {name} is another")
+        return Checked(found.num_rows, {name: str(kind) for name, kind in found.features.items()}, datasets.__version__)
+
+
+_HINT = "export it again; if it stays so, please report it"
+
+
+def _feature(datasets: Any, name: str, kind: str) -> Any:
+    """What a column is to the library."""
+    text = datasets.Value("string")
+    if kind == MESSAGES:
+        return datasets.List({"role": text, "content": text})
+    if name == "conversations":
+        return datasets.List({"from": text, "value": text})
+    if name == "history":
+        return datasets.List(datasets.List(text))
+    if kind.startswith("list<"):
+        return datasets.List(_feature(datasets, name, kind[5:-1]))
+    return datasets.Value(kind)
+
+
+def _differs(target: Path, what: str) -> TokenmillError:
+    return TokenmillError(f"{target} is not what was written: {what}", hint=_HINT)
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """Whether two values are one; numbers as float32 holds them."""
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return all(_same(ours.get(key), theirs.get(key)) for key in {*ours, *theirs})
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=2.0 ** (1 - _FLOAT32_BITS), abs_tol=1e-30)
+    return bool(ours == theirs)
+
+
+@contextmanager
+def _library() -> Iterator[Any]:
+    before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")}
+    os.environ |= dict.fromkeys(before, "1")
+    try:
+        import datasets  # noqa: PLC0415  only who checks needs it
+    except ImportError:
+        raise UsageError("the check reads the file with the `datasets` library, which is not installed",
+                         hint="pip install datasets, or leave --check out") from None  # fmt: skip
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    if not hasattr(datasets, "List"):
+        raise UsageError(f"datasets {datasets.__version__} is too old to check with",
+                         hint="pip install -U datasets: 4 or newer")  # fmt: skip
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield datasets
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _first_line(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]

@@ -1,0 +1,205 @@
+"""Cuts a text into pieces that each have at most so many tokens: where it divides by itself, if it does.
+
+    headings (outer before inner) > paragraphs > sentences > lines > words > anywhere, but never inside a character
+
+Only what is too long at one place is cut at the next. Without overlap the pieces put together are the text. Pure: a way
+to count tokens is given; that tokens of parts add up to about those of the whole is taken for granted, and a margin for
+the rest is the caller's.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+TokenCount = Callable[[str], int]
+
+BYTES_PER_TOKEN = 4  # of English prose, where there is no vocabulary to count with
+_HEADING_LEVELS = 6
+_LONGEST_CLUSTER = 32  # marks behind one letter; more of them are no letter of any script
+_LONGEST_TOKEN = 32  # characters: the end of a text is looked at that far for each token
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]|$)")
+_UNDERLINE = re.compile(r"([=\-~^\"'#*+:.])\1{2,}\s*$")
+_INNER = (
+    re.compile(r"\n[ \t]*\n\s*"),
+    re.compile(r"(?:[.!?…][\"'”’)\]]*\s+|[。！？]+[」』”）]*\s*)"),
+    re.compile(r"\n+"),
+    re.compile(r"\s+"),
+)
+_JOINERS = "\u200d\ufe0e\ufe0f"
+
+
+class Unit(NamedTuple):
+    """A part of a text that is not cut, and its tokens."""
+
+    text: str
+    tokens: int
+
+
+def estimate(text: str) -> int:
+    """Tokens of a text without a vocabulary."""
+    return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
+
+
+def fits(text: str, room: int, count: TokenCount) -> bool:
+    """Whether a text has at most so many tokens; a short one is not counted."""
+    # No vocabulary makes more tokens than bytes, and a character has four bytes at most.
+    return 4 * len(text) <= room or count(text) <= room
+
+
+def split(text: str, room: int, count: TokenCount, *, overlap: int = 0) -> tuple[str, ...]:
+    """Pieces of at most `room` tokens; each but the first begins with the last `overlap` tokens of the one before."""
+    if room < 1 or not 0 <= overlap < room:
+        raise ValueError(f"no pieces of {room} tokens with {overlap} of the one before")
+    if fits(text, room, count):
+        return (text,)
+    pieces = _packed(list(_units(text, 0, room - overlap, count)), room - overlap)
+    if not overlap:
+        return tuple(pieces)
+    return (pieces[0], *(_tail(before, overlap, count) + piece for before, piece in pairwise(pieces)))
+
+
+def halved(text: str, count: TokenCount) -> tuple[str, ...]:
+    """Two pieces, seldom more, instead of one that was too long after all; one: it cannot be cut."""
+    tokens = count(text)
+    # A little more than half, for places to cut are seldom in the middle.
+    return split(text, max(1, min(tokens - 1, -(-tokens * 11 // 20))), count)
+
+
+def groups(sizes: Sequence[int], room: int) -> list[int]:
+    """How many neighbours go together so that each group has at most `room`; even groups rather than a last crumb."""
+    return [len(group) for group in _gathered(sizes, room)]
+
+
+def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[Unit]:
+    """Parts of a text that is too long, each as large as a place to cut leaves it and as fits."""
+    if level == _HEADING_LEVELS + len(_INNER):
+        yield from _anywhere(text, room, count)
+        return
+    parts = list(_parts(text, level))
+    for part in parts:
+        tokens = count(part) if len(parts) > 1 else room + 1  # what is not cut here is as long as it was
+        if tokens <= room:
+            yield Unit(part, tokens)
+        else:
+            yield from _units(part, level + 1, room, count)
+
+
+def _parts(text: str, level: int) -> Iterator[str]:
+    if level < _HEADING_LEVELS:
+        cuts = [offset for offset, rank in headings(text) if rank <= level + 1]
+    else:
+        cuts = [found.end() for found in _INNER[level - _HEADING_LEVELS].finditer(text)]
+    for start, end in pairwise((0, *cuts, len(text))):
+        if start < end:
+            yield text[start:end]
+
+
+def headings(text: str) -> list[tuple[int, int]]:
+    """Where headings begin, and their ranks from 1: Markdown's, and underlined ones as Markdown and reST have them."""
+    found, ranks = list[tuple[int, int]](), dict[str, int]()
+    fence, offset, before = "", 0, list[str]()  # `before`: the last two lines
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence:
+            fence = "" if mark and mark[1].startswith(fence) and not line.strip().strip(mark[1][0]) else fence
+        elif heading := _ATX.match(line):
+            found.append((offset, len(heading[1])))
+        elif (under := _UNDERLINE.match(line)) and _is_title(before, line):
+            rank = min(ranks.setdefault(under[1], len(ranks) + 1), _HEADING_LEVELS)
+            found.append((offset - len(before[-1]), rank))
+        elif mark:
+            fence = mark[1]
+        before = [*before[-1:], line]
+        offset += len(line)
+    return found
+
+
+def _is_title(before: Sequence[str], line: str) -> bool:
+    """Whether the last line stands alone and can be what this one underlines."""
+    if not before or not before[-1].strip() or _UNDERLINE.match(before[-1]) or _ATX.match(before[-1]):
+        return False
+    if line[0] not in "=-" and len(line.strip()) < len(before[-1].strip()):  # reST's are as long as their titles
+        return False
+    return len(before) < 2 or not before[-2].strip() or bool(_UNDERLINE.match(before[-2]))  # some have one above, too
+
+
+def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[Unit]:
+    """Text without a place to cut, in parts as long as fit; a single character may be too long even so."""
+    start = 0
+    while start < len(text):
+        size = min(room, len(text) - start)
+        tokens = count(text[start : start + size])
+        if tokens < room // 2 and start + size < len(text):  # characters to a token: longer parts fit
+            size = min(size * room // max(1, tokens), len(text) - start)
+            tokens = count(text[start : start + size])
+        while tokens > room and size > 1:
+            size = max(1, min(size - 1, size * room * 9 // (tokens * 10)))
+            tokens = count(text[start : start + size])
+        end = _whole(text, start, start + size)
+        part = text[start:end]
+        yield Unit(part, tokens if end == start + size else count(part))
+        start = end
+
+
+def _whole(text: str, start: int, end: int) -> int:
+    """The nearest place at or before `end` that parts no letter from its marks."""
+    for place in range(end, max(start, end - _LONGEST_CLUSTER), -1):
+        if place == len(text) or not (_joined(text[place]) or text[place - 1] == _JOINERS[0]):
+            return place
+    return end
+
+
+def _joined(letter: str) -> bool:
+    """Whether it is part of the character before it."""
+    return unicodedata.combining(letter) > 0 or letter in _JOINERS or "\U0001f3fb" <= letter <= "\U0001f3ff"
+
+
+def _packed(units: Sequence[Unit], room: int) -> list[str]:
+    """Neighbours together as long as they fit."""
+    pieces, start = list[str](), 0
+    for group in _gathered([unit.tokens for unit in units], room):
+        pieces.append("".join(unit.text for unit in units[start : start + len(group)]))
+        start += len(group)
+    return pieces
+
+
+def _gathered(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """As few groups as there can be, and the longest of them as short as that allows."""
+    best = _filled(sizes, room)
+    low, high = -(-sum(sizes) // max(1, len(best))), room  # the least that is enough lies between
+    while low < high:
+        middle = (low + high) // 2
+        tried = _filled(sizes, middle)
+        if len(tried) > len(best):
+            low = middle + 1
+        else:
+            best, high = tried, middle
+    return best
+
+
+def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
+    made, held = list[list[int]](), 0
+    for size in sizes:
+        if not made or held + size > room:
+            made.append([])
+            held = 0
+        made[-1].append(size)
+        held += size
+    return made
+
+
+def _tail(text: str, room: int, count: TokenCount) -> str:
+    """The end of a text: whole sentences, or words where not even one fits."""
+    for level in (_HEADING_LEVELS + 1, _HEADING_LEVELS + 3):
+        kept, held = list[str](), 0
+        for part in reversed(list(_parts(text[-_LONGEST_TOKEN * room :], level))):
+            held += count(part)
+            if held > room:
+                break
+            kept.append(part)
+        if kept:
+            return "".join(reversed(kept))
+    return ""

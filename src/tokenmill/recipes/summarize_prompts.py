@@ -1,0 +1,107 @@
+"""What a model is told before a document: a digest that all share, then the words of a prompt file.
+
+Prompt files are for people to edit: `{words}` and `{language}` are filled in, everything else stands as it is. The
+digest comes first, so that the head of all prompts is one; of the document nothing is in the system message.
+"""
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Literal
+
+from tokenmill.errors import UsageError
+from tokenmill.model.newfile import new_file
+
+Kind = Literal["document", "piece", "reduce"]
+KINDS: tuple[Kind, ...] = ("document", "piece", "reduce")
+OWN_LANGUAGE = "the language of the document"
+WORDS_PER_TOKEN = 0.6  # less than English has, so that a summary ends before its last token
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_PLACES = ("words", "language")
+_BOM = "\ufeff"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The system messages of a run."""
+
+    digest: str | None
+    texts: Mapping[Kind, str]  # filled in
+
+    def system(self, kind: Kind) -> str:
+        """A system message whole."""
+        return "\n\n".join(text for text in (self.digest, self.texts[kind]) if text)
+
+    @property
+    def digest_sha256(self) -> str | None:
+        """Of the digest's text."""
+        return None if self.digest is None else hashlib.sha256(self.digest.encode()).hexdigest()
+
+    @property
+    def sha256(self) -> str:
+        """Of the prompts' texts as they are sent."""
+        whole = "\0".join(self.texts[kind] for kind in KINDS)
+        return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def prompts_for(folder: Path | None, digest: Path | None, *, max_tokens: int, language: str | None) -> Prompts:
+    """Prompts from a folder, packaged ones for files that it lacks, and the digest; UsageError where one is wrong."""
+    if folder is not None and not any((folder / f"{kind}.md").is_file() for kind in KINDS):
+        names = ", ".join(f"{kind}.md" for kind in KINDS)
+        raise UsageError(f"{folder} has none of {names}", hint=f"tokenmill summarize --write-prompts {folder}")
+    values = {"words": str(_words(max_tokens)), "language": language or OWN_LANGUAGE}
+    texts = {kind: _filled(_prompt(folder, kind), values, f"{kind}.md") for kind in KINDS}
+    return Prompts(_read(digest).strip() or None if digest is not None else None, texts)
+
+
+def write_packaged(folder: Path, *, force: bool) -> tuple[Path, ...]:
+    """Put the packaged prompts into a folder, to be edited; UsageError where one is there already."""
+    targets = [folder / f"{kind}.md" for kind in KINDS]
+    there = [target for target in targets if target.exists()]
+    if there and not force:
+        raise UsageError(f"{there[0]} exists", hint="--force overwrites it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}", hint="name another") from error
+    for kind, target in zip(KINDS, targets, strict=True):
+        with new_file(target, force=force) as file:
+            file.write(_packaged(kind).encode())
+    return tuple(targets)
+
+
+def _words(max_tokens: int) -> int:
+    words = max(5, int(max_tokens * WORDS_PER_TOKEN))
+    return words // 10 * 10 if words >= 20 else words
+
+
+def _packaged(kind: Kind) -> str:
+    return (files("tokenmill.recipes") / "prompts" / "summarize" / f"{kind}.md").read_text(encoding="utf-8")
+
+
+def _prompt(folder: Path | None, kind: Kind) -> str:
+    own = None if folder is None else folder / f"{kind}.md"
+    return _read(own) if own is not None and own.is_file() else _packaged(kind)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").removeprefix(_BOM)
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and who may read it") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{os.fspath(path)} is not UTF-8", hint="save it as UTF-8") from error
+
+
+def _filled(text: str, values: Mapping[str, str], name: str) -> str:
+    for found in _PLACEHOLDER.findall(text):
+        if found not in values:
+            near = difflib.get_close_matches(found, _PLACES, n=1)
+            hint = f"did you mean {{{near[0]}}}?" if near else "known are {words} and {language}"
+            raise UsageError(f"{name} has {{{found}}}, for which nothing is known", hint=hint)
+    return _PLACEHOLDER.sub(lambda found: values[found[1]], text).strip()

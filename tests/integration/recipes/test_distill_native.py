@@ -1,0 +1,122 @@
+"""A teacher's table from the real engine: the tokens are the model's own, and no answer is computed twice."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+
+from support.native import loaded
+from support.native_engine import native, plan_for, run
+from tokenmill.engine.native.vocab import Vocab
+from tokenmill.jobs.store import Store
+from tokenmill.recipes.distill import Distilled, distill
+from tokenmill.recipes.distill_prompts import Ask, Prompts
+from tokenmill.recipes.here import Here, Standing
+from tokenmill.recipes.mill import Spent
+
+TEXTS = ("Why is the sky blue?", "Write one line of Python that prints ü and 漢.", "Name three fruits.")
+GREEDY = Ask(max_tokens=40, top_logprobs=20)
+DRAWN = Ask(samples=2, max_tokens=24, top_logprobs=5, stop=(".",))
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What several runs on one store made."""
+
+    rows: list[dict[str, Any]]
+    drawn: list[dict[str, Any]]
+    table: Path
+    spent: tuple[Spent, ...]  # greedy, the same again, without probabilities, drawn
+    found: Distilled
+    again: bytes
+
+
+@pytest.fixture(name="taught", scope="module")
+def teach(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Taught:
+    folder = tmp_path_factory.mktemp("taught")
+    source, table, other = folder / "prompts.jsonl", folder / "teacher.parquet", folder / "other.parquet"
+    source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
+
+    async def work() -> Taught:
+        spent = list[Spent]()
+        async with native(smollm2_path, folder / "state", plan=plan_for(smollm2_path, context=512)) as engine:
+            with Store(folder / "batches") as store:
+                done = []
+                for ask, path in ((GREEDY, table), (GREEDY, folder / "again.parquet"),
+                                  (replace(GREEDY, top_logprobs=None), other), (DRAWN, folder / "drawn.parquet")):  # fmt: skip
+                    mill = Here(store, folder / "batches", Standing(engine))
+                    done.append(await distill(mill, Prompts(source), ask, path))
+                    spent.append(mill.spent)
+        rows, drawn = (parquet.read_table(path).to_pylist() for path in (table, folder / "drawn.parquet"))
+        return Taught(rows, drawn, table, tuple(spent), done[0], (folder / "again.parquet").read_bytes())
+
+    return run(work)
+
+
+@pytest.fixture(name="vocab", scope="module")
+def read_vocab(smollm2_path: Path) -> Iterator[Vocab]:
+    with loaded(smollm2_path) as model:
+        yield model.vocab
+
+
+def test_tokens_are_the_models_own_and_give_the_text_back(taught: Taught, vocab: Vocab) -> None:
+    canonical = 0
+    for row in taught.rows:
+        assert b"".join(map(vocab.piece, row["token_ids"])).decode(errors="replace") == row["answer"]
+        canonical += vocab.tokenise(row["answer"], add_special=False) == tuple(row["token_ids"])
+        ended = row["finish_reason"] == "stop"  # by a token that is counted, and is no part of the answer
+        assert len(row["token_ids"]) == row["completion_tokens"] - ended
+    assert canonical >= 2  # the likeliest tokens of a text are nearly always its only cut
+
+
+def test_what_a_stop_text_cut_off_is_still_in_the_tokens(taught: Taught, vocab: Vocab) -> None:
+    stopped = [row for row in taught.drawn if row["finish_reason"] == "stop"]
+    assert stopped
+    for row in stopped:
+        written = b"".join(map(vocab.piece, row["token_ids"])).decode(errors="replace")
+        assert written.startswith(row["answer"])
+        assert "." not in row["answer"]
+
+
+def test_probabilities_stand_beside_their_tokens(taught: Taught) -> None:
+    for row in taught.rows:
+        assert len(row["token_ids"]) == len(row["logprobs"]) == len(row["top_ids"]) == len(row["top_logprobs"])
+        for token, logprob, ids, tops in zip(*(row[name] for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")), strict=True):  # fmt: skip
+            assert len(ids) == len(tops) == 20
+            assert ids[0] == token  # the likeliest was taken
+            assert tops == sorted(tops, reverse=True)
+            assert tops[0] == pytest.approx(logprob, rel=1 / 2048)
+            assert logprob <= 0
+
+
+def test_samples_have_seeds_of_their_own_and_may_differ(taught: Taught) -> None:
+    assert [(row["prompt_id"], row["sample"]) for row in taught.drawn] == [
+        (f"prompt-{number}", sample) for number in (1, 2, 3) for sample in (0, 1)
+    ]
+    assert len({row["seed"] for row in taught.drawn}) == 6
+    assert len({row["answer"] for row in taught.drawn}) > 3
+    assert {len(top) for row in taught.drawn for top in row["top_ids"]} == {5}
+
+
+def test_an_answer_that_is_there_is_not_computed_again(taught: Taught) -> None:
+    first, again, without, drawn = taught.spent
+    assert (first.answers, first.reused) == (3, 0)
+    assert (again.answers, again.reused) == (0, 3)
+    assert taught.again == taught.table.read_bytes()
+    assert without.answers == 3  # one without probabilities is another answer
+    assert drawn.answers == 6
+    assert (taught.found.rows, taught.found.without_ids, taught.found.failed) == (3, 0, 0)
+
+
+def test_a_token_with_20_probabilities_takes_about_80_bytes(taught: Taught) -> None:
+    file = parquet.ParquetFile(taught.table)
+    group = file.metadata.row_group(0)
+    sizes = {group.column(index).path_in_schema.split(".")[0]: group.column(index).total_compressed_size
+             for index in range(group.num_columns)}  # fmt: skip
+    tokens = sum(len(row["token_ids"]) for row in taught.rows)
+    assert tokens > 60
+    assert 40 < (sizes["top_ids"] + sizes["top_logprobs"]) / tokens < 130  # a short table: few values come again

@@ -1,0 +1,299 @@
+"""The mill on a store and an engine: stages that resume, budgets that end them, and faults that are outcomes."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from support.fake_engine import FakeEngine
+from support.native_engine import native, run
+from tokenmill.engine.engine import Answer as EngineAnswer
+from tokenmill.engine.engine import Chat, Engine, Piece, Request
+from tokenmill.jobs.accounts import Tell
+from tokenmill.jobs.job import Batch
+from tokenmill.jobs.progress import Snapshot
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.worker import Options
+from tokenmill.recipes.here import Here, Stage, Standing
+from tokenmill.recipes.mill import Answered, Budget, Line, Mill, Origin, Spent, chat_line, text_of
+
+QUICK = Options(first_delay_s=0.01, tick_s=0.05)
+RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
+THINGS = ("river", "bridge", "harbour", "field", "tower", "garden", "mine", "road")
+
+
+def asked(words: Iterable[str], *, tokens: int = 8) -> list[Line]:
+    return [
+        chat_line(
+            f"{number}-{word[:20]}", [{"role": "system", "content": RULES}, {"role": "user", "content": word}],
+            max_tokens=tokens, temperature=0,
+        )
+        for number, word in enumerate(words)
+    ]  # fmt: skip
+
+
+def names(stage: Stage) -> list[str]:
+    return [answer.custom_id for answer in stage.answers()]
+
+
+class Heard(FakeEngine):
+    """Behaves as the last message says."""
+
+    def stream(self, request: Request) -> AsyncGenerator[Piece | EngineAnswer, None]:
+        assert isinstance(request.prompt, Chat)
+        return super().stream(replace(request, prompt=request.prompt.messages[-1]["content"]))
+
+
+class Nobody:
+    """A crew that must not be needed."""
+
+    def __init__(self, model_id: str) -> None:
+        self.origin = Origin("none", model_id, "native", "none")
+
+    async def ready(self, _batch: Batch) -> NoReturn:
+        raise AssertionError("there was work")
+
+
+class Late:
+    """A crew whose engine never comes up."""
+
+    origin = Origin("late", "m", "native", "late")
+
+    def __init__(self) -> None:
+        self.asked, self.broken_off = asyncio.Event(), False
+
+    async def ready(self, _batch: Batch) -> tuple[Engine, EngineShape]:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.broken_off = True
+        raise AssertionError
+
+
+def with_fake(
+    folder: Path, work: Callable[[Here, FakeEngine, asyncio.Event], Awaitable[None]], **given: Any
+) -> None:  # fmt: skip
+    """Run a mill on an engine that behaves as its prompts say."""
+
+    async def go() -> None:
+        engine, stop = Heard(), asyncio.Event()
+        with Store(folder) as store:
+            await work(
+                Here(store, folder, Standing(engine), stop=stop, options=QUICK, **given), engine, stop
+            )  # fmt: skip
+
+    run(go)
+
+
+# -- on the real engine ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    told: list[tuple[str, str]] = []
+
+    @contextmanager
+    def watch(stage: str, batch: Batch) -> Iterator[Tell]:
+        told.append((stage, batch.source))
+        yield lambda _now: None
+
+    async def night(store: Store, budget: Budget | None, engine: Engine) -> tuple[Here, Stage]:
+        mill = Here(store, folder, Standing(engine), budget=budget, options=QUICK, called="expand", watch=watch)
+        return mill, await mill.run("write", asked(THINGS, tokens=12))
+
+    async def nights() -> None:
+        async with native(smollm2_path, tmp_path / "state") as engine:
+            with Store(folder) as store:
+                mill, first = await night(store, Budget(tokens=330), engine)
+                assert (first.end, first.total, mill.end) == ("tokens", 8, "tokens")
+                assert 0 < len(names(first)) == mill.spent.answers < 8
+                assert mill.spent.tokens >= 330
+                again = await mill.run("judge", asked(["another"]))
+                assert (again.end, again.total, names(again)) == ("tokens", 1, [])
+                before, done = mill.spent, names(first)
+            with Store(folder) as store:
+                mill, whole = await night(store, None, engine)
+                assert (whole.end, mill.end) == ("finished", "finished")
+                assert names(whole) == [line["custom_id"] for line in asked(THINGS)]
+                assert [name for name in names(whole) if name in done] == done
+                assert mill.spent.reused == before.answers
+                assert mill.spent.answers == 8 - before.answers
+                assert mill.spent.cached_tokens > mill.spent.prompt_tokens - mill.spent.cached_tokens
+                assert mill.origin.model_id == engine.identity.model_id
+                assert mill.origin.build == engine.identity.build
+
+    run(nights)
+    assert told == [("write", "expand: write"), ("write", "expand: write")]
+    assert sorted(path.name for path in folder.iterdir() if path.suffix == ".jsonl") == []
+
+    async def morning() -> None:
+        with Reader(folder) as reader:
+            model_id = reader.batches()[0].model_id
+            assert [batch.counts.total for batch in reader.batches()] == [8, 1]
+        with Store(folder) as store:
+            mill = Here(store, folder, Nobody(model_id))
+            stage = await mill.run("write", asked(THINGS, tokens=12))
+            assert stage.end == "finished"
+            assert mill.spent == Spent(reused=8)
+            assert all(text_of(answer) for answer in stage.answers())
+
+    run(morning)
+
+
+# -- on one that misbehaves --------------------------------------------------------------------------------------------
+
+
+def test_a_failed_line_is_an_outcome(tmp_path: Path) -> None:
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await mill.run(
+            "write", [*asked(["one", "too long", "half \ud800 a character", "two"]), {"custom_id": "?"}]
+        )
+        found = list(stage.answers())
+        assert stage.end == "finished"
+        assert [answer.code for answer in found] == [None, "too_long", "invalid_line", None, "invalid_line"]
+        assert [answer.body is None for answer in found] == [False, True, True, False, True]
+        assert "surrogate" in (found[2].message or "")
+        assert text_of(found[0])
+        assert found[4].custom_id == "?"
+        assert found == list(stage.answers())
+        assert (mill.spent.answers, mill.spent.failed, mill.spent.reused) == (2, 3, 0)
+
+    with_fake(tmp_path, work)
+
+
+def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
+    async def work(mill: Here, engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await mill.run("write", asked(["same", "same", "other"]))
+        assert len(names(stage)) == 3
+        assert len(engine.seen.streams) == 2
+        assert (mill.spent.answers, mill.spent.reused) == (2, 1)
+        other = await mill.run("again", asked(["other", "same"]))
+        assert other.end == "finished"
+        assert len(engine.seen.streams) == 2
+        assert (mill.spent.answers, mill.spent.reused) == (2, 3)
+
+    with_fake(tmp_path, work)
+
+
+def test_no_lines_are_no_batch(tmp_path: Path) -> None:
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await mill.run("write", iter(()))
+        assert (stage.end, stage.total, names(stage), mill.spent) == ("finished", 0, [], Spent())
+        with Reader(tmp_path) as reader:
+            assert reader.batches() == []
+
+    with_fake(tmp_path, work)
+
+
+def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path) -> None:
+    async def work(mill: Here, engine: FakeEngine, stop: asyncio.Event) -> None:
+        lines = asked(["slow one", "quick", "slow two", "quicker"])
+        running = asyncio.create_task(mill.run("write", lines))
+        while len(engine.seen.streams) < 4 or len(engine.at_work) > 2:
+            await asyncio.sleep(0)
+        stop.set()
+        stage = await running
+        assert (stage.end, stage.total, mill.end) == ("stopped", 4, "stopped")
+        assert names(stage) == ["1-quick", "3-quicker"]
+        after = await mill.run("write", lines)
+        assert (after.end, names(after)) == ("stopped", ["1-quick", "3-quicker"])
+
+    with_fake(tmp_path, work)
+
+
+def test_hours_end_what_never_would(tmp_path: Path) -> None:
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await mill.run("write", asked(["slow", "quick"]))
+        assert (stage.end, names(stage)) == ("hours", ["1-quick"])
+        assert (await mill.run("judge", asked(["third"]))).end == "hours"
+        finished = await mill.run("quick", asked(["quick"])[:0])
+        assert finished.end == "finished"
+
+    with_fake(tmp_path, work, budget=Budget(seconds=0.4))
+
+
+def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
+    async def go() -> None:
+        with Store(tmp_path) as store:
+            began_s = asyncio.get_running_loop().time() - 3601
+            mill = Here(store, tmp_path, Nobody("m"), budget=Budget(seconds=3600), began_s=began_s)
+            assert (await mill.run("write", asked(["one"]))).end == "hours"
+
+    run(go)
+
+
+@pytest.mark.parametrize(("budget", "end"), [(None, "stopped"), (Budget(seconds=0.1), "hours")])
+def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) -> None:
+    async def go() -> None:
+        crew, stop = Late(), asyncio.Event()
+        with Store(tmp_path) as store:
+            mill = Here(store, tmp_path, crew, stop=stop, budget=budget)
+            running = asyncio.create_task(mill.run("write", asked(["one"])))
+            await crew.asked.wait()
+            if budget is None:
+                stop.set()
+            stage = await running
+            assert (stage.end, stage.total, names(stage), crew.broken_off) == (end, 1, [], True)
+
+    run(go)
+
+
+def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
+    async def work(mill: Here, engine: FakeEngine, _stop: asyncio.Event) -> None:
+        lines = asked(["slow"])
+        running = asyncio.create_task(mill.run("write", lines))
+        await engine.changed.wait()
+        with Reader(tmp_path) as reader:
+            (batch,) = reader.batches()
+        await asyncio.to_thread(ask_to_cancel, tmp_path, batch.name)
+        stage = await running
+        assert (stage.end, stage.total) == ("cancelled", 1)
+        assert list(stage.answers()) == [Answered("0-slow", None, "cancelled", "the batch was cancelled")]
+        assert (await mill.run("write", lines)).end == "cancelled"
+        assert mill.spent.failed == 2
+        assert len(engine.seen.streams) == 1
+
+    with_fake(tmp_path, work)
+
+
+def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        await mill.run("write", asked(["one"]))
+        with Reader(tmp_path) as reader:
+            (batch,) = reader.batches()
+        assert (batch.priority, batch.source, batch.output) == (5, "distill a.jsonl: write", None)
+
+    with_fake(tmp_path, work, priority=5, called="distill a.jsonl")
+
+
+def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
+    """Of an engine that others use too only what came back counts."""
+    seen: list[Snapshot] = []
+
+    @contextmanager
+    def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
+        yield seen.append
+
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await mill.run("write", asked([f"thing {number}" for number in range(20)]))
+        last = seen[-1].tokens
+        assert stage.end == "tokens"
+        assert mill.spent.tokens >= 3 * (last.computed + last.generated) / 4 > 0
+        assert 0 < len(names(stage)) < 20
+
+    with_fake(tmp_path, work, budget=Budget(tokens=60), alone=False, watch=watch)
+
+
+def test_it_is_a_mill(tmp_path: Path) -> None:
+    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        typed: Mill = mill
+        assert typed.origin == Origin("fake", "m", "native", "fake 1", 4096)
+
+    with_fake(tmp_path, work)

@@ -1,0 +1,203 @@
+"""What the commands of recipes share, on the real engine: forecasts that store nothing, budgets, signals, the end."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
+from tokenmill.cli.output import Common
+from tokenmill.cli.starting import EngineOptions
+from tokenmill.engine.measured import machine_id
+from tokenmill.errors import UsageError
+from tokenmill.hardware.catalog import find
+from tokenmill.jobs.reader import Reader
+from tokenmill.model.identity import identity_of
+from tokenmill.recipes.mill import Line, Mill, Prospect, StageProspect, chat_line, text_of
+from tokenmill.tune import history
+from tokenmill.tune.history import Speed
+from tokenmill.tune.point import Dials, Figures
+
+RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
+SMALL = EngineOptions(context=1024, sequences=4, threads=1, threads_batch=1)
+Recipe = Callable[[Mill, Callable[[str], None]], Any]
+
+
+def asked(stage: str, jobs: int = 6) -> tuple[Line, ...]:
+    return tuple(
+        chat_line(f"{number}", [{"role": "system", "content": RULES}, {"role": "user", "content": f"{stage} {number}"}],
+                  max_tokens=10, temperature=0)
+        for number in range(jobs)
+    )  # fmt: skip
+
+
+async def recipe(mill: Mill, tell: Callable[[str], None]) -> dict[str, int]:
+    """Two stages; what each has."""
+    found = {}
+    for stage in ("write", "judge"):
+        ran = await mill.run(stage, asked(stage))
+        found[stage] = sum(text_of(answer) is not None for answer in ran.answers())
+        tell(f"{stage} is over")
+        if ran.end != "finished":
+            break
+    return found
+
+
+def prospect(tokens: Tokens) -> Prospect:
+    assert tokens is not None
+    assert tokens("two words") == 2
+    judge = StageProspect("judge", 6, prompt_bytes=6000, shared_bytes=900, output_tokens=10, assumed="as long as asked")
+    return Prospect((StageProspect("write", 6, asked("write"), output_tokens=10), judge), rows=6)
+
+
+class Here:
+    """A configuration and a state folder of its own."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self.model, self.state = folder, model, folder / "state"
+        self.config = folder / "tokenmill.toml"
+        self.config.write_text(f'state_dir = "{self.state}"\nmachine = "epyc-9175f"\n[costs]\nper_hour = 3600000.0\n')
+
+    def __call__(
+        self, recipe: Recipe = recipe, *, json: bool = False, options: EngineOptions = SMALL, **limits: Any
+    ) -> Milled[Any] | int:
+        return milled(
+            recipe, prospect, called="expand things.csv", model=str(self.model), limits=RecipeOptions(**limits),
+            options=options, common=Common(json=json, config=self.config),
+        )  # fmt: skip
+
+    def run(self, recipe: Recipe = recipe, **limits: Any) -> Milled[Any]:
+        found = self(recipe, **limits)
+        assert isinstance(found, Milled)
+        return found
+
+
+@pytest.fixture
+def here(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
+    monkeypatch.setenv("COLUMNS", "80")
+    return Here(tmp_path, smollm2_path)
+
+
+def test_from_a_forecast_over_a_budget_to_the_end(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here(dry_run=True) == 0
+    first = capsys.readouterr().out
+    assert not here.state.exists()
+
+    cut = here.run(max_tokens_total=310)
+    assert (cut.end, cut.code) == ("tokens", 0)
+    assert 0 < cut.value["write"] == cut.spent.answers < 6
+    assert "the 310 tokens of --max-tokens-total are used up: everything answered is kept" in capsys.readouterr().err
+
+    whole = here.run()
+    assert (whole.end, whole.code, whole.value) == ("finished", 0, {"write": 6, "judge": 6})
+    assert whole.spent.reused == cut.spent.answers
+    assert whole.load_s is not None
+    rows = summary_rows(whole)
+    assert rows["answers"] == f"{whole.spent.answers} computed, {whole.spent.reused} were there"
+    assert whole.origin.build in rows["engine"]
+
+    again = here.run()
+    assert (again.value, again.load_s, again.spent.answers, again.spent.reused) == (whole.value, None, 0, 12)
+    assert again.origin == whole.origin  # though no engine was started
+    said = spent_document(again)
+    assert (said["end"], said["reused"], said["load_seconds"], said["generated_tokens"]) == ("finished", 12, None, 0)
+    assert summary_rows(again)["answers"] == "12, all of which were there: nothing was computed"
+
+    capsys.readouterr()
+    assert here(dry_run=True) == 0
+    later = capsys.readouterr().out
+    assert "answered" not in first
+    assert "6 jobs more, which cost nothing" in later
+    assert "of what answers may have, as 12 of this model had" in later  # fewer than eight of the stage
+    with Reader(here.state / "batches") as reader:
+        assert [batch.source for batch in reader.batches()] == ["expand things.csv: write", "expand things.csv: judge"]
+
+
+def test_a_signal_ends_it_in_its_own_way(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    async def interrupted(mill: Mill, _tell: Callable[[str], None]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ran = await mill.run("write", asked("write"))
+        return f"{ran.end} with {ran.total} lines"
+
+    ended = here.run(interrupted)
+    assert (ended.value, ended.end, ended.code) == ("stopped with 6 lines", "stopped", 143)
+    assert "stopped: everything answered is kept" in capsys.readouterr().err
+
+
+def test_the_forecast_reads_at_eighty_columns(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here(dry_run=True, max_hours=1, max_tokens_total=300) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "forecast  expand things.csv; nothing was started, nothing is stored"
+    table = [line.split() for line in lines if line.startswith(("stage", "write", "judge", "all"))]
+    assert table[0] == ["stage", "jobs", "prompts", "computed", "answers", "at", "most"]
+    assert [row[:2] for row in table[1:]] == [["write", "6"], ["judge", "6"], ["all", "12"]]
+    text = " ".join(" ".join(lines).split())
+    for words in ("runs", "at most, of 300 tokens and 1 h each", "predicted (estimated)", "EUR at most",
+                  "counted with the model's vocabulary", "machine epyc-9175f", "assumed: judge: as long as asked"):  # fmt: skip
+        assert words in text
+
+
+def test_the_forecast_as_data(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here(dry_run=True, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [stage["stage"] for stage in found["stages"]] == ["write", "judge"]
+    assert found["total"]["answer_tokens_at_most"] == 120
+    assert 0 < found["total"]["computed_prompt_tokens"] < found["total"]["prompt_tokens"]
+    assert found["speed"]["measured"] is False
+    assert found["cost_at_most"] == pytest.approx(found["seconds_at_most"] * 1000)
+    assert (found["currency"], found["machine"], found["tokens_counted"], found["runs"]) == (
+        "EUR",
+        "epyc-9175f",
+        True,
+        None,
+    )
+    assert found["build"].startswith("llama.cpp")
+    assert found["context"] == 1024
+
+
+def test_what_was_measured_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = find("epyc-9175f")
+    dials = Dials(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
+    speed = Speed(
+        "2026-11-01T01:02:03+00:00", machine.name, machine_id(machine), "smollm2", identity_of(here.model), "native",
+        "llama.cpp b1", "bench", dials, 0, Figures(decode_tok_s=30.0, prefill_tok_s=200.0), Figures(),
+    )  # fmt: skip
+    history.append(here.state, replace(speed, dials=replace(dials, sequences=1), figures=Figures(decode_tok_s=12.0)))
+    history.append(here.state, replace(speed, model_id="another", figures=Figures(decode_tok_s=1.0, prefill_tok_s=1.0)))
+    history.append(here.state, speed)
+    assert here(dry_run=True, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["speed"] == {
+        "measured": True, "confidence": "measured", "words": "measured 2026-11-01 with llama.cpp b1",
+        "prefill_tok_s": 200.0, "decode_tok_s": 30.0, "sequences": 4,
+    }  # fmt: skip
+    total = found["total"]
+    expected_s = total["computed_prompt_tokens"] / 200 + total["answer_tokens_at_most"] / 30
+    assert total["seconds_at_most"] == pytest.approx(expected_s)
+
+
+def test_what_does_not_fit_is_said_before_anything_is_stored(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    huge = EngineOptions(context=1024, sequences=4, reserve_ram=10**14)
+    assert here(options=huge) == 3
+    assert "does not fit" in capsys.readouterr().out
+    assert not here.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_tokens_total": 0}, "--max-tokens-total must be at least 1"),
+        ({"max_hours": 0.0}, "--max-hours must be more than 0"),
+        ({"max_hours": float("inf")}, "--max-hours must be more than 0"),
+        ({"priority": 10**9}, "--priority must be from"),
+    ],
+)
+def test_limits_that_cannot_be_meant(here: Here, limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        here(**limits)

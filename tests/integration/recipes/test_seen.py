@@ -1,0 +1,68 @@
+"""What a store knows of a recipe before it runs: outcomes of its very lines, and how long answers were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.jobs_store import pending
+from tokenmill.jobs.job import Batch, Failure, Finished, Submission
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.recipes.mill import Line, chat_line
+from tokenmill.recipes.seen import Lengths, lengths, settled_lines
+from tokenmill.recipes.stage_file import written
+
+
+def asked(stage: str, jobs: int, tokens: int | None = 100) -> list[Line]:
+    return [chat_line(f"{n}", [{"role": "user", "content": f"{stage} {n} ü"}], max_tokens=tokens) for n in range(jobs)]
+
+
+def stored(store: Store, folder: Path, stage: str, lines: list[Line], model_id: str = "m") -> Batch:
+    path = folder / "lines.jsonl"
+    path.write_bytes(b"".join(map(written, lines)))
+    return submit(store, path, Submission(model_id), called=f"expand: {stage}").batch
+
+
+def answer(store: Store, batch: Batch, count: int, tokens: int | None) -> None:
+    jobs = pending(store, batch)[:count]
+    store.start(jobs)
+    usage: dict[str, Any] = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
+    store.commit([Finished(job, json.dumps({"choices": [], **usage}).encode()) for job in jobs])
+
+
+def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
+    lines = asked("write", 5)
+    with Store(tmp_path / "s") as store:
+        assert settled_lines(store, "m", lines) == frozenset()
+        batch = stored(store, tmp_path, "write", lines)
+        second, fourth = (batch.id << 32 | number for number in (2, 4))
+        store.start([second, fourth])
+        store.commit([Finished(second, b"{}")])
+        store.fail(fourth, Failure("too_long", "by much"))
+        assert settled_lines(store, "m", lines) == {1, 3}
+        assert settled_lines(store, "another", lines) == frozenset()
+        assert settled_lines(store, "m", lines[:4]) == frozenset()
+
+
+def test_lengths_are_of_the_same_stage_where_there_are_enough(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        answer(store, stored(store, tmp_path, "write", asked("write", 10)), 10, 80)
+        answer(store, stored(store, tmp_path, "judge", asked("judge", 10)), 5, 20)
+        answer(store, stored(store, tmp_path, "judge", asked("else", 9), "another"), 9, 1)
+        found = lengths(store, "m", ["write", "judge", "reduce"])
+        overall = Lengths(0.6, 15, alike=False)
+        assert found == {"write": Lengths(0.8, 10, alike=True), "judge": overall, "reduce": overall}
+
+
+def test_answers_that_say_nothing_of_their_length_do_not_count(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        answer(store, stored(store, tmp_path, "write", asked("write", 3)), 3, None)
+        answer(store, stored(store, tmp_path, "free", asked("free", 3, tokens=None)), 3, 50)
+        assert lengths(store, "m", ["write"]) == {}
+
+
+def test_half_a_character_is_written_as_json_can() -> None:
+    line = {"custom_id": "\ud800"}
+    assert written(line) == b'{"custom_id":"\\ud800"}\n'
+    assert json.loads(written(line)) == line
+    assert written({"a": "ü"}) == '{"a":"ü"}\n'.encode()

@@ -1,0 +1,120 @@
+"""Summaries by the real engine: documents in pieces, one head for all, and nothing done twice."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from support.native_engine import native, plan_for, run
+from tokenmill.engine.engine import Engine
+from tokenmill.jobs.store import Store
+from tokenmill.recipes.documents import Reading, gather
+from tokenmill.recipes.here import Here, Stage, Standing
+from tokenmill.recipes.manifest import read_manifest
+from tokenmill.recipes.mill import Line, Origin, Spent
+from tokenmill.recipes.summarize import Order, Summarized, summarize
+from tokenmill.recipes.summarize_prompts import KINDS, Prompts
+
+DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(6))
+PROMPTS = Prompts(DIGEST, dict.fromkeys(KINDS, "Summarize what the user sends."))
+CONTEXT, ANSWER = 320, 10
+LONG = "".join(
+    f"# Mill {number}\n\nMill {number} stands by the river. It grinds wheat and rye.\n\n" for number in range(12)
+)
+
+
+class WatchedMill:
+    """A mill whose stages can be looked at afterwards."""
+
+    def __init__(self, mill: Here) -> None:
+        self._mill, self.stages = mill, list[Stage]()
+
+    @property
+    def origin(self) -> Origin:
+        return self._mill.origin
+
+    @property
+    def spent(self) -> Spent:
+        return self._mill.spent
+
+    async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
+        self.stages.append(await self._mill.run(stage, lines))
+        return self.stages[-1]
+
+    def cached(self) -> list[int]:
+        """Tokens that each answer did not need to compute."""
+        bodies = [answered.body for stage in self.stages for answered in stage.answers()]
+        return [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies if body is not None]
+
+
+def order(folder: Path) -> Order:
+    sampling = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
+    return Order(gather([folder / "docs"], Reading()), folder / "out", PROMPTS, sampling)
+
+
+def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "long.md").write_text(LONG)
+    (docs / "one.txt").write_text("The harbour is open again.")
+    (docs / "two.txt").write_text("The bridge is closed until May.")
+
+    async def night(store: Store, engine: Engine) -> tuple[WatchedMill, Summarized]:
+        mill = WatchedMill(Here(store, tmp_path / "store", Standing(engine)))
+        return mill, await summarize(mill, order(tmp_path), tokens=bytes_by_three)
+
+    async def nights() -> None:
+        plan = plan_for(smollm2_path, context=CONTEXT, sequences=2)
+        with Store(tmp_path / "store") as store:
+            async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
+                digest_tokens = len(await engine.tokenize(DIGEST))
+                await _nights(store, engine, digest_tokens)
+
+    async def _nights(store: Store, engine: Engine, digest_tokens: int) -> None:
+        mill, ended = await night(store, engine)
+        assert (ended.documents, ended.done, ended.failed) == (3, 3, ())
+        entry = read_manifest(tmp_path / "out").entries["long.md"]
+        assert entry.pieces is not None
+        assert entry.pieces > 1
+        assert entry.levels == 1
+        assert (entry.finish_reason, entry.completion_tokens) == ("length", (entry.pieces + 1) * ANSWER)
+        # The head is computed once: only the first answer had to.
+        assert sum(cached < digest_tokens for cached in mill.cached()) <= 1
+        first = mill.spent
+
+        mill, ended = await night(store, engine)
+        assert (ended.unchanged, mill.stages) == (3, [])
+
+        (docs / "two.txt").write_text("The bridge is open.")
+        mill, ended = await night(store, engine)
+        assert (ended.done, ended.unchanged, mill.spent.answers) == (1, 2, 1)
+
+        before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.md")}
+        shutil.rmtree(tmp_path / "out")
+        mill, ended = await night(store, engine)
+        assert (ended.done, mill.spent.answers, mill.spent.reused) == (3, 0, first.answers)
+        assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.md")} == before
+
+    run(nights)
+
+
+def bytes_by_three(text: str) -> int:
+    return -(-len(text.encode()) // 3)
+
+
+def test_a_count_that_is_far_too_low_is_mended_by_halving(smollm2_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "long.md").write_text(LONG)
+    wanted = replace(order(tmp_path), prompts=Prompts(None, dict.fromkeys(KINDS, "Summarize.")))
+
+    async def once() -> None:
+        plan = plan_for(smollm2_path, context=CONTEXT - 64, sequences=2)
+        with Store(tmp_path / "store") as store:
+            async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
+                mill = Here(store, tmp_path / "store", Standing(engine))
+                ended = await summarize(mill, wanted, tokens=lambda text: len(text.split()) // 2)
+                assert (ended.done, ended.failed) == (1, ())
+
+    run(once)
+    entry = read_manifest(tmp_path / "out").entries["long.md"]
+    assert entry.pieces == 2

@@ -1,0 +1,97 @@
+"""A mill whose answers are written by the test: what a recipe asks for, stage by stage, and what it makes of it."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.recipes.mill import Answered, End, Line, Origin, Spent
+
+ORIGIN = Origin(model="tiny", model_id="sha256:tiny", engine="native", build="b1", context=4096)
+
+Said = str | Mapping[str, Any] | None
+"""Text; a whole chat completion; or nothing: the line has failed."""
+
+
+def completion(text: str, line: Line | None = None, *, finish: str = "stop") -> dict[str, Any]:
+    """A chat completion that says this; tokens are counted as words."""
+    asked = sum(len(str(message["content"]).split()) for message in (line or {}).get("body", {}).get("messages", ()))
+    said = len(text.split())
+    return {
+        "id": "chatcmpl-scripted", "object": "chat.completion", "created": 0, "model": "tiny",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedStage:
+    """A stage that is over."""
+
+    stage: str
+    end: End
+    total: int
+    given: tuple[Answered, ...]
+
+    def answers(self) -> Iterator[Answered]:
+        return iter(self.given)
+
+
+class ScriptedMill:
+    """Answers lines by a function of the line.
+
+    `stop_after`: answers that are computed until the budget is used up; from then on every stage ends with `end` and
+    holds what there is. Answers are remembered by the line, as the store does: give `known` of an earlier mill to
+    resume its run. `stages` are (name, lines) in the order asked.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Line], Said],
+        *,
+        origin: Origin = ORIGIN,
+        stop_after: int | None = None,
+        end: End = "tokens",
+        known: dict[str, Answered] | None = None,
+    ) -> None:
+        self.origin, self.spent = origin, Spent()
+        self.stages: list[tuple[str, tuple[Line, ...]]] = []
+        self.known: dict[str, Answered] = {} if known is None else known
+        self._answer, self._left, self._end = answer, stop_after, end
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """Of all stages."""
+        return tuple(line for _, lines in self.stages for line in lines)
+
+    async def run(self, stage: str, lines: Iterable[Line]) -> ScriptedStage:
+        asked = tuple(lines)
+        self.stages.append((stage, asked))
+        ids = [line["custom_id"] for line in asked]
+        assert len(ids) == len(set(ids)), f"custom_id twice in the stage {stage}"
+        given = [found for line in asked if (found := self._one(line)) is not None]
+        end: End = "finished" if len(given) == len(asked) else self._end
+        return ScriptedStage(stage, end, len(asked), tuple(given))
+
+    def _one(self, line: Line) -> Answered | None:
+        """The outcome of a line; None: the budget does not reach so far."""
+        key = repr(line["body"])
+        if key in self.known:
+            self.spent += Spent(reused=1)
+            return self.known[key]._replace(custom_id=line["custom_id"])
+        if self._left is not None:
+            if self._left == 0:
+                return None
+            self._left -= 1
+        said = self._answer(line)
+        if said is None:
+            self.spent += Spent(failed=1)
+            return Answered(line["custom_id"], None, "refused", "scripted to fail")
+        body = completion(said, line) if isinstance(said, str) else said
+        usage = body.get("usage", {})
+        self.spent += Spent(
+            answers=1, prompt_tokens=usage.get("prompt_tokens", 0), completion_tokens=usage.get("completion_tokens", 0)
+        )
+        self.spent = replace(self.spent, seconds=self.spent.seconds + 1.0)
+        answered = Answered(line["custom_id"], body)
+        self.known[key] = answered
+        return answered

@@ -1,0 +1,17 @@
+"""The CPUs of the test's own process, which keeps off reserved cores once it has started an engine with a reserve."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokenmill.engine.reserve import keep_off
+
+
+@contextmanager
+def own_cpus_restored() -> Iterator[set[int]]:
+    """Whatever happens inside, all CPUs are ours again afterwards; yields them."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield before
+    finally:
+        keep_off(tuple(before))

@@ -1,0 +1,186 @@
+"""Which files become documents, under which names, and what is said of the others."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.documents import MOST_BYTES, Found, Reading, gather
+
+ALL = Reading()
+
+
+def names(found: Found) -> list[str]:
+    return [document.name for document in found.documents]
+
+
+def texts(found: Found) -> dict[str, str]:
+    return {document.name: document.text for document in found.documents}
+
+
+def reasons(found: Found) -> dict[str, str]:
+    return {skipped.name: skipped.reason for skipped in found.skipped}
+
+
+def make(folder: Path, **files: str | bytes) -> Path:
+    """Files by name, with __ for a slash and _ for the dot before the suffix."""
+    for key, content in files.items():
+        path = folder / key.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def test_a_folder_gives_its_text_files_in_order_of_their_names(tmp_path: Path) -> None:
+    docs = make(tmp_path / "docs", b_md="b", a_txt="a", deep__c_rst="c", deep__er__d="d", _hidden="h", _git__x_md="x")
+    found = gather([docs], ALL)
+    assert names(found) == ["a.txt", "b.md", "deep/c.rst", "deep/er/d"]
+    assert found.skipped == ()
+
+
+def test_the_same_folder_elsewhere_gives_the_same_documents(tmp_path: Path) -> None:
+    one, other = make(tmp_path / "x" / "docs", a_md="text\r\nmore"), make(tmp_path / "y", a_md="text\nmore")
+    first, second = gather([one], ALL).documents[0], gather([other], ALL).documents[0]
+    assert (first.name, first.text, first.sha256) == (second.name, second.text, second.sha256)
+
+
+def test_several_places_come_under_their_own_names(tmp_path: Path) -> None:
+    make(tmp_path, a__docs__x_md="1", b__docs__x_md="2", c__x_md="3", x_md="4")
+    places = [tmp_path / "a" / "docs", tmp_path / "b" / "docs", tmp_path / "c", tmp_path / "x.md"]
+    found = gather(places, ALL)
+    assert texts(found) == {"a/docs/x.md": "1", "b/docs/x.md": "2", "c/x.md": "3", "x.md": "4"}
+
+
+def test_a_file_named_twice_is_one_document(tmp_path: Path) -> None:
+    make(tmp_path, a_md="1", b_md="2")
+    assert names(gather([tmp_path / "b.md", tmp_path / "a.md", tmp_path / "b.md"], ALL)) == ["b.md", "a.md"]
+
+
+def test_names_that_two_places_share_are_told_apart(tmp_path: Path) -> None:
+    make(tmp_path, docs__a_md="1", x__docs__a_md="2", y__a_md="3")
+    found = gather([tmp_path / "docs", tmp_path / "x" / "docs" / "a.md", tmp_path / "y" / "a.md"], ALL)
+    assert len({*names(found)}) == 3
+    assert sorted(texts(found).values()) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("globs", "expected"),
+    [
+        (("*.md",), ["a.md", "deep/c.md", "deep/er/d.md"]),
+        (("deep/*.md",), ["deep/c.md"]),
+        (("deep/**/*.md",), ["deep/c.md", "deep/er/d.md"]),
+        (("*.txt", "a.*"), ["a.md", "b.txt"]),
+        (("[ab].*",), ["a.md", "b.txt"]),
+        (("deep/**",), ["deep/c.md", "deep/er/d.md"]),
+    ],
+)
+def test_globs(tmp_path: Path, globs: tuple[str, ...], expected: list[str]) -> None:
+    docs = make(tmp_path, a_md="a", b_txt="b", deep__c_md="c", deep__er__d_md="d")
+    assert names(gather([docs], Reading(globs))) == expected
+
+
+def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
+    docs = make(tmp_path, a_md="a", out__b_md="b", out__deep__c_md="c")
+    assert names(gather([docs], Reading(leave_out=docs / "out"))) == ["a.md"]
+
+
+def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
+    make(tmp_path, a_pdf=b"%PDF-1.7 text", b_docx=b"PK\x03\x04", c_bin=b"a\0b", d_txt="gr\u00fcn".encode("latin-1"), e_txt=" \n",
+         f_md="text", g_json="{", h_json='{"other": 1}', i_csv="a,b\n1,2\n", j_jsonl="not json\n")  # fmt: skip
+    found = gather([tmp_path], ALL)
+    assert names(found) == ["f.md"]
+    said = reasons(found)
+    assert said.keys() == {"a.pdf", "b.docx", "c.bin", "d.txt", "e.txt", "g.json", "h.json", "i.csv", "j.jsonl"}
+    assert (said["a.pdf"], said["c.bin"], said["d.txt"], said["e.txt"]) == (
+        "a PDF, not text",
+        "not text",
+        "not UTF-8",
+        "empty",
+    )
+    assert "--text-column" in said["h.json"]
+    assert "its columns: a, b" in said["i.csv"]
+
+
+def test_a_huge_file_and_a_pipe_are_left_out(tmp_path: Path) -> None:
+    make(tmp_path, a_md="text", b_txt="")
+    with (tmp_path / "b.txt").open("wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    os.mkfifo(tmp_path / "c.txt")
+    found = gather([tmp_path], ALL)
+    assert names(found) == ["a.md"]
+    assert "more than" in reasons(found)["b.txt"]
+
+
+def test_encodings_that_say_what_they_are(tmp_path: Path) -> None:
+    page = '<meta charset="iso-8859-1"><p>gr\u00fcn'
+    make(tmp_path, a_txt=b"\xef\xbb\xbfgr\xc3\xbcn", b_txt="gr\u00fcn".encode("utf-16"), c_html=page.encode("latin-1"),
+         d_html=b'<meta charset="hex"><p>gr\xfcn')  # fmt: skip
+    found = gather([tmp_path], ALL)
+    assert texts(found) == dict.fromkeys(("a.txt", "b.txt", "c.html"), "gr\u00fcn")
+    assert reasons(found) == {"d.html": "not UTF-8"}
+
+
+def test_tables_have_a_document_in_each_row(tmp_path: Path) -> None:
+    rows = [{"id": "one", "text": "first"}, {"id": "../two", "text": ""}, {"id": "three", "text": {"a": 1}}, {"id": ""}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    make(tmp_path, a_jsonl=lines, b_jsonl_gz=gzip.compress(lines.encode()), c_json=json.dumps(rows))
+    parquet.write_table(pyarrow.table({"id": [7], "text": ["in parquet"]}), tmp_path / "d.parquet")
+    (tmp_path / "e.csv").write_text('id,text\nx,"two\nlines"\n')
+    found = gather([tmp_path], Reading(id_column="id"))
+    expected = {"one": "first", "three": '{"a":1}'}
+    assert texts(found) == {
+        **{f"{name}/{key}": text for name in ("a.jsonl", "b.jsonl.gz", "c.json") for key, text in expected.items()},
+        "d.parquet/7": "in parquet",
+        "e.csv/x": "two\nlines",
+    }
+    assert reasons(found)["a.jsonl/../two"] == "empty"
+    assert reasons(found)["a.jsonl/row 4"] == "no id in 'id'"
+    assert found.documents[0].parts == ("a.jsonl", "one")
+
+
+def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
+    make(tmp_path, a_csv="body\nx\ny\n")
+    assert names(gather([tmp_path / "a.csv"], Reading(text_column="body"))) == ["a.csv/row-0001", "a.csv/row-0002"]
+
+
+def test_an_id_that_two_rows_have_refuses_the_table(tmp_path: Path) -> None:
+    make(tmp_path, a_csv="id,text\n1,x\n1,y\n", b_md="text")
+    found = gather([tmp_path], Reading(id_column="id"))
+    assert names(found) == ["b.md"]
+    assert reasons(found)["a.csv"] == 'rows 1 and 2 have the same id "1"'
+
+
+def test_one_object_of_json_is_one_document(tmp_path: Path) -> None:
+    make(tmp_path, a_json='{"title": "x", "content": "the text"}')
+    assert texts(gather([tmp_path], Reading(text_column="content"))) == {"a.json": "the text"}
+
+
+def test_half_a_character_in_json_is_refused_and_nothing_else(tmp_path: Path) -> None:
+    make(tmp_path, a_json='{"text": "\\ud800"}', b_json='{"text": "\\ud83d\\ude00"}')
+    found = gather([tmp_path], ALL)
+    assert texts(found) == {"b.json": "\U0001f600"}
+    assert "surrogate" in reasons(found)["a.json"]
+
+
+def test_names_that_are_no_unicode(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/gr\xfcn.md"
+    with open(path, "w") as file:  # noqa: PTH123
+        file.write("text")
+    (document,) = gather([tmp_path], ALL).documents
+    assert document.name == "gr\ufffdn.md"
+    document.source.encode()
+
+
+def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file or folder"):
+        gather([tmp_path / "no"], ALL)
+
+
+def test_a_pattern_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no pattern"):
+        gather([tmp_path], Reading(("[z-a].md",)))

@@ -1,0 +1,414 @@
+"""The recipe with a scripted mill: what is kept, what is dropped and why, when it ends, and that it resumes."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.expand import expand
+from tokenmill.recipes.expand_lines import Desk, Drawing
+from tokenmill.recipes.expand_order import Expanded, Order, summary_document
+from tokenmill.recipes.expand_prompts import JUDGE, load
+from tokenmill.recipes.expand_prospect import ASSUMED_YIELD, prospect_of
+from tokenmill.recipes.expand_rows import PROVENANCE, check_targets
+from tokenmill.recipes.expand_seeds import Seeds, read_seeds
+from tokenmill.recipes.expand_ways import INSTRUCTION, WAYS, Variant
+from tokenmill.recipes.mill import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.rows import read_rows
+
+ORIGIN = Origin("scripted", "id-of-its-bytes", "native", "build 7", 1024)
+PARAPHRASE, HARDER = Variant("paraphrase"), Variant("harder")
+WORDS = ("mill", "wheel", "stone", "grain", "flour", "river", "sack", "bread", "dough", "oven", "baker", "cart", "road")
+
+
+def drawn(text: str, count: int = 12) -> str:
+    """Words that nobody else draws, the same every time."""
+    digest = sha256(text.encode()).digest()
+    return " ".join(f"{WORDS[byte % len(WORDS)]}{byte}" for byte in digest[:count])
+
+
+Script = Callable[[Mapping[str, Any]], str | Answered]
+
+
+def written(line: Line) -> str:
+    """A new example of its own for every line; scores of 4."""
+    if line["custom_id"].startswith("judge-"):
+        return '{"score": 4, "reason": "fine"}'
+    text = drawn(line["custom_id"])
+    return json.dumps({"instruction": text, "output": f"Answer {text}"}) if "response_format" in line["body"] else text
+
+
+@dataclass(frozen=True)
+class Stage:
+    end: End
+    total: int
+    outcomes: tuple[Answered, ...]
+
+    def answers(self) -> Iterator[Answered]:
+        return iter(self.outcomes)
+
+
+class Scripted:
+    """A mill with a memory: answers that were given are there; `most` more may be computed."""
+
+    def __init__(self, script: Script = written, *, most: int | None = None, memory: dict[str, Answered] | None = None):
+        self._script, self._left = script, most
+        self.memory = {} if memory is None else memory
+        self.stages: list[tuple[str, int]] = []
+        self.computed = 0
+
+    @property
+    def origin(self) -> Origin:
+        return ORIGIN
+
+    @property
+    def spent(self) -> Spent:
+        return Spent(answers=self.computed)
+
+    async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
+        given = [json.loads(json.dumps(line)) for line in lines]
+        names = [line["custom_id"] for line in given]
+        assert len(set(names)) == len(names)
+        self.stages.append((stage, len(given)))
+        outcomes = []
+        for line in given:
+            name = line["custom_id"]
+            if name not in self.memory and self._left != 0:
+                self._left = None if self._left is None else self._left - 1
+                self.computed += 1
+                self.memory[name] = self._answered(line)
+            if name in self.memory:
+                outcomes.append(self.memory[name])
+        return Stage("finished" if len(outcomes) == len(given) else "tokens", len(given), tuple(outcomes))
+
+    def _answered(self, line: Line) -> Answered:
+        said = self._script(line)
+        if isinstance(said, Answered):
+            return said._replace(custom_id=line["custom_id"])
+        choice = {"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
+        return Answered(line["custom_id"], {"choices": [choice]})
+
+
+def seeds(folder: Path, count: int = 6, **row: Any) -> Seeds:
+    path = folder / "seeds.jsonl"
+    rows = [
+        {"instruction": f"Task {n} {drawn(str(n))}", "output": f"Done {drawn(f'o{n}')}"} | row for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_seeds(path)
+
+
+def order(folder: Path, *variants: Variant, judge: bool = False, found: Seeds | None = None, **how: Any) -> Order:
+    found = found or seeds(folder)
+    if Variant(INSTRUCTION) in variants:
+        found = replace(found, shape=found.shape.with_task())
+    desk = Desk(found.shape, {way: load(way) for way in WAYS}, Drawing(max_tokens=99), how.pop("schema", None))
+    asked = variants or (PARAPHRASE, HARDER)
+    how.setdefault("output", folder / "out.jsonl")
+    return Order(found, desk, asked, judge=load(JUDGE) if judge else None, **how)
+
+
+def grow(mill: Scripted, what: Order) -> Expanded:
+    said: list[str] = []
+    done = asyncio.run(expand(mill, what, said.append))
+    assert len(said) == sum(stage.startswith("write") for stage, _ in mill.stages)
+    return done
+
+
+def test_one_round_makes_every_variant_of_every_seed(tmp_path: Path) -> None:
+    what, mill = order(tmp_path, judge=True), Scripted()
+    done = grow(mill, what)
+    assert mill.stages == [("write 1", 12), ("judge 1", 12)]
+    rows = list(read_rows(what.output))
+    assert (done.rows, done.kept, len(rows), done.end, done.why) == (12, 12, 12, "finished", "1 round is done")
+    assert list(rows[0]) == ["instruction", "output", *PROVENANCE]
+    for row in rows:
+        assert row["parent"] == row["root"]
+        assert (row["depth"], row["round"], row["score"], row["detail"]) == (1, 1, 4, None)
+        assert row["prompt_file"] == f"{row['way']}.md"
+        assert row["prompt_sha256"] == load(row["way"]).sha256
+        assert [row[key] for key in ("model", "model_id", "engine", "build")] == [
+            "scripted", "id-of-its-bytes", "native", "build 7",
+        ]  # fmt: skip
+        assert (row["temperature"], row["top_p"], row["max_tokens"]) == (0.8, 0.95, 99)
+        assert row["instruction"] == drawn(row["id"])
+    assert {(row["parent"], row["way"]) for row in rows} == {
+        (f"seed-{n}", way) for n in range(1, 7) for way in ("paraphrase", "harder")
+    }
+    assert len({row["seed"] for row in rows}) == 12
+
+
+def test_the_output_is_the_same_however_often_it_was_stopped(tmp_path: Path) -> None:
+    """A run that is stopped after every third answer ends with the bytes of one that was not, and computes as much."""
+    whole = order(tmp_path, judge=True, target=40, output=tmp_path / "whole.jsonl")
+    undisturbed = Scripted()
+    grow(undisturbed, whole)
+    memory: dict[str, Answered] = {}
+    pieces = replace(whole, output=tmp_path / "pieces.jsonl")
+    computed, before = 0, -1
+    while True:
+        mill = Scripted(most=3, memory=memory)
+        done = grow(mill, pieces)
+        computed += mill.computed
+        assert done.kept >= before  # what was there stays
+        before = done.kept
+        if done.end == "finished":
+            break
+        assert done.waiting > 0
+        assert "goes on" in done.why
+    assert computed == undisturbed.computed
+    assert pieces.output.read_bytes() == whole.output.read_bytes()
+    assert done.kept == 40
+
+
+def test_a_stopped_round_without_judge_keeps_what_is_there(tmp_path: Path) -> None:
+    done = grow(Scripted(most=5), order(tmp_path))
+    assert (done.kept, done.rows, done.waiting, done.end) == (5, 5, 7, "tokens")
+
+
+def test_what_is_dropped_is_counted_and_told(tmp_path: Path) -> None:
+    found = seeds(tmp_path)
+    seed = found.parents[2].example
+
+    def script(line: Mapping[str, Any]) -> str | Answered:
+        user = line["body"]["messages"][-1]["content"]
+        if line["custom_id"].startswith("judge-"):
+            return '{"score": 2, "reason": "dull"}' if "Task 5" in user else written(line)
+        if "Task 0" in user:
+            return Answered("", None, "too_long", "the prompt is too long")
+        if "Task 1" in user:
+            return '{"instruction": "x"}'
+        if "Task 2" in user:
+            return json.dumps({"instruction": seed.task.upper(), "output": seed.answer})
+        if "Task 3" in user:
+            choice = {"message": {"content": written(line)}, "finish_reason": "length"}
+            return Answered("", {"choices": [choice]})
+        return written(line)
+
+    what = order(tmp_path, PARAPHRASE, judge=True, found=found, rejected=tmp_path / "rejected.jsonl")
+    done = grow(Scripted(script), what)
+    assert done.kept == 1
+    assert done.total.dropped == {"failed": 1, "invalid": 2, "near-duplicate": 1, "too low": 1}
+    assert done.failures == {"the prompt is too long": 1}
+    assert done.cut == 1
+    rejected = list(read_rows(tmp_path / "rejected.jsonl"))
+    assert [(row["parent"], row["why"], row["reason"]) for row in rejected] == [
+        ("seed-1", "failed", "the prompt is too long"),
+        ("seed-2", "invalid", "it lacks 'output'"),
+        ("seed-3", "near-duplicate", "1.00 like seed-3"),
+        ("seed-4", "invalid", "it was cut at max_tokens"),
+        ("seed-6", "too low", "2: dull"),
+    ]
+    assert rejected[2]["instruction"] == seed.task.upper()
+    assert rejected[0]["instruction"] is None
+    document = summary_document(done)
+    counts = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "failed")
+    assert [document[key] for key in counts] == [6, 1, 1, 2, 1, 1]
+    assert document["ways"]["paraphrase"]["made"] == 6
+
+
+def test_a_verdict_that_cannot_be_read_keeps_nothing(tmp_path: Path) -> None:
+    def script(line: Mapping[str, Any]) -> str:
+        return "splendid" if line["custom_id"].startswith("judge-") else written(line)
+
+    done = grow(Scripted(script), order(tmp_path, PARAPHRASE, judge=True))
+    assert done.total.dropped == {"failed": 6}
+    assert done.failures == {"judge: the verdict has no score": 6}
+
+
+def test_new_rows_are_compared_with_each_other(tmp_path: Path) -> None:
+    same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
+    done = grow(Scripted(lambda _line: same), order(tmp_path))
+    assert (done.kept, done.total.dropped["near-duplicate"]) == (1, 11)
+
+
+@pytest.mark.parametrize("target", [1, 12, 13, 100])
+def test_a_target_is_reached_exactly_in_as_many_rounds_as_it_takes(tmp_path: Path, target: int) -> None:
+    what, mill = order(tmp_path, judge=True, target=target), Scripted()
+    done = grow(mill, what)
+    rows = list(read_rows(what.output))
+    assert len(rows) == done.kept == target
+    assert done.why == "the target is reached"
+    assert done.rounds == -(-target // 12)
+    assert len({row["instruction"] for row in rows}) == target
+    assert {row["round"] for row in rows} == set(range(1, done.rounds + 1))
+
+
+def test_a_larger_target_begins_with_the_rows_of_the_smaller(tmp_path: Path) -> None:
+    first = Scripted()
+    small = order(tmp_path, target=30, output=tmp_path / "small.jsonl")
+    grow(first, small)
+    second = Scripted(memory=first.memory)
+    grow(second, replace(small, target=50, output=tmp_path / "large.jsonl"))
+    assert (tmp_path / "large.jsonl").read_bytes().startswith((tmp_path / "small.jsonl").read_bytes())
+    assert (first.computed, second.computed) == (36, 24)
+
+
+def test_a_part_of_a_round_is_enough_where_it_reaches_the_target(tmp_path: Path) -> None:
+    what, mill = order(tmp_path, found=seeds(tmp_path, 200), target=50), Scripted()
+    done = grow(mill, what)
+    assert mill.stages == [("write 1", 60)]  # of 400; a fifth more than the target, for what is dropped
+    assert (done.kept, done.surplus) == (50, 10)
+    assert {row["way"] for row in read_rows(what.output)} == {"paraphrase", "harder"}
+
+
+def test_a_round_that_brings_next_to_nothing_is_the_last(tmp_path: Path) -> None:
+    same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
+    done = grow(Scripted(lambda _line: same), order(tmp_path, target=100))
+    assert (done.kept, done.rounds, done.end) == (1, 2, "finished")
+    assert done.why == (
+        "round 2 brought 0 new rows of 12 lines, less than 2%: more rounds would hardly bring more"
+    )  # fmt: skip
+
+
+def test_rounds_are_an_end_as_well(tmp_path: Path) -> None:
+    done = grow(Scripted(), order(tmp_path, target=100, rounds=3))
+    assert (done.kept, done.rounds) == (36, 3)
+    assert done.why == "3 rounds are done and did not reach the target of 100"
+    assert grow(Scripted(), order(tmp_path, rounds=2)).kept == 24
+
+
+def test_evolution_goes_deeper_from_round_to_round(tmp_path: Path) -> None:
+    what = order(tmp_path, PARAPHRASE, found=seeds(tmp_path, 3), rounds=3, evolve=True)
+    done = grow(Scripted(), what)
+    rows = list(read_rows(what.output))
+    assert [row["depth"] for row in rows] == [1] * 3 + [2] * 3 + [3] * 3
+    by_id = {row["id"]: row for row in rows}
+    for row in rows[3:]:
+        parent = by_id[row["parent"]]
+        assert (parent["depth"], parent["root"]) == (row["depth"] - 1, row["root"])
+    assert done.kept == 9
+
+
+def test_evolution_ends_where_nothing_new_comes(tmp_path: Path) -> None:
+    what = order(tmp_path, PARAPHRASE, target=100, evolve=True, least_yield=0.0, judge=True)
+    done = grow(Scripted(lambda _line: '{"score": 1}'), what)
+    assert (done.kept, done.why) == (0, "nothing new came that could be grown further")
+    assert what.output.read_bytes() == b""
+
+
+def test_instructions_for_answers_keep_the_answer(tmp_path: Path) -> None:
+    what = order(tmp_path, Variant(INSTRUCTION))
+    grow(Scripted(), what)
+    answers = {parent.id: parent.example.answer for parent in what.seeds.parents}
+    rows = list(read_rows(what.output))
+    assert len(rows) == 6  # the same answer is no near-duplicate here
+    assert all(row["output"] == answers[row["parent"]] for row in rows)
+    assert all(row["instruction"] == drawn(row["id"]) for row in rows)
+
+
+def test_texts_get_an_instruction_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text\nThe mill stands at the river.\nFlour is kept dry.\n")
+    what = order(tmp_path, Variant(INSTRUCTION), PARAPHRASE, found=read_seeds(tmp_path / "texts.csv"))
+    grow(Scripted(), what)
+    rows = list(read_rows(what.output))
+    assert {(row["way"], row["instruction"] is None) for row in rows} == {("instruction", False), ("paraphrase", True)}
+    assert rows[0]["text"] == "The mill stands at the river."
+
+
+def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"},
+            {"role": "assistant", "content": "So."}]  # fmt: skip
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": chat}) + "\n")
+    what = order(tmp_path, PARAPHRASE, found=read_seeds(path))
+    grow(Scripted(), what)
+    (row,) = read_rows(what.output)
+    new = drawn(row["id"])
+    assert row["messages"] == [
+        chat[0], {"role": "user", "content": new}, {"role": "assistant", "content": f"Answer {new}"},
+    ]  # fmt: skip
+
+
+def test_seeds_stand_first_where_they_are_kept_and_columns_go_along(tmp_path: Path) -> None:
+    found = read_seeds(seeds(tmp_path, 2, topic="mills", score=9, id=None).path, carry=["topic", "score"])
+    what = order(tmp_path, PARAPHRASE, found=found, keep_seeds=True, output=tmp_path / "out.parquet")
+    done = grow(Scripted(), what)
+    rows = list(read_rows(what.output))
+    assert (done.rows, done.kept) == (4, 2)
+    assert [row["way"] for row in rows] == ["seed", "seed", "paraphrase", "paraphrase"]
+    assert [row["id"] for row in rows[:2]] == ["seed-1", "seed-2"]
+    assert rows[0]["instruction"] == found.parents[0].example.task
+    assert (rows[0]["parent"], rows[0]["model"], rows[0]["depth"]) == (None, None, 0)
+    assert all(row["topic"] == "mills" and row["score"] == "9" for row in rows)
+    assert all(row["expand_score"] is None for row in rows)  # the seeds have a score of their own
+
+
+def test_schemas_bind_the_answer(tmp_path: Path) -> None:
+    schema = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}
+
+    def script(line: Mapping[str, Any]) -> str:
+        name = line["custom_id"]
+        asked = line["body"]["response_format"]["json_schema"]["schema"]["properties"]["output"]
+        assert asked == schema
+        output = {"sum": 1} if "Task 0" in line["body"]["messages"][-1]["content"] else {"sum": "one"}
+        return json.dumps({"instruction": drawn(name), "output": output})
+
+    what = order(tmp_path, PARAPHRASE, schema=schema)
+    done = grow(Scripted(script), what)
+    (row,) = read_rows(what.output)
+    assert row["output"] == '{"sum":1}'
+    assert done.total.dropped == {"invalid": 5}
+
+
+def test_seeds_that_fit_no_way_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Why?"}]}\n')
+    done = grow(Scripted(), order(tmp_path, Variant(INSTRUCTION), found=read_seeds(path)))
+    assert (done.kept, done.why) == (0, "no seed can be grown")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"target": 0}, "--target"),
+        ({"rounds": 0}, "--rounds"),
+        ({"per_seed": -1}, "--per-seed"),
+        ({"least_score": 6}, "--least-score"),
+        ({"least_yield": 2.0}, "--least-yield"),
+    ],
+)
+def test_orders_that_cannot_be(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        order(tmp_path, **how)
+
+
+def test_only_its_own_output_is_replaced(tmp_path: Path) -> None:
+    what = order(tmp_path, rejected=tmp_path / "rejected.jsonl")
+    grow(Scripted(), what)
+    check_targets(what.output, what.seeds.path, what.rejected)
+    for path, message in ((what.seeds.path, "holds the seeds"), (tmp_path / "other.jsonl", "not the output")):
+        if not path.exists():
+            path.write_text('{"a": 1}\n')
+        before = path.read_bytes()
+        with pytest.raises(UsageError, match=message):
+            check_targets(path, what.seeds.path, None)
+        assert path.read_bytes() == before
+    with pytest.raises(UsageError, match="same file"):
+        check_targets(what.output, what.seeds.path, what.output)
+    with pytest.raises(UsageError, match="no folder"):
+        check_targets(tmp_path / "no" / "out.jsonl", what.seeds.path, None)
+    with pytest.raises(UsageError, match="ending"):
+        check_targets(tmp_path / "out.xlsx", what.seeds.path, None)
+
+
+def test_prospects(tmp_path: Path) -> None:
+    one = prospect_of(order(tmp_path, judge=True))
+    assert [(stage.stage, stage.jobs, len(stage.lines), stage.output_tokens) for stage in one.stages] == [
+        ("write", 12, 12, 99), ("judge", 12, 12, 64),
+    ]  # fmt: skip
+    assert (one.rows, one.stages[0].assumed) == (None, None)
+    (aimed,) = prospect_of(order(tmp_path, target=70)).stages
+    assert aimed.jobs == round(70 / ASSUMED_YIELD)
+    short = prospect_of(order(tmp_path, target=70, rounds=2))
+    assert (short.stages[0].jobs, short.rows) == (24, None)
+    assert "may not come to 70 rows" in short.notes[0]
+    many = prospect_of(order(tmp_path, found=seeds(tmp_path, 2500)))
+    assert many.stages[0].jobs == 5000
+    assert 500 < len(many.stages[0].lines) <= 1000

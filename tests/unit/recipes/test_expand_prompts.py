@@ -1,0 +1,152 @@
+"""Prompt files: the packaged ones, those that people edit, and what is wrong in them."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.recipes.expand_prompts import (
+    JUDGE,
+    PACKAGED,
+    fields_of,
+    known_ways,
+    load,
+    parse,
+    placeholders,
+    shown,
+    values_of,
+    write_prompts,
+)
+from tokenmill.recipes.expand_seeds import Example, Shape
+from tokenmill.recipes.expand_ways import FORMAT, INSTRUCTION, LANGUAGE, WAYS, Variant, variants
+
+PAIR = Shape("output", "instruction", "input", parts=("instruction", "input", "output"))
+TEXT = Shape("text")
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_packaged_prompts_share_a_long_head(name: str) -> None:
+    prompt = load(name)
+    texts = []
+    for example in (Example("Add.", "1, 2", "3"), Example("Subtract.", "4, 5", "-1")):
+        fields = {"fields": fields_of(name, PAIR, None), "original": example.task}
+        values = dict.fromkeys(placeholders(name), "?") | values_of(example, PAIR) | fields
+        system, user = prompt.messages(values)
+        assert (system["role"], user["role"]) == ("system", "user")
+        assert "{" not in user["content"]
+        assert example.answer in user["content"]
+        texts.append(system["content"] + "\n" + user["content"])
+    assert texts[0] != texts[1]
+    shared = next(at for at, (one, two) in enumerate(zip(*texts, strict=False)) if one != two)
+    assert shared > CHUNK_BYTES  # what jobs are ordered by
+
+
+def test_prompts_are_written_edited_and_used(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    paths = write_prompts(folder)
+    assert sorted(path.stem for path in paths) == sorted(PACKAGED)
+    assert load("harder", folder) == load("harder")
+    (folder / "harder.md").write_text("## user\nHarder, please: {example}\n")
+    edited = load("harder", folder)
+    assert edited.sha256 != load("harder").sha256
+    assert edited.messages({"example": "x"}) == [{"role": "user", "content": "Harder, please: x"}]
+    (folder / "judge.md").unlink()
+    assert load(JUDGE, folder) == load(JUDGE)  # what is not there is packaged
+    with pytest.raises(UsageError, match="broader.md exists"):
+        write_prompts(folder, ["broader"])
+
+
+def test_a_file_of_ones_own_is_a_way(tmp_path: Path) -> None:
+    (tmp_path / "shorter.md").write_text("For the impatient.\n\n## USER\nShorter: {example} {{as it is}}\n{fields}\n")
+    assert known_ways(tmp_path) == [*WAYS, "shorter"]
+    assert variants(["shorter"], [], [], known_ways(tmp_path)) == (Variant("shorter"),)
+    (message,) = load("shorter", tmp_path).messages({"example": "x", "fields": "y"})
+    assert message["content"] == "Shorter: x {as it is}\ny"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message", "hint"),
+    [
+        ("harder", "Note {exampel}.\n\n## user\na\n{exampel}", r"harder.md, line 5: nothing is called \{exampel\}", "did you mean {example}?"),
+        ("harder", "## system\n{zzz}\n## user\n{example}", r"line 2: nothing is called \{zzz\}", "there are {example}"),
+        ("harder", "## user\n{example}{language}", r"nothing is called \{language\}", "there are"),
+        ("judge", "## user\n{example}{fields}", r"nothing is called \{fields\}", "{original}"),
+        ("harder", "## user\n{example}\n{*}", r"line 3: nothing is called \{\*\}", "there are"),
+        ("harder", "## user\n{example}\n{ x", "lone { in line 3", "{{"),
+        ("harder", "## system\nx", "no section ## user", "--write-prompts"),
+        ("harder", "## user\n{example}\n## user\n{example}", "line 3: a second section ## user", "one of each"),
+        ("harder", "## user\nno example", "never shows the example", "{example}"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_said_with_its_place(name: str, text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        parse(name, text, f"{name}.md")
+    assert hint in (caught.value.hint or "")
+
+
+def test_folders_and_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no folder of prompts"):
+        load("harder", tmp_path / "nowhere")
+    (tmp_path / "harder.md").write_bytes(b"## user\n\xff {example}")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load("harder", tmp_path)
+
+
+def test_other_headings_are_part_of_the_text() -> None:
+    (message,) = parse("harder", "## user\n## Rules\n{example}", "x").messages({"example": "y"})
+    assert message["content"] == "## Rules\ny"
+
+
+@pytest.mark.parametrize(
+    ("way", "shape", "schema", "words"),
+    [
+        ("harder", PAIR, None, ['"instruction", "input" and "output"', "empty where"]),
+        ("harder", TEXT, None, ["the new text alone"]),
+        ("harder", TEXT, {"type": "array"}, ["the new text alone", '{"type":"array"}']),
+        ("harder", PAIR, {"type": "array"}, ['"output" is JSON that follows this schema: {"type":"array"}']),
+        (INSTRUCTION, PAIR, {"type": "array"}, ["the instruction alone"]),
+    ],
+)
+def test_fields_say_how_to_answer(way: str, shape: Shape, schema: object, words: list[str]) -> None:
+    found = fields_of(way, shape, schema)
+    assert all(word in found for word in words)
+
+
+def test_an_example_is_shown_with_the_names_of_its_parts() -> None:
+    before = ({"role": "system", "content": "Be brief."},)
+    assert shown(Example("Add.", "", "3", before), PAIR) == (
+        "Conversation before:\nsystem: Be brief.\n\nInstruction:\nAdd.\n\nOutput:\n3"
+    )
+    assert shown(Example(answer="As it is."), TEXT) == "As it is."
+
+
+def test_variants_of_languages_and_formats() -> None:
+    found = variants(["paraphrase", "language", "format", "language"], ["de", "Klingon"], ["table"], WAYS)
+    assert found == (
+        Variant("paraphrase"), Variant(LANGUAGE, "de"), Variant(LANGUAGE, "Klingon"), Variant(FORMAT, "table"),
+    )  # fmt: skip
+    assert [variant.words for variant in found] == [
+        {}, {"language": "German"}, {"language": "Klingon"}, {"format": "a Markdown table"},
+    ]  # fmt: skip
+    assert [variant.label for variant in found][1:3] == ["language de", "language Klingon"]
+    usual = variants([], ["fr"], [], WAYS)
+    assert [variant.way for variant in usual] == ["paraphrase", "harder", "broader", "language"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "languages", "formats", "message", "hint"),
+    [
+        (["softer"], [], [], "no way 'softer'", "softer.md"),
+        (["language"], [], [], "does not say which", "--languages"),
+        (["format"], [], [], "does not say which", "--formats"),
+        (["harder"], ["de"], [], "--languages is for the way language", "--ways"),
+        (["harder"], [], ["json"], "--formats is for the way format", "--ways"),
+    ],
+)
+def test_ways_that_cannot_be(
+    ways: list[str], languages: list[str], formats: list[str], message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        variants(ways, languages, formats, WAYS)
+    assert hint in (caught.value.hint or "")

@@ -1,0 +1,119 @@
+"""The formats of trainers, row by row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.distill_rows import COLUMNS
+from tokenmill.recipes.exports import Format, Wanted, export
+from tokenmill.recipes.exports_parquet import read_table_columns, write_table, written_by
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def asked(*texts: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": text} for number, text in enumerate(texts)]
+
+
+def row(id: str, messages: list[dict[str, str]], answer: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "prompt_id": id, "sample": 0, "messages": messages, "answer": answer, "finish_reason": "stop",
+            **more}  # fmt: skip
+
+
+def table(folder: Path, *rows: dict[str, Any], name: str = "teacher.parquet") -> Path:
+    write_table(folder / name, rows, COLUMNS, metadata={"tokenmill.recipe": "distill"})
+    return folder / name
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["teacher.parquet", "teacher.jsonl.gz"])
+@pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        ("messages", {"messages": [SYSTEM, {"role": "user", "content": "Why?"},
+                                   {"role": "assistant", "content": "Because."}]}),
+        ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Why?"},
+                                        {"from": "gpt", "value": "Because."}]}),
+        ("alpaca", {"instruction": "Why?", "input": "", "output": "Because.", "system": "Be brief."}),
+    ],
+)  # fmt: skip
+def test_one_row(tmp_path: Path, name: str, format: Format, expected: dict[str, Any]) -> None:
+    source = table(tmp_path, row("a", [SYSTEM, *asked("Why?")], "Because.", reasoning="hm"), name=name)
+    done = export(source, tmp_path / "out.jsonl", Wanted(format))
+    assert lines(tmp_path / "out.jsonl") == [expected]
+    assert (done.rows, done.cut, done.empty) == (1, 0, 0)
+
+
+def test_alpaca_has_only_the_columns_that_are_used(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    export(table(tmp_path, row("a", asked("Why?"), "So.")), out, Wanted("alpaca"))
+    assert lines(out) == [{"instruction": "Why?", "input": "", "output": "So."}]
+    export(table(tmp_path, row("a", asked("Why?"), "So."), row("b", asked("1", "2", "3"), "4")), out, Wanted("alpaca"))
+    assert lines(out) == [
+        {"instruction": "Why?", "input": "", "output": "So.", "history": []},
+        {"instruction": "3", "input": "", "output": "4", "history": [["1", "2"]]},
+    ]
+
+
+def test_a_conversation_that_alpaca_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(UsageError, match="alternate"):
+        export(table(tmp_path, row("a", twice, "c")), tmp_path / "out.jsonl", Wanted("alpaca"))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_cut_and_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
+    source = table(
+        tmp_path, row("a", asked("1"), "whole"), row("b", asked("2"), "hal", finish_reason="length"),
+        row("c", asked("3"), " \n"), row("d", asked("4"), "", finish_reason="length", reasoning="hm"),
+    )  # fmt: skip
+    out = tmp_path / "out.jsonl"
+    done = export(source, out, Wanted("messages"))
+    assert (done.rows, done.cut, done.empty) == (1, 2, 1)
+    assert export(source, out, Wanted("messages", cut_too=True)).rows == 2
+    assert export(source, out, Wanted("messages", cut_too=True, with_reasoning=True)).rows == 3
+    assert lines(out)[-1]["messages"][-1]["content"] == "<think>\nhm\n</think>\n\n"
+
+
+def test_nothing_left_to_export_is_an_error(tmp_path: Path) -> None:
+    source = table(tmp_path, row("a", asked("1"), "hal", finish_reason="length"))
+    with pytest.raises(UsageError, match="1 were cut off") as refused:
+        export(source, tmp_path / "out.jsonl", Wanted("sharegpt"))
+    assert refused.value.hint is not None
+
+
+@pytest.mark.parametrize(("format", "name"), [("messages", "a.parquet"), ("parquet", "a.jsonl"), ("alpaca", "a.txt")])
+def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, format: Format, name: str) -> None:
+    with pytest.raises(UsageError):
+        export(table(tmp_path, row("a", asked("1"), "x")), tmp_path / name, Wanted(format))
+
+
+def test_other_tables_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"text": "x"}\n')
+    with pytest.raises(UsageError, match="no teacher's answer"):
+        export(other, tmp_path / "out.jsonl", Wanted("messages"))
+    assert written_by(other, COLUMNS) is None
+    assert written_by(table(tmp_path, row("a", asked("1"), "x")), COLUMNS) == "distill"
+    assert written_by(table(tmp_path, row("a", asked("1"), "x"), name="t.jsonl"), COLUMNS) == "distill"
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no table")
+    assert written_by(tmp_path / "broken.parquet", COLUMNS) is None
+
+
+def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
+    """Memory holds a million numbers, however many rows there are."""
+    import pyarrow.parquet as parquet
+
+    tops = [[-1.0] * 20] * 10_000
+    rows = (row(str(number), asked("1"), "x", top_logprobs=tops) for number in range(12))
+    path = table(tmp_path, *rows)
+    file = parquet.ParquetFile(path)
+    assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [5, 5, 2]
+    assert [found["id"] for found in read_table_columns(path, ("id", "none"))] == [str(number) for number in range(12)]

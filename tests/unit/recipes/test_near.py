@@ -1,0 +1,111 @@
+"""Near-duplicates: what is told apart, what is not, and that it is the same every time."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.near import FEW_WORDS, MANY_WORDS, Near, kinds_of
+
+LONG = (
+    "The sluice of a watermill lets more or less water onto the wheel and so the miller sets how fast the stones turn "
+    "while the grain runs from the hopper between them and comes out at the rim as flour that is bolted and bagged "
+    "before the carts arrive in the morning to bring it to the bakers of the town below the hill"
+)
+
+
+def near(*texts: str, threshold: float = 0.8) -> Near:
+    found = Near(threshold)
+    for number, text in enumerate(texts, 1):
+        found.add(f"text-{number}", text)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("Grind it.", ["letters"]),
+        ("", ["letters"]),
+        ("!?", ["letters"]),
+        (" ".join(["word"] * FEW_WORDS), ["words", "letters"]),
+        (LONG, ["words"]),
+        ("水車小屋では小麦を石臼で挽きます。", ["symbols"]),
+        ("โรงสีข้าวอยู่ใกล้แม่น้ำ", ["symbols"]),
+        ("The word 水 means water, and it is the only Chinese word in this long English sentence here.", ["words"]),
+    ],
+)
+def test_what_a_text_is_compared_by(text: str, kinds: list[str]) -> None:
+    assert [kind for kind, _ in kinds_of(text)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("known", "new"),
+    [
+        (LONG, LONG),
+        (LONG, LONG.upper() + " !!"),
+        (LONG, LONG.replace("before the carts", "until the carts")),
+        (LONG, LONG.replace(" and bagged", "")),
+        ("Name three grains.", "name three grains"),
+        (
+            "How do millers store their grain safely?",
+            "How do millers store their own grain safely?",
+        ),  # seven words and eight
+        ("ｆｕｌｌ ｗｉｄｔｈ", "full width"),
+        ("水車小屋では小麦を石臼で挽いて粉にします。", "水車小屋では、小麦を石臼で挽いて粉にします"),
+    ],
+)
+def test_nearly_the_same_is_found(known: str, new: str) -> None:
+    found = near("Something else entirely stands here.", known, threshold=0.7).like(new)
+    assert found is not None
+    assert found.name == "text-2"
+    assert found.similarity >= 0.7
+
+
+@pytest.mark.parametrize(
+    ("known", "new"),
+    [
+        (LONG, " ".join(reversed(LONG.split()))),
+        (LONG, LONG[: len(LONG) // 2]),
+        ("Name three grains.", "Name four rivers."),
+        ("水車小屋では小麦を石臼で挽きます。", "川の向こうに古い橋があります。"),
+        ("Say what a mill is.", "水車小屋では小麦を石臼で挽きます。"),
+        ("?", "!"),
+    ],
+)
+def test_what_differs_is_left(known: str, new: str) -> None:
+    assert near(known).like(new) is None
+
+
+def test_the_most_alike_is_named_and_of_equals_the_first() -> None:
+    other = LONG.replace("carts", "wagons").replace("town", "village")
+    assert near(other, LONG, LONG).like(LONG) == near(other, LONG).like(LONG)
+    found = near(other, LONG, LONG).like(LONG)
+    assert found is not None
+    assert (found.name, found.similarity) == ("text-2", 1.0)
+
+
+def test_a_threshold_of_one_drops_only_what_is_the_same() -> None:
+    found = near(LONG, threshold=1.0)
+    assert found.like(LONG) is not None
+    assert found.like(LONG.replace("carts", "wagons")) is None
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.1, 1.01])
+def test_a_threshold_that_cannot_be_is_refused(threshold: float) -> None:
+    with pytest.raises(UsageError, match="similarity"):
+        Near(threshold)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=6, unique=True))
+def test_every_text_is_like_itself_and_verdicts_repeat(texts: list[str]) -> None:
+    first, second = near(*texts), near(*texts)
+    for text in texts:
+        found = first.like(text)
+        assert found is not None
+        assert found.similarity == 1.0
+        assert second.like(text) == found
+
+
+def test_middling_texts_are_compared_both_ways() -> None:
+    assert FEW_WORDS < MANY_WORDS

@@ -1,0 +1,69 @@
+"""Reasoning and answers told apart."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.recipes.reasoning import Parted, has_marks, part, together
+
+PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|◁▷"))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reasoning"),
+    [
+        ("Paris.", "Paris.", None),
+        ("<think>\nFrance... Paris.\n</think>\n\nParis.", "Paris.", "France... Paris."),
+        ("\n\n<think>a</think>b", "b", "a"),
+        ("<think>\n\n</think>\n\nParis.", "Paris.", ""),  # marked, and nothing thought
+        ("<think>never done", "", "never done"),
+        ("[THINK]hm[/THINK]Yes.", "Yes.", "hm"),
+        ("<seed:think>hm</seed:think>Yes.", "Yes.", "hm"),
+        ("◁think▷hm◁/think▷Yes.", "Yes.", "hm"),
+        ("<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>", "Yes.", "hm"),
+        ("<|channel>thought\nhm<channel|>Yes.", "Yes.", "hm"),
+        ("<think>hm</think><response>Yes.</response>", "Yes.", "hm"),
+        ("<think>hm</think>\n<answer>\nYes.\n</answer>", "Yes.", "hm"),
+        ("Here is my thought process: hm\nHere is my response: Yes.", "Yes.", "hm"),
+        ("Here's my thought process: hm", "", "hm"),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", "Yes.",
+         "hm"),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>"
+         "<|start|>assistant<|channel|>final<|message|>Yes.", "Yes.", "a\n\nb"),
+        ("<|channel|>final<|message|>Yes.", "Yes.", None),
+        ("<|channel|>analysis<|message|>still at it", "", "still at it"),
+        ("Use the tag <think> to begin and </think> to end.", "Use the tag <think> to begin and </think> to end.", None),
+        ("  indented code stays\n", "  indented code stays\n", None),
+    ],
+)  # fmt: skip
+def test_marks_that_models_write(text: str, answer: str, reasoning: str | None) -> None:
+    assert part(text) == Parted(answer, reasoning)
+    assert has_marks(text) == (reasoning is not None)
+
+
+def test_a_template_that_opens_the_thinking_leaves_the_closing_mark_alone() -> None:
+    assert part("France... Paris.\n</think>\n\nParis.") == Parted("Paris.", "France... Paris.", by_template=True)
+    assert part("hm</seed:think>Yes.") == Parted("Yes.", "hm", by_template=True)
+
+
+@pytest.mark.parametrize(
+    ("cut", "opened", "expected"),
+    [
+        (True, True, Parted("", "France, whose")),
+        (True, False, Parted("France, whose")),  # nothing says that it is a thought
+        (False, True, Parted("France, whose")),  # it came to an end, so it is an answer
+    ],
+)
+def test_thinking_that_was_cut_off(cut: bool, opened: bool, expected: Parted) -> None:
+    assert part("France, whose", cut=cut, opened=opened) == expected
+
+
+@given(PLAIN, PLAIN)
+def test_what_was_put_together_comes_apart(answer: str, reasoning: str) -> None:
+    parted = part(together(answer.strip(), reasoning.strip()))
+    assert (parted.answer, parted.reasoning) == (answer.strip(), reasoning.strip())
+
+
+@given(PLAIN)
+def test_text_without_marks_stays_as_it_is(text: str) -> None:
+    assert part(together(text, None)) == Parted(text)
