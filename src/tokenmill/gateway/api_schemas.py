@@ -29,7 +29,8 @@ _PART = _object({
 SCHEMAS: dict[str, Any] = {
     "EngineStatus": _object({
         "name": {"type": "string"}, "state": {"type": "string"}, "detail": _WORDS, "kind": {"type": "string"},
-        "model": {"type": "string"}, "build": {"type": "string"}, "context": {"type": ["integer", "null"]},
+        "model": {"type": "string"}, "model_id": {"type": "string", "description": "Of the model's very bytes."},
+        "build": {"type": "string"}, "context": {"type": ["integer", "null"]},
         "lanes": _object({"total": {"type": ["integer", "null"]}, "busy": _COUNT, "waiting": _COUNT,
                           "interactive": _COUNT, "batch": _COUNT}),
         "at_work": {

@@ -70,6 +70,7 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
         "input_tokens": spent.prompt_tokens, "input_tokens_details": {"cached_tokens": spent.cached_tokens},
         "output_tokens": spent.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": spent.prompt_tokens + spent.completion_tokens,
+        "answers": {"computed": spent.computed, "reused": spent.reused},
     }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def _engine(eye: Eye) -> dict[str, Any]:
     waiting = sum(gate.waiting(lane) for lane in ("interactive", "batch")) + ((counters and counters.waiting) or 0)
     return {
         "name": backend.name, "state": eye.state, "detail": eye.detail, "kind": identity.kind,
-        "model": identity.model, "build": identity.build, "context": identity.context,
+        "model": identity.model, "model_id": identity.model_id, "build": identity.build, "context": identity.context,
         "lanes": {"total": gate.lanes, "busy": busy, "waiting": waiting, "interactive": gate.inside["interactive"],
                   "batch": gate.inside["batch"]},
         "at_work": at_work,

@@ -24,11 +24,12 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt tokens, not computed again
     completion_tokens: int = 0
+    answers: int = 0  # computed for it
 
     def __sub__(self, other: "Usage") -> "Usage":
         return Usage(
             self.prompt_tokens - other.prompt_tokens, self.cached_tokens - other.cached_tokens,
-            self.completion_tokens - other.completion_tokens,
+            self.completion_tokens - other.completion_tokens, self.answers - other.answers,
         )  # fmt: skip
 
 
@@ -78,8 +79,11 @@ def batch_of(body: Mapping[str, Any]) -> Batch:
 
 
 def _usage(body: Mapping[str, Any]) -> Usage:
-    details = body.get("input_tokens_details") or {}
-    return Usage(body.get("input_tokens", 0), details.get("cached_tokens", 0), body.get("output_tokens", 0))
+    details, answers = body.get("input_tokens_details") or {}, body.get("answers") or {}
+    return Usage(
+        body.get("input_tokens", 0), details.get("cached_tokens", 0), body.get("output_tokens", 0),
+        answers.get("computed", 0),
+    )  # fmt: skip
 
 
 def _said(error: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ class EngineSeen:
     state: str  # ready, failed, ...
     kind: str
     model: str
+    model_id: str
     build: str
     context: int | None
     lanes: int
@@ -142,7 +143,7 @@ class Gateway:
         status = await self._json("GET", "/api/status")
         return tuple(
             EngineSeen(
-                one["name"], one["state"], one["kind"], one["model"], one["build"], one["context"],
+                one["name"], one["state"], one["kind"], one["model"], one["model_id"], one["build"], one["context"],
                 one["lanes"]["total"],
             )
             for one in status["engines"]

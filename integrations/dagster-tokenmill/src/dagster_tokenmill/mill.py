@@ -112,8 +112,7 @@ class GatewayMill:
         if not engines:
             raise GatewayAway("the gateway has no engine for this model", hint="its page shows what it serves")
         first = engines[0]
-        # the gateway does not tell the identity of a model's bytes: its name stands for it
-        return Origin(self.terms.model or first.model, first.model, first.kind, first.build, first.context)
+        return Origin(self.terms.model or first.model, first.model_id, first.kind, first.build, first.context)
 
     @property
     def origin(self) -> Origin:
@@ -250,7 +249,7 @@ class GatewayMill:
     def _count(self, batch: Batch, began: Batch, since_s: float) -> None:
         used = batch.usage - began.usage
         self._now = Spent(
-            answers=batch.completed - began.completed, reused=began.completed, failed=batch.failed - began.failed,
+            answers=used.answers, reused=batch.completed - used.answers, failed=batch.failed - began.failed,
             prompt_tokens=used.prompt_tokens, cached_tokens=used.cached_tokens,
             completion_tokens=used.completion_tokens, seconds=time.monotonic() - since_s,
         )  # fmt: skip
