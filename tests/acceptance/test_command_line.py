@@ -138,7 +138,7 @@ def test_an_interrupted_command_says_so(tmp_path: Path) -> None:
         while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
             pass
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")
     assert list(tmp_path.iterdir()) == []
 

@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from support.run_cli import SMALL, tokenmill, write
+from tokenmill.cli import run
 from tokenmill.recipes.expand_prompts import PACKAGED
 
 SEEDS = [
@@ -104,8 +105,6 @@ def test_what_is_wrong_is_said_before_anything_runs(
     seeds: Path, tmp_path: Path, words: list[str], message: str, hint: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    from tokenmill.cli import run
-
     write(tmp_path / "odd.jsonl", [{"a": 1, "b": 2}])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "harder.md").write_text("Mine.\n## user\nHarder: {exmaple}\n")
