@@ -143,11 +143,17 @@ class Gateway:
         status = await self._json("GET", "/api/status")
         return tuple(
             EngineSeen(
-                one["name"], one["state"], one["kind"], one["model"], one["model_id"], one["build"], one["context"],
-                one["lanes"]["total"],
+                one["name"], one["state"], one["kind"], one["model"],
+                one.get("model_id") or one["model"],  # an older gateway does not tell it
+                one["build"], one["context"], one["lanes"]["total"],
             )
             for one in status["engines"]
         )  # fmt: skip
+
+    async def called(self, engine: EngineSeen) -> str:
+        """What clients call the model of an engine; what it calls itself where they have no name for it."""
+        models = (await self._json("GET", "/v1/models"))["data"]
+        return next((str(one["id"]) for one in models if engine.name in one.get("engines", ())), engine.model)
 
     async def serving(self, model: str | None) -> tuple[EngineSeen, ...]:
         """The engines that answer for a model, the first first; None: for whatever is asked for."""

@@ -112,7 +112,8 @@ class GatewayMill:
         if not engines:
             raise GatewayAway("the gateway has no engine for this model", hint="its page shows what it serves")
         first = engines[0]
-        return Origin(self.terms.model or first.model, first.model_id, first.kind, first.build, first.context)
+        called = self.terms.model or await self._gateway.called(first)
+        return Origin(called, first.model_id, first.kind, first.build, first.context)
 
     @property
     def origin(self) -> Origin:
