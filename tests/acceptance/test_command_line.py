@@ -133,7 +133,11 @@ def test_names_that_are_not_unicode_leave_as_they_came(tmp_path: Path) -> None:
 
 def test_an_interrupted_command_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tokenmill", "models", "synth", "--layers", "200", "-o", "model.gguf"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # A shell's background jobs ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:  # fmt: skip
         deadline = time.monotonic() + 60
         while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
             pass

@@ -97,7 +97,11 @@ def test_an_export_is_told_in_eighty_columns(
     assert "1 cut off; --cut-too" in said
     assert "every value the same, with datasets" in said
     assert max(map(len, said.splitlines())) <= 80
-    assert run(["export", str(teacher), "--to", "alpaca", "-o", str(out), "--cut-too", "--json"]) == 0
+    again = ["export", str(teacher), "--to", "alpaca", "-o", str(out), "--cut-too", "--json"]
+    assert run(again) == 2
+    assert "--force to replace it" in " ".join(capfd.readouterr().err.split())
+    assert out.read_text().startswith('{"messages"')
+    assert run([*again, "--force"]) == 0
     assert json.loads(capfd.readouterr().out)["rows"] == 2
 
 
@@ -115,6 +119,9 @@ def test_an_export_is_told_in_eighty_columns(
         (("distill", "{p}", "-o", "{d}/x.parquet", "--top-logprobs", "21"), "--top-logprobs"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "messages"), "FORMAT=FILE"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "alpaca={d}/x.parquet"), "alpaca is not written to"),
+        (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "messages={p}"), "holds something else"),
+        (("distill", "{p}", "-o", "{d}/x.jsonl", "--export", "messages={d}/x.jsonl"), "is named twice"),
+        (("distill", "{p}", "-o", "{d}/x.parquet", "--check"), "there is no --export"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--column", "none"), "has no 'none'"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--system", "{d}/none.txt"), "cannot read"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--body", '{"temprature": 1}'), "temprature"),

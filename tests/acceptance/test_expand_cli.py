@@ -45,7 +45,7 @@ def test_a_dry_run_says_what_it_takes_and_leaves_nothing(smollm2_path: Path, see
     done = tokenmill(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    assert [(stage["stage"], stage["jobs"]) for stage in found["stages"]] == [("write", 200), ("judge", 200)]
+    assert [(stage["stage"], stage["jobs"]) for stage in found["stages"]] == [("write", 204), ("judge", 204)]
     assert not output.exists()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from support.run_cli import SMALL, begun, command, environment, jobs, last_batch, names, ran, until, write
 from tokenmill.engine import records
+from tokenmill.jobs.database import PAGE_BYTES
 from tokenmill.jobs.job import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -114,8 +115,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=3)), tmp_path / "out.jsonl"
     with Store(store) as opened:  # as the command will: then only answers are still to be written
         submit(opened, source, Submission(identity_of(smollm2_path), output=str(output)))
-        size = max(path.stat().st_size for path in store.iterdir())
-    limit = size + 100_000
+    limit = 6 * PAGE_BYTES  # of a file: the log of a few transactions, however many answers each of them has
     words = command("run", source, "--output", output, "--store", store)
     full = subprocess.run(
         words, env=environment(home), capture_output=True, text=True, check=False, timeout=100,

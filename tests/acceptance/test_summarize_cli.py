@@ -67,7 +67,7 @@ def test_every_night_only_what_has_changed(home: Path, docs: Path, words: tuple[
 
     done = tokenmill(home, *words)
     assert done.returncode == 0
-    assert "7: 0 done, 7 unchanged" in done.stdout
+    assert "documents  7: 7 unchanged" in done.stdout
     assert "skipped scan.pdf: a PDF, not text" in done.stderr
     assert "engine:" not in done.stderr  # none was even asked
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -78,6 +78,8 @@ def test_every_night_only_what_has_changed(home: Path, docs: Path, words: tuple[
     assert (third["done"], third["unchanged"], third["vanished"], third["answers"]) == (1, 5, 1, 1)
 
     shutil.rmtree(tmp_path / "out")
+    foreseen = told(home, *words, "--dry-run")
+    assert (foreseen["rows"], foreseen["total"]["jobs"]) == (6, 0)
     lost = told(home, *words)
     assert (lost["done"], lost["answers"], lost["tokens"]) == (6, 0, 0)
 
@@ -171,6 +173,7 @@ def test_prompts_are_written_to_be_edited(alone: Path, capsys: pytest.CaptureFix
         (("-o", "out"), "documents must be given"),
         (("no", "-o", "out"), "no file or folder"),
         (("scan", "-o", "out"), "there is no text"),
+        (("docs", "-o", "docs"), "beside the output folder docs"),
         (("docs", "-o", "out", "--strict"), "scan.pdf: a PDF, not text"),
         (("docs", "-o", "out", "--max-tokens", "0"), "--max-tokens must be at least 1"),
         (("docs", "-o", "out", "--digest", "no.md"), "cannot read no.md"),

@@ -68,10 +68,10 @@ dataset = expand_asset(
     "dataset",
     path=str(OUT / "dataset.parquet"),
     seeds=DATA / "seeds.jsonl",
-    ways=["paraphrase"],
-    judge=False,
+    ways=["harder", "broader"],
+    judge=False,  # a model as small as the example's is no judge
     keep_seeds=True,
-    drawing=Drawing(max_tokens=96),
+    drawing=Drawing(max_tokens=160),  # an example that is cut is dropped
 )
 
 teacher = distill_asset(
@@ -103,7 +103,7 @@ defs = dg.Definitions(
         *checks_for(
             headlines, rows=(1, 1000), duplicates_at_most=0.5, valid={"text": {"type": "string", "minLength": 1}}
         ),
-        *checks_for(dataset, rows=(3, None), severity=dg.AssetCheckSeverity.WARN),
+        *checks_for(dataset, rows=(4, None), severity=dg.AssetCheckSeverity.WARN),
     ],
     jobs=[night, batch_over],
     schedules=[dg.build_schedule_from_partitioned_job(night, hour_of_day=1)],

@@ -17,7 +17,7 @@ from tokenmill.engine.engine import MOST_LOGPROBS
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes import distill as recipe
 from tokenmill.recipes.distill import Distilled
-from tokenmill.recipes.distill_prompts import DRAWN_TEMPERATURE, REFUSED, Ask, Prompts, checked_lines
+from tokenmill.recipes.distill_prompts import REFUSED, Ask, Prompts, checked_lines
 from tokenmill.recipes.distill_rows import COLUMNS, Thinking
 from tokenmill.recipes.exports import Format, Wanted
 from tokenmill.recipes.exports_parquet import written_by
@@ -94,6 +94,7 @@ def distill(
     thinking: Thinking = "auto",
     export: tuple[str, ...] = (),
     check: bool = False,
+    force: bool = False,
     drawing: Drawing = Drawing(),  # noqa: B008  frozen
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
@@ -125,11 +126,13 @@ def distill(
         FORMAT=FILE: write that as well when all is answered, such as messages=train.jsonl; may be given several times.
     check:
         Load what --export wrote with the `datasets` library, and hold every row against the table.
+    force:
+        Replace the files that --export names, whatever they hold; default: only exports in the same format.
     """
     ask = drawing.ask()
     check_target(output)
     _check_replaceable(output)
-    targets = [parse_target(text) for text in export]
+    targets = _targets(export, output, check=check, force=force)
     source = Prompts(prompts, column, None if system is None else _text(system))
     if not limits.dry_run:
         checked_lines(source, ask)  # before anything is loaded; a forecast does it itself
@@ -140,15 +143,29 @@ def distill(
     )  # fmt: skip
     if isinstance(done, int):
         return done
-    made, wrong = _exported(done, targets, output, check=check)
+    made, wrong = _exported(done, targets, output, check=check, force=force)
     _tell(done, made, common)
     if wrong is not None:
         raise wrong
     return done.code
 
 
+def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool) -> list[tuple[Format, Path]]:
+    """What to export; UsageError where files would take each other's place."""
+    if check and not export:
+        raise UsageError("--check reads back what --export writes, and there is no --export",
+                         hint="--export messages=train.jsonl --check, or leave --check out")  # fmt: skip
+    targets = [parse_target(text, force=force) for text in export]
+    names = [path.resolve() for path in (output, *(path for _, path in targets))]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is named twice: one file would take the other's place",
+                         hint="give --output and each --export a file of its own")  # fmt: skip
+    return targets
+
+
 def _exported(
-    done: Milled[Distilled], targets: list[tuple[Format, Path]], output: Path, *, check: bool
+    done: Milled[Distilled], targets: list[tuple[Format, Path]], output: Path, *, check: bool, force: bool
 ) -> tuple[list[dict[str, Any]], TokenmillError | None]:
     """What was exported, and what went wrong first: the table is there all the same, and is told of."""
     made, wrong = list[dict[str, Any]](), None
@@ -157,7 +174,7 @@ def _exported(
         return made, wrong
     for kind, path in targets:
         try:
-            made.append(exported(output, path, Wanted(kind), checked=check))
+            made.append(exported(output, path, Wanted(kind), checked=check, force=force))
         except TokenmillError as error:
             wrong = wrong or error
     return made, wrong
@@ -177,7 +194,7 @@ def _asked(ask: Ask) -> str:
     if ask.samples == 1:
         how = "the likeliest one" if ask.drawn_at == 0 else f"drawn at temperature {ask.drawn_at:g}"
         return f"one answer to each prompt, {how}, of {ask.max_tokens:,} tokens at most"
-    why = "" if ask.temperature is not None else f" ({DRAWN_TEMPERATURE:g} unless --temperature says another)"
+    why = "" if ask.temperature is not None else ", as no --temperature was given"
     return f"{ask.samples} answers to each prompt, drawn at temperature {ask.drawn_at:g}{why}"
 
 

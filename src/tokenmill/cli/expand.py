@@ -56,7 +56,8 @@ class GrowOptions:
     """Rounds at most; default: one, with --target as many as it takes."""
 
     least_yield: float = LEAST_YIELD
-    """A round that brings less new than this share of its lines is the last; default: 0.02."""
+    """A round that brings less new than this share of its lines is the last, small ones taken together; default:
+    0.02."""
 
     evolve: bool = False
     """Later rounds begin with the rows that the round before brought, instead of the seeds."""
@@ -233,9 +234,7 @@ def _summary(done: Milled[Expanded], order: Order) -> list[Any]:
         table.add_row(name, *(f"{tally[key]:,}" for key in _COUNTS))
     if len(value.ways) > 1:
         table.add_row("all", *(f"{counted[key]:,}" for key in _COUNTS), style="bold")
-    rows = {"rows": _rows_words(value, order)}
-    if value.end == "finished":
-        rows["ended"] = value.why
+    rows = {"rows": _rows_words(value, order), "ended": value.why}
     if value.cut:
         most = order.desk.drawing.max_tokens
         rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}: a larger one would let them end"
@@ -247,9 +246,12 @@ def _summary(done: Milled[Expanded], order: Order) -> list[Any]:
 
 
 def _rows_words(value: Expanded, order: Order) -> str:
+    if not value.replaced:
+        so_far = value.kept + (len(order.seeds.parents) if order.keep_seeds else 0)
+        return f"kept the {number_of(value.rows, 'row')} of before in {value.output}; this run has {so_far:,} so far"
     words = f"{value.rows:,} in {value.output}"
     if order.keep_seeds:
         words += f", {value.rows - value.kept:,} of them seeds"
     if value.surplus:
-        words += f"; {value.surplus:,} more were good, beyond the target"
+        words += f"; {value.surplus:,} more {'was' if value.surplus == 1 else 'were'} good, beyond the target"
     return words

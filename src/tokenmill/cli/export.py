@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.recipes import exports
-from tokenmill.recipes.exports import FORMATS, Exported, Format, Wanted, check_export
+from tokenmill.recipes.exports import FORMATS, Exported, Format, Wanted, check_export, check_replaceable
 from tokenmill.recipes.exports_check import Checked, check
 from tokenmill.recipes.rows import check_target
 from tokenmill.units import number_of
@@ -24,13 +24,15 @@ def export(
     cut_too: bool = False,
     with_reasoning: bool = False,
     check: bool = False,
+    force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Write what `tokenmill distill` wrote in a format that trainers read.
 
     messages, sharegpt and alpaca are lines of JSON; parquet has the messages as lists of structs, with the teacher's
     tokens and probabilities beside them. Every sample is a row of its own. Answers that ended at the limit of tokens
-    are left out, and so are empty ones; how many is said. The file appears whole or not at all.
+    are left out, and so are empty ones; how many is said. The file appears whole or not at all. It replaces an export
+    in the same format, and no other file.
 
     Parameters
     ----------
@@ -46,24 +48,34 @@ def export(
         Put the reasoning in front of the answer, in `<think>` tags; default: the answer alone.
     check:
         Load the file with the `datasets` library afterwards, and hold every row against the table.
+    force:
+        Replace OUTPUT, whatever it holds.
     """
     if not table.is_file():
         raise UsageError(f"there is no table {table}", hint="name what tokenmill distill wrote")
     if output.exists() and output.samefile(table):
         raise UsageError(f"{output} is the table itself", hint="name another file to write")
-    done = exported(table, output, Wanted(to, cut_too, with_reasoning), checked=check)
+    done = exported(table, output, Wanted(to, cut_too, with_reasoning), checked=check, force=force)
     if common.json:
         show_json(done)
     else:
         show(facts(rows_about(done)))
 
 
-def exported(table: Path, output: Path, wanted: Wanted, *, checked: bool) -> dict[str, Any]:
+def exported(table: Path, output: Path, wanted: Wanted, *, checked: bool, force: bool) -> dict[str, Any]:
     """Write an export and, where that is asked for, read it back; a document of it."""
-    check_target(output)
+    check_output(output, wanted.format, force=force)
     made = exports.export(table, output, wanted)
     read = check(table, output, wanted) if checked else None
     return document(made, read)
+
+
+def check_output(output: Path, format: Format, *, force: bool) -> None:
+    """UsageError where an export cannot be written, or would replace what is none."""
+    check_export(output, format)
+    check_target(output)
+    if not force:
+        check_replaceable(output, format)
 
 
 def document(made: Exported, read: Checked | None) -> dict[str, Any]:
@@ -84,12 +96,11 @@ def rows_about(done: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def parse_target(text: str) -> tuple[Format, Path]:
+def parse_target(text: str, *, force: bool) -> tuple[Format, Path]:
     """FORMAT=FILE."""
     name, equals, path = text.partition("=")
     for known in FORMATS:
         if name == known and equals and path:
-            check_export(Path(path), known)
-            check_target(Path(path))
+            check_output(Path(path), known, force=force)
             return known, Path(path)
     raise UsageError(f"--export {text} is not FORMAT=FILE", hint=f"--export messages=train.jsonl; {', '.join(FORMATS)}")

@@ -22,6 +22,11 @@ from tokenmill.recipes.reckon import Forecast, Known, StageForecast, forecast
 from tokenmill.recipes.seen import Lengths, lengths, settled_lines
 from tokenmill.units import format_seconds, number_of
 
+_NO_SPEED = (
+    "no speed was measured here yet. What helps at once: tokenmill probe --measure -o machine.toml, and this again "
+    "with --machine machine.toml. tokenmill bench measures the model itself, and so does every run of a recipe"
+)
+_NO_SPEED_THERE = "the speed of an engine that is not started for this was not measured here yet"
 Tokens = Callable[[str], int] | None
 """Counts the tokens of a text with the model's own vocabulary; None: it cannot be had without the engine."""
 
@@ -55,9 +60,8 @@ def _seen(
 ) -> tuple[dict[str, Lengths], dict[str, frozenset[int]]]:
     if not (folder / FILE).is_file():
         return {}, {}
-    whole = [stage for stage in stages if stage.lines and len(stage.lines) == stage.jobs]
     with Reader(folder) as reader:
-        settled = {stage.stage: settled_lines(reader, model_id, stage.lines) for stage in whole}
+        settled = {stage.stage: settled_lines(reader, model_id, stage.lines) for stage in stages if stage.lines}
         return lengths(reader, model_id, [stage.stage for stage in stages]), settled
 
 
@@ -76,23 +80,44 @@ def render(
 ) -> list[RenderableType]:
     """The forecast at 80 columns."""
     rows = {"forecast": f"{called}; nothing was started, nothing is stored"}
+    if not found.total.jobs:
+        return [facts(rows), "", Text(_nothing(found)), *_remarks(found)]
     if found.rows is not None:
         rows["rows"] = f"{found.rows:,}"
-    below = _time(found)
+    below = _time(found, own=machine is not None)
     if found.cost is not None and per_hour is not None:
         expected = "" if found.expected_cost is None else f", {found.expected_cost:,.2f} expected"
         below["cost"] = f"{found.cost:,.2f} {currency} at most{expected}, at {per_hour:,.2f} an hour"
-    if found.runs is not None:
-        limits = _limits(budget)
-        below["runs"] = f"{found.runs:,} at most, of {limits} each" if found.runs > 1 else f"one of {limits} is enough"
+    elif per_hour is not None:
+        below["cost"] = f"unknown, as the time is; an hour costs {per_hour:,.2f} {currency}"
+    if (runs := _runs(found, budget)) is not None:
+        below["runs"] = runs
     below |= _basis(found, tokens)
     below["engine"] = f"{origin.build} with {origin.model}"
     if machine is not None:
         below["machine"] = machine
-    parts: list[RenderableType] = [facts(rows), "", _table(found), "", facts(below)]
-    parts += [Text(f"assumed: {words}") for words in found.assumed]
-    parts += [Text(f"note: {words}") for words in found.notes]
-    return parts
+    return [facts(rows), "", _table(found), "", facts(below), *_remarks(found)]
+
+
+def _nothing(found: Forecast) -> str:
+    return "Nothing is left to compute" + (": all answers are there already." if found.total.answered else ".")
+
+
+def _remarks(found: Forecast) -> list[RenderableType]:
+    assumed = found.assumed if found.total.jobs else ()
+    return [*(Text(f"assumed: {words}") for words in assumed), *(Text(f"note: {words}") for words in found.notes)]
+
+
+def _runs(found: Forecast, budget: Budget) -> str | None:
+    """What a budget divides it into; None: there is no budget."""
+    limits = _limits(budget)
+    if found.runs is not None:
+        return f"{found.runs:,} at most, of {limits} each" if found.runs > 1 else f"one of {limits} is enough"
+    if budget.seconds is None:
+        return None
+    if found.seconds is None:
+        return f"unknown: without a speed, nothing can be held against the {budget.seconds / 3600:g} h of --max-hours"
+    return f"none would do: loading alone takes the {budget.seconds / 3600:g} h of --max-hours"
 
 
 def _table(found: Forecast) -> Table:
@@ -114,12 +139,13 @@ def _numbers(stage: StageForecast) -> tuple[int, int, int, int]:
     return stage.jobs, stage.prompt_tokens, stage.computed_tokens, stage.output_tokens
 
 
-def _time(found: Forecast) -> dict[str, str]:
+def _time(found: Forecast, *, own: bool) -> dict[str, str]:
+    """`own`: the engine is started for the recipe, on a machine that is known."""
     rows, speeds = dict[str, str](), found.speeds
     if found.total.answered:
         rows["answered"] = f"{number_of(found.total.answered, 'job')} more, which cost nothing"
     if found.seconds is None:
-        rows["time"] = "unknown: too little is known for a forecast (tokenmill bench measures speeds)"
+        rows["time"] = f"unknown: {_NO_SPEED if own else _NO_SPEED_THERE}"
         return rows
     expected = "" if found.expected_s is None else f", {format_seconds(found.expected_s)} expected"
     load_s = speeds.load_s if speeds is not None and found.total.jobs else None

@@ -1,8 +1,11 @@
-"""How fast the engine of a recipe will be: as it was measured here, else as its plan forecasts it."""
+"""How fast the engine of a recipe will be: as it was measured here, as recipes went, or as its plan forecasts it."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from tokenmill.cli.engine_for import Choice
+from tokenmill.cli.mill_crew import build_here
+from tokenmill.cli.mill_pace import from_paces, paces
 from tokenmill.cli.starting import Wanted
 from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
@@ -24,16 +27,21 @@ def speeds_for(choice: Choice, wanted: Wanted | None, machine: str) -> Asked:
     if wanted is not None:
         plan = wanted.plan
         found = _of_point(choice, wanted) or _of_history(choice, plan.machine, plan.settings.sequences)
-        load_s = plan.forecast.load_cold_s
-        return lambda depth: _loading(found, load_s) if found is not None else _predicted(plan, depth)
+        load_s, worked = plan.forecast.load_cold_s, None
+        if found is None:
+            worked = _of_paces(choice, plan.machine, build_here(wanted))
+            # Much wider than recipes went so far, a forecast knows more; where there is none, this is something.
+            found = worked if worked is not None and plan.settings.sequences <= 2 * worked.width else None
+        return lambda depth: _loading(found, load_s) or _predicted(plan, depth) or _loading(worked, load_s)
     if choice.record is not None:
-        measured = _of_history(choice, find(machine), None)
+        here = find(machine)
+        measured = _of_history(choice, here, None) or _of_paces(choice, here, choice.record.build)
         return lambda _depth: measured
     return lambda _depth: None
 
 
-def _loading(speeds: Speeds, load_s: float | None) -> Speeds:
-    return Speeds(speeds.rates, speeds.width, speeds.measured, speeds.words, speeds.confidence, load_s)
+def _loading(speeds: Speeds | None, load_s: float | None) -> Speeds | None:
+    return None if speeds is None else replace(speeds, load_s=load_s)
 
 
 def _of_point(choice: Choice, wanted: Wanted) -> Speeds | None:
@@ -68,6 +76,12 @@ def _of_history(choice: Choice, machine: Machine, width: int | None) -> Speeds |
         if (speed.machine_id, speed.model_id, speed.engine) == (here, choice.model_id, kind)
     ]  # fmt: skip
     return from_history(found, width)
+
+
+def _of_paces(choice: Choice, machine: Machine, build: str | None) -> Speeds | None:
+    """As recipes went here."""
+    kind = choice.record.kind if choice.record is not None else choice.config.kind
+    return from_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
 
 
 def from_history(found: Iterable[Speed], width: int | None) -> Speeds | None:

@@ -42,6 +42,8 @@ def summary_rows(milled: Milled[Any]) -> dict[str, str]:
 
 
 def _answers(spent: Spent) -> str:
+    if not spent.answers and spent.tokens:  # prompts were computed, and what was under way was broken off
+        return "none was finished" + (f", {spent.reused:,} were there" if spent.reused else "")
     if not spent.answers:
         return f"{spent.reused:,}, all of which were there: nothing was computed" if spent.reused else "none"
     return f"{spent.answers:,} computed" + (f", {spent.reused:,} were there" if spent.reused else "")

@@ -17,6 +17,7 @@ from tokenmill.cli.engine_for import Choice, choose, plan_for
 from tokenmill.cli.job_options import store_folder
 from tokenmill.cli.mill_crew import Crew
 from tokenmill.cli.mill_forecast import Tokens, forecast_shown
+from tokenmill.cli.mill_pace import keeper
 from tokenmill.cli.mill_view import Milled, ending, spent_document, summary_rows
 from tokenmill.cli.output import Common, say, show
 from tokenmill.cli.plan_view import render
@@ -24,9 +25,12 @@ from tokenmill.cli.run_view import jobs_at_first, progress_shown
 from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
 from tokenmill.cli.stopping import Stop
 from tokenmill.errors import UsageError
+from tokenmill.hardware.catalog import find
+from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.accounts import Tell
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.keys import HIGHEST_PRIORITY
+from tokenmill.jobs.progress import Report
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options
 from tokenmill.recipes.here import Here
@@ -103,9 +107,10 @@ def milled(
     if limits.dry_run:
         forecast_shown(prospect, choice, wanted, folder, limits.budget, called, common)
         return 0
+    machine = wanted.plan.machine if wanted is not None else _machine_of(choice, common)
     with Store(folder) as store:
         measure = wanted is not None and options.sequences is None and not wanted.tuned
-        ended = asyncio.run(_mill(recipe, store, folder, choice, wanted, limits, called, measure=measure))
+        ended = asyncio.run(_mill(recipe, store, folder, choice, wanted, machine, limits, called, measure=measure))
     words = ending(ended, limits.budget)
     if words is not None:
         say(words)
@@ -118,6 +123,7 @@ async def _mill(
     folder: Path,
     choice: Choice,
     wanted: Wanted | None,
+    machine: Machine | None,
     limits: RecipeOptions,
     called: str,
     *,
@@ -129,11 +135,21 @@ async def _mill(
         mill = Here(
             store, folder, crew, budget=limits.budget, stop=stop.event, options=Options(), priority=limits.priority,
             called=called, watch=_watched, began_s=began_s, alone=wanted is not None,
+            booked=keeper(choice.state, machine, lambda: crew.origin) if machine is not None else _unkept,
         )  # fmt: skip
         value = await recipe(mill, say)
         seconds = asyncio.get_running_loop().time() - began_s
         code = stop.code if mill.end == "stopped" else 0
         return Milled(value, mill.end, mill.spent, mill.origin, crew.load_s, seconds, code)
+
+
+def _machine_of(choice: Choice, common: Common) -> Machine | None:
+    """Where an engine runs that was here before; None: behind a URL, who knows where."""
+    return None if choice.record is None else find(common.load_config().machine)
+
+
+def _unkept(_report: Report) -> None:
+    """Speeds of who knows what machine tell nothing."""
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`tokenmill plan`: what will happen, before an hour is spent loading."""
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from tokenmill.cli.calibrated import corrected
 from tokenmill.cli.goal_options import GoalOptions
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, jsonable, say, show, show_json, show_text
+from tokenmill.cli.plan_command import file_name, folded
+from tokenmill.cli.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.plan_view import document, explained, render
 from tokenmill.cli.points import laid_over, say_point
 from tokenmill.engine.dialects import (
@@ -32,7 +33,7 @@ from tokenmill.engine.verify import Verification, verify_by_binary
 from tokenmill.engine.verify import verify as verify_plan
 from tokenmill.engine.written import write_as
 from tokenmill.errors import UsageError
-from tokenmill.hardware.catalog import find, names
+from tokenmill.hardware.catalog import THIS, find, names
 from tokenmill.hardware.machine import Machine
 from tokenmill.model import catalog, ghost
 from tokenmill.model.describe import describe
@@ -57,6 +58,7 @@ def plan(
     *,
     machine: str | None = None,
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen
+    hosts: HostsOptions = HostsOptions(),  # noqa: B008  frozen
     explain: bool = False,
     compare: str | None = None,
     written: Annotated[Written | None, Parameter(name="--as")] = None,
@@ -76,7 +78,8 @@ def plan(
         A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, or a catalogue name
         with a quant, such as kimi-k2.5:Q4_K_S, or the name of a pulled model, such as smollm2.
     machine:
-        this, a name from tokenmill machines, or a machine file; default: the configuration's, else this.
+        this, a name from tokenmill machines, or a machine file; default: the configuration's, else this. Several
+        with commas between them, the head first, or a fleet file: one model over all of them.
     explain:
         Also give the reason of every choice and what a token's time is made of.
     compare:
@@ -93,14 +96,19 @@ def plan(
     point:
         Use the operating point that tokenmill tune found, for what is not said here; default: yes.
     """
-    found = find(machine or common.load_config().machine)
+    config = common.load_config()
+    named = machine or config.machine
+    fleet = hosts.fleet(named)
+    if fleet is not None:
+        others = {"compare": compare, "as": written, "verify": verify, "from-command": from_command}
+        return plan_over(fleet, model, options.goal(), hosts, others, explain=explain, binary=binary, common=common)
+    found = find(named)
+    options = options.reserving(config.reserve) if named == THIS else options
     _check_together(compare=compare, written=written, verify=verify, from_command=from_command, binary=binary)
     if from_command is not None:
         return _from_command(from_command, model, found, options, explain=explain, common=common)
     goal = options.goal()
-    if model is None:
-        raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
-    model = where(model, common)
+    model = _named(model, common)
     if compare is not None:
         return _compare(model, found, goal, compare, common)
     profile, laid = read(model), Overlaid(goal)
@@ -113,7 +121,7 @@ def plan(
         laid, made = Overlaid(goal), make(found, profile, goal, alternatives=_alternatives(model))
     made = decided(corrected(made, common.load_config().state_path, model), laid)
     flags = flags_of(binary) if binary else None
-    command = spell(made, model=_file_name(model), binary=binary, flags=flags) if made.fits else None
+    command = spell(made, model=file_name(model), binary=binary, flags=flags) if made.fits else None
     if written is not None:
         return _write(written, command, made, common)
     checked = _verified(made, model, command, binary) if verify else None
@@ -124,12 +132,18 @@ def plan(
         show(*render(made), *(explained(made) if explain else ()))
         if command is not None:
             show(Text(), Text("run:", style="bold"))
-            show_text(_folded(command))
+            show_text(folded(command))
         if checked is not None:
             show(Text(), _verification_table(checked))
     if checked is not None and not checked.agrees:
         return 1
     return 0 if made.fits else DOES_NOT_FIT
+
+
+def _named(model: str | None, common: Common) -> str:
+    if model is None:
+        raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
+    return where(model, common)
 
 
 def _laid_over(goal: Goal, machine: Machine, profile: Profile, model: str, common: Common) -> Overlaid:
@@ -142,13 +156,6 @@ def _laid_over(goal: Goal, machine: Machine, profile: Profile, model: str, commo
     if KINDS.get(config.engine.kind) != goal.engine:
         return Overlaid(goal)
     return laid_over(goal, machine, profile, Path(model), config.engine, config.state_path)
-
-
-def _file_name(model: str) -> str:
-    """What stands for the model in a command: its file, or the file that its name would have."""
-    if Path(model).exists() or not catalog.looks_like_name(model):
-        return model
-    return f"/path/to/models/{model.replace(':', '-')}.gguf"
 
 
 def _check_together(**given: object) -> None:
@@ -322,15 +329,3 @@ def _verification_table(checked: Verification) -> Table:
 
 def _command(command: Command | None) -> dict[str, Any] | None:
     return None if command is None else {"argv": list(command.argv), "env": command.env, "notes": list(command.notes)}
-
-
-def _folded(command: Command) -> str:
-    """One flag on a line."""
-    lines = [f"{name}={shlex.quote(value)} \\" for name, value in command.env.items()]
-    line = ""
-    for word in command.argv:
-        if word.startswith("-") and line:
-            lines.append(f"{line} \\")
-            line = "   "
-        line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
-    return "\n".join([*lines, line])

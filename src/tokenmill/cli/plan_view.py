@@ -1,5 +1,6 @@
 """How a plan looks: a bar per memory, the speeds, the decisions; and as JSON."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import RenderableType
@@ -8,8 +9,9 @@ from rich.text import Text
 
 from tokenmill.cli.output import jsonable
 from tokenmill.hardware.machine import Tier
+from tokenmill.model.profile import Profile
 from tokenmill.plan.explain import to_buy
-from tokenmill.plan.plan import ITEMS, Item, Plan, Speed
+from tokenmill.plan.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
 BAR = 16  # so that a row of large sizes still has 80 columns
@@ -29,14 +31,8 @@ def render(plan: Plan) -> list[RenderableType]:
     """The plan for a person, at 80 columns."""
     parts: list[RenderableType] = [_title(plan), Text(), _tiers(plan), Text()]
     if plan.fits:
-        parts += _speeds(plan)
-    for shortfall in plan.shortfalls:
-        when = "while loading" if shortfall.moment == "load_peak" else "at full context"
-        parts.append(Text(
-            f"does not fit: {shortfall.tier} lacks {format_bytes(shortfall.missing_bytes)} {when}"
-            f" ({format_bytes(shortfall.needed_bytes)} of {format_bytes(shortfall.available_bytes)})",
-            style="bold red",
-        ))  # fmt: skip
+        parts += speeds_of(plan.forecast, plan.settings)
+    parts += lacks_of(plan.shortfalls)
     for change in plan.changes:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
@@ -47,15 +43,33 @@ def render(plan: Plan) -> list[RenderableType]:
 
 def explained(plan: Plan) -> list[RenderableType]:
     """Every choice with its reason, and what a token's time is made of."""
-    table = Table("choice", "value", "reason", box=None, pad_edge=False)
-    for decision in plan.decisions:
-        table.add_row(decision.name, decision.value, decision.reason)
-    parts: list[RenderableType] = [Text(), table]
+    parts: list[RenderableType] = [Text(), reasons_of(plan.decisions)]
     for name, speeds in (("decode", plan.forecast.decode), ("prefill", plan.forecast.prefill)):
         if speeds:
-            parts += [Text(), _terms(name, speeds[0]), Text(to_buy(name, speeds[0]) or "")]
+            parts += [Text(), terms_of(name, speeds[0]), Text(to_buy(name, speeds[0]) or "")]
     parts += [Text(), _ledger(plan)]
     return parts
+
+
+def lacks_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
+    """What is missing where, and when."""
+    parts: list[RenderableType] = []
+    for lack in shortfalls:
+        when = "while loading" if lack.moment == "load_peak" else "at full context"
+        parts.append(Text(
+            f"does not fit: {lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}"
+            f" ({format_bytes(lack.needed_bytes)} of {format_bytes(lack.available_bytes)})",
+            style="bold red",
+        ))  # fmt: skip
+    return parts
+
+
+def reasons_of(decisions: Iterable[Decision]) -> Table:
+    """Every choice with its reason."""
+    table = Table("choice", "value", "reason", box=None, pad_edge=False)
+    for decision in decisions:
+        table.add_row(decision.name, decision.value, decision.reason)
+    return table
 
 
 def _ledger(plan: Plan) -> Table:
@@ -98,21 +112,30 @@ def _tiers(plan: Plan) -> Table:
         total = plan.ledger.needed(tier.name)
         if not total:
             continue
-        sizes = {item: plan.ledger.of(tier.name, item) for item in ITEMS}
-        sizes["weights"] -= sum(row.bytes for row in plan.ledger.page_cache if row.tier == tier.name)
-        room = tier.capacity_bytes or 0
-        columns = (
-            sizes["weights"] + sizes["repack"],
-            sizes["kv"] + sizes["prompt_cache"],
-            sizes["compute"] + sizes["staging"],
-            sizes["runtime"],
-            room - total + sizes["reserve"],
-            room,
-            plan.ledger.needed(tier.name, "load_peak") - sizes["reserve"],
-        )
-        bar = _bar(sizes, max(room, total))
-        table.add_row(tier.name, bar, *(f"{size / GIB:.1f}" for size in columns))
+        bar = _bar(_sizes(plan.ledger, tier), max(tier.capacity_bytes or 0, total))
+        table.add_row(tier.name, bar, *columns_of(plan.ledger, tier))
     return table
+
+
+def _sizes(ledger: Ledger, tier: Tier) -> dict[Item, int]:
+    sizes = {item: ledger.of(tier.name, item) for item in ITEMS}
+    sizes["weights"] -= sum(row.bytes for row in ledger.page_cache if row.tier == tier.name)
+    return sizes
+
+
+def columns_of(ledger: Ledger, tier: Tier) -> tuple[str, ...]:
+    """GiB of weights, KV, compute and other, what is free of how much, and the most that loading takes."""
+    sizes, room = _sizes(ledger, tier), tier.capacity_bytes or 0
+    columns = (
+        sizes["weights"] + sizes["repack"],
+        sizes["kv"] + sizes["prompt_cache"],
+        sizes["compute"] + sizes["staging"],
+        sizes["runtime"],
+        room - ledger.needed(tier.name) + sizes["reserve"],
+        room,
+        ledger.needed(tier.name, "load_peak") - sizes["reserve"],
+    )
+    return tuple(f"{size / GIB:.1f}" for size in columns)
 
 
 def _bar(sizes: dict[Item, int], room: int) -> Text:
@@ -126,11 +149,11 @@ def _bar(sizes: dict[Item, int], room: int) -> Text:
     return bar.append("·" * (BAR - filled), style="bright_black")
 
 
-def _speeds(plan: Plan) -> list[RenderableType]:
-    forecast = plan.forecast
+def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
+    """Decode by depth and by sequences, prefill, the load, and what is to be said of them."""
     parts: list[RenderableType] = []
     for name, speeds in (("decode", forecast.decode), ("prefill", forecast.prefill)):
-        alone = [speed for speed in speeds if speed.sequences == 1 and speed.ubatch in (None, plan.settings.ubatch)]
+        alone = [speed for speed in speeds if speed.sequences == 1 and speed.ubatch in (None, settings.ubatch)]
         if alone:
             table = Table(f"{name}, tok/s", title_justify="left", box=None, pad_edge=False)
             for speed in alone:
@@ -156,7 +179,8 @@ def _rate(speed: Speed) -> str:
     return f"{speed.tok_s:.3g}" if speed.tok_s < 1000 else f"{speed.tok_s:.0f}"
 
 
-def _terms(name: str, speed: Speed) -> Table:
+def terms_of(name: str, speed: Speed) -> Table:
+    """What the time of one figure is made of, the largest share first."""
     title = f"{name} at depth {speed.depth}: {_rate(speed)} tok/s ({speed.confidence})"
     table = Table("share", title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("ms", "GB", "at"):
@@ -177,20 +201,15 @@ def _tier(plan: Plan, tier: Tier) -> dict[str, Any]:
     }
 
 
-def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any] | None) -> dict[str, Any]:
-    """The plan as JSON."""
-    forecast = plan.forecast
+def what_of(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, Any]:
+    """What every plan has as JSON: the model, the ledger at three moments, the forecast."""
     return {
-        "model": {"name": plan.profile.name, "quantisation": plan.profile.quantisation, "bytes": plan.profile.bytes,
-                  "parameters": plan.profile.parameters, "active_parameters": plan.profile.active_parameters},
-        "machine": plan.machine.name,
-        "fits": plan.fits,
-        "settings": jsonable(plan.settings),
-        "ledger": jsonable(plan.ledger.full_context),
-        "ledger_after_load": jsonable(plan.ledger.after_load),
-        "ledger_at_load_peak": jsonable(plan.ledger.load_peak),
-        "page_cache": jsonable(plan.ledger.page_cache),
-        "tiers": [_tier(plan, tier) for tier in plan.machine.tiers()],
+        "model": {"name": profile.name, "quantisation": profile.quantisation, "bytes": profile.bytes,
+                  "parameters": profile.parameters, "active_parameters": profile.active_parameters},
+        "ledger": jsonable(ledger.full_context),
+        "ledger_after_load": jsonable(ledger.after_load),
+        "ledger_at_load_peak": jsonable(ledger.load_peak),
+        "page_cache": jsonable(ledger.page_cache),
         "forecast": {
             "decode_tok_s": jsonable(forecast.decode),
             "prefill_tok_s": jsonable(forecast.prefill),
@@ -199,6 +218,17 @@ def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any
             "load_bound_by": forecast.load_bound_by,
             "notes": list(forecast.notes),
         },
+    }  # fmt: skip
+
+
+def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any] | None) -> dict[str, Any]:
+    """The plan as JSON."""
+    return {
+        **what_of(plan.profile, plan.ledger, plan.forecast),
+        "machine": plan.machine.name,
+        "fits": plan.fits,
+        "settings": jsonable(plan.settings),
+        "tiers": [_tier(plan, tier) for tier in plan.machine.tiers()],
         "placement": dict(patterns),
         "devices": {"layers": list(plan.placement.layers), "head": plan.placement.head},
         "command": command,

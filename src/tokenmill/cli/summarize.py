@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.job_options import BodyOptions, store_folder
 from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.starting import EngineOptions
 from tokenmill.cli.tokens import tokeniser
 from tokenmill.errors import UsageError
-from tokenmill.recipes.documents import Reading, Skipped, gather
+from tokenmill.jobs.database import FILE
+from tokenmill.jobs.reader import Reader
+from tokenmill.recipes.documents import Found, Reading, gather
 from tokenmill.recipes.manifest import MANIFEST, read_manifest
 from tokenmill.recipes.mill import Mill, Prospect
+from tokenmill.recipes.seen import stored_answer
 from tokenmill.recipes.summarize import Order, Summarized, nothing_to_do
 from tokenmill.recipes.summarize import summarize as summarize_documents
 from tokenmill.recipes.summarize_prompts import prompts_for, write_packaged
@@ -108,7 +112,7 @@ def summarize(
     given = BodyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, body=body)
     texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
     found = gather(docs, Reading(glob, text_column, id_column, leave_out=output))
-    _check_found(found.skipped, strict=strict, empty=not found.documents)
+    _check_found(found, output, strict=strict)
     order = Order(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
     )
@@ -122,8 +126,8 @@ def summarize(
             why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is not at hand"
             say(f"tokens are estimated, 4 bytes each, and a quarter of the context is kept free: {why}")
         came = milled(
-            _recipe(order, counting.count), _prospect(order, choice, options, common), called="summarize", model=known,
-            limits=limits, options=options, common=common,
+            _recipe(order, counting.count), _prospect(order, choice, limits, options, common), called="summarize",
+            model=known, limits=limits, options=options, common=common,
         )  # fmt: skip
     return came if isinstance(came, int) else _told(came.value, output, came, common)
 
@@ -132,14 +136,20 @@ def _recipe(order: Order, count: Tokens) -> Callable[[Mill, Callable[[str], None
     return lambda mill, tell: summarize_documents(mill, order, tokens=count, tell=tell)
 
 
-def _prospect(order: Order, choice: Choice, options: EngineOptions, common: Common) -> Callable[[Tokens], Prospect]:
+def _prospect(
+    order: Order, choice: Choice, limits: RecipeOptions, options: EngineOptions, common: Common
+) -> Callable[[Tokens], Prospect]:
     def made(count: Tokens) -> Prospect:
         context = options.context
         if context is None and choice.record is None and choice.url is None:
             context = plan_for(choice, options, common).plan.settings.context
         elif context is None:
             context = asyncio.run(_context_of(choice))
-        return prospect(order, choice.model_id, context, count)
+        folder = store_folder(limits.store, common)
+        if not (folder / FILE).is_file():
+            return prospect(order, choice.model_id, context, count)
+        with Reader(folder) as reader:
+            return prospect(order, choice.model_id, context, count, partial(stored_answer, reader, choice.model_id))
 
     return made
 
@@ -160,10 +170,14 @@ def _written(folder: Path, common: Common, *, force: bool) -> int:
     return 0
 
 
-def _check_found(skipped: tuple[Skipped, ...], *, strict: bool, empty: bool) -> None:
+def _check_found(found: Found, output: Path, *, strict: bool) -> None:
     """Say what is no document; UsageError where that is too much."""
+    skipped = found.skipped
     words = [f"{each.name}: {each.reason}" for each in skipped]
-    if empty:
+    if not found.documents and found.beside:
+        beside = f"there is no text in what was given beside the output folder {output}, which is never read"
+        raise UsageError("\n".join((beside, *words[:SHOWN])), hint="name a folder for --output without documents in it")
+    if not found.documents:
         raise UsageError("\n".join(("there is no text in what was given", *words[:SHOWN])),
                          hint="text, Markdown, reST, HTML, JSON, JSONL, CSV, TSV and Parquet are read")  # fmt: skip
     if skipped and strict:
@@ -188,9 +202,8 @@ def _told(ended: Summarized, output: Path, run: Milled[Summarized] | None, commo
 
 
 def _show(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> None:
-    pieces = f", {ended.reduced:,} of them in pieces" if ended.reduced else ""
     rows = {
-        "documents": f"{ended.documents:,}: {ended.done:,} done{pieces}, {ended.unchanged:,} unchanged",
+        "documents": _documents(ended),
         "left": f"{ended.left:,} for the next run" if ended.left else "",
         "failed": _names([f"{name} ({failure.message})" for name, failure in ended.failed]),
         "kept": f"{_names(list(ended.edited))}; edited by hand, --force overwrites" if ended.edited else "",
@@ -201,6 +214,14 @@ def _show(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> No
     }
     more = summary_rows(run) if run is not None else {"answers": "none: nothing has changed"}
     show(facts({label: value for label, value in (rows | more).items() if value}))
+
+
+def _documents(ended: Summarized) -> str:
+    pieces = f", {ended.reduced:,} of them in pieces" if ended.reduced else ""
+    parts = [f"{ended.done:,} done{pieces}"] if ended.done else []
+    if ended.unchanged:
+        parts.append(f"{ended.unchanged:,} unchanged")
+    return f"{ended.documents:,}: {', '.join(parts)}" if parts else f"{ended.documents:,}"
 
 
 def _gone(ended: Summarized) -> str:

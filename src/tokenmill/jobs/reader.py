@@ -69,6 +69,15 @@ class Reader:
         row = self._database.one("job", job=job)
         return self._job(row) if row else None
 
+    def has_answer(self, identity: bytes) -> bool:
+        """Whether a request has been answered, in whichever batch."""
+        return self._database.one("has_answer", identity=identity) is not None
+
+    def answer_to(self, identity: bytes) -> bytes | None:
+        """The body of that answer; None: there is none."""
+        row = self._database.one("answer_to", identity=identity)
+        return row[0] if row else None
+
     def waiting(self, batches: Sequence[int], *, after: Position | None = None, limit: int) -> list[Waiting]:
         """The next pending jobs by priority, batch and place, behind the key of the last one seen.
 

@@ -23,11 +23,13 @@ from tokenmill.recipes.distill_rows import (
 )  # fmt: skip
 from tokenmill.recipes.exports_parquet import write_table
 from tokenmill.recipes.mill import Answered, End, Line, Mill, Origin, Prospect, Ran, StageProspect
+from tokenmill.recipes.seen import MOST_LINES
 from tokenmill.units import format_bytes, number_of
 
 STAGE = "teach"
 PARQUET_BYTES, STORED_BYTES = 4, 95  # of a probability with its token, about; measured, see docs/distill.md
 _SAMPLED_PROMPTS = 500  # of a large file, for a forecast
+_MOST_CHARACTERS = 256 * 1024**2  # of lines that are held for one
 _MOST_TOLD = 3  # failures that are told one by one
 
 
@@ -68,19 +70,38 @@ async def distill(
 def prospect_of(prompts: Prompts, ask: Ask) -> Prospect:
     """What it will take, before anything runs; reads the prompts and refuses what could not be answered."""
     jobs = checked_lines(prompts, ask)
-    every = max(1, jobs // ask.samples // _SAMPLED_PROMPTS)
-    sample = tuple(line for number, prompt in enumerate(prompts) if number % every == 0 for line in bodies(prompt, ask))
+    sample = _sample(prompts, ask, jobs)
+    ceilings = [line["body"].get("max_completion_tokens") or line["body"]["max_tokens"] for line in sample]
+    most = round(sum(ceilings) * jobs / len(ceilings))
     notes = [f"{number_of(jobs // ask.samples, 'prompt')}, {number_of(ask.samples, 'sample')} of each "
              f"at temperature {ask.drawn_at:g}"]  # fmt: skip
     if ask.top_logprobs:
-        tops = jobs * ask.max_tokens * (ask.top_logprobs + 1)
+        tops = most * (ask.top_logprobs + 1)
         notes.append(
             f"the top {ask.top_logprobs} of each token take {format_bytes(tops * PARQUET_BYTES)} in Parquet and "
             f"{format_bytes(tops * STORED_BYTES)} in the store of batches, if every answer is as long as it may be"
         )
-    assumed = f"every answer has {ask.max_tokens:,} tokens, the most it may have"
+    own = any(ceiling != ask.max_tokens for ceiling in ceilings)
+    each = f"what its line allows, else {ask.max_tokens:,} tokens" if own else f"{ask.max_tokens:,} tokens"
+    assumed = f"every answer has {each}, the most it may have"
     stage = StageProspect(STAGE, jobs, sample, output_tokens=ask.max_tokens, assumed=assumed)
     return Prospect((stage,), rows=jobs, notes=tuple(notes))
+
+
+def _sample(prompts: Prompts, ask: Ask, jobs: int) -> tuple[Line, ...]:
+    """Every line where memory has room for them, else those of some prompts at even distances."""
+    if jobs <= MOST_LINES:
+        lines, characters = list[Line](), 0
+        for prompt, _, line in lines_of(prompts, ask):
+            characters += sum(len(message["content"]) for message in prompt.messages)
+            if characters > _MOST_CHARACTERS:
+                break
+            lines.append(line)
+        else:
+            return tuple(lines)
+    every = max(1, jobs // ask.samples // _SAMPLED_PROMPTS)
+    chosen = (prompt for number, prompt in enumerate(prompts) if number % every == 0)
+    return tuple(line for prompt in chosen for line in bodies(prompt, ask))
 
 
 def lines_of(prompts: Prompts, ask: Ask) -> Iterator[tuple[Prompt, int, Line]]:

@@ -64,6 +64,7 @@ class Found:
 
     documents: tuple[Document, ...]
     skipped: tuple[Skipped, ...] = ()
+    beside: bool = False  # there is a folder in it that was left out, as `Reading` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def gather(places: Sequence[Path], how: Reading) -> Found:
                     _add(documents, document, path)
             except UsageError as error:
                 skipped.append(Skipped("/".join(parts), error.message))
-    return Found(tuple(documents.values()), tuple(skipped))
+    beside = leave_out is not None and leave_out.is_dir() and any(leave_out.is_relative_to(each) for each in absolute)
+    return Found(tuple(documents.values()), tuple(skipped), beside)
 
 
 def _absolute(place: Path) -> Path:

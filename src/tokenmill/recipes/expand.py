@@ -9,13 +9,12 @@ A row that was judged too low is still compared with: its like would be judged t
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from math import ceil
 
 from tokenmill.recipes.expand_answers import CUT, Dropped, compared, example_of
-from tokenmill.recipes.expand_lines import Job, jobs_of
+from tokenmill.recipes.expand_lines import LEAST_PART, Job, jobs_of, part_lines
 from tokenmill.recipes.expand_order import Expanded, Order, Tally
 from tokenmill.recipes.expand_prompts import Prompt
-from tokenmill.recipes.expand_rows import Made, Rejected, write_expanded, write_rejected
+from tokenmill.recipes.expand_rows import Made, Rejected, rows_there, write_expanded, write_rejected
 from tokenmill.recipes.expand_seeds import Parent
 from tokenmill.recipes.expand_ways import INSTRUCTION
 from tokenmill.recipes.judge import judge_line, verdict_of
@@ -23,22 +22,27 @@ from tokenmill.recipes.mill import Answered, End, Line, Mill, made_by
 from tokenmill.recipes.near import Likeness, Near
 from tokenmill.units import number_of
 
-_LEAST_PART = 32  # lines of a stage that is cut to what the target still needs
-_SPARE = 1.2  # more than the yield so far says, so that one stage more is seldom needed
-_LEAST_ASSUMED = 0.1
+_MORE = "more seeds, more --ways or a higher --temperature bring other rows"
 
 
 async def expand(mill: Mill, order: Order, tell: Callable[[str], None]) -> Expanded:
-    """Grow the dataset and write it; `tell` gets a sentence for each stage."""
+    """Grow the dataset and write it; `tell` gets a sentence for each stage.
+
+    A run that was broken off leaves a table of before that has more rows, and what was dropped for it, as they are.
+    """
     growth = _Growth(order, mill)
     end, why = await growth.run(tell)
     desk = order.desk
-    rows = write_expanded(order.output, order.seeds, growth.kept, desk, keep_seeds=order.keep_seeds)
-    if order.rejected is not None:
+    rows = len(growth.kept) + (len(order.seeds.parents) if order.keep_seeds else 0)
+    there = 0 if end == "finished" else rows_there(order.output)
+    replaced = there <= rows
+    if replaced:
+        write_expanded(order.output, order.seeds, growth.kept, desk, keep_seeds=order.keep_seeds)
+    if order.rejected is not None and (replaced or not order.rejected.exists()):
         write_rejected(order.rejected, order.seeds, growth.rejected, desk)
     return Expanded(
-        order.output, rows, len(growth.kept), growth.ways, growth.round, end, why, growth.waiting, growth.surplus,
-        growth.cut, dict(growth.failures.most_common()),
+        order.output, max(rows, there), len(growth.kept), growth.ways, growth.round, end, why, growth.waiting,
+        growth.surplus, growth.cut, dict(growth.failures.most_common()), replaced,
     )  # fmt: skip
 
 
@@ -53,6 +57,7 @@ class _Growth:
         self.failures: Counter[str] = Counter()
         self.round = self.waiting = self.surplus = self.cut = 0
         self._stage = self._asked = self._seen = 0
+        self._looked = (0, 0, 0)  # rounds, lines and rows when the yield was last looked at
         self._whole = Near(order.near)
         self._tasks = Near(order.near) if any(variant.way == INSTRUCTION for variant in order.variants) else None
         for parent in order.seeds.parents:
@@ -66,27 +71,39 @@ class _Growth:
             before = 0 if order.evolve else self.round
             jobs = list(jobs_of(parents, order.variants, order.per_seed, before))
             if not jobs:
-                return (
-                    "finished",
-                    "nothing new came that could be grown further" if self.round else "no seed can be grown",
-                )
+                grown = f"nothing new came that could be grown further{self._short()}"
+                return "finished", grown if self.round else "no seed can be grown"
             self.round += 1
             kept, end = len(self.kept), await self._work_round(jobs, tell)
             if end != "finished":
                 return end, _ENDS[end]
             if order.target is not None and len(self.kept) >= order.target:
                 return "finished", "the target is reached"
-            new = len(self.kept) - kept
-            if self.round < order.most_rounds and new < order.least_yield * len(jobs):
-                return "finished", (
-                    f"round {self.round} brought {number_of(new, 'new row')} of {number_of(len(jobs), 'line')}, less "
-                    f"than {order.least_yield:.0%}: more rounds would hardly bring more"
-                )
+            if self.round < order.most_rounds and (little := self._too_little()) is not None:
+                return "finished", little
             if order.evolve:
                 parents = tuple(made.parent for made in self.kept[kept:])
         done = number_of(self.round, "round")
         short = "" if order.target is None else f" and did not reach the target of {order.target:,}"
         return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
+
+    def _too_little(self) -> str | None:
+        """Why more rounds would not be worth it; None: they are, or there were too few lines to tell."""
+        (rounds, asked, kept), least = self._looked, self._order.least_yield
+        lines, new = self._asked - asked, len(self.kept) - kept
+        if lines < LEAST_PART:
+            return None
+        self._looked = (self.round, self._asked, len(self.kept))
+        if new >= least * lines:
+            return None
+        which = f"round {self.round}" if rounds + 1 == self.round else f"rounds {rounds + 1} to {self.round}"
+        words = f"{which} brought {number_of(new, 'new row')} of {number_of(lines, 'line')}, less than {least:.0%}"
+        return f"{words}{self._short() or ': more rounds would hardly bring more'}"
+
+    def _short(self) -> str:
+        """That the target is not reached, and what helps; nothing where there is none."""
+        target = self._order.target
+        return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
 
     async def _work_round(self, jobs: list[Job], tell: Callable[[str], None]) -> End:
         """All jobs of a round, or as many as the target needs."""
@@ -111,10 +128,7 @@ class _Growth:
 
     def _part(self, left: int) -> int:
         """How many lines to write next."""
-        if self._order.target is None:
-            return left
-        share = max(len(self.kept) / self._asked, _LEAST_ASSUMED) if self._asked else 1.0
-        return min(left, max(_LEAST_PART, ceil((self._order.target - len(self.kept)) / share * _SPARE)))
+        return left if self._order.target is None else part_lines(self._asked, left)
 
     async def _work_part(self, jobs: list[Job]) -> End:
         """Write, compare, judge, keep."""

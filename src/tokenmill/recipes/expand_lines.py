@@ -17,6 +17,8 @@ from tokenmill.recipes.expand_seeds import Parent, Shape
 from tokenmill.recipes.expand_ways import INSTRUCTION, Variant
 from tokenmill.recipes.mill import Line, chat_line
 
+LEAST_PART = 32  # lines that are written, and judged, before it is asked whether there is enough
+_GROWTH = 4  # a part is so much of all lines before it: as much may be written in vain, and large runs have few parts
 _SEED_BITS = 31  # what every engine takes
 
 
@@ -82,6 +84,15 @@ def jobs_of(
             if fit and (per_parent is not None or step < len(fit)):
                 turn, at = divmod(before * (len(fit) if per_parent is None else each) + step, len(fit))
                 yield Job(parent, fit[(at + place) % len(fit)], turn)
+
+
+def part_lines(before: int, left: int) -> int:
+    """Lines of the next part of a round that has `left` more, after `before` lines of all rounds.
+
+    Not of the target: a run for another one makes the same parts, whose answers and verdicts are there.
+    """
+    part = max(LEAST_PART, before // _GROWTH)
+    return left if left <= part + part // 2 else part
 
 
 def _digest(*parts: str) -> str:

@@ -16,7 +16,7 @@ from tokenmill.recipes.expand_ways import Variant
 from tokenmill.recipes.judge import HIGHEST
 from tokenmill.recipes.mill import End
 
-LEAST_YIELD = 0.02  # a round that brings less of what it wrote is the last
+LEAST_YIELD = 0.02  # rounds that bring less of what they wrote are the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Order:
     per_seed: int | None = None  # new examples of each parent in a round; None: one of each variant
     target: int | None = None  # None: one round
     rounds: int | None = None  # at most; None: one, or as many as the target takes
-    least_yield: float = LEAST_YIELD  # of a round's lines, or it is the last
+    least_yield: float = LEAST_YIELD  # of the lines of a round, or of some small ones, or it is the last
     evolve: bool = False  # later rounds begin with what the one before brought
     keep_seeds: bool = False
     rejected: Path | None = None
@@ -77,6 +77,7 @@ class Expanded:
     surplus: int = 0  # good rows beyond the target
     cut: int = 0  # answers that --max-tokens was too low for
     failures: Mapping[str, int] = field(default_factory=dict)  # messages, the most frequent first
+    replaced: bool = True  # False: the file is that of a run before, for it has more rows than this one so far
 
     @property
     def total(self) -> Tally:
@@ -99,7 +100,8 @@ def summary_document(done: Expanded) -> dict[str, Any]:
         }  # fmt: skip
 
     return {
-        "output": str(done.output), "rows": done.rows, **counts(total), "beyond_the_target": done.surplus,
-        "cut": done.cut, "waiting": done.waiting, "rounds": done.rounds, "end": done.end, "why": done.why,
-        "ways": {name: counts(tally) for name, tally in done.ways.items()}, "failures": dict(done.failures),
+        "output": str(done.output), "rows": done.rows, "replaced": done.replaced, **counts(total),
+        "beyond_the_target": done.surplus, "cut": done.cut, "waiting": done.waiting, "rounds": done.rounds,
+        "end": done.end, "why": done.why, "failures": dict(done.failures),
+        "ways": {name: counts(tally) for name, tally in done.ways.items()},
     }  # fmt: skip

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
+from tokenmill.jobs.table import is_parquet
 from tokenmill.recipes.expand_answers import Dropped
 from tokenmill.recipes.expand_lines import Desk, Job
 from tokenmill.recipes.expand_seeds import Example, Parent, Seeds
 from tokenmill.recipes.mill import Origin
-from tokenmill.recipes.rows import check_target, read_rows, write_rows
+from tokenmill.recipes.rows import check_target, read_rows, suffix_of, write_rows
 
 SEED = "seed"
 PROVENANCE: Mapping[str, str] = {
@@ -25,6 +26,10 @@ PROVENANCE: Mapping[str, str] = {
 }  # fmt: skip
 _TAKEN = "expand_"  # before a name that the seeds use themselves
 _SIGN = "tokenmill.recipe"
+_KINDS: Mapping[bytes, str] = {
+    b"{": "JSON", b"[": "JSON", b"\x1f\x8b": "data packed with gzip", b"\x28\xb5\x2f\xfd": "data packed with zstd",
+}  # fmt: skip
+_BEGINNING = 512  # bytes of a file that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +129,33 @@ def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
         if target.exists() and seeds.exists() and target.samefile(seeds):
             raise UsageError(f"{target} holds the seeds, and would be overwritten", hint="name another file")
         check_target(target)
+        if target.exists():
+            _check_content(target)
         if target.exists() and not _is_ours(target):
             raise UsageError(f"{target} exists, and is not the output of an expansion",
                              hint="name another file, or take it away")  # fmt: skip
     if rejected is not None and rejected.absolute() == output.absolute():
         raise UsageError("--output and --rejected are the same file", hint="name two")
+
+
+def rows_there(path: Path) -> int:
+    """How many rows a run before has left; none where there is no table of this recipe that can be read."""
+    try:
+        return sum(1 for _ in read_rows(path)) if path.exists() and _is_ours(path) else 0
+    except UsageError:
+        return 0
+
+
+def _check_content(path: Path) -> None:
+    """UsageError for a file that is called Parquet and is something else."""
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    if suffix_of(path) != ".parquet" or not beginning or is_parquet(path):
+        return
+    found = next((name for start, name in _KINDS.items() if beginning.lstrip().startswith(start)), None)
+    if found is None:
+        found = "bytes of another kind" if b"\0" in beginning else "text"
+    raise UsageError(f"{path} exists and holds {found}, not Parquet", hint="name another file, or take it away")
 
 
 def _is_ours(path: Path) -> bool:

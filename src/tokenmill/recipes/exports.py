@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distill_rows import COLUMNS
-from tokenmill.recipes.exports_parquet import MESSAGES, read_table_columns, write_table
+from tokenmill.recipes.exports_parquet import MESSAGES, columns_in, read_table_columns, write_table
 from tokenmill.recipes.reasoning import together
-from tokenmill.recipes.rows import suffix_of
+from tokenmill.recipes.rows import read_rows, suffix_of
 
 Format = Literal["messages", "sharegpt", "alpaca", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -28,6 +28,8 @@ _SPEAKERS = {"system": "system", "developer": "system", "user": "human", "assist
 _NEEDED = ("id", "messages", "answer", "reasoning", "finish_reason")
 _SYSTEM_ROLES = ("system", "developer")
 _TOKENS = ("token_ids", "logprobs", "top_ids", "top_logprobs")
+_ALPACA = {"instruction", "input", "output"}
+_LISTS = {"messages": ("messages", {"role", "content"}), "sharegpt": ("conversations", {"from", "value"})}
 _KEPT = ("id", "prompt_id", "sample", "reasoning", "finish_reason", "model", "model_id", *_TOKENS)
 
 
@@ -78,6 +80,32 @@ def check_export(target: Path, format: Format) -> None:
     if parquet != (format == "parquet"):
         ending = ".parquet" if format == "parquet" else ".jsonl, .jsonl.gz or .jsonl.zst"
         raise UsageError(f"{format} is not written to {target.name}", hint=f"name a file that ends in {ending}")
+
+
+def check_replaceable(target: Path, format: Format) -> None:
+    """UsageError where a file is there that is no export in this format; an empty one may be replaced."""
+    if target.is_file() and target.stat().st_size and not _looks_like(target, format):
+        raise UsageError(f"{target} holds something else than an export in the format {format}: it is not replaced",
+                         hint="name another file, or --force to replace it")  # fmt: skip
+
+
+def _looks_like(target: Path, format: Format) -> bool:
+    """Whether a file has the columns of a format, by its first row."""
+    try:
+        if format == "parquet":
+            return columns_in(target) == ["messages", *_KEPT]
+        row = next(read_rows(target), None)
+    except UsageError:
+        return False
+    if row is None:  # packed, and nothing in it
+        return True
+    if format == "alpaca":
+        return _ALPACA <= row.keys() <= _ALPACA | {"system", "history"}
+    name, keys = _LISTS[format]
+    value = row.get(name)
+    return row.keys() == {name} and isinstance(value, list) and all(
+        isinstance(each, dict) and each.keys() == keys for each in value
+    )  # fmt: skip
 
 
 def rows_of(source: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:

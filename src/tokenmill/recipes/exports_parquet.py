@@ -55,6 +55,12 @@ def read_table_columns(path: Path, columns: Iterable[str]) -> Iterator[dict[str,
         yield from found
 
 
+def columns_in(path: Path) -> list[str]:
+    """The names of a Parquet file's columns; UsageError where it is none."""
+    with arrow(path) as parquet:
+        return list(parquet.read_schema(path).names)
+
+
 def _write(
     file: BinaryIO, path: Path, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str],
     metadata: Mapping[str, str],

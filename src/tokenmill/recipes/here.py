@@ -92,7 +92,8 @@ class Here:
     """A mill on a store that this process works on. One stage at a time.
 
     `began_s`: of the loop's clock, from when hours count; default: now. `alone`: nobody else uses the engine, so that
-    its own counters, which know of prompts under way, are counted against the budget.
+    its own counters, which know of prompts under way, are counted against the budget. `booked`: told of each stage that
+    was worked on.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Here:
         watch: Watch | None = None,
         began_s: float | None = None,
         alone: bool = True,
+        booked: Callable[[Report], None] = lambda _report: None,
     ) -> None:
         self._store, self._folder, self._crew = store, folder, crew
         self._budget, self._stop = budget or Budget(), stop or asyncio.Event()
@@ -116,7 +118,7 @@ class Here:
         self._watch: Watch = watch or (lambda _stage, _batch: nullcontext(lambda _now: None))
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time() if began_s is None else began_s
-        self._alone = alone
+        self._alone, self._booked = alone, booked
         self._spent, self._time_up = Spent(), False
         self._ended: End = "finished"
 
@@ -186,6 +188,7 @@ class Here:
             async with self._halting(halt):
                 report = await work(self._store, [batch], engine, shape, options=self._options, stop=halt, tell=told)
         self._book(report, live_prompts)
+        self._booked(report)
         return self._over(0) or "stopped" if report.end == "stopped" else report.end
 
     def _book(self, report: Report, live_prompts: int) -> None:

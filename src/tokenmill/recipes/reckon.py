@@ -18,6 +18,7 @@ from tokenmill.recipes.mill import Budget, Line, Prospect, StageProspect
 from tokenmill.recipes.seen import Lengths
 
 _SAMPLE = 64  # lines that a token's bytes are told from, where none has to be done
+_BLOCKS, _BLOCK = 64, 64  # of so many neighbours each, which share most: what is looked at of a long stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +120,18 @@ class _Look:
 def _look(stage: StageProspect, known: Known) -> _Look:
     settled = (known.settled or {}).get(stage.stage, frozenset())
     lines = [line for number, line in enumerate(stage.lines) if number not in settled]
-    jobs = stage.jobs - len(settled)
-    if not lines:
+    notes, answered = list[str](), len(settled)
+    if settled and len(stage.lines) != stage.jobs:
+        answered = round(stage.jobs * len(settled) / len(stage.lines))
+        notes.append(f"{stage.stage}: how many jobs are answered already is told from {len(stage.lines):,} lines")
+    jobs = stage.jobs - answered
+    if not lines or not jobs:
         sample = Lint(count=known.count)
         for number, line in enumerate(stage.lines[:_SAMPLE], 1):
             sample.add(number, json.dumps(line))
-        return _Look(jobs, len(settled), None, _counted(sample.report()))
+        return _Look(jobs, answered, None, _counted(sample.report()), notes=tuple(notes))
+    written = sum(_most(line, stage.output_tokens) for line in lines) / len(lines)
+    lines = _some(lines[:jobs])  # there may be more than jobs, where those are a guess
     look, half, first_half = Lint(context=known.context, count=known.count), len(lines) // 2, 0
     for number, line in enumerate(lines, 1):
         look.add(number, json.dumps(line))
@@ -134,11 +141,16 @@ def _look(stage: StageProspect, known: Known) -> _Look:
     compute = report.compute_bytes
     if jobs > len(lines):  # a sample: what each further job adds is what those of its second half did
         compute += round((compute - first_half) / (len(lines) - half) * (jobs - len(lines)))
-    written = sum(_most(line, stage.output_tokens) for line in lines)
-    notes = tuple(
-        f"{stage.stage}: {finding.title}; {finding.detail}" for finding in report.findings if finding.fatal
-    )  # fmt: skip
-    return _Look(jobs, len(settled), report, _counted(report), compute, round(written * jobs / len(lines)), notes)
+    notes += [f"{stage.stage}: {finding.title}; {finding.detail}" for finding in report.findings if finding.fatal]
+    return _Look(jobs, answered, report, _counted(report), compute, round(written * jobs), tuple(notes))
+
+
+def _some(lines: list[Line]) -> list[Line]:
+    """All of them, or of very many some blocks at even distances."""
+    if len(lines) <= _BLOCKS * _BLOCK:
+        return lines
+    starts = (index * (len(lines) - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS))
+    return [line for start in starts for line in lines[start : start + _BLOCK]]
 
 
 def _counted(report: Report) -> float | None:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tokenmill.jobs.job import Batch, State, Submission, job_id
+from tokenmill.jobs.line import Reading, row
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.submit import batch_key
-from tokenmill.recipes.mill import Line
+from tokenmill.recipes.mill import Answered, Line
 from tokenmill.recipes.stage_file import written
 
+MOST_LINES = 100_000  # of a stage that are looked up one by one; of more, a sample stands for all
 MOST_ANSWERS = 400  # that a mean is taken from: the newest
 FEWEST_ANSWERS = 8  # of a stage; with fewer, all of the model count
 _PAGE = 200
@@ -30,14 +32,33 @@ class Lengths:
 
 
 def settled_lines(reader: Reader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
-    """Which of these lines, from 0, have their outcome already, if they are a batch of the store."""
-    digest = hashlib.sha256()
-    for line in lines:
+    """Which of these lines, from 0, cost nothing any more.
+
+    A line is answered when its request is, in whichever batch; where all of them are a batch of the store, a failure
+    there is an outcome as well.
+    """
+    digest, settled = hashlib.sha256(), set[int]()
+    for number, line in enumerate(lines):
         digest.update(written(line))
+        identity = _identity(model_id, line)
+        if identity is not None and reader.has_answer(identity):
+            settled.add(number)
     batch = reader.find(batch_key(Submission(model_id), digest.hexdigest()))
-    if batch is None:
-        return frozenset()
-    return frozenset(number - 1 for number, state in _states(reader, batch) if state.final)
+    if batch is not None:
+        settled.update(number - 1 for number, state in _states(reader, batch) if state.final)
+    return frozenset(settled)
+
+
+def stored_answer(reader: Reader, model_id: str, line: Line) -> Answered | None:
+    """The answer to a line that is in the store; None: there is none."""
+    identity = _identity(model_id, line)
+    body = None if identity is None else reader.answer_to(identity)
+    return None if body is None else Answered(str(line.get("custom_id")), json.loads(body))
+
+
+def _identity(model_id: str, line: Line) -> bytes | None:
+    """As `submit` reckons it; None: the line cannot be run."""
+    return row(written(line).decode().removesuffix("\n"), 1, Reading(0, model_id)).identity
 
 
 def _states(reader: Reader, batch: Batch) -> Iterator[tuple[int, State]]:

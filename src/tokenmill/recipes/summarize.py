@@ -205,14 +205,19 @@ def _write(manifest: Manifest, works: Sequence[Work], order: Order, origin: Orig
         put(path, data)
 
 
+def prunable(manifest: Manifest, name: str) -> bool:
+    """Whether a document's summary is as it was written here, or not there any more. Changes nothing."""
+    entry = manifest.entries[name]
+    here = sum_of(manifest.folder / entry.summary)
+    return here is None or here in entry.ours
+
+
 def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], None]) -> int:
     """Remove summaries of documents that are gone, but none that somebody changed; how many."""
     pruned = 0
     for name in vanished:
-        entry = manifest.entries[name]
-        path = manifest.folder / entry.summary
-        here = sum_of(path)
-        if here is not None and here not in entry.ours:
+        path = manifest.folder / manifest.entries[name].summary
+        if not prunable(manifest, name):
             tell(f"{path} was edited: it stays, though its document is gone")
             continue
         remove(path, manifest.folder)

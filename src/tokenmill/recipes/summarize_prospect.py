@@ -1,19 +1,26 @@
 """What summaries will take, before anything has run: the lines of the first stage, and what reducing adds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from tokenmill.recipes.manifest import read_manifest
-from tokenmill.recipes.mill import Prospect, StageProspect
+from tokenmill.recipes.manifest import Manifest, read_manifest
+from tokenmill.recipes.mill import Answered, Line, Prospect, StageProspect, text_of
 from tokenmill.recipes.pieces import BYTES_PER_TOKEN, TokenCount, groups
-from tokenmill.recipes.summarize import Order, judge, stage_name, works_of
-from tokenmill.recipes.summarize_work import MOST_LEVELS, NUMBER_TOKENS, Rooms, line_of
+from tokenmill.recipes.reasoning import part as parted
+from tokenmill.recipes.seen import MOST_LINES
+from tokenmill.recipes.summarize import Order, judge, prunable, stage_name, works_of
+from tokenmill.recipes.summarize_work import MOST_LEVELS, NUMBER_TOKENS, Rooms, Work, line_of
 from tokenmill.units import number_of
 
-MOST_SAMPLED = 2000  # lines of a stage that are looked at
+Stored = Callable[[Line], Answered | None]
+"""The answer to a line that is there already; None: it has to be computed."""
+_SHOWN = 5  # names
 _ASSUMED = "notes on pieces as long as --max-tokens allows"
 
 
-def prospect(order: Order, model_id: str, context: int | None, tokens: TokenCount | None) -> Prospect:
+def prospect(
+    order: Order, model_id: str, context: int | None, tokens: TokenCount | None, stored: Stored = lambda _line: None
+) -> Prospect:
     """The stages to come; reads the manifest and the summaries that are there."""
     manifest = read_manifest(order.out)
     judged = judge(order, manifest, model_id)
@@ -23,23 +30,55 @@ def prospect(order: Order, model_id: str, context: int | None, tokens: TokenCoun
         notes.append(f"{number_of(edited, 'summary', 'summaries')} edited by hand and kept")
     if order.found.skipped:
         notes.append(f"{number_of(len(order.found.skipped), 'file or row', 'files or rows')} skipped")
+    if order.prune and judged.vanished:
+        notes += _pruning(manifest, judged.vanished)
     if not judged.of("to do"):
         return Prospect((), 0, tuple(notes))
     room = order.rooms(context, tokens)
     works = works_of(order, judged, manifest, room)
-    split = [len(work.parts) for work in works if len(work.parts) > 1]
+    split = [work for work in works if len(work.parts) > 1]
     if split:
-        notes.append(f"{number_of(len(split), 'document')} longer than the context: {sum(split):,} pieces")
+        pieces = sum(len(work.parts) for work in split)
+        notes.append(f"{number_of(len(split), 'document')} longer than the context: {pieces:,} pieces")
+    unread = [len(work.parts) for work in split if not _answered(work, order, room, stored)]
     if room.estimated:
         notes.append("tokens are estimated: 4 bytes each, and a quarter of the context kept free")
     lines = [(name, part) for work in works for name, part in work.pending()]
-    step = -(-len(lines) // MOST_SAMPLED)
+    step = -(-len(lines) // MOST_LINES)
     first = StageProspect(
         stage_name(1), len(lines),
         tuple(line_of(name, part, order.prompts, order.sampling) for name, part in lines[::step]),
         output_tokens=room.answer,
     )  # fmt: skip
-    return Prospect((first, *_reducing(split, room, order)), len(works), tuple(notes))
+    return Prospect((first, *_reducing(unread, room, order)), len(works), tuple(notes))
+
+
+def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
+    """What --prune would do."""
+    gone = [name for name in vanished if prunable(manifest, name)]
+    notes, more = list[str](), f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+    if gone:
+        count = number_of(len(gone), "summary", "summaries")
+        notes.append(f"--prune will remove {count} of documents that are gone: {', '.join(gone[:_SHOWN])}{more}")
+    if edited := len(vanished) - len(gone):
+        notes.append(f"{number_of(edited, 'summary', 'summaries')} of documents that are gone edited by hand and kept")
+    return notes
+
+
+def _answered(work: Work, order: Order, room: Rooms, stored: Stored) -> bool:
+    """Whether answers that are there lead to the end of a document, level by level. Changes nothing."""
+    tried, opened = replace(work, parts=[replace(part) for part in work.parts]), False
+    while not tried.over:
+        pending = list(tried.pending())
+        found = [stored(line_of(name, part, order.prompts, order.sampling)) for name, part in pending]
+        answers = [each for each in found if each is not None]
+        if len(answers) < len(pending):
+            return False
+        opened = opened or any(parted(text_of(each) or "").by_template for each in answers)
+        for (_, part), answered in zip(pending, answers, strict=True):
+            tried.take(part, answered, room, opened=opened)
+        tried.advance(room)
+    return True
 
 
 def _reducing(split: Sequence[int], room: Rooms, order: Order) -> list[StageProspect]:

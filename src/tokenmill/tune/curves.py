@@ -16,6 +16,7 @@ from math import log
 PROPORTIONAL = 1.1  # exponent of the most growth: a little more than proportional was seen on a GPU
 BEND = 0.15  # a curve's exponent may be this much more on the next stretch
 BACK = 0.04  # and this much less on the stretch before
+STEEPEST = 50.0  # beyond that numbers are too large to be computed with
 CLIMBS = 0.5  # exponents from here on are a curve that is still on its way up
 FLAT = -0.05  # exponents below this are a fall
 
@@ -57,7 +58,7 @@ def bound(line: Line, at: int) -> float:
     if len(above) > 1 and (not below or line.seen[below[-1]] <= line.seen[above[0]]):  # else a cliff may lie between
         near, next_one = above[:2]
         bend = exponent(near, line.seen[near], next_one, line.seen[next_one])
-        most = min(most, line.seen[near] * (at / near) ** (min(bend, 1.0) - BACK))
+        most = min(most, line.seen[near] * (at / near) ** max(min(bend, 1.0) - BACK, -STEEPEST))
     return most
 
 

@@ -64,8 +64,9 @@ class Here:
         self.config.write_text(f'state_dir = "{self.state}"\nmachine = "epyc-9175f"\n[costs]\nper_hour = 3600000.0\n')
 
     def __call__(
-        self, recipe: Recipe = recipe, *, json: bool = False, options: EngineOptions = SMALL, **limits: Any
-    ) -> Milled[Any] | int:
+        self, recipe: Recipe = recipe, *, json: bool = False, options: EngineOptions = SMALL,
+        prospect: Callable[[Tokens], Prospect] = prospect, **limits: Any,
+    ) -> Milled[Any] | int:  # fmt: skip
         return milled(
             recipe, prospect, called="expand things.csv", model=str(self.model), limits=RecipeOptions(**limits),
             options=options, common=Common(json=json, config=self.config),
@@ -114,6 +115,7 @@ def test_from_a_forecast_over_a_budget_to_the_end(here: Here, capsys: pytest.Cap
     assert "answered" not in first
     assert "6 jobs more, which cost nothing" in later
     assert "of what answers may have, as 12 of this model had" in later  # fewer than eight of the stage
+    assert "predicted (estimated)" in " ".join(later.split())  # too few tokens were written for a rate
     with Reader(here.state / "batches") as reader:
         assert [batch.source for batch in reader.batches()] == ["expand things.csv: write", "expand things.csv: judge"]
 
@@ -180,6 +182,47 @@ def test_what_was_measured_here_is_used(here: Here, capsys: pytest.CaptureFixtur
     total = found["total"]
     expected_s = total["computed_prompt_tokens"] / 200 + total["answer_tokens_at_most"] / 30
     assert total["seconds_at_most"] == pytest.approx(expected_s)
+
+
+def test_how_fast_recipes_went_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    async def once(mill: Mill, _tell: Callable[[str], None]) -> int:
+        return (await mill.run("write", asked("write", 12))).total
+
+    assert here.run(once).value == 12
+    capsys.readouterr()
+    assert here(dry_run=True, json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stages"][0]["answered"] == 6  # the first lines of a longer batch
+    assert found["speed"]["measured"] is True
+    assert found["speed"]["words"].startswith("measured by 12 answers here up to 20")
+    assert found["speed"]["sequences"] > 1
+    assert found["seconds_at_most"] > 0
+
+
+def test_a_forecast_of_what_is_done_is_one_sentence(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    async def once(mill: Mill, _tell: Callable[[str], None]) -> int:
+        return (await mill.run("more", asked("write", 7))).total
+
+    here.run(once)
+    capsys.readouterr()
+    assert here(dry_run=True, prospect=lambda _: Prospect((StageProspect("write", 6, asked("write")),))) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "",
+        "Nothing is left to compute: all answers are there already.",
+    ]
+    assert here(dry_run=True, prospect=lambda _: Prospect((), 0, ("all is well",))) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["", "Nothing is left to compute.", "note: all is well"]
+
+
+def test_without_a_speed_it_is_said_what_helps(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = here.folder / "bare.toml"
+    bare.write_text('name = "bare"\n[cpu]\ncores = 4\n[dram]\ntotal_bytes = 8000000000\n')
+    options = replace(SMALL, machine=str(bare))
+    assert here(dry_run=True, max_hours=8, options=options) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tokenmill probe --measure -o machine.toml, and this again with --machine machine.toml" in said
+    assert "nothing can be held against the 8 h of --max-hours" in said
+    assert "cost unknown, as the time is; an hour costs 3,600,000.00 EUR" in said
 
 
 def test_what_does_not_fit_is_said_before_anything_is_stored(here: Here, capsys: pytest.CaptureFixture[str]) -> None:

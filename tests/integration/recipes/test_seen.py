@@ -9,7 +9,7 @@ from tokenmill.jobs.job import Batch, Failure, Finished, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.recipes.mill import Line, chat_line
-from tokenmill.recipes.seen import Lengths, lengths, settled_lines
+from tokenmill.recipes.seen import Lengths, lengths, settled_lines, stored_answer
 from tokenmill.recipes.stage_file import written
 
 
@@ -41,7 +41,21 @@ def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
         store.fail(fourth, Failure("too_long", "by much"))
         assert settled_lines(store, "m", lines) == {1, 3}
         assert settled_lines(store, "another", lines) == frozenset()
-        assert settled_lines(store, "m", lines[:4]) == frozenset()
+        assert settled_lines(store, "m", lines[:4]) == {1}  # answered; a failure is its own batch's
+
+
+def test_an_answer_is_found_in_whichever_batch(tmp_path: Path) -> None:
+    lines = asked("write", 3)
+    with Store(tmp_path / "s") as store:
+        answer(store, stored(store, tmp_path, "write", lines[:2]), 2, 8)
+        renamed = [{**line, "custom_id": f"again {number}"} for number, line in enumerate(lines)]
+        assert settled_lines(store, "m", [renamed[2], renamed[1], renamed[0]]) == {1, 2}
+        assert settled_lines(store, "m", asked("write", 3, tokens=99)) == frozenset()
+        assert settled_lines(store, "m", [{"custom_id": "\ud800"}]) == frozenset()
+        found = stored_answer(store, "m", renamed[1])
+        assert found is not None
+        assert (found.custom_id, found.body) == ("again 1", {"choices": [], "usage": {"completion_tokens": 8}})
+        assert stored_answer(store, "m", lines[2]) is None
 
 
 def test_lengths_are_of_the_same_stage_where_there_are_enough(tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # hypothesis, of examples that are wide
 @given(st.lists(st.tuples(MESSAGES, st.sampled_from([None, TOOLS, TOOLS[::-1], reversed_keys(TOOLS)])), max_size=8))
 def test_no_text_is_too_odd_and_sums_hold(jobs: list[tuple[list[dict[str, str]], list[dict[str, Any]] | None]]) -> None:
     report = looked({"messages": messages, "tools": tools} for messages, tools in jobs)

@@ -64,6 +64,8 @@ HOT = {
     "holder_of_custom_id": "jobs_custom_id (batch=? AND custom_id=?)",
     "added": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
     "add_job": "INDEX sqlite_autoindex_answers_1 (identity=?)",
+    "has_answer": "INDEX sqlite_autoindex_answers_1 (identity=?)",
+    "answer_to": "INDEX sqlite_autoindex_answers_1 (identity=?)",
     "last_job": "USING INTEGER PRIMARY KEY",
     "counts": "USING PRIMARY KEY (batch=?)",
     "batch": "USING INTEGER PRIMARY KEY (rowid=?)",

@@ -167,7 +167,15 @@ def identity(kind: EngineKind, lanes: int | None) -> Identity:
     [
         (capabilities(shares=True, keeps=True), "native", 8, None, "shares", 8, 8),
         (capabilities(shares=True, keeps=True), "native", 8, 3, "shares", 3, 3),
-        (capabilities(), "native", 8, None, "none", 8, 8),  # an architecture that cannot, or lanes with cells of their own
+        (
+            capabilities(),
+            "native",
+            8,
+            None,
+            "none",
+            8,
+            8,
+        ),  # an architecture that cannot, or lanes with cells of their own
         (capabilities(keeps=True, lanes=True), "llama-server", 4, None, "slots", 4, 0),
         (capabilities(keeps=True, lanes=True), "ik_llama", 4, 2, "slots", 2, 0),
         (capabilities(keeps=True, lanes=True), "llama-server", 4, 16, "slots", 4, 0),

@@ -200,13 +200,32 @@ def test_rounding_is_wrong_by_one_in_2048_at_most(value: float) -> None:
     assert rounded(rounded(value)) == rounded(value)
 
 
-def test_a_forecast_has_every_line_of_a_small_file_and_a_fair_sample_of_a_large_one(tmp_path: Path) -> None:
+def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = prospect_of(prompts(tmp_path, "a", "b"), Ask(samples=3, max_tokens=100, top_logprobs=20))
     assert (few.rows, few.stages[0].jobs, len(few.stages[0].lines), few.stages[0].output_tokens) == (6, 6, 6, 100)
     assert "temperature 0.7" in few.notes[0]
-    many = prospect_of(prompts(tmp_path, *map(str, range(2000))), Ask(samples=2))
+    every = prompts(tmp_path, *map(str, range(2000)))
+    assert len(prospect_of(every, Ask(samples=2)).stages[0].lines) == 4000
+    monkeypatch.setattr("tokenmill.recipes.distill.MOST_LINES", 3999)
+    many = prospect_of(every, Ask(samples=2))
     (stage,) = many.stages
     assert stage.jobs == 4000
     assert 900 <= len(stage.lines) <= 1100
     names = [line["custom_id"] for line in stage.lines]
     assert names[:4] == ["0/0", "0/1", "4/0", "4/1"]  # samples of one prompt stay together: they share it
+
+
+def test_long_prompts_are_sampled_for_the_sake_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.recipes.distill._MOST_CHARACTERS", 100)
+    (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), Ask()).stages
+    assert (stage.jobs, len(stage.lines)) == (2000, 500)
+
+
+def test_a_line_s_own_ceiling_is_in_the_words_and_the_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"prompt": "a", "max_tokens": 10}\n{"prompt": "b"}\n')
+    found = prospect_of(Prompts(path), Ask(max_tokens=30, top_logprobs=4))
+    assert found.stages[0].assumed == "every answer has what its line allows, else 30 tokens, the most it may have"
+    assert "take 800 B in Parquet" in found.notes[1]

@@ -86,7 +86,11 @@ def test_globs(tmp_path: Path, globs: tuple[str, ...], expected: list[str]) -> N
 
 def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
     docs = make(tmp_path, a_md="a", out__b_md="b", out__deep__c_md="c")
-    assert names(gather([docs], Reading(leave_out=docs / "out"))) == ["a.md"]
+    found = gather([docs], Reading(leave_out=docs / "out"))
+    assert (names(found), found.beside) == (["a.md"], True)
+    itself = gather([docs], Reading(leave_out=docs))
+    assert (names(itself), itself.beside) == ([], True)
+    assert not gather([docs], Reading(leave_out=docs / "none")).beside
 
 
 def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -250,21 +250,61 @@ def test_a_larger_target_begins_with_the_rows_of_the_smaller(tmp_path: Path) -> 
     assert (first.computed, second.computed) == (36, 24)
 
 
+def test_a_larger_target_that_a_limit_ends_has_the_rows_of_the_smaller(tmp_path: Path) -> None:
+    small = order(tmp_path, found=seeds(tmp_path, 200), judge=True, target=6)
+    first = Scripted()
+    grow(first, small)
+    before = small.output.read_bytes()
+    second = Scripted(memory=first.memory, most=5)
+    done = grow(second, replace(small, target=90))
+    assert second.stages[:2] == first.stages == [("write 1", 32), ("judge 1", 32)]
+    assert (done.end, done.kept, done.replaced) == ("tokens", 32, True)
+    assert small.output.read_bytes().startswith(before)
+
+
+def test_a_limit_never_leaves_fewer_rows_than_there_were(tmp_path: Path) -> None:
+    what = order(tmp_path, judge=True, target=20, keep_seeds=True, rejected=tmp_path / "rejected.jsonl")
+    grow(Scripted(), what)
+    before = [path.read_bytes() for path in (what.output, tmp_path / "rejected.jsonl")]
+    other = replace(what, variants=(HARDER,))
+    done = grow(Scripted(most=8), other)
+    assert (done.end, done.rows, done.kept, done.replaced) == ("tokens", 26, 2, False)
+    assert not summary_document(done)["replaced"]
+    assert [path.read_bytes() for path in (what.output, tmp_path / "rejected.jsonl")] == before
+    done = grow(Scripted(), replace(other, target=1))  # to its end: as it was ordered
+    assert (done.end, done.rows, done.replaced) == ("finished", 7, True)
+    assert len(list(read_rows(what.output))) == 7
+
+
 def test_a_part_of_a_round_is_enough_where_it_reaches_the_target(tmp_path: Path) -> None:
     what, mill = order(tmp_path, found=seeds(tmp_path, 200), target=50), Scripted()
     done = grow(mill, what)
-    assert mill.stages == [("write 1", 60)]  # of 400; a fifth more than the target, for what is dropped
-    assert (done.kept, done.surplus) == (50, 10)
+    assert mill.stages == [("write 1", 32), ("write 2", 32)]  # of 400
+    assert (done.kept, done.surplus) == (50, 14)
     assert {row["way"] for row in read_rows(what.output)} == {"paraphrase", "harder"}
 
 
 def test_a_round_that_brings_next_to_nothing_is_the_last(tmp_path: Path) -> None:
     same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
     done = grow(Scripted(lambda _line: same), order(tmp_path, target=100))
-    assert (done.kept, done.rounds, done.end) == (1, 2, "finished")
+    assert (done.kept, done.rounds, done.end) == (1, 6, "finished")
     assert done.why == (
-        "round 2 brought 0 new rows of 12 lines, less than 2%: more rounds would hardly bring more"
-    )  # fmt: skip
+        "rounds 4 to 6 brought 0 new rows of 36 lines, less than 2%, and the target of 100 is not reached: more seeds, "
+        "more --ways or a higher --temperature bring other rows"
+    )
+    large = grow(Scripted(lambda _line: same), order(tmp_path, found=seeds(tmp_path, 20), rounds=9))
+    assert (large.kept, large.rounds) == (1, 2)
+    assert large.why == "round 2 brought 0 new rows of 40 lines, less than 2%: more rounds would hardly bring more"
+
+
+def test_an_unlucky_small_round_is_not_the_last(tmp_path: Path) -> None:
+    same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
+    unlucky = iter([False, True, True, True] + 99 * [False])
+    done = grow(
+        Scripted(lambda line: same if next(unlucky) else written(line)),
+        order(tmp_path, PARAPHRASE, found=seeds(tmp_path, 1), target=9),
+    )
+    assert (done.kept, done.rounds, done.why) == (9, 11, "the target is reached")
 
 
 def test_rounds_are_an_end_as_well(tmp_path: Path) -> None:
@@ -289,7 +329,8 @@ def test_evolution_goes_deeper_from_round_to_round(tmp_path: Path) -> None:
 def test_evolution_ends_where_nothing_new_comes(tmp_path: Path) -> None:
     what = order(tmp_path, PARAPHRASE, target=100, evolve=True, least_yield=0.0, judge=True)
     done = grow(Scripted(lambda _line: '{"score": 1}'), what)
-    assert (done.kept, done.why) == (0, "nothing new came that could be grown further")
+    assert done.kept == 0
+    assert done.why.startswith("nothing new came that could be grown further, and the target of 100 is not reached: ")
     assert what.output.read_bytes() == b""
 
 
@@ -390,6 +431,15 @@ def test_only_its_own_output_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             check_targets(path, what.seeds.path, None)
         assert path.read_bytes() == before
+    for content, words in (
+        (b'{"a": 1}\n', "JSON"),
+        (b"a,b\n1,2\n", "text"),
+        (b"\x1f\x8bxyz", "gzip"),
+        (b"\0\1", "bytes"),
+    ):
+        (tmp_path / "named.parquet").write_bytes(content)
+        with pytest.raises(UsageError, match=f"holds .*{words}.*, not Parquet"):
+            check_targets(tmp_path / "named.parquet", what.seeds.path, None)
     with pytest.raises(UsageError, match="same file"):
         check_targets(what.output, what.seeds.path, what.output)
     with pytest.raises(UsageError, match="no folder"):
@@ -405,10 +455,38 @@ def test_prospects(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (one.rows, one.stages[0].assumed) == (None, None)
     (aimed,) = prospect_of(order(tmp_path, target=70)).stages
-    assert aimed.jobs == round(70 / ASSUMED_YIELD)
+    assert aimed.jobs == 108 == len(aimed.lines)  # whole rounds
+    assert aimed.jobs >= 70 / ASSUMED_YIELD > aimed.jobs - 12
     short = prospect_of(order(tmp_path, target=70, rounds=2))
     assert (short.stages[0].jobs, short.rows) == (24, None)
     assert "may not come to 70 rows" in short.notes[0]
     many = prospect_of(order(tmp_path, found=seeds(tmp_path, 2500)))
-    assert many.stages[0].jobs == 5000
-    assert 500 < len(many.stages[0].lines) <= 1000
+    assert many.stages[0].jobs == len(many.stages[0].lines) == 5000
+    most = prospect_of(order(tmp_path, found=seeds(tmp_path, 12), target=10**8, judge=True))
+    assert most.stages[0].jobs >= 10**8 / ASSUMED_YIELD
+    assert [len(stage.lines) for stage in most.stages] == [24, 24]
+    assert prospect_of(order(tmp_path, target=70, rounds=3, evolve=True)).stages[0].jobs == 36
+    path = tmp_path / "bare.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "Why?"}]}\n')
+    none = prospect_of(order(tmp_path, Variant(INSTRUCTION), found=read_seeds(path), target=5))
+    assert (none.stages[0].jobs, none.rows, none.notes) == (0, None, ())
+
+
+@pytest.mark.parametrize("count", [1, 5, 25, 60, 200])
+@pytest.mark.parametrize("target", [1, 20, 60, 150])
+def test_a_prospect_has_the_lines_of_the_run(tmp_path: Path, count: int, target: int) -> None:
+    """Where as many pass as it assumes."""
+    what = order(tmp_path, found=seeds(tmp_path, count), target=target)
+    lines = list[Line]()
+
+    def script(line: Mapping[str, Any]) -> str:
+        lines.append(line)
+        return written(line) if len(lines) % 10 in (0, 1, 2, 4, 5, 7, 8) else "no JSON"
+
+    done = grow(Scripted(script), what)
+    assert done.why == "the target is reached"
+    (planned,) = prospect_of(what).stages
+    assert planned.jobs == len(planned.lines)
+    shorter = min(planned.jobs, len(lines))  # the last part is one more, or one less, by chance
+    assert json.loads(json.dumps(planned.lines[:shorter])) == lines[:shorter]
+    assert abs(planned.jobs - len(lines)) <= max(48, target // 2)

@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tokenmill.jobs.body import check
-from tokenmill.recipes.expand_lines import Desk, Drawing, Job, jobs_of
+from tokenmill.recipes.expand_lines import LEAST_PART, Desk, Drawing, Job, jobs_of, part_lines
 from tokenmill.recipes.expand_prompts import load
 from tokenmill.recipes.expand_seeds import Example, Parent, Shape
 from tokenmill.recipes.expand_ways import WAYS, Variant
@@ -81,6 +83,19 @@ def test_rounds_take_all_ways_in_turn(per_parent: int | None) -> None:
 def test_more_of_each_seed_begins_with_the_same_jobs() -> None:
     few, many = (asked(jobs_of(PARENTS, THREE, each, 0)) for each in (3, 6))
     assert few < many
+
+
+@given(st.integers(0, 100_000), st.integers(1, 100_000))
+def test_parts_are_large_enough_to_pay_and_small_enough_to_waste_little(before: int, lines: int) -> None:
+    left, asked, parts = lines, before, list[int]()
+    while left:
+        parts.append(part_lines(asked, left))
+        assert parts[-1] <= max(LEAST_PART, asked // 4) * 3 // 2
+        asked, left = asked + parts[-1], left - parts[-1]
+    assert sum(parts) == lines
+    assert all(part >= LEAST_PART for part in parts[:-1])
+    assert len(parts) == 1 or parts[-1] > LEAST_PART // 2
+    assert len(parts) < 40
 
 
 def test_ways_that_do_not_fit_are_left_out() -> None:

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distill_rows import COLUMNS
-from tokenmill.recipes.exports import Format, Wanted, export
+from tokenmill.recipes.exports import Format, Wanted, check_replaceable, export
 from tokenmill.recipes.exports_parquet import read_table_columns, write_table, written_by
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -117,3 +117,38 @@ def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
     file = parquet.ParquetFile(path)
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [5, 5, 2]
     assert [found["id"] for found in read_table_columns(path, ("id", "none"))] == [str(number) for number in range(12)]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
+@pytest.mark.parametrize("format", ["messages", "sharegpt", "alpaca"])
+def test_only_an_export_in_the_same_format_is_replaced(tmp_path: Path, format: Format, name: str) -> None:
+    source, out = table(tmp_path, row("a", [SYSTEM, *asked("1", "2", "3")], "4")), tmp_path / name
+    check_replaceable(out, format)  # there is none
+    export(source, out, Wanted(format))
+    check_replaceable(out, format)
+    for other in {"messages", "sharegpt", "alpaca"} - {format}:
+        with pytest.raises(UsageError, match=f"something else than an export in the format {other}") as refused:
+            check_replaceable(out, cast(Format, other))
+        assert refused.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["notes, not JSON", '{"text": "x"}', '{"messages": "x"}', '{"messages": [{"role": "user"}]}', "[1]"]
+)
+def test_what_is_no_export_is_kept(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "mine.jsonl"
+    out.write_text(text)
+    with pytest.raises(UsageError, match="it is not replaced"):
+        check_replaceable(out, "messages")
+    out.write_text("")
+    check_replaceable(out, "messages")
+
+
+def test_only_an_export_in_parquet_is_replaced(tmp_path: Path) -> None:
+    source, out = table(tmp_path, row("a", asked("1"), "2")), tmp_path / "out.parquet"
+    export(source, out, Wanted("parquet"))
+    check_replaceable(out, "parquet")
+    for other in (source, tmp_path / "broken.parquet"):
+        (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no table")
+        with pytest.raises(UsageError, match="it is not replaced"):
+            check_replaceable(other, "parquet")

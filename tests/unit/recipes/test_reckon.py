@@ -195,3 +195,26 @@ def test_all_is_the_sum_of_its_stages() -> None:
     total: StageForecast = found.total
     for name in ("jobs", "answered", "prompt_tokens", "computed_tokens", "output_tokens", "seconds", "expected_s"):
         assert getattr(total, name) == pytest.approx(summed(name))
+
+
+def test_a_sample_tells_how_much_is_answered() -> None:
+    found = reckoned(stage(1000, lines=asked(100)), settled={"write": frozenset(range(25))}, count=words)
+    (one,) = found.stages
+    assert (one.jobs, one.answered, one.output_tokens) == (750, 250, 750 * 50)
+    assert "write: how many jobs are answered already is told from 100 lines" in found.notes
+    done = reckoned(stage(1000, lines=asked(100)), settled={"write": frozenset(range(100))}, count=words)
+    assert (done.total.jobs, done.total.computed_tokens, done.seconds) == (0, 0, 0.0)
+
+
+def test_more_lines_than_jobs_cost_no_more() -> None:
+    more, same = stage(20, lines=asked(100)), stage(20, lines=asked(20))
+    assert reckoned(more, count=words).stages == reckoned(same, count=words).stages
+
+
+def test_of_very_many_lines_blocks_of_neighbours_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = reckoned(stage(600), count=words).stages[0]
+    monkeypatch.setattr("tokenmill.recipes.reckon._BLOCKS", 5)
+    some = reckoned(stage(600), count=words).stages[0]
+    assert (some.jobs, some.output_tokens) == (full.jobs, full.output_tokens)
+    assert some.prompt_tokens == pytest.approx(full.prompt_tokens, rel=0.05)
+    assert some.computed_tokens == pytest.approx(full.computed_tokens, rel=0.15)

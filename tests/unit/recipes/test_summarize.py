@@ -424,6 +424,38 @@ def test_the_prospect_names_what_the_run_then_asks_for(docs: Path) -> None:
     assert prospect(order(docs), SMALL.model_id, None, words).stages == ()
 
 
+def test_what_answers_lead_to_the_end_needs_no_reducing(docs: Path) -> None:
+    (docs / "a.md").write_text(LONG * 4)
+    mill = ScriptedMill(lambda line: f"note {len(user(line))} " * 6, origin=SMALL)
+    ran(mill, order(docs))
+    known = {str(line["body"]): line for _, lines in mill.stages for line in lines}
+    lost = order(docs, out=docs.parent / "lost")
+
+    def stored(line: Line) -> Answered | None:
+        asked = known.get(str(line["body"]))
+        return None if asked is None else Answered(line["custom_id"], completion(f"note {len(user(line))} " * 6))
+
+    whole = prospect(lost, SMALL.model_id, 256, words, stored)
+    assert [stage.stage for stage in whole.stages] == ["read"]
+    assert whole.stages[0].lines == mill.stages[0][1]
+    known.popitem()  # the last level of reducing
+    assert len(prospect(lost, SMALL.model_id, 256, words, stored).stages) > 1
+
+
+def test_the_prospect_of_pruning_names_what_would_go(docs: Path) -> None:
+    ran(ScriptedMill(echo, origin=SMALL), order(docs))
+    for name in ("a.md", "b.txt"):
+        (docs / name).unlink()
+    (docs.parent / "out" / "b.txt.md").write_text("Mine.")
+    found = prospect(order(docs, prune=True), SMALL.model_id, 256, words)
+    assert found.notes[1:] == (
+        "--prune will remove 1 summary of documents that are gone: a.md",
+        "1 summary of documents that are gone edited by hand and kept",
+    )
+    assert (docs.parent / "out" / "a.md.md").exists()
+    assert len(prospect(order(docs), SMALL.model_id, 256, words).notes) == 1
+
+
 def test_prompts_are_files_that_people_edit(tmp_path: Path) -> None:
     folder = tmp_path / "prompts"
     made = write_packaged(folder, force=False)

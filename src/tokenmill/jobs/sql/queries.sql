@@ -186,6 +186,12 @@ SELECT jobs.id & 4294967295, state, custom_id, jobs.identity, body, code, messag
 FROM jobs LEFT JOIN answers ON answers.id = jobs.answer
 WHERE jobs.id > :after AND jobs.id <= :last ORDER BY jobs.id LIMIT :limit;
 
+-- name: has_answer
+SELECT 1 FROM answers WHERE identity = :identity;
+
+-- name: answer_to
+SELECT body FROM answers WHERE identity = :identity;
+
 -- name: failures_by_code
 SELECT code, count(*) FROM jobs WHERE batch = :batch AND state IN (3, 5) GROUP BY code ORDER BY code;
 

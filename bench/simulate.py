@@ -1,0 +1,172 @@
+"""How cost grows from one engine to a thousand: a million jobs through the real scheduler on simulated engines.
+
+    python bench/simulate.py [--jobs 1000000] [--processes 2] [--page]
+
+Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/). Nothing is
+measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs one by one
+against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page writes the
+last two again from the first.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from bench.simulation import recorded  # noqa: E402
+from bench.simulation.fleet import Fleet, Outcome  # noqa: E402
+from bench.simulation.loads import LOADS, assigned, kinds, scattered  # noqa: E402
+from bench.simulation.page import page  # noqa: E402
+from bench.simulation.plot import plot  # noqa: E402
+from bench.simulation.recorded import CALM_HOURS, HARSH_HOURS, LANES, Recorded  # noqa: E402
+
+from tokenmill.jobs.assign import Runner  # noqa: E402
+
+MANY = "four digests for each 48 jobs"
+ENGINES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+FEW = (1, 16, 256, 1000)
+WORKS = 10_000  # that a batch is cut into, at least
+ORDER = ("engine", "load", "way", "failures", "engines")
+CHECKED_JOBS, CHECKED_WORKS = 10_000, 100
+FAILURES: dict[str, float | None] = {"none": None, "calm": CALM_HOURS, "harsh": HARSH_HOURS}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulated batch."""
+
+    engine: str
+    load: str
+    way: str  # assigned or scattered
+    engines: int
+    failures: str
+    jobs: int
+    least_works: int | None = WORKS
+    seed: str = "1"
+
+
+def engine_of(name: str) -> Recorded:
+    """By name."""
+    return recorded.small() if name == "small" else recorded.giant()
+
+
+def simulate(case: Case) -> Outcome:
+    """One batch from load to last answer."""
+    engine = engine_of(case.engine)
+    all_kinds = kinds(case.load, case.jobs, recorded.nights())
+    if case.way == "assigned":
+        runner = Runner(engine.rates.prefill_tok_s or 0.0, engine.rates.decode_at(LANES) or 0.0, free_s=engine.load_s)
+        pieces, _ = assigned(all_kinds, [runner] * case.engines)
+    else:
+        pieces = scattered(all_kinds, case.engines, case.seed)
+    fleet = Fleet(
+        engine, all_kinds, pieces, seed=case.seed, least_works=case.least_works,
+        hours_between_failures=FAILURES[case.failures],
+    )  # fmt: skip
+    outcome = fleet.run()
+    if outcome.answered != case.jobs:
+        raise AssertionError(f"{outcome.answered} jobs of {case.jobs} were answered: {case}")
+    return outcome
+
+
+def cases(jobs: int) -> Iterator[Case]:
+    """All of the page, the longest first."""
+    for count in reversed(ENGINES):
+        for engine in ("giant", "small"):
+            for way in ("scattered", "assigned"):
+                yield Case(engine, MANY, way, count, "harsh", jobs)
+        if count in (ENGINES[0], ENGINES[-1]):
+            yield Case("giant", MANY, "assigned", count, "calm", jobs)
+        yield Case("giant", MANY, "assigned", count, "none", jobs)
+        for load in LOADS:
+            if load != MANY and count in FEW:
+                for way in ("scattered", "assigned"):
+                    yield Case("giant", load, way, count, "harsh", jobs)
+
+
+def checks() -> Iterator[tuple[Case, Case]]:
+    """The same batch job by job, and in works as large as those of a million."""
+    for load in LOADS:
+        for way in ("assigned", "scattered"):
+            for count, failures in ((1, "none"), (10, "none"), (10, "harsh")):
+                case = Case("giant", load, way, count, failures, CHECKED_JOBS, None)
+                yield case, Case("giant", load, way, count, failures, CHECKED_JOBS, CHECKED_WORKS)
+
+
+def row(case: Case, outcome: Outcome) -> dict[str, Any]:
+    """As it is written."""
+    return {
+        **asdict(case), **asdict(outcome), "engine_hours": outcome.engine_hours, "wall_hours": outcome.wall_s / 3600,
+        "engine_hours_per_million": outcome.engine_hours * 1e6 / outcome.jobs,
+        "busy_share": outcome.busy_s / (outcome.engines * outcome.wall_s),
+    }  # fmt: skip
+
+
+def played(case: Case) -> dict[str, Any]:
+    """For a process of its own."""
+    began = time.perf_counter()
+    made = row(case, simulate(case))
+    print(f"{case.engine}, {case.load}, {case.way}, {case.engines} engines, failures {case.failures}: "
+          f"{made['engine_hours']:.0f} engine-hours, {time.perf_counter() - began:.0f} s", file=sys.stderr)  # fmt: skip
+    return made
+
+
+def night_rows() -> list[dict[str, Any]]:
+    """Job files that were really run on one engine, against their simulation with the same jobs and no load."""
+    made = []
+    for night in recorded.nights():
+        engine = recorded.small()
+        bare = Recorded(engine.name, engine.rates, 0.0, engine.commit_s)
+        all_kinds = kinds(night.load.removesuffix(" shuffled"), night.jobs, [night])
+        pieces = [[(group, kind.jobs) for group, kind in enumerate(all_kinds) if kind.jobs]]
+        outcome = Fleet(bare, all_kinds, pieces, seed=None).run()
+        measured_s = sorted(night.seconds)[len(night.seconds) // 2]
+        made.append({"load": night.load, "jobs": night.jobs, "measured_s": measured_s, "predicted_s": outcome.wall_s})
+    return made
+
+
+def main() -> int:
+    """Simulate, and write what came of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=1_000_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--page", action="store_true", help="only the page, from results/simulation.json")
+    options = parser.parse_args()
+    path = HERE / "results/simulation.json"
+    if not options.page:
+        began = time.perf_counter()
+        with Pool(options.processes) as pool:
+            pairs = list(checks())
+            ones = pool.map(played, [each for pair in pairs for each in pair], chunksize=1)
+            runs = pool.map(played, list(cases(options.jobs)), chunksize=1)
+        digest = kinds(MANY, 48, recorded.nights())[0]
+        document = {
+            "figures": "predicted", "jobs": options.jobs, "simulated_in_s": round(time.perf_counter() - began),
+            "assumptions": {
+                "lanes": LANES, "lease_s": recorded.ASSUMED_LEASE_S, "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,
+                "hours_between_failures": FAILURES, "works": WORKS,
+                "head_tokens": digest.path[0][1], "tail_tokens": digest.prompt_tokens,
+                "engines": {name: asdict(engine_of(name)) for name in ("small", "giant")},
+            },
+            "nights": night_rows(),
+            "checks": [{"by_job": one, "by_work": other} for one, other in zip(ones[::2], ones[1::2], strict=True)],
+            "runs": sorted(runs, key=lambda run: [run[key] for key in ORDER]),
+        }  # fmt: skip
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    docs = HERE.parent / "docs"
+    (docs / "img/scale.svg").write_text(plot(document), encoding="utf-8")
+    (docs / "scale.md").write_text(page(document), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

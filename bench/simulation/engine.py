@@ -1,0 +1,157 @@
+"""A model of an engine whose sequences share the cells of a head, as the native one: time is a number, nothing waits.
+
+An engine does one thing at a time: prompts before answers, and all answers advance together at the speed of as many
+lanes. So a job file takes computed / prefill + written / decode(lanes) seconds, which is what was recorded. A request
+whose head another is computing waits for it; more may be sent than run. What was computed stays until cells are short.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+from tokenmill.jobs.expected import Rates
+
+Path = tuple[tuple[int, float], ...]
+"""Heads in each other, the outermost first: a number, and the tokens that it adds."""
+
+
+_MOST_TURNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Jobs that one lane does one after the other; mostly one."""
+
+    number: int
+    path: Path
+    prompt_tokens: float  # behind the path, of all of them
+    output_tokens: float  # of all of them
+    jobs: int = 1
+
+    @property
+    def turns(self) -> int:
+        """Times that its lane goes from a prompt to an answer: once for each job, or for each so many."""
+        return min(self.jobs, _MOST_TURNS)
+
+    def rest(self, number: int, done: int) -> "Work":
+        """What is left when so many of them have ended."""
+        share = (self.jobs - done) / self.jobs
+        return Work(number, self.path, self.prompt_tokens * share, self.output_tokens * share, self.jobs - done)
+
+
+class Event(NamedTuple):
+    """Something that an engine reports."""
+
+    kind: Literal["first token", "finished"]
+    work: Work
+
+
+class Engine:
+    """One engine."""
+
+    def __init__(self, rates: Rates, lanes: int, cells: float | None = None) -> None:
+        if not rates.prefill_tok_s:
+            raise ValueError("an engine without a measured prefill cannot be simulated")
+        self.now_s = 0.0
+        self.computed_tokens = self.written_tokens = self.busy_s = 0.0
+        self._prefill_tok_s = rates.prefill_tok_s
+        self._lane_tok_s = [0.0, *((rates.decode_at(count) or 0.0) / count for count in range(1, lanes + 1))]
+        self._lanes, self._cells = lanes, cells
+        self._queue: deque[Work] = deque()
+        self._prompts: deque[tuple[Work, float, int]] = deque()  # in order; tokens to compute, turns done
+        self._written = 0.0  # by each lane since the beginning, as if it had always been there
+        self._answers: list[tuple[float, int, Work, int]] = []  # by what is written when they end; turns done
+        self._warm: dict[int, float] = {}  # tokens by head, the one that was used longest ago first
+        self._cold: set[int] = set()
+
+    @property
+    def running(self) -> int:
+        """Lanes at work."""
+        return len(self._prompts) + len(self._answers)
+
+    def send(self, work: Work) -> None:
+        """Mutates."""
+        self._queue.append(work)
+        self._admit()
+
+    def next_s(self) -> float | None:
+        """When something will be reported; None: nothing runs. Mutates nothing."""
+        if self._prompts:
+            return self.now_s + self._prompts[0][1] / self._prefill_tok_s
+        if self._answers:
+            return self.now_s + (self._answers[0][0] - self._written) / self._lane_tok_s[len(self._answers)]
+        return None
+
+    def step(self) -> Event | None:
+        """To the next end of a prompt or an answer; mutates. None: nobody but its lane has to know."""
+        then_s = self.next_s()
+        if then_s is None:
+            raise ValueError("nothing runs")
+        self.busy_s += then_s - self.now_s
+        self.now_s = then_s
+        if self._prompts:
+            work, tokens, turns = self._prompts.popleft()
+            self.computed_tokens += tokens
+            heappush(self._answers, (self._written + work.output_tokens / work.turns, work.number, work, turns))
+            if turns:
+                return None
+            self._warmed(work.path)
+            self._admit()
+            return Event("first token", work)
+        self._written, _, work, turns = heappop(self._answers)
+        self.written_tokens += work.output_tokens / work.turns
+        if turns + 1 < work.turns:
+            self._prompts.append((work, work.prompt_tokens / work.turns, turns + 1))
+            return None
+        self._admit()
+        return Event("finished", work)
+
+    def die(self, at_s: float) -> list[tuple[Work, int]]:
+        """All is gone; mutates. What was sent, and how many of its jobs had ended."""
+        if self.running:
+            self.busy_s += at_s - self.now_s
+        begun = [(work, turns) for work, _, turns in self._prompts] + [(each[2], each[3]) for each in self._answers]
+        lost = [(work, 0) for work in self._queue] + [(work, work.jobs * turns // work.turns) for work, turns in begun]
+        for state in (self._queue, self._prompts, self._answers, self._warm, self._cold):
+            state.clear()
+        self.now_s = at_s
+        return lost
+
+    def _admit(self) -> None:
+        """Those that need not wait, in turn; mutates."""
+        left = deque[Work]()
+        while self._queue and self.running < self._lanes:
+            work = self._queue.popleft()
+            tokens = self._to_compute(work.path)
+            if tokens is None:
+                left.append(work)
+                continue
+            self._cold.update(head for head, _ in work.path if head not in self._warm)
+            self._prompts.append((work, tokens + work.prompt_tokens / work.turns, 0))
+        self._queue.extendleft(reversed(left))
+
+    def _to_compute(self, path: Path) -> float | None:
+        """Tokens of a path that are not there; None: somebody is computing some of them."""
+        for at, (head, _) in enumerate(path):
+            if head in self._cold:
+                return None
+            if head not in self._warm:
+                return sum(tokens for _, tokens in path[at:])
+        return 0.0
+
+    def _warmed(self, path: Path) -> None:
+        """A path is there, and was used last; mutates: others may go for it."""
+        for head, tokens in path:
+            self._cold.discard(head)
+            self._warm.pop(head, None)
+            self._warm[head] = tokens
+        if self._cells is not None:
+            begun = [each[2] for each in self._answers] + [each[0] for each in self._prompts]
+            used = {head for work in begun for head, _ in work.path}
+            used |= {head for head, _ in path}
+            over = sum(self._warm.values()) - self._cells
+            for head in [head for head in self._warm if head not in used]:
+                if over <= 0:
+                    break
+                over -= self._warm.pop(head)

@@ -1,0 +1,134 @@
+"""docs/scale.md: its text (scale.md.txt) with the figures of a simulation in it. Simulates nothing."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenmill.report.svg import figure_text
+
+MANY = "four digests for each 48 jobs"
+TEXT = Path(__file__).with_name("scale.md.txt")
+Runs = dict[int, Any]
+"""By number of engines."""
+
+
+def page(document: Any) -> str:
+    """The whole page."""
+    fields = _tables(document) | _where(document) | _checks(document) | _assumptions(document)
+    return TEXT.read_text(encoding="utf-8").format(**fields)
+
+
+def runs(document: Any, engine: str, load: str, way: str, failures: str) -> Runs:
+    """Those of one line in a plot."""
+    wanted = (engine, load, way, failures)
+    keys = ("engine", "load", "way", "failures")
+    return {run["engines"]: run for run in document["runs"] if tuple(run[key] for key in keys) == wanted}
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
+
+
+def _cost(run: Any) -> str:
+    return figure_text(run["engine_hours_per_million"])
+
+
+def _percent(value: float) -> str:
+    return f"{round(100 * value, 1) + 0.0:.1f} %"
+
+
+def _tables(document: Any) -> dict[str, str]:
+    assigned, scattered = (runs(document, "giant", MANY, way, "harsh") for way in ("assigned", "scattered"))
+    none = runs(document, "giant", MANY, "assigned", "none")
+    main = _table(
+        ("engines", "assigned: hours", "engine-hours", "the same without failures", "failures", "at random: hours",
+         "engine-hours"),
+        ((count, figure_text(run["wall_hours"]), _cost(run), _cost(none[count]), run["failed"],
+          figure_text(scattered[count]["wall_hours"]), _cost(scattered[count]))
+         for count, run in sorted(assigned.items())),
+    )  # fmt: skip
+    counts = sorted(runs(document, "giant", "no sharing", "assigned", "harsh"))
+    loads = sorted({run["load"] for run in document["runs"]})
+    others = _table(
+        ("load", "jobs", *(f"{count} engine{'s' * (count > 1)}" for count in counts)),
+        ((load, name, *(_cost(runs(document, "giant", load, way, "harsh")[count]) for count in counts))
+         for load in loads for way, name in (("assigned", "assigned"), ("scattered", "at random"))),
+    )  # fmt: skip
+    assigned, scattered = (runs(document, "small", MANY, way, "harsh") for way in ("assigned", "scattered"))
+    small = _table(
+        ("engines", "assigned: seconds", "engine-hours", "at random: engine-hours"),
+        ((count, f"{run['wall_s']:,.0f}", _cost(run), _cost(scattered[count]))
+         for count, run in sorted(assigned.items())),
+    )  # fmt: skip
+    commit_s = document["assumptions"]["engines"]["small"]["commit_s"]
+    bound = [count for count, run in sorted(assigned.items()) if run["wall_s"] < document["jobs"] * commit_s]
+    store = (
+        f"From {bound[0]} engines on they would be done sooner than that: the store stops it, and not the engines."
+        if bound
+        else "That is less than the engines take."
+    )
+    return {
+        "main": main, "others": others, "small": small, "store": store, "commit_ms": f"{1000 * commit_s:.2f}",
+        "store_s": f"{document['jobs'] * commit_s:.0f}",
+    }  # fmt: skip
+
+
+def _where(document: Any) -> dict[str, str]:
+    """What a thousand engines cost more than one, and for what."""
+    harsh, calm, none = (runs(document, "giant", MANY, "assigned", how) for how in ("harsh", "calm", "none"))
+    scattered = runs(document, "giant", MANY, "scattered", "harsh")
+    one, most = min(none), max(none)
+    load_s = document["assumptions"]["engines"]["giant"]["load_s"]
+    first, last = none[one]["engine_hours"], none[most]["engine_hours"]
+    loading = (most - one) * load_s / 3600
+    return {
+        "most": str(most), "heads": _percent(none[most]["computed_tokens"] / none[one]["computed_tokens"] - 1),
+        "two_times": f"{scattered[2]['engine_hours'] / harsh[2]['engine_hours']:.1f} times",
+        "most_times": f"{scattered[most]['engine_hours'] / harsh[most]['engine_hours']:.1f} times",
+        "load_min": f"{load_s / 60:.1f}", "loading": figure_text(loading), "more": figure_text(last - first),
+        "first": figure_text(first), "last": figure_text(last),
+        "idle": figure_text(last - none[most]["busy_s"] / 3600 - most * load_s / 3600),
+        "jobs_each": f"{document['jobs'] // most}", "lanes": str(document["assumptions"]["lanes"]),
+        "harsh_most": _percent(harsh[most]["engine_hours"] / last - 1),
+        "harsh_one": _percent(harsh[one]["engine_hours"] / first - 1),
+        "calm_failed": str(calm[most]["failed"] or "no"),
+        "calm_most": _percent(calm[most]["engine_hours"] / last - 1),
+    }  # fmt: skip
+
+
+def _checks(document: Any) -> dict[str, str]:
+    nights = _table(
+        ("load", "jobs", "measured s", "predicted s", "difference"),
+        ((night["load"], night["jobs"], f"{night['measured_s']:.1f}", f"{night['predicted_s']:.1f}",
+          f"{100 * (night['predicted_s'] / night['measured_s'] - 1):+.0f} %") for night in document["nights"]),
+    )  # fmt: skip
+    pairs = [(check["by_job"], check["by_work"]) for check in document["checks"]]
+
+    def worst(figure: str, *, failed: tuple[bool, ...]) -> str:
+        own = [abs(work[figure] / job[figure] - 1) for job, work in pairs if (job["failed"] > 0) in failed]
+        return _percent(max(own)) if own else "nothing"
+
+    return {
+        "nights": nights, "works": f"{document['assumptions']['works']:,}", "checked_jobs": f"{pairs[0][0]['jobs']:,}",
+        "quiet": worst("wall_s", failed=(False,)), "rough": worst("wall_s", failed=(True,)),
+        "tokens": worst("computed_tokens", failed=(True, False)),
+        "failing": str(sum(job["failed"] > 0 for job, _ in pairs)), "pairs": str(len(pairs)),
+    }  # fmt: skip
+
+
+def _assumptions(document: Any) -> dict[str, str]:
+    own = document["assumptions"]
+    giant, small = own["engines"]["giant"], own["engines"]["small"]
+    (giant_one, giant_all), (small_one, small_all) = (
+        (engine["rates"]["decode_tok_s"][0][1], engine["rates"]["decode_tok_s"][-1][1]) for engine in (giant, small)
+    )
+    return {
+        "giant_prefill": f"{giant['rates']['prefill_tok_s']}", "giant_decode": f"{giant_one}",
+        "giant_lanes": f"{giant_all / giant_one:.2f}", "giant_load": f"{giant['load_s']:.0f}",
+        "disk": f"{own['disk_bytes_s'] / 1e9:g}", "small_one": f"{small_one:.0f}", "small_all": f"{small_all:.0f}",
+        "small_prefill": f"{small['rates']['prefill_tok_s']:.0f}", "small_load": f"{small['load_s']:.1f}",
+        "head": f"{own['head_tokens']:.0f}", "tail": f"{own['tail_tokens']:.0f}", "lease": f"{own['lease_s']:.0f}",
+        "harsh": f"{own['hours_between_failures']['harsh']:.0f}",
+        "calm": f"{own['hours_between_failures']['calm']:,.0f}",
+    }  # fmt: skip

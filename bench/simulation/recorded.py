@@ -1,0 +1,107 @@
+"""What the simulation takes from recorded measurements, each figure with the file it is from. Guesses nothing.
+
+Two engines. The small one was measured whole: speeds by number of lanes, and the seconds of job files. Of the giant
+one a user published prefill and decode of one sequence; how decoding grows with lanes is that of a slice with the same
+dimensions, and how long it loads is assumed.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.jobs.expected import Rates
+
+ROOT = Path(__file__).parents[2]
+LANES = 16
+GIANT_BYTES = 538.8 * 2**30
+ASSUMED_DISK_BYTES_S = 2e9
+ASSUMED_LEASE_S = 60.0
+CALM_HOURS = 54 * 24 * (16384 / 8) / 419
+"""Between two failures of one machine with eight cards: 419 interruptions in 54 days of 16 384 of them."""
+HARSH_HOURS = 24.0  # assumed: machines that are taken back, as cheap ones are
+
+# Tokens generated for the first 100 requests of a public trace of conversations; only their spread is used.
+GENERATED = (
+    44, 109, 55, 16, 16, 84, 142, 84, 14, 152, 124, 59, 174, 15, 90, 106, 12, 74, 162, 142,
+    152, 154, 54, 62, 170, 147, 194, 87, 116, 16, 74, 123, 217, 183, 217, 81, 172, 181, 181, 175,
+    88, 104, 138, 177, 58, 16, 401, 64, 102, 217, 217, 217, 174, 123, 158, 404, 58, 16, 50, 89,
+    183, 394, 131, 82, 399, 399, 217, 94, 253, 18, 414, 157, 179, 383, 102, 424, 162, 216, 93, 409,
+    60, 82, 394, 415, 37, 372, 426, 102, 385, 167, 50, 377, 203, 84, 421, 179, 91, 396, 379, 422,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An engine as it was measured."""
+
+    name: str
+    rates: Rates
+    load_s: float
+    commit_s: float  # of one answer in the store
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """A job file that was really run: the least and the whole prompt tokens, and how long it took."""
+
+    load: str
+    jobs: int
+    least_tokens: float
+    prompt_tokens: float
+    written_tokens: int
+    seconds: tuple[float, ...]  # by round
+
+
+def _read(path: str) -> Any:
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def nights() -> list[Night]:
+    """The four loads of the batch benchmark on 16 cores, native engine."""
+    (model,) = _read("docs/validation/batch-16-cores.json")["models"]
+    return [
+        Night(
+            load["name"], load["jobs"], sum(load["least_tokens"]) / len(load["least_tokens"]),
+            sum(load["prompt_tokens"]) / len(load["prompt_tokens"]),
+            load["passes"]["native"][0]["written_tokens"],
+            tuple(each["seconds"] for each in load["passes"]["native"]),
+        )
+        for load in model["loads"]
+    ]  # fmt: skip
+
+
+def small() -> Recorded:
+    """A mixture of experts of 270 MB on 16 cores.
+
+    Decode by lanes as measured. Seconds of a job file are taken to be computed / prefill + written / decode: prefill is
+    what makes the sum of all seconds come out, and a single figure is all that these files tell.
+    """
+    (model,) = _read("docs/validation/batch-16-cores.json")["models"]
+    decode = tuple((point["width"], point["tok_s"]) for point in model["points"])
+    passes = [each for load in model["loads"] for each in load["passes"]["native"]]
+    prefill_s = sum(each["seconds"] - each["written_tokens"] / decode[-1][1] for each in passes)
+    prefill_tok_s = sum(each["computed_tokens"] for each in passes) / prefill_s
+    return Recorded(
+        "small",
+        Rates(prefill_tok_s, decode),
+        _read("docs/validation/h200-native.json")["back_after_kill_s"],
+        _commit_s(),
+    )
+
+
+def giant() -> Recorded:
+    """Kimi-K2.5 Q4_K_S on an EPYC 9175F, 16 threads."""
+    one = _read("tests/data/surfaces/epyc-9175f-kimi-threads.json")
+    lanes = _read("tests/data/surfaces/h200-experts-on-cpu.json")["by_sequences"]
+    decode = tuple(
+        (int(count), one["by_threads"]["16"] * tok_s / lanes["1"])
+        for count, tok_s in lanes.items()
+        if int(count) <= LANES
+    )
+    load_s = GIANT_BYTES / ASSUMED_DISK_BYTES_S
+    return Recorded("giant", Rates(one["prefill_by_threads"]["16"], decode), load_s, _commit_s())
+
+
+def _commit_s() -> float:
+    return float(_read("bench/results/million.json")["variants"][0]["best"]["commit_ms"]) / 1000

@@ -1,0 +1,96 @@
+"""`tokenmill plan` over several hosts: which layers where, what crosses the network, and what to run on each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from tokenmill.cli.named import where
+from tokenmill.cli.output import Common, show, show_json, show_text
+from tokenmill.cli.plan_command import file_name, folded
+from tokenmill.cli.plan_hosts_view import document, explained, render
+from tokenmill.engine.dialects import flags_of, rpc, vllm_ray
+from tokenmill.engine.dialects.flagset import family, stored
+from tokenmill.engine.dialects.patterns import tiers_by_pattern
+from tokenmill.engine.dialects.rpc import HostCommand
+from tokenmill.errors import UsageError
+from tokenmill.hardware.fleet import WRITTEN, Fleet, fleet_of
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.hosts import HostsPlan
+from tokenmill.plan.hosts_make import make_over
+
+DOES_NOT_FIT = 3
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class HostsOptions:
+    """What a plan over several hosts needs beside their machines."""
+
+    link: str | None = None
+    """The network between several hosts, bandwidth and round trip as iperf3 and ping say, such as 25Gbit:50us."""
+
+    layers: str | None = None
+    """How many layers each host gets, the head first, such as 20,20,21; default: the fastest hosts as many as fit."""
+
+    pipeline_parallel: int | None = None
+    """Stages that vLLM passes tokens through, over several hosts; default: one a host."""
+
+    def fleet(self, machine: str) -> Fleet | None:
+        """The fleet that is meant; None for one machine."""
+        found = fleet_of(machine, self.link)
+        for name, said in (("layers", self.layers), ("pipeline-parallel", self.pipeline_parallel)):
+            if found is None and said is not None:
+                raise UsageError(f"--{name} is for several hosts", hint=f"--machine head,worker --link {WRITTEN}")
+        return found
+
+    def counts(self) -> tuple[int, ...] | None:
+        """--layers as numbers."""
+        if self.layers is None:
+            return None
+        parts = [part.strip() for part in self.layers.split(",")]
+        if not all(part.isdigit() for part in parts):
+            raise UsageError(f"--layers takes numbers with commas between them, not {self.layers!r}")
+        return tuple(int(part) for part in parts)
+
+
+def plan_over(fleet: Fleet, model: str | None, goal: Goal, options: HostsOptions, others: Mapping[str, object], *,
+              explain: bool, binary: str | None, common: Common) -> int:  # fmt: skip
+    """Plan, show, and say what to run; the exit code."""
+    said = next((name for name, value in others.items() if value), None)
+    if said is not None:
+        raise UsageError(f"--{said} is for one machine", hint="name one host, or leave it out")
+    if model is None:
+        raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine a.toml,b.toml")
+    if options.pipeline_parallel is not None and options.pipeline_parallel < 1:
+        raise UsageError("--pipeline-parallel must be at least 1")
+    model = where(model, common)
+    made = make_over(fleet, read(model), goal, layers=options.counts(), pipeline_parallel=options.pipeline_parallel)
+    commands = spell_hosts(made, model=file_name(model), binary=binary) if made.fits else ()
+    if common.json:
+        patterns = tiers_by_pattern(made.placement(), made.profile)
+        show_json(document(made, patterns, [_as_json(one) for one in commands]))
+    else:
+        show(*render(made), *(explained(made) if explain else ()))
+        for one in commands:
+            show(Text(), Text(f"on {one.host} ({one.role}):", style="bold"))
+            show_text(folded(one.command))
+        notes = dict.fromkeys(note for one in commands for note in one.command.notes)
+        show(*(Text(f"note: {note}") for note in notes))
+    return 0 if made.fits else DOES_NOT_FIT
+
+
+def spell_hosts(plan: HostsPlan, *, model: str, host: str = "127.0.0.1", port: int = 8080,
+                binary: str | None = None) -> tuple[HostCommand, ...]:  # fmt: skip
+    """What to run on every host, in order; flags are those of `binary`, else of the captured build."""
+    flags = flags_of(binary) if binary else stored(plan.settings.engine)
+    write = vllm_ray.spell if family(plan.settings.engine) == "vllm" else rpc.spell
+    return write(plan, model=model, host=host, port=port, binary=binary, flags=flags)
+
+
+def _as_json(one: HostCommand) -> dict[str, Any]:
+    return {"host": one.host, "role": one.role, "argv": list(one.command.argv), "env": one.command.env,
+            "notes": list(one.command.notes)}  # fmt: skip

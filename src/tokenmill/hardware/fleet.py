@@ -1,0 +1,212 @@
+"""Several hosts and the network between them: named with commas, or a fleet file with `[[hosts]]` and `[link]`.
+
+The first host is the head: it has the model's files and answers requests. One link stands for the whole network: every
+host reaches every other with the same bandwidth and the same round trip. Nothing here sends a packet.
+"""
+
+import ipaddress
+import re
+import tomllib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.decode import decode
+from tokenmill.errors import ConfigError, UsageError
+from tokenmill.hardware.catalog import find
+from tokenmill.hardware.machine import Machine
+
+RPC_PORT = 50052  # llama.cpp's own default
+WRITTEN = "25Gbit:50us"  # how a link is written
+
+_BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(bit|b)(?:/s|ps)?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9]*\.?[0-9]+)\s*(us|µs|ms|s)", re.IGNORECASE)
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The network between hosts, as iperf3 and ping would measure it."""
+
+    gb_s: float  # one direction
+    round_trip_s: float
+
+    @property
+    def one_way_s(self) -> float:
+        """How long an empty message is on its way."""
+        return self.round_trip_s / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine of a fleet and where the others reach it."""
+
+    name: str  # of its tiers too: NAME/dram
+    machine: Machine
+    address: str
+    port: int = RPC_PORT  # of llama.cpp's RPC server
+
+    @property
+    def endpoint(self) -> str:
+        """Where its RPC server listens."""
+        return f"{self.address}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Hosts in the order they were named, the head first."""
+
+    hosts: tuple[Host, ...]
+    link: Link
+
+    @property
+    def head(self) -> Host:
+        """The host that has the model's files and answers requests."""
+        return self.hosts[0]
+
+    @property
+    def name(self) -> str:
+        """What a plan for all of them is called by."""
+        return " + ".join(host.name for host in self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostEntry:
+    """One `[[hosts]]` table."""
+
+    machine: str  # as --machine takes it; a path counts from the fleet file
+    name: str | None = None
+    address: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkEntry:
+    """The `[link]` table."""
+
+    bandwidth: str
+    round_trip: str
+
+
+@dataclass(frozen=True, slots=True)
+class _FleetFile:
+    """A whole fleet file."""
+
+    hosts: tuple[_HostEntry, ...]
+    link: _LinkEntry | None = None
+
+
+def fleet_of(named: str, link: str | None) -> Fleet | None:
+    """The fleet that `--machine` and `--link` mean; None where they mean one machine."""
+    parts = [part.strip() for part in named.split(",") if part.strip()]
+    if len(parts) > 1:
+        if link is None:
+            raise UsageError("several hosts need a link between them", hint=f"add --link, such as --link {WRITTEN}")
+        return _fleet([_HostEntry(part) for part in parts], parse_link(link), Path())
+    path = Path(named)
+    with suppress(RuntimeError):  # ~nobody/
+        path = path.expanduser()
+    file = _fleet_file(path) if named.endswith(".toml") or "/" in named else None
+    if file is None:
+        if link is not None:
+            raise UsageError(
+                "--link is for several hosts", hint=f"--machine head.toml,worker.toml --link {WRITTEN}, or no --link"
+            )
+        return None
+    if link is None and file.link is None:
+        raise ConfigError(
+            f"{path}: the fleet has no [link]",
+            hint='add [link] with bandwidth = "25 Gbit/s" and round_trip = "50 us", or give --link',
+        )
+    said = parse_link(link) if link is not None else _stated(file.link, path)
+    return _fleet(file.hosts, said, path.parent)
+
+
+def parse_link(text: str) -> Link:
+    """Read `25Gbit:50us`: bandwidth of one direction, then the round trip."""
+    rate, colon, time = text.partition(":")
+    if not colon:
+        raise UsageError(f"{text!r} is no link: it needs a bandwidth and a round trip", hint=f"such as {WRITTEN}")
+    return Link(_rate(rate), _time(time))
+
+
+def _rate(text: str) -> float:
+    found = _RATE.fullmatch(text.strip())
+    gb_s = float(found[1]) * _BITS[found[2].lower()] / 1e9 if found else 0.0
+    if found is None or gb_s <= 0:
+        raise UsageError(f"{text.strip()!r} is no bandwidth", hint="write 25Gbit, 100 Gbit/s, 940Mbit or 3 GB/s")
+    bits = found[3].lower() == "bit" or found[3] == "b"
+    return gb_s / 8 if bits else gb_s
+
+
+def _time(text: str) -> float:
+    found = _TIME.fullmatch(text.strip())
+    if found is None:
+        raise UsageError(f"{text.strip()!r} is no round trip", hint="write what ping says, such as 50us or 0.2ms")
+    return float(found[1]) * _SECONDS[found[2].lower()]
+
+
+def _fleet_file(path: Path) -> _FleetFile | None:
+    """A file with `[[hosts]]`; None for any other, which is a machine file or says itself what is wrong with it."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return decode(_FleetFile, data, where=str(path)) if "hosts" in data else None
+
+
+def _stated(entry: _LinkEntry | None, path: Path) -> Link:
+    assert entry is not None  # noqa: S101  asked for before
+    try:
+        return Link(_rate(entry.bandwidth), _time(entry.round_trip))
+    except UsageError as error:
+        raise ConfigError(f"{path}: [link]: {error.message}", hint=error.hint) from error
+
+
+def _fleet(entries: list[_HostEntry] | tuple[_HostEntry, ...], link: Link, folder: Path) -> Fleet:
+    if len(entries) < 2:
+        raise UsageError("a fleet of one host is a machine", hint="name a second one, or give --machine its name")
+    hosts: list[Host] = []
+    taken: set[tuple[str, int]] = set()
+    for entry in entries:
+        machine = find(_beside(entry.machine, folder))
+        name = _unused(entry.name or machine.name, {host.name for host in hosts})
+        address = entry.address or name
+        _check_private(name, address)
+        port = entry.port or next(port for port in range(RPC_PORT, 65536) if (address, port) not in taken)
+        if (address, port) in taken or not 0 < port < 65536:
+            raise ConfigError(f"host {name}: {address}:{port} is taken, or no port", hint="give each host its own port")
+        taken.add((address, port))
+        hosts.append(Host(name, machine, address, port))
+    return Fleet(tuple(hosts), link)
+
+
+def _beside(machine: str, folder: Path) -> str:
+    path = Path(machine)
+    if machine.endswith(".toml") and not path.is_absolute() and not machine.startswith("~"):
+        return str(folder / path)
+    return machine
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """The name, with a number behind it where two hosts would share it; fit for a tier's name."""
+    plain = "".join(letter if _NAME.fullmatch(f"a{letter}") else "-" for letter in name).strip("-._") or "host"
+    count = 1
+    while (found := plain if count == 1 else f"{plain}-{count}") in taken:
+        count += 1
+    return found
+
+
+def _check_private(name: str, address: str) -> None:
+    """Neither llama.cpp's RPC server nor Ray asks anybody who they are, so neither may listen to the world."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return  # a host name: where it leads is not known here
+    if found.is_unspecified or found.is_global:
+        raise ConfigError(
+            f"host {name}: {address} can be reached from outside, and whoever reaches it can run anything there",
+            hint="give an address of a private network or of a tunnel, such as 10.0.0.2",
+        )
