@@ -4,7 +4,6 @@ Nothing is asked of the network, and what the library keeps beside a data set go
 """
 
 import math
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -87,27 +86,27 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    before = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")}
-    os.environ |= dict.fromkeys(before, "1")
     try:
         import datasets  # noqa: PLC0415  only who checks needs it
+        from huggingface_hub import constants  # noqa: PLC0415
     except ImportError:
         raise UsageError("the check reads the file with the `datasets` library, which is not installed",
                          hint="pip install datasets, or leave --check out") from None  # fmt: skip
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     if not hasattr(datasets, "List"):
         raise UsageError(f"datasets {datasets.__version__} is too old to check with",
                          hint="pip install -U datasets: 4 or newer")  # fmt: skip
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
+    # Not by the environment: what is read from there holds for whatever else uses the hub in this process.
+    places: tuple[Any, ...] = (constants, datasets.config)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    for place in places:
+        place.HF_HUB_OFFLINE = True
     try:
         yield datasets
     finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
         if shown:
             datasets.enable_progress_bars()
 
