@@ -18,8 +18,7 @@ demo: venv ## plan, load and run a batch of real jobs on a small model, twice
 	@sh examples/demo.sh
 
 test: check ## run every check and every test
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
-	@$(BIN)/python -m pytest --ignore=tests/unit
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-vllm: venv ## run a real vLLM on the processors, in an environment of its own (1.5 GB), and test against it
 	@PYTHON="$(PYTHON)" sh scripts/vllm.sh

@@ -1,6 +1,6 @@
 """A night's work in small: job files through the native engine and through llama-server, side by side.
 
-    python bench/batch.py [--rounds 3] [--threads 2] [--models moe,smollm2] [--loads ...] [--no-write]
+    python bench/batch.py [--rounds 3] [--threads 2] [--models moe,smollm2] [--loads ...] [--width N] [--no-write]
 
 Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, model, threads, context and micro-batch in
 all of them, greedy, the same lengths of answers. Every round runs every way once, in turn, on texts of its own. Medians
@@ -47,8 +47,8 @@ from tokenmill.units import GIB  # noqa: E402
 MOE = {"layers": 4, "embed": 1024, "heads": 2, "head_dim": 64, "experts": 96, "used": 4, "expert_ff": 512,
        "dense_ff": 2048, "vocab": 4096}  # fmt: skip
 SIZES = {
-    "moe": Size(jobs=48, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64),
-    "smollm2": Size(jobs=24, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
+    "moe": Size(jobs=48, alone_jobs=96, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64),
+    "smollm2": Size(jobs=24, alone_jobs=64, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
 }  # fmt: skip
 ROUNDS = {"moe": 2, "smollm2": 2}
 LEAST_SHARE, LEAST_DECODE = 0.97, 0.97
@@ -100,8 +100,10 @@ def model_file(name: str, folder: Path) -> Path:
     return path
 
 
-async def calibrate(native: NativeEngine, size: Size, folder: Path) -> tuple[Width, float]:
+async def calibrate(native: NativeEngine, size: Size, folder: Path, given: int | None) -> tuple[Width, float]:
     """The width by measurement, on texts of no round, and what it took."""
+    if given is not None:
+        return Width(given, "as given"), 0.0
     lines = write(folder / "calibration.jsonl", "one digest", size, "calibration")
     requests = [call_of(json.dumps(line)).request("batch") for line in lines[:NATIVE_LANES]]
     began = time.perf_counter()
@@ -136,7 +138,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     async with up(path, folder / name, asked.threads, asked.pinned) as ways:
         some = " ".join(WORDS)
         size = replace(size, words_per_token=len(WORDS) / len(await ways.native.tokenize(some)))
-        width, took_s = await calibrate(ways.native, size, folder)
+        width, took_s = await calibrate(ways.native, size, folder, asked.width)
         ways.width = width.value
         print(f"{name}: {width.value} at once, {width.reason} ({took_s:.1f} s)", file=sys.stderr)
         loads = [Load(each, size.jobs) for each in asked.loads]
@@ -189,11 +191,16 @@ def summed(load: Load) -> dict[str, Any]:
 def show(name: str, loads: Sequence[Load], width: Width, took_s: float, missed: Sequence[str]) -> None:
     """The table of one model."""
     print(f"\n{name}: jobs per minute (prompt tokens computed / least); native with {width.value} at once")
-    print(f"  {'':22}" + "".join(f"{way:>16}" for way in WAYS) + "   native against a, b, c   in llama.cpp")
+    print(
+        f"  {'':22}"
+        + "".join(f"{way:>16}" for way in WAYS)
+        + "   native against a, b, c   in processor time   in llama.cpp"
+    )
     for load in loads:
         cells = [f"{load.jobs_min(way):.0f} ({load.computed(way):.2f})" for way in WAYS]
         ratios = ", ".join(f"{load.ratio(way):.2f}" for way in WAYS if way != "native")
-        print(f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   "
+        spent = ", ".join(f"{load.cpu_ratio(way):.2f}" for way in WAYS if way != "native")
+        print(f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   {spent:17}   "
               f"{load.decode_share():.1%}")  # fmt: skip
     print(f"  width: {width.reason}; took {took_s:.1f} s")
     print(*(f"  missed: {text}" for text in missed), sep="\n", end="\n" if missed else "")
@@ -205,6 +212,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pinned", type=int, default=4, help="slots of way c")
+    parser.add_argument("--width", type=int, default=None, help="of the native engine, instead of measuring it")
     parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
     parser.add_argument("--loads", type=lambda text: text.split(","), default=list(LOADS))
     parser.add_argument("--keep", action="store_true", help="leave the synthetic model in the temporary folder")

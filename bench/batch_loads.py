@@ -29,6 +29,7 @@ class Size:
     """How much work a model gets; words are about tokens times `words_per_token`."""
 
     jobs: int  # twice as many where all share one digest
+    alone_jobs: int  # that share nothing: enough for each lane to have several, as in a night
     digest_tokens: int
     tail_tokens: int
     alone_tokens: int  # of a prompt that shares nothing
@@ -83,7 +84,7 @@ def _table(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
 
 
 def _alone(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
-    for _ in range(size.jobs):
+    for _ in range(size.alone_jobs):
         yield [{"role": "user", "content": _text(size.words(size.alone_tokens), chance)}]
 
 

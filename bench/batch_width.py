@@ -20,7 +20,8 @@ from statistics import median
 import numpy as np
 
 from tokenmill.config import Config
-from tokenmill.engine.native.context import Context, ContextSettings, Decoded
+from tokenmill.engine.native.context import Context, Decoded
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model, ModelSettings
 from tokenmill.engine.native.running import open_running
 from tokenmill.hardware.cpu import read_cpu

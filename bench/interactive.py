@@ -3,10 +3,11 @@
     python bench/interactive.py [--models moe,smollm2] [--requests 10] [--seconds 6] [--rounds 3]
 
 Eight batch requests run at all times; when one ends the next begins. Each round measures the batch alone, then with
-interactive requests that come one after another at moments drawn by lot, then alone again. A first token is counted in
-steps of the engine as they were just before: the goal is one and a half and the prompt's own. "Own" is what the same
-prompt takes on the idle engine. The batch's rate afterwards is held against the rate before. Writes
-results/interactive.json; exits 1 when a goal is missed.
+interactive requests that come one after another at moments drawn by lot, then alone again. How long each waited is what
+the engine says: in seconds until the first step that has a part of its prompt, and in steps that ended meanwhile; the
+first of these was under way when it came. The goal is one and a half steps and its own prefill. Steps are unequal: one
+that takes prompts in is many times as long as one that only decodes. The batch's rate afterwards is held against the
+rate before, each by what the engine has computed. Writes results/interactive.json; exits 1 when a goal is missed.
 """
 
 import argparse
@@ -30,7 +31,7 @@ sys.path.insert(0, str(HERE.parent))
 from bench.batch import model_file  # noqa: E402
 
 from tokenmill.config import EngineConfig  # noqa: E402
-from tokenmill.engine.engine import Piece, Request, Sampling  # noqa: E402
+from tokenmill.engine.engine import Answer, Request, Sampling, Timings, answer  # noqa: E402
 from tokenmill.engine.native.engine import NativeEngine  # noqa: E402
 from tokenmill.engine.native.order import goal_for  # noqa: E402
 from tokenmill.engine.native.start import start  # noqa: E402
@@ -41,26 +42,22 @@ from tokenmill.model.read import read  # noqa: E402
 from tokenmill.plan.goal import Goal  # noqa: E402
 from tokenmill.plan.make import make  # noqa: E402
 
-LANES, PROMPT, ANSWER = 8, 200, 120
+LANES, PROMPT, ANSWERS = 8, 200, (60, 180)
 CHAT_PROMPT, CHAT_ANSWER = 40, 8
 MOST_STEPS, LEAST_AFTER = 1.5, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one model; seconds and tokens a second."""
+    """One round of one model; tokens a second, and seconds and steps of each request."""
 
     before_tok_s: float
-    beside_tok_s: float
+    beside_tok_s: float  # interactive ones among them
     after_tok_s: float
     own_s: float  # first token of such a prompt on the idle engine, median
-    step_s: float  # of the engine with the batch alone
     first_token_s: list[float]
-
-    @property
-    def steps(self) -> list[float]:
-        """Steps that each first token waited beyond its own prompt's time."""
-        return [max(0.0, seconds - self.own_s) / self.step_s for seconds in self.first_token_s]
+    queued_s: list[float]
+    queued_steps: list[int]
 
 
 def drawn(seed: int, tokens: int, most: int, vocab: int = 400) -> Request:
@@ -70,36 +67,36 @@ def drawn(seed: int, tokens: int, most: int, vocab: int = 400) -> Request:
     return Request(prompt, Sampling(temperature=0.0), max_tokens=most, ignore_eos=True)
 
 
-async def first_token(engine: NativeEngine, request: Request) -> float:
-    """Seconds until its first token; the answer is taken to its end."""
-    began, first = time.perf_counter(), 0.0
+async def first_token(engine: NativeEngine, request: Request) -> tuple[float, Timings]:
+    """Seconds until its first token, and what the engine says; the answer is taken to its end."""
+    began, first, timings = time.perf_counter(), 0.0, Timings()
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
-            if isinstance(event, Piece) and not first:
+            if isinstance(event, Answer):
+                timings = event.timings
+            elif not first:
                 first = time.perf_counter() - began
-    return first or time.perf_counter() - began
+    return first or time.perf_counter() - began, timings
+
+
+async def rate(engine: NativeEngine, seconds: float) -> float:
+    """Tokens a second that the engine computes, those of prompts and of answers."""
+    began, before = time.perf_counter(), (await engine.status()).counters
+    await asyncio.sleep(seconds)
+    after = (await engine.status()).counters
+    return ((after.step_tokens or 0) - (before.step_tokens or 0)) / (time.perf_counter() - began)
 
 
 class Batch:
     """Requests without end, so many at a time."""
 
     def __init__(self, engine: NativeEngine, seed: int) -> None:
-        self._engine, self._seed, self.tokens = engine, seed, 0
-        self._tasks = [asyncio.create_task(self._lane(lane)) for lane in range(LANES)]
+        self._engine, self._chance = engine, random.Random(seed)
+        self._tasks = [asyncio.create_task(self._lane()) for _ in range(LANES)]
 
-    async def _lane(self, lane: int) -> None:
-        for number in range(10**6):
-            async with aclosing(
-                self._engine.stream(drawn(self._seed + 1000 * number + lane, PROMPT, ANSWER))
-            ) as events:
-                async for event in events:
-                    self.tokens += event.tokens if isinstance(event, Piece) else PROMPT
-
-    async def rate(self, seconds: float) -> float:
-        """Tokens a second, those of finished prompts counted."""
-        began, before = time.perf_counter(), self.tokens
-        await asyncio.sleep(seconds)
-        return (self.tokens - before) / (time.perf_counter() - began)
+    async def _lane(self) -> None:
+        while True:
+            await answer(self._engine, drawn(self._chance.randrange(1 << 60), PROMPT, self._chance.randint(*ANSWERS)))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -112,20 +109,19 @@ async def play(engine: NativeEngine, number: int, requests: int, seconds: float)
     chats = [replace(drawn(10**8 * number + index, CHAT_PROMPT, CHAT_ANSWER), priority="interactive")
              for index in range(2 * requests)]  # fmt: skip
     own = [await first_token(engine, chat) for chat in chats[:requests]]
-    batch, pick = Batch(engine, 10**9 * number), random.Random(number)
-    await asyncio.sleep(2.0)  # until answers end at different times
-    counters = (await engine.status()).counters
-    before = await batch.rate(seconds)
-    later = (await engine.status()).counters
-    step_s = ((later.decode_s or 0) - (counters.decode_s or 0)) / ((later.steps or 1) - (counters.steps or 0))
-    began, tokens, firsts = time.perf_counter(), batch.tokens, list[float]()
+    batch, chance = Batch(engine, number), random.Random(number)
+    await asyncio.sleep(seconds)  # until answers end at different times
+    before, began = await rate(engine, 2 * seconds), time.perf_counter()
+    tokens, asked = (await engine.status()).counters.step_tokens or 0, list[tuple[float, Timings]]()
     for chat in chats[requests:]:
-        firsts.append(await first_token(engine, chat))
-        await asyncio.sleep(pick.uniform(0.1, 0.5))
-    beside = (batch.tokens - tokens) / (time.perf_counter() - began)
-    after = await batch.rate(seconds)
+        asked.append(await first_token(engine, chat))
+        await asyncio.sleep(chance.uniform(0.1, 0.5))
+    beside = (((await engine.status()).counters.step_tokens or 0) - tokens) / (time.perf_counter() - began)
+    after = await rate(engine, 2 * seconds)
     await batch.stop()
-    return Round(before, beside, after, median(own), step_s, firsts)
+    return Round(before, beside, after, median(first for first, _ in own), [first for first, _ in asked],
+                 [timings.queued_s or 0.0 for _, timings in asked],
+                 [timings.queued_steps or 0 for _, timings in asked])  # fmt: skip
 
 
 async def measured(model: str, folder: Path, asked: argparse.Namespace) -> tuple[str, list[Round]]:
@@ -153,17 +149,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for model in asked.models.split(","):
             build, rounds = asyncio.run(measured(model, Path(folder), asked))
-            steps = sorted(step for one in rounds for step in one.steps)
+            steps = sorted(step for one in rounds for step in one.queued_steps)
             after = median(one.after_tok_s / one.before_tok_s for one in rounds)
             beside = median(one.beside_tok_s / one.before_tok_s for one in rounds)
-            missed |= median(steps) > MOST_STEPS or after < LEAST_AFTER
-            print(
-                f"{model}: first token after {median(steps):.2f} steps at the median, {steps[-1]:.2f} at most (of "
-                f"{len(steps)}; a step {median(one.step_s for one in rounds) * 1e3:.0f} ms, its own prompt "
-                f"{median(one.own_s for one in rounds) * 1e3:.0f} ms); the batch {beside:.0%} beside them, "
-                f"{after:.0%} afterwards"
+            missed |= steps[-1] > MOST_STEPS or after < LEAST_AFTER
+            first, waits, own = (
+                [each for one in rounds for each in of(one)]
+                for of in (lambda one: one.first_token_s, lambda one: one.queued_s, lambda one: [one.own_s])
             )
-            found[model] = [asdict(one) | {"steps": one.steps} for one in rounds]
+            print(
+                f"{model}: {steps[-1]} steps at most before its own (of {len(steps)} requests), that is "
+                f"{median(waits):.3f} s at the median and {max(waits):.2f} s at most; first token after "
+                f"{median(first):.3f} s, {max(first):.2f} s at most, {median(own):.3f} s alone; the batch {beside:.0%} "
+                f"beside them, {after:.0%} afterwards"
+            )
+            found[model] = [asdict(one) for one in rounds]
     result = {
         "date": datetime.now(UTC).date().isoformat(), "load_before": load, "build": build,
         "machine": f"{read_cpu(LocalHost())[0].model or platform.machine()}, {os.cpu_count()} cores",

@@ -23,5 +23,5 @@ fi
 [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
 echo "installing tokenmill into .venv" >&2
 .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-.venv/bin/python -m pip install --quiet --editable '.[native,serve,hub,parquet,zstd,recipes]' \
+.venv/bin/python -m pip install --quiet --editable '.[native,serve,hub,parquet,zstd,recipes,postgres,ray]' \
     --editable ./integrations/dagster-tokenmill --group dev

@@ -1,5 +1,7 @@
 """What tests of every kind share."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,10 @@ import pytest
 from tokenmill.config import Config
 from tokenmill.model.pull import pull
 from tokenmill.units import GIB
+
+# Many tests start processes of ours; each would compile all of the source again, which takes longer than the rest.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.fixture(scope="session")

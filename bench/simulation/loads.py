@@ -20,7 +20,9 @@ from tokenmill.jobs.assign import Assignment, Group, Runner, assign
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import head_key
 
-SIZE = Size(jobs=48, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64, words_per_token=0.27)
+SIZE = Size(
+    jobs=48, alone_jobs=96, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64, words_per_token=0.27
+)
 LOADS = ("one digest", "four digests", "four digests for each 48 jobs", "template table", "no sharing")
 RECORDED = {"four digests": "four digests shuffled", "four digests for each 48 jobs": "four digests shuffled"}
 _TABLE = (3, 4, 4, 3)  # values of its columns, the one that shares most first

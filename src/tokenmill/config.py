@@ -175,6 +175,7 @@ class Config:
     machine: str = "this"  # this, a catalogue name, or a machine file
     models_dir: str | None = None  # where pulled models live; default: tokenmill/models in the user's cache folder
     state_dir: str | None = None  # running engines and stored batches; default: tokenmill in the user's state folder
+    store: str | None = None  # batches: a folder, or postgresql://...; default: batches in state_dir
     pull: PullConfig = field(default_factory=PullConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     reserve: ReserveConfig = field(default_factory=ReserveConfig)

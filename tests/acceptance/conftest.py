@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.run_cli import SMALL, tokenmill
+from support.run_cli import SMALL, said, tokenmill
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     done = tokenmill(folder, *words)
     assert done.returncode == 0, done.stderr
     yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+    assert said(folder, "engines", "stop", "night").returncode == 0
 
 
 @pytest.fixture

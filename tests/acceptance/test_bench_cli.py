@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.run_cli import tokenmill
+from support.run_cli import said, tokenmill
 from tokenmill.engine import records
 from tokenmill.model import synth
 from tokenmill.tune import history
@@ -32,7 +32,7 @@ def serving(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
     done = tokenmill(folder, *words, "--name", "night")
     assert done.returncode == 0, done.stderr
     yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+    assert said(folder, "engines", "stop", "night").returncode == 0
 
 
 def test_every_part_at_eighty_columns_and_in_the_history(moe: Path, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_every_part_at_eighty_columns_and_in_the_history(moe: Path, tmp_path: Pa
 
 
 def test_json_has_the_same_figures_with_their_names(moe: Path, tmp_path: Path) -> None:
-    done = tokenmill(tmp_path, "bench", moe, *SMALL, *SHORT, "--what", "sweep", "--step", "64", "--json")
+    done = said(tmp_path, "bench", moe, *SMALL, *SHORT, "--what", "sweep", "--step", "64", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kind"] == "measured"
@@ -67,7 +67,7 @@ def test_json_has_the_same_figures_with_their_names(moe: Path, tmp_path: Path) -
 
 
 def test_a_server_that_runs_is_measured_as_it_is(serving: Path, moe: Path) -> None:
-    done = tokenmill(serving, "bench", moe, "--engine", "night", *SHORT, "--step", "64", "--format", "csv")
+    done = said(serving, "bench", moe, "--engine", "night", *SHORT, "--step", "64", "--format", "csv")
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [row["what"] for row in rows] == ["cold", "again", "tail", "sweep", "sweep", "sequences", "sequences"]
@@ -76,9 +76,7 @@ def test_a_server_that_runs_is_measured_as_it_is(serving: Path, moe: Path) -> No
     assert int(rows[1]["n_kv"]) == int(rows[1]["prompt_tokens"]) - 1
     assert "nothing goes into the history" in done.stderr
     assert history.read(serving / "tokenmill") == ()
-    told = tokenmill(
-        serving, "bench", moe, "--engine", "night", *SHORT, "--what", "threads,first", "--format", "markdown"
-    )
+    told = said(serving, "bench", moe, "--engine", "night", *SHORT, "--what", "threads,first", "--format", "markdown")
     assert told.returncode == 0
     assert "its first request is over" in told.stderr
     assert told.stdout.startswith("Measured on ")
@@ -103,7 +101,7 @@ def test_a_server_that_runs_is_measured_as_it_is(serving: Path, moe: Path) -> No
     ],
 )
 def test_what_is_wrong_is_said_and_what_to_do(moe: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    done = tokenmill(tmp_path, "bench", *(word.format(moe=moe) for word in words))
+    done = said(tmp_path, "bench", *(word.format(moe=moe) for word in words))
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "hint: " in done.stderr
@@ -113,6 +111,6 @@ def test_what_is_wrong_is_said_and_what_to_do(moe: Path, tmp_path: Path, words: 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a model")
-    done = tokenmill(tmp_path, "bench", path)
+    done = said(tmp_path, "bench", path)
     assert done.returncode in (1, 2)
     assert "is not a GGUF file" in done.stderr or "no model" in done.stderr

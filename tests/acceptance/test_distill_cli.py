@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from support.run_cli import THINGS, command, environment, last_batch, tokenmill, until, write
+from support.run_cli import THINGS, command, environment, last_batch, said, until, write
 from tokenmill.cli import run
 
 ONE_LANE = ("--context", "512", "--sequences", "1", "--threads", "1", "--threads-batch", "1", "--no-warm")
@@ -19,7 +19,7 @@ LINES = [
 
 
 def distilled(home: Path, *words: object) -> dict[str, Any]:
-    done = tokenmill(home, "distill", *words, "--json")
+    done = said(home, "distill", *words, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -67,7 +67,7 @@ def test_killed_and_limited_it_goes_on_and_ends_with_the_bytes_of_an_undisturbed
 
 def test_a_dry_run_says_what_it_takes_and_starts_nothing(smollm2_path: Path, tmp_path: Path) -> None:
     source, output = write(tmp_path / "p.jsonl", LINES), tmp_path / "teacher.parquet"
-    done = tokenmill(
+    done = said(
         tmp_path, "distill", source, "-o", output, "--model", smollm2_path, "--samples", 3, "--dry-run", *ONE_LANE,
         "--top-logprobs", 20,
     )  # fmt: skip
@@ -92,11 +92,11 @@ def test_an_export_is_told_in_eighty_columns(
     monkeypatch.setenv("COLUMNS", "80")
     out = teacher.with_name("train.jsonl")
     assert run(["export", str(teacher), "--to", "messages", "-o", str(out), "--check"]) == 0
-    said = capfd.readouterr().out
-    assert "1 row in" in said
-    assert "1 cut off; --cut-too" in said
-    assert "every value the same, with datasets" in said
-    assert max(map(len, said.splitlines())) <= 80
+    told = capfd.readouterr().out
+    assert "1 row in" in told
+    assert "1 cut off; --cut-too" in told
+    assert "every value the same, with datasets" in told
+    assert max(map(len, told.splitlines())) <= 80
     again = ["export", str(teacher), "--to", "alpaca", "-o", str(out), "--cut-too", "--json"]
     assert run(again) == 2
     assert "--force to replace it" in " ".join(capfd.readouterr().err.split())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,16 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
+from support.run_cli import LIMIT_S, environment, said, tokenmill
+
 SMALL = ("--context", "512", "--sequences", "2", "--threads", "1", "--threads-batch", "1")
-
-
-def environment(home: Path) -> dict[str, str]:
-    return os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "XDG_STATE_HOME": str(home)}
-
-
-def tokenmill(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "tokenmill", *words]
-    return subprocess.run(argv, env=environment(home), capture_output=True, text=True, check=False, timeout=180)
 
 
 @contextmanager
@@ -51,15 +45,15 @@ def test_a_native_engine_is_left_running_shown_and_stopped(smollm2_path: Path, t
     assert "predicted" in done.stdout
     assert "tokenmill engines stop night" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    (listed,) = json.loads(tokenmill(tmp_path, "engines", "--json").stdout)
+    (listed,) = json.loads(said(tmp_path, "engines", "--json").stdout)
     assert (listed["name"], listed["kind"], listed["status"]["state"]) == ("night", "native", "ready")
-    assert "night" in tokenmill(tmp_path, "engines").stdout
-    again = tokenmill(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
+    assert "night" in said(tmp_path, "engines").stdout
+    again = said(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
     assert again.returncode == 1
     assert "runs already" in again.stderr
-    assert "llama" in tokenmill(tmp_path, "engines", "log", "night").stdout
-    assert tokenmill(tmp_path, "engines", "stop", "night").returncode == 0
-    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+    assert "llama" in said(tmp_path, "engines", "log", "night").stdout
+    assert said(tmp_path, "engines", "stop", "night").returncode == 0
+    assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
     assert not Path(f"/proc/{listed['engine']['pid']}").exists()
 
 
@@ -71,13 +65,13 @@ def test_a_digest_is_kept_over_a_restart(smollm2_path: Path, tmp_path: Path) -> 
         done = tokenmill(tmp_path, *words, "--digest", str(digest))
         assert done.returncode == 0, done.stderr
         assert told in done.stdout
-        assert tokenmill(tmp_path, "engines", "stop", "held").returncode == 0
+        assert said(tmp_path, "engines", "stop", "held").returncode == 0
     assert len(list((tmp_path / "tokenmill" / "heads").iterdir())) == 1
     digest.write_text("You grind words into flour. " * 100)
-    for path, said in ((digest, "601 tokens, and a sequence 512"), (tmp_path / "absent.md", "cannot be read")):
-        wrong = tokenmill(tmp_path, *words, "--digest", str(path))
+    for path, reason in ((digest, "601 tokens, and a sequence 512"), (tmp_path / "absent.md", "cannot be read")):
+        wrong = said(tmp_path, *words, "--digest", str(path))
         assert wrong.returncode == 2
-        assert said in wrong.stderr
+        assert reason in wrong.stderr
 
 
 def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
@@ -94,8 +88,8 @@ def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
                 process.send_signal(signal.SIGINT)
                 break
         assert "before it was ready" in process.stderr.read()
-        assert process.wait(30) == 1
-    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+        assert process.wait(LIMIT_S) == 1
+    assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -105,29 +99,27 @@ def test_a_server_answers_until_it_is_told_to_stop_and_leaves_nothing(
     words = (str(smollm2_path), *SMALL, "--engine", "llama-server", "--port", "0")
     with served(tmp_path, *words) as (process, told):
         assert told["kind"] == "llama-server"
-        models = httpx.get(f"{told['address']}/v1/models", timeout=30).json()
+        models = httpx.get(f"{told['address']}/v1/models", timeout=LIMIT_S).json()
         assert models["data"]
         weights = [row for row in told["reconciliation"] if row["item"] == "weights"]
         assert weights
         assert all(not row["flagged"] for row in weights)
         process.send_signal(number)
-        assert process.wait(30) == 0
+        assert process.wait(LIMIT_S) == 0
         assert not Path(f"/proc/{told['pid']}").exists()
-    assert json.loads(tokenmill(tmp_path, "engines", "--json").stdout) == []
+    assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
 
 
 def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_path: Path) -> None:
     with served(tmp_path, str(smollm2_path), *SMALL) as (process, told):
         pidfd = os.pidfd_open(told["pid"])
         process.kill()
-        import select
-
-        assert select.select([pidfd], [], [], 15)[0]
+        assert select.select([pidfd], [], [], LIMIT_S)[0]
         os.close(pidfd)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "reason"),
     [
         (("serve", "smollm2", "--detach"), 2, "--engine-only"),
         (("serve", "--engine-only"), 2, "no model"),
@@ -139,16 +131,16 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
     ],
 )
 def test_mistakes_are_answered(
-    words: tuple[str, ...], code: int, said: str, smollm2_path: Path, tmp_path: Path
+    words: tuple[str, ...], code: int, reason: str, smollm2_path: Path, tmp_path: Path
 ) -> None:
     assert smollm2_path.is_file()  # pulled, so that its name is known
-    done = tokenmill(tmp_path, *words)
+    done = said(tmp_path, *words)
     assert done.returncode == code
-    assert said in done.stderr
+    assert reason in done.stderr
     assert "hint:" in done.stderr
 
 
 def test_what_does_not_fit_is_not_started(smollm2_path: Path, tmp_path: Path) -> None:
-    done = tokenmill(tmp_path, "serve", "--engine-only", str(smollm2_path), "--context", "8192", "--sequences", "400")
+    done = said(tmp_path, "serve", "--engine-only", str(smollm2_path), "--context", "8192", "--sequences", "400")
     assert done.returncode == 3, done.stderr
     assert "would fit with" in done.stdout

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from support.run_cli import SMALL, tokenmill, write
+from support.run_cli import SMALL, said, tokenmill, write
 from tokenmill.cli import run
 from tokenmill.recipes.expand_prompts import PACKAGED
 
@@ -30,11 +30,11 @@ def seeds(tmp_path: Path) -> Path:
 
 def test_prompts_are_written_to_be_edited(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    done = tokenmill(tmp_path, "expand", "--write-prompts", folder)
+    done = said(tmp_path, "expand", "--write-prompts", folder)
     assert done.returncode == 0
     assert sorted(path.stem for path in folder.iterdir()) == sorted(PACKAGED)
     assert "harder.md" in done.stdout
-    again = tokenmill(tmp_path, "expand", "--write-prompts", folder)
+    again = said(tmp_path, "expand", "--write-prompts", folder)
     assert again.returncode == 2
     assert "exists" in again.stderr
 
@@ -42,7 +42,7 @@ def test_prompts_are_written_to_be_edited(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_it_takes_and_leaves_nothing(smollm2_path: Path, seeds: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.parquet"
     words = ("expand", seeds, "-o", output, "--target", "140", "--model", smollm2_path, *SMALL, "--dry-run", "--json")
-    done = tokenmill(tmp_path, *words)
+    done = said(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert [(stage["stage"], stage["jobs"]) for stage in found["stages"]] == [("write", 204), ("judge", 204)]
@@ -68,7 +68,7 @@ def test_answers_follow_a_schema_and_a_budget_only_pauses(smollm2_path: Path, se
     assert "--max-tokens-total are used up" in paused.stderr
     assert len(pyarrow.parquet.read_table(output)) == 2 + first["kept"]
 
-    done = tokenmill(tmp_path, *words)
+    done = said(tmp_path, *words)
     assert done.returncode == 0, done.stderr
     second: dict[str, Any] = json.loads(done.stdout)
     assert (second["end"], second["made"], second["waiting"]) == ("finished", 4, 0)
@@ -111,8 +111,8 @@ def test_what_is_wrong_is_said_before_anything_runs(
     monkeypatch.chdir(seeds.parent)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     assert run(["expand", *words]) == 2
-    said = capsys.readouterr()
-    assert message in said.err
-    assert hint in said.err
-    assert said.out == ""
+    told = capsys.readouterr()
+    assert message in told.err
+    assert hint in told.err
+    assert told.out == ""
     assert not (tmp_path / "home").exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import tokenmill
+from support.run_cli import said, tokenmill
 from tokenmill.cli import run
 from tokenmill.model import synth
 
@@ -61,7 +61,7 @@ def test_the_result_is_kept_for_the_report(qualified: tuple[Path, "subprocess.Co
 
 def test_a_person_reads_why_and_poor_scores_are_no_failure(model: Path, tmp_path: Path) -> None:
     other = made(tmp_path / "other.gguf", seed=7)
-    done = tokenmill(tmp_path, "qualify", model, *SMALL, "--against", other)
+    done = said(tmp_path, "qualify", model, *SMALL, "--against", other)
     assert done.returncode == 0, done.stderr
     assert "verdict  not good enough for" in done.stdout
     assert "poor" in done.stdout
@@ -77,14 +77,14 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     """What is said of a command that is wrong."""
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
     assert run(["qualify", *map(str, words)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "hint:" in said.err
-    return said.err
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "hint:" in told.err
+    return told.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (("--depths", "1K,deep"), "'deep' is no depth"),
         (("--depths", "16"), "'16' is no depth"),
@@ -94,18 +94,18 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 )
 def test_wrong_use_says_what_is_right(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...], said: str,
+    words: tuple[str, ...], reason: str,
 ) -> None:  # fmt: skip
-    assert said in refused(tmp_path, capsys, monkeypatch, model, *words)
+    assert reason in refused(tmp_path, capsys, monkeypatch, model, *words)
 
 
 def test_what_cannot_be_compared_is_refused_before_anything_is_loaded(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = made(tmp_path / "other.gguf", vocab=640)
-    said = refused(tmp_path, capsys, monkeypatch, model, "--against", other)
-    assert "different vocabularies, of 512 and 640 tokens" in said
-    assert "loaded" not in said
+    told = refused(tmp_path, capsys, monkeypatch, model, "--against", other)
+    assert "different vocabularies, of 512 and 640 tokens" in told
+    assert "loaded" not in told
 
 
 def test_a_model_that_is_not_there(

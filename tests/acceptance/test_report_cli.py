@@ -5,27 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from support.run_cli import SMALL, jobs, ran, tokenmill, write
+from support.run_cli import SMALL, jobs, ran_here, said, write
 from tokenmill.report.html import GENERATOR
 
 
 def test_a_page_of_a_giant_on_a_machine_of_the_catalogue(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     words = ("kimi-k2.5:Q4_K_S", "--machine", "xeon-6980p", "--context", "16384", "-o", page)
-    done = tokenmill(tmp_path, "report", *words)
+    done = said(tmp_path, "report", *words)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert done.stderr == f"wrote {page}\n"
     text = page.read_text(encoding="utf-8")
     assert "kimi-k2.5 on xeon-6980p" in text.lower()
     assert "another machine" in text
     assert "tokenmill run jobs.jsonl --output results.jsonl --model kimi-k2.5:Q4_K_S --context 16384" in text
-    assert tokenmill(tmp_path, "report", *words).returncode == 0, "a report may be written over"
+    assert said(tmp_path, "report", *words).returncode == 0, "a report may be written over"
 
 
 def test_a_batch_then_its_report(tmp_path: Path, smollm2_path: Path) -> None:
     lines = write(tmp_path / "night.jsonl", jobs())
-    totals = ran(tmp_path, lines, "--output", tmp_path / "out.jsonl", "--model", smollm2_path, *SMALL)
-    done = tokenmill(tmp_path, "report", smollm2_path, "--json", "-o", tmp_path / "report.md", *SMALL)
+    totals = ran_here(tmp_path, lines, "--output", tmp_path / "out.jsonl", "--model", smollm2_path, *SMALL)
+    done = said(tmp_path, "report", smollm2_path, "--json", "-o", tmp_path / "report.md", *SMALL)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     (batch,) = found["reuse"]
@@ -44,7 +44,7 @@ def test_a_batch_then_its_report(tmp_path: Path, smollm2_path: Path) -> None:
 def test_without_a_model_or_a_file_it_is_markdown_about_the_machine(tmp_path: Path) -> None:
     config = tmp_path / "tokenmill.toml"
     config.write_text(f'models_dir = "{tmp_path / "none"}"\n')
-    done = tokenmill(tmp_path, "report", "--config", config)
+    done = said(tmp_path, "report", "--config", config)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("<!-- tokenmill report -->\n\n# ")
     assert "no model was named" in done.stdout
@@ -64,7 +64,7 @@ def test_what_cannot_be_done_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    done = tokenmill(tmp_path, "report", *words)
+    done = said(tmp_path, "report", *words)
     assert done.returncode in (1, 2)
     assert error in done.stderr
     assert "hint:" in done.stderr
@@ -75,7 +75,7 @@ def test_what_cannot_be_done_is_said(
 def test_files_of_others_are_not_written_over(tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text("# my notes\n")
-    done = tokenmill(tmp_path, "report", "-o", notes)
+    done = said(tmp_path, "report", "-o", notes)
     assert (done.returncode, notes.read_text()) == (2, "# my notes\n")
     assert "exists and is no report" in done.stderr
     assert GENERATOR not in done.stderr

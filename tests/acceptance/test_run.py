@@ -8,7 +8,22 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
+from support.run_cli import (
+    LIMIT_S,
+    THINGS,
+    begun,
+    job,
+    jobs,
+    last_batch,
+    names,
+    ran_here,
+    read,
+    said,
+    slow_at_the_end,
+    tokenmill,
+    until,
+    write,
+)
 from tokenmill.cli import run as cli
 
 
@@ -43,9 +58,9 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
     renamed = write(
         tmp_path / "again.jsonl", [{**line, "custom_id": f"x{number}"} for number, line in enumerate(jobs())]
     )
-    elsewhere = ran(home, renamed, "--output", tmp_path / "again.out", *store)
+    elsewhere = ran_here(home, renamed, "--output", tmp_path / "again.out", *store)
     assert (elsewhere["succeeded"], elsewhere["computed"], elsewhere["generated_tokens"]) == (12, 0, 0)
-    forced = ran(home, renamed, "--output", tmp_path / "forced.out", *store, "--no-reuse", "--max-tokens", 2)
+    forced = ran_here(home, renamed, "--output", tmp_path / "forced.out", *store, "--no-reuse", "--max-tokens", 2)
     assert (forced["succeeded"], forced["computed"]) == (12, 12)
 
 
@@ -58,7 +73,7 @@ def test_bad_lines_become_error_lines_and_the_rest_runs(home: Path, store: tuple
         {"custom_id": "plain", "prompt": "One, two,", "max_tokens": 3, "temperature": 0},
     ]
     source, output, errors = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl", tmp_path / "errors.jsonl"
-    totals = ran(home, source, "--output", output, *store)
+    totals = ran_here(home, source, "--output", output, *store)
     assert (totals["jobs"], totals["succeeded"], totals["failed"]) == (5, 2, 3)
     found = read(output)
     assert [line["custom_id"] for line in found] == ["good", None, "unknown key", "too long", "plain"]
@@ -69,12 +84,12 @@ def test_bad_lines_become_error_lines_and_the_rest_runs(home: Path, store: tuple
     assert "too many" in found[3]["error"]["message"]
     assert found[4]["response"]["body"]["object"] == "text_completion"
 
-    apart = ran(home, source, "--output", tmp_path / "apart.jsonl", "--errors", errors, *store)
+    apart = ran_here(home, source, "--output", tmp_path / "apart.jsonl", "--errors", errors, *store)
     assert apart["computed"] == 0
     assert names(tmp_path / "apart.jsonl") == ["good", "plain"]
     assert names(errors) == [None, "unknown key", "too long"]
 
-    strict = tokenmill(home, "run", source, "--output", tmp_path / "strict.jsonl", "--strict", *store)
+    strict = said(home, "run", source, "--output", tmp_path / "strict.jsonl", "--strict", *store)
     assert strict.returncode == 2
     assert "line 2" in strict.stderr
     assert not (tmp_path / "strict.jsonl").exists()
@@ -88,19 +103,19 @@ def test_a_summary_says_what_failed_and_how_to_go_on(home: Path, store: tuple[st
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "1 failed" in done.stdout
-    batch = json.loads(tokenmill(home, "status", "last", *store, "--json").stdout)["name"]
+    batch = json.loads(said(home, "status", "last", *store, "--json").stdout)["name"]
     assert f"tokenmill retry {batch} --failed" in " ".join(done.stdout.split())
 
-    shown = tokenmill(home, "status", batch[6:10], *store)
+    shown = said(home, "status", batch[6:10], *store)
     assert "1 done, 1 failed" in shown.stdout
     assert "not done within 0.1 s" in " ".join(shown.stdout.split())
-    failed = tokenmill(home, "results", "last", "--failed", *store)
+    failed = said(home, "results", "last", "--failed", *store)
     assert [json.loads(line)["custom_id"] for line in failed.stdout.splitlines()] == ["late"]
 
-    assert tokenmill(home, "retry", "last", *store).returncode == 2
-    assert "1 job of batch_" in tokenmill(home, "retry", "last", "--failed", *store).stderr
-    assert "stopped" in tokenmill(home, "status", *store).stdout
-    again = ran(home, source, "--output", tmp_path / "out.jsonl", *store, "--attempts", 2)
+    assert said(home, "retry", "last", *store).returncode == 2
+    assert "1 job of batch_" in said(home, "retry", "last", "--failed", *store).stderr
+    assert "stopped" in said(home, "status", *store).stdout
+    again = ran_here(home, source, "--output", tmp_path / "out.jsonl", *store, "--attempts", 2)
     assert (again["failed"], again["computed"]) == (1, 0)
     assert "tried 2 times" in read(tmp_path / "out.jsonl")[1]["error"]["message"]
 
@@ -124,13 +139,13 @@ def test_a_name_that_is_there_twice_is_refused_with_both_lines(
     home: Path, store: tuple[str, Path], tmp_path: Path
 ) -> None:
     source = write(tmp_path / "jobs.jsonl", [job("same", "One."), job("other", "Two."), job("same", "Three.")])
-    done = tokenmill(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
+    done = said(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 2
     assert "'same' is on line 1 and again on line 3" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         ((), "no jobs are given"),
         (("absent.jsonl",), "cannot read absent.jsonl"),
@@ -150,7 +165,7 @@ def test_a_name_that_is_there_twice_is_refused_with_both_lines(
 )
 def test_wrong_use_is_said_in_a_line(
     words: tuple[str, ...],
-    said: str,
+    reason: str,
     home: Path,
     store: tuple[str, Path],
     tmp_path: Path,
@@ -164,7 +179,7 @@ def test_wrong_use_is_said_in_a_line(
     assert cli(["run", *words, *output, *map(str, store)]) in (1, 2)
     told = capsys.readouterr().err
     assert "error: " in told
-    assert said in told
+    assert reason in told
     assert names(tmp_path / "jobs.jsonl") == [line["custom_id"] for line in jobs(THINGS[:2])]
 
 
@@ -189,43 +204,43 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
     process = begun(home, source, "--output", output, *store)
     try:
         until(lambda: last_batch(store[1])[0].running > 0)
-        shown = tokenmill(home, "status", "last", *store)
+        shown = said(home, "status", "last", *store)
         assert f"running, worked on by process {process.pid}" in shown.stdout
-        assert tokenmill(home, "results", "last", *store).returncode == 0
-        second = tokenmill(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
+        assert said(home, "results", "last", *store).returncode == 0
+        second = said(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
         assert second.returncode == 1
         assert f"process {process.pid} works with the batches" in second.stderr
-        assert "asked to cancel" in tokenmill(home, "cancel", "last", *store).stderr
-        assert process.wait(60) == 0  # every line has its result or its error
+        assert "asked to cancel" in said(home, "cancel", "last", *store).stderr
+        assert process.wait(LIMIT_S) == 0  # every line has its result or its error
     finally:
         process.kill()
         process.communicate()
     errors = [line["error"] for line in read(output)]
     assert len(errors) == 12
     assert {error["code"] for error in errors if error} == {"cancelled"}
-    assert tokenmill(home, "cancel", "last", *store).returncode == 2
-    assert "cancelled" in tokenmill(home, "status", *store).stdout
-    tokenmill(home, "retry", "last", "--cancelled", *store)
+    assert said(home, "cancel", "last", *store).returncode == 2
+    assert "cancelled" in said(home, "status", *store).stdout
+    said(home, "retry", "last", "--cancelled", *store)
     assert last_batch(store[1])[0].cancelled == 0
 
 
 def test_an_interrupt_keeps_everything_and_the_same_command_goes_on(
     home: Path, store: tuple[str, Path], tmp_path: Path
 ) -> None:
-    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True)), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "jobs.jsonl", slow_at_the_end()), tmp_path / "out.jsonl"
     process = begun(home, source, "--output", output, *store)
     try:
         until(lambda: last_batch(store[1])[0].done >= 3)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, talk = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the same command goes on from there" in " ".join(said.decode().split())
+    assert "the same command goes on from there" in " ".join(talk.decode().split())
     counts, before = last_batch(store[1])[0], output.read_bytes()
     assert counts.running == 0
     assert 3 <= counts.done < 12
-    totals = ran(home, source, "--output", output, *store)
+    totals = ran_here(home, source, "--output", output, *store)
     assert totals["computed"] == 12 - counts.done
     assert output.read_bytes().startswith(before)
     assert names(output) == [line["custom_id"] for line in jobs()]

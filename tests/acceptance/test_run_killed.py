@@ -14,7 +14,20 @@ import termios
 import time
 from pathlib import Path
 
-from support.run_cli import SMALL, begun, command, environment, jobs, last_batch, names, ran, until, write
+from support.run_cli import (
+    LIMIT_S,
+    SMALL,
+    begun,
+    command,
+    environment,
+    jobs,
+    last_batch,
+    names,
+    ran_here,
+    slow_at_the_end,
+    until,
+    write,
+)
 from tokenmill.engine import records
 from tokenmill.jobs.database import PAGE_BYTES
 from tokenmill.jobs.job import Submission
@@ -23,12 +36,12 @@ from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 
 NAMES = [line["custom_id"] for line in jobs()]
-KILLS = 5
+KILLS = 4
 
 
 def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path: Path) -> None:
     chance, store = random.Random(7), tmp_path / "batches"
-    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True)), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "jobs.jsonl", slow_at_the_end()), tmp_path / "out.jsonl"
     written, kept = b"", dict[int, bytes]()
     for kill in range(KILLS):
         process = begun(home, source, "--output", output, "--store", store, "--engine", "night")
@@ -46,7 +59,7 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
         assert whole.startswith(written)
         written = whole
     assert 0 < len(kept) < 12
-    totals = ran(home, source, "--output", output, "--store", store, "--engine", "night")
+    totals = ran_here(home, source, "--output", output, "--store", store, "--engine", "night")
     assert totals["computed"] == 12 - len(kept)  # what was answered is not computed again
     assert totals["batch_totals"]["computed"] == 12
     assert output.read_bytes().startswith(written)
@@ -59,7 +72,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     smollm2_path: Path, tmp_path: Path
 ) -> None:
     store, state = tmp_path / "batches", tmp_path / "tokenmill"
-    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=12, ignore_eos=True)), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "jobs.jsonl", slow_at_the_end()), tmp_path / "out.jsonl"
     words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm")
     process = begun(tmp_path, *words)
     until(lambda: len(last_batch(store)[1]) >= 2)
@@ -74,7 +87,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
         (second,) = records.listed(state)
         assert second.engine != first.engine
         os.kill(second.engine.pid, signal.SIGKILL)
-        out, said = process.communicate(timeout=120)
+        out, said = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == 0, said
@@ -102,7 +115,8 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
             said += os.read(process.stderr.fileno(), 1 << 16)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(5) == 130
+        assert process.wait(LIMIT_S) == 130
+        assert record.engine.alive  # nobody waited for it
     finally:
         process.kill()
         process.communicate()
@@ -118,7 +132,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     limit = 6 * PAGE_BYTES  # of a file: the log of a few transactions, however many answers each of them has
     words = command("run", source, "--output", output, "--store", store)
     full = subprocess.run(
-        words, env=environment(home), capture_output=True, text=True, check=False, timeout=100,
+        words, env=environment(home), capture_output=True, text=True, check=False, timeout=LIMIT_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )  # fmt: skip
     assert full.returncode == 1
@@ -127,7 +141,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     assert "Traceback" not in full.stderr
     kept = len(last_batch(store)[1])
     assert kept < 12
-    totals = ran(home, source, "--output", output, "--store", store)
+    totals = ran_here(home, source, "--output", output, "--store", store)
     assert (totals["succeeded"], totals["computed"]) == (12, 12 - kept)
     assert names(output) == NAMES
 
@@ -161,6 +175,6 @@ def _on_a_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
             if not data:
                 break
             seen += data
-        code = process.wait(60)
+        code = process.wait(LIMIT_S)
     os.close(ours)
     return code, seen.decode(errors="replace")

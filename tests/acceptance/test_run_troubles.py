@@ -12,7 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from support.run_cli import SMALL, THINGS, begun, job, jobs, last_batch, names, ran, read, tokenmill, until, write
+from support.run_cli import (
+    LIMIT_S,
+    SMALL,
+    THINGS,
+    begun,
+    job,
+    jobs,
+    last_batch,
+    names,
+    ran_here,
+    read,
+    said,
+    slow_at_the_end,
+    tokenmill,
+    until,
+    write,
+)
 from tokenmill.cli import run as cli
 from tokenmill.engine import records
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
@@ -41,7 +57,7 @@ def test_a_job_that_kills_the_engine_is_found_and_set_aside(smollm2_path: Path, 
     store, state = tmp_path / "batches", tmp_path / "tokenmill"
     lines = [
         *jobs(THINGS[:5], max_tokens=10, ignore_eos=True),
-        job("poison", "Say it.", max_tokens=40, ignore_eos=True),
+        job("poison", "Say it.", max_tokens=600, ignore_eos=True),
     ]
     source, output = write(tmp_path / "jobs.jsonl", lines), tmp_path / "out.jsonl"
     words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm", "--json")
@@ -55,16 +71,16 @@ def test_a_job_that_kills_the_engine_is_found_and_set_aside(smollm2_path: Path, 
                     killed.add(record.engine.pid)
                     os.kill(record.engine.pid, signal.SIGSEGV)  # as a bug in the engine would end it
             until(lambda: state_of(store, 6) is not State.RUNNING)
-        out, said = process.communicate(timeout=120)
+        out, talk = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, talk
     totals = json.loads(out)
     assert (totals["succeeded"], totals["set_aside"], totals["engine_deaths"]) == (5, 1, 2)
     assert totals["failed_by_code"] == {"engine_died": 1}
     assert names(output) == [line["custom_id"] for line in lines]
     assert "SIGSEGV" in read(output)[5]["error"]["message"]
-    assert "killed by SIGSEGV" in said.decode()
+    assert "killed by SIGSEGV" in talk.decode()
 
 
 def test_what_is_in_the_way_of_the_output_leaves_no_batch_behind(
@@ -115,7 +131,7 @@ def test_a_deadline_and_a_priority_may_change(
     first = json.loads(late.stdout)
     assert (first["succeeded"], first["failed_by_code"]) == (0, {"deadline": 3})
     assert {line["error"]["code"] for line in read(output)} == {"deadline"}
-    shown = tokenmill(home, "status", "last", *store).stdout
+    shown = said(home, "status", "last", *store).stdout
     assert "priority  2" in shown
     assert "deadline  " in shown
     again = tokenmill(home, "run", source, "--output", output, *store, "--deadline", "8h", "--priority", 3)
@@ -130,11 +146,11 @@ def test_what_cannot_pass_is_not_to_be_tried_again(home: Path, store: tuple[str,
     source = write(tmp_path / "jobs.jsonl", [job("fine", "Say yes.", max_tokens=1), job("long", "word " * 3000)])
     done = tokenmill(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "1 too long: tokenmill retry batch_" in said
-    assert "then the same command with a larger --context" in said
-    assert "to try again" not in said
-    retried = tokenmill(home, "retry", "last", "--failed", *store)
+    shown = " ".join(done.stdout.split())
+    assert "1 too long: tokenmill retry batch_" in shown
+    assert "then the same command with a larger --context" in shown
+    assert "to try again" not in shown
+    retried = said(home, "retry", "last", "--failed", *store)
     assert "1 job of batch_" in retried.stderr
     assert "1 too long: give a larger --context" in retried.stderr
 
@@ -145,19 +161,19 @@ def test_servers_work_through_a_batch(smollm2_path: Path, home: Path, store: tup
     try:
         (record,) = (each for each in records.listed(home / "tokenmill") if each.name == "server")
         source = write(tmp_path / "jobs.jsonl", [*jobs(THINGS[:4], max_tokens=4), job("long", "word " * 3000)])
-        by_name = ran(home, source, "--output", tmp_path / "named.jsonl", *store, "--engine", "server")
+        by_name = ran_here(home, source, "--output", tmp_path / "named.jsonl", *store, "--engine", "server")
         assert (by_name["succeeded"], by_name["failed_by_code"]) == (4, {"too_long": 1})
         assert by_name["computed_prompt_tokens"] <= 1.02 * by_name["least_prompt_tokens"]
         assert "too many" in read(tmp_path / "named.jsonl")[4]["error"]["message"]
-        by_url = ran(home, source, "--output", tmp_path / "url.jsonl", *store, "--engine", record.address)
+        by_url = ran_here(home, source, "--output", tmp_path / "url.jsonl", *store, "--engine", record.address)
         assert (by_url["succeeded"], by_url["failed"]) == (4, 1)
         assert names(tmp_path / "url.jsonl") == names(tmp_path / "named.jsonl")
     finally:
-        assert tokenmill(home, "engines", "stop", "server").returncode == 0
+        assert said(home, "engines", "stop", "server").returncode == 0
 
 
 def test_who_asks_while_a_batch_runs_is_answered_first(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
-    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=30, ignore_eos=True)), tmp_path / "out.jsonl"
+    source, output = write(tmp_path / "jobs.jsonl", slow_at_the_end()), tmp_path / "out.jsonl"
     process = begun(home, source, "--output", output, *store, "--json")
 
     async def ask() -> str:
@@ -166,7 +182,7 @@ def test_who_asks_while_a_batch_runs_is_answered_first(home: Path, store: tuple[
         try:
             chat = Chat(({"role": "user", "content": "Who are you?"},))
             request = Request(chat, Sampling(temperature=0.0), max_tokens=4, priority="interactive")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(LIMIT_S):
                 return (await answer(engine, request)).text
         finally:
             await engine.close()
@@ -174,11 +190,11 @@ def test_who_asks_while_a_batch_runs_is_answered_first(home: Path, store: tuple[
     try:
         until(lambda: last_batch(store[1])[0].running >= 4)
         assert asyncio.run(ask())
-        assert last_batch(store[1])[0].done < 12  # four tokens came before the batch's three hundred and sixty
-        out, said = process.communicate(timeout=120)
+        assert last_batch(store[1])[0].done < 12  # four tokens came before the batch's hundreds
+        out, talk = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, talk
     assert json.loads(out)["succeeded"] == 12
     assert names(output) == [line["custom_id"] for line in jobs()]
 
@@ -188,19 +204,19 @@ def test_an_output_folder_that_goes_is_told_and_can_be_made_again(
 ) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
-    source = write(tmp_path / "jobs.jsonl", jobs(max_tokens=16, ignore_eos=True))
+    source = write(tmp_path / "jobs.jsonl", slow_at_the_end())
     process = begun(home, source, "--output", folder / "out.jsonl", *store)
     try:
         until(lambda: last_batch(store[1])[0].done >= 2)
         shutil.rmtree(folder)
-        _, said = process.communicate(timeout=120)
+        _, talk = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
     assert process.returncode == 1
-    assert "was removed or replaced while it was written" in said.decode()
+    assert "was removed or replaced while it was written" in talk.decode()
     assert last_batch(store[1])[0].done == 12  # nothing was held up by it
     folder.mkdir()
-    assert ran(home, source, "--output", folder / "out.jsonl", *store)["computed"] == 0
+    assert ran_here(home, source, "--output", folder / "out.jsonl", *store)["computed"] == 0
     assert names(folder / "out.jsonl") == [line["custom_id"] for line in jobs()]
 
 

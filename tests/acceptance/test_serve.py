@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from support.run_cli import SMALL, command, environment, until
+from support.run_cli import LIMIT_S, SMALL, command, environment, until
 from tokenmill.cli import run
 from tokenmill.engine import records
 
@@ -38,7 +38,7 @@ def serving(home: Path, *words: object) -> Iterator[tuple["subprocess.Popen[byte
         yield process, json.loads(text)
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_S)
 
 
 def alive(pid: int) -> bool:
@@ -50,7 +50,7 @@ def alive(pid: int) -> bool:
 
 
 def asked(said: dict[str, Any]) -> openai.OpenAI:
-    return openai.OpenAI(base_url=said["url"], api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=said["url"], api_key="none", max_retries=0, timeout=LIMIT_S)
 
 
 def test_a_night(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_night(tmp_path: Path) -> None:
         assert answer.usage.prompt_tokens_details is not None
         assert (answer.usage.prompt_tokens_details.cached_tokens or 0) > 0.8 * answer.usage.prompt_tokens
         process.kill()
-        _, talk = process.communicate(timeout=30)
+        _, talk = process.communicate(timeout=LIMIT_S)
         until(lambda: not alive(said["engines"][0]["pid"]))
         line = json.loads(talk.decode().splitlines()[-1])
         assert (line["route"], line["completion_tokens"]) == ("/v1/chat/completions", 2)
@@ -81,12 +81,12 @@ def test_a_night(tmp_path: Path) -> None:
         engine = said["engines"][0]["pid"]
         os.kill(engine, signal.SIGKILL)
         body = {"model": "smollm2", "prompt": "One, two,", "max_tokens": 1}
-        until(lambda: httpx.post(f"{said['url']}/completions", json=body, timeout=60).status_code == 200)
+        until(lambda: httpx.post(f"{said['url']}/completions", json=body, timeout=LIMIT_S).status_code == 200)
         stream = asked(said).completions.create(model="smollm2", prompt="One, two,", max_tokens=40, stream=True)
         next(iter(stream))
         process.send_signal(signal.SIGTERM)
         assert list(stream)[-1].choices[0].finish_reason in ("stop", "length")
-        _, talk = process.communicate(timeout=60)
+        _, talk = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
         assert "the gateway has stopped" in talk.decode()
         assert "route=/v1/completions status=200" in talk.decode()
@@ -168,7 +168,7 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         lines: list[str] = []
         while not lines or not lines[-1].startswith("ready"):
             lines.append(process.stdout.readline())
-            assert lines[-1], process.communicate(timeout=30)
+            assert lines[-1], process.communicate(timeout=LIMIT_S)
         page = next(line.split()[1] for line in lines if line.startswith("page "))
         assert "<title>" in httpx.get(page).text
         assert "away: url http://127.0.0.1:9; nothing answers" in "".join(lines)
@@ -177,13 +177,13 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         body = {"model": "small", "prompt": "One,", "max_tokens": 1}
         os.kill(small.engine.pid, signal.SIGKILL)
         until(lambda: not alive(small.engine.pid))
-        until(lambda: httpx.post(f"{page}v1/completions", json=body, timeout=60).status_code == 200)
+        until(lambda: httpx.post(f"{page}v1/completions", json=body, timeout=LIMIT_S).status_code == 200)
         process.send_signal(signal.SIGINT)
-        _, talk = process.communicate(timeout=60)
+        _, talk = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
         assert "engine small: restarting: " in talk
         assert 'why="no route holds"' in talk
         assert "a second signal ends it at once" in talk
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_S)

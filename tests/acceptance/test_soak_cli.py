@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.run_cli import command, environment, tokenmill
+from support.run_cli import LIMIT_S, command, environment, said, tokenmill
 from tokenmill.model import synth
 from tokenmill.model.identity import identity_of
 from tokenmill.tune import history
@@ -50,7 +50,7 @@ def test_all_of_a_context_is_filled_on_every_lane(moe: Path, tmp_path: Path) -> 
 
 
 def test_a_limit_that_is_too_small_is_a_result_and_no_crash(moe: Path, tmp_path: Path) -> None:
-    done = tokenmill(tmp_path, "soak", moe, *SMALL, "--memory-limit", "30 MiB", "--json")
+    done = said(tmp_path, "soak", moe, *SMALL, "--memory-limit", "30 MiB", "--json")
     assert done.returncode == 3, done.stderr
     found = json.loads(done.stdout)
     assert (found["usable_context"], found["ended"], found["limit_bytes"]) == (0, "memory", 30 << 20)
@@ -67,7 +67,7 @@ def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path
         assert any(b" of 4,096 tokens at " in line for line in soak.stderr)  # it has filled some
         [record] = (tmp_path / "tokenmill" / "engines").glob("*/engine.json")
         os.kill(json.loads(record.read_text())["engine"]["pid"], signal.SIGKILL)
-        out, _ = soak.communicate(timeout=120)
+        out, _ = soak.communicate(timeout=LIMIT_S)
     assert soak.returncode == 1
     text = out.decode()
     assert "the engine failed on the way to" in text
@@ -86,7 +86,7 @@ def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path
     ],
 )
 def test_what_is_wrong_is_said_and_what_to_do(moe: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
-    done = tokenmill(tmp_path, "soak", *(word.format(moe=moe) for word in words))
+    done = said(tmp_path, "soak", *(word.format(moe=moe) for word in words))
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""

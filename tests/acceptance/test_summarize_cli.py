@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import SMALL, command, environment, last_batch, tokenmill, until
+from support.run_cli import SMALL, command, environment, last_batch, said, tokenmill, until
 from tokenmill.cli import run
 
 LONG = "".join(
@@ -25,7 +25,7 @@ def home(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     done = tokenmill(folder, "serve", "--engine-only", smollm2_path, *SMALL, "--no-warm", "--detach", "--name", "night")
     assert done.returncode == 0, done.stderr
     yield folder
-    assert tokenmill(folder, "engines", "stop", "night").returncode == 0
+    assert said(folder, "engines", "stop", "night").returncode == 0
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def words(tmp_path: Path, docs: Path, smollm2_path: Path) -> tuple[object, ...]:
 
 
 def told(home: Path, *words: object) -> dict[str, Any]:
-    done = tokenmill(home, *words, "--json")
+    done = said(home, *words, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -65,7 +65,7 @@ def test_every_night_only_what_has_changed(home: Path, docs: Path, words: tuple[
     assert first["files"]["skipped"] == [{"document": "scan.pdf", "reason": "a PDF, not text"}]
     assert (tmp_path / "out" / "deep" / "river.md.md").read_text().strip()
 
-    done = tokenmill(home, *words)
+    done = said(home, *words)
     assert done.returncode == 0
     assert "documents  7: 7 unchanged" in done.stdout
     assert "skipped scan.pdf: a PDF, not text" in done.stderr
@@ -87,6 +87,8 @@ def test_every_night_only_what_has_changed(home: Path, docs: Path, words: tuple[
 def test_kill_9_and_the_same_command_computes_nothing_twice(
     home: Path, words: tuple[object, ...], tmp_path: Path
 ) -> None:
+    # more tokens: what is at work when the first are done takes a while
+    words = tuple(100 if word == 8 else word for word in words)
     process = subprocess.Popen(command(*words), env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         until(lambda: len(last_batch(tmp_path / "batches")[1]) >= 2)
@@ -117,7 +119,7 @@ def test_documents_that_fail_are_named_and_tried_again(
 ) -> None:
     words = ("summarize", docs, "-o", tmp_path / "out", "--store", tmp_path / "batches", "--model", smollm2_path)
     for attempt in (1, 2):
-        done = tokenmill(home, *words, "--body", '{"grammar": "no grammar"}', "--json")
+        done = said(home, *words, "--body", '{"grammar": "no grammar"}', "--json")
         assert done.returncode == 1, done.stderr
         totals = json.loads(done.stdout)
         assert (totals["failed"], totals["done"]) == (6, 0)
@@ -167,7 +169,7 @@ def test_prompts_are_written_to_be_edited(alone: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         ((), "an output folder must be given"),
         (("-o", "out"), "documents must be given"),
@@ -185,7 +187,7 @@ def test_prompts_are_written_to_be_edited(alone: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(
-    alone: Path, docs: Path, smollm2_path: Path, words: tuple[str, ...], said: str,
+    alone: Path, docs: Path, smollm2_path: Path, words: tuple[str, ...], reason: str,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (alone / "scan").mkdir()
@@ -193,6 +195,6 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
     monkeypatch.chdir(alone)
     assert run(["summarize", *words, "--model", str(smollm2_path)]) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert reason in captured.err
     assert captured.out == ""
     assert "hint:" in captured.err or "--max" in captured.err or "belongs" in captured.err

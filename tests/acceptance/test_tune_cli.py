@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import command, environment, tokenmill, until, write
+from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
 from tokenmill.engine import measured
 from tokenmill.model import synth
 from tokenmill.tune import history
@@ -71,7 +71,7 @@ def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: P
 
 def test_the_same_command_again_makes_no_trial_and_no_load(home: Path, moe: Path) -> None:
     loads = len(measured.read(home / "tokenmill"))
-    done = tokenmill(home, "tune", moe, *SMALL, "--trials", 3, "--busy", "--json")
+    done = said(home, "tune", moe, *SMALL, "--trials", 3, "--busy", "--json")
     assert done.returncode == 0, done.stderr
     assert "3 trials from before count" in done.stderr
     found = json.loads(done.stdout)
@@ -82,7 +82,7 @@ def test_the_same_command_again_makes_no_trial_and_no_load(home: Path, moe: Path
 
 def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -> None:
     sequences = point_of(home)["dials"]["sequences"]
-    done = tokenmill(home, "plan", moe, "--json")
+    done = said(home, "plan", moe, "--json")
     assert done.returncode == 0, done.stderr
     assert f"{sequences} sequence" in done.stderr
     assert "operating point of" in done.stderr
@@ -92,19 +92,19 @@ def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -
     assert (plan["settings"]["threads"], plan["settings"]["context"]) == (1, 512)
     reasons = {each["name"]: each["reason"] for each in plan["decisions"]}
     assert reasons["sequences"].startswith("operating point of")
-    own = tokenmill(home, "plan", moe, "--json", "--sequences", 3)
+    own = said(home, "plan", moe, "--json", "--sequences", 3)
     assert json.loads(own.stdout)["settings"]["sequences"] == 3
-    without = tokenmill(home, "plan", moe, "--json", "--no-point")
+    without = said(home, "plan", moe, "--json", "--no-point")
     assert "operating point" not in without.stderr
     assert json.loads(without.stdout)["settings"]["context"] > 512
-    other = tokenmill(home, "plan", moe, "--reserve-ram", "1 GiB")
+    other = said(home, "plan", moe, "--reserve-ram", "1 GiB")
     assert "the operating point was found without --reserve-ram" in other.stderr
 
 
 def test_old_trials_do_not_overrule_what_is_said_now(home: Path, moe: Path, tmp_path: Path) -> None:
     own = copied(home, tmp_path)
     asked = next(count for count in (3, 5) if count != point_of(own)["dials"]["sequences"])
-    done = tokenmill(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--sequences", asked, "--json")
+    done = said(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--sequences", asked, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["dials"]["sequences"] == asked, "the goal's own number, which was not tried before"
@@ -113,17 +113,17 @@ def test_old_trials_do_not_overrule_what_is_said_now(home: Path, moe: Path, tmp_
 
 def test_a_point_holds_with_the_options_it_was_found_with(home: Path, moe: Path, tmp_path: Path) -> None:
     own = copied(home, tmp_path)
-    done = tokenmill(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--reserve-ram", "1 GiB", "--json")
+    done = said(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--reserve-ram", "1 GiB", "--json")
     assert done.returncode == 0, done.stderr
     assert "from before" not in done.stderr, "trials with another amount of memory cannot be compared"
-    assert "operating point of" in tokenmill(own, "plan", moe, "--reserve-ram", "1 GiB", "--json").stderr
-    assert "was found with --reserve-ram" in tokenmill(own, "plan", moe, "--json").stderr
+    assert "operating point of" in said(own, "plan", moe, "--reserve-ram", "1 GiB", "--json").stderr
+    assert "was found with --reserve-ram" in said(own, "plan", moe, "--json").stderr
 
 
 def test_a_run_uses_the_point_and_measures_no_width(home: Path, moe: Path, tmp_path: Path) -> None:
     lines = [{"prompt": f"word {number}", "max_tokens": 2, "temperature": 0} for number in range(3)]
     jobs = write(tmp_path / "jobs.jsonl", lines)
-    done = tokenmill(home, "run", jobs, "-o", tmp_path / "out.jsonl", "--model", moe, "--no-warm")
+    done = said(home, "run", jobs, "-o", tmp_path / "out.jsonl", "--model", moe, "--no-warm")
     assert done.returncode == 0, done.stderr
     assert "operating point of" in done.stderr
     assert "at once: measured" not in done.stderr
@@ -136,7 +136,7 @@ def test_a_changed_model_is_told_and_not_tuned(home: Path, moe: Path, tmp_path: 
     data = bytearray(moe.read_bytes())
     data[-4096:] = bytes(4096)
     other.write_bytes(data)
-    done = tokenmill(home, "plan", other)
+    done = said(home, "plan", other)
     assert "is of another file of" in done.stderr
 
 
@@ -146,7 +146,7 @@ def test_jobs_of_one_s_own_and_quiet_trials_go_into_the_history(moe: Path, tmp_p
     )
     with jobs.open("a") as file:
         file.write("no JSON\n")  # is passed over
-    done = tokenmill(tmp_path, "tune", moe, *SMALL, "--trials", 1, "--jobs", jobs, "--json")
+    done = said(tmp_path, "tune", moe, *SMALL, "--trials", 1, "--jobs", jobs, "--json")
     state = tmp_path / "tokenmill"
     (trials,) = (state / "points").glob("*.trials.jsonl")
     kept = [json.loads(line) for line in trials.read_text().splitlines()]
@@ -177,15 +177,15 @@ def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Pa
         engines = _children(process.pid)
         assert engines
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, talk = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
-    assert process.returncode == 130, said
+    assert process.returncode == 130, talk
     kept = len(next(points.glob("*.trials.jsonl")).read_text().splitlines())
-    assert f"stopped: {kept} trial" in said.decode()
-    assert b"goes on from there" in said
+    assert f"stopped: {kept} trial" in talk.decode()
+    assert b"goes on from there" in talk
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines))
-    again = tokenmill(tmp_path, "tune", moe, *SMALL, "--busy", "--trials", kept, "--json")
+    again = said(tmp_path, "tune", moe, *SMALL, "--busy", "--trials", kept, "--json")
     assert again.returncode == 0, again.stderr
     assert len(json.loads(again.stdout)["trials"]) == kept
 
@@ -216,7 +216,7 @@ def _children(pid: int) -> list[int]:
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(
     moe: Path, tmp_path: Path, words: tuple[object, ...], message: str
 ) -> None:
-    done = tokenmill(tmp_path, "tune", moe, *words)
+    done = said(tmp_path, "tune", moe, *words)
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "tokenmill" / "engines").exists()

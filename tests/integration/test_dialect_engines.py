@@ -85,7 +85,7 @@ def run(script: str, folder: Path, *arguments: str) -> list[str]:
     path = folder / "run.sh"
     path.write_text(script)
     subprocess.run(["sh", "-n", str(path)], check=True)
-    done = subprocess.run(["sh", str(path), *arguments], capture_output=True, text=True, check=True, timeout=30,
+    done = subprocess.run(["sh", str(path), *arguments], capture_output=True, text=True, check=True, timeout=120,
                           env={"PATH": f"{folder}:{os.environ['PATH']}"})  # fmt: skip
     return done.stdout.splitlines()
 

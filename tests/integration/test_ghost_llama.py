@@ -1,6 +1,5 @@
 """The real llama.cpp takes ghosts for the models they are, and plans the memory that we plan."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -38,9 +37,7 @@ def test_every_catalogue_model_is_tried() -> None:
 def test_llama_cpp_plans_a_ghost_with_our_sizes(name: str, tmp_path: Path) -> None:
     path = tmp_path / "ghost.gguf"
     written = ghost.write(name, path)
-    started = time.monotonic()
     planned = llama.plan(path, context=CONTEXT)
-    assert time.monotonic() - started < 30  # a loaded machine; alone it takes half a second
     profile = read(path)
     assert planned.description == DESCRIPTIONS[name]
     assert planned.parameters == written.parameters == profile.parameters

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pynvml
@@ -36,11 +35,17 @@ def test_agrees_with_what_python_sees(tmp_path: Path) -> None:
     assert sorted(cpu for node in machine.numa for cpu in node.cpus) == sorted(range(os.cpu_count() or 0))
 
 
-def test_is_quick() -> None:
+def test_takes_little_of_the_processors() -> None:
+    """Of their time, and that of programs it asks: on the clock it depends on what else the machine does."""
+
+    def used_s() -> float:
+        spent = os.times()
+        return spent.user + spent.system + spent.children_user + spent.children_system
+
     probe()  # the first one pays for imports
-    start = time.perf_counter()
+    before_s = used_s()
     probe(Path.cwd())
-    assert time.perf_counter() - start < 1.0
+    assert used_s() - before_s < 5.0  # a hundredth of that where processors are quick
 
 
 def test_without_a_path_there_is_no_disk() -> None:

@@ -1,6 +1,7 @@
 """The real llama.cpp, run dry on ghosts, projects what the plan predicts: weights, caches, buffers, to the byte or so."""
 
 import shutil
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -8,6 +9,7 @@ from typing import get_args
 import pytest
 
 from support import llama
+from support.dry_runs import projected
 from support.plans import placed, settings
 from tokenmill.engine import fit_params
 from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
@@ -27,6 +29,8 @@ GHOSTS = [
     "kimi-k2.5:Q4_K_S", "deepseek-v3:Q4_K_M", "llama-4-maverick:Q4_K_M", "llama-4-scout:nvfp4",
     "qwen3-235b-a22b:Q4_K_M", "gpt-oss-120b:MXFP4", "glm-4.5:Q4_K_M", "llama-3.3-70b:Q4_K_M", "qwen3-32b:Q8_0",
 ]  # fmt: skip
+REWRITTEN = ("kimi-k2.5", "qwen3-32b")  # stacks of experts and latent projections; plain matrices
+QUANTS = ("Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16")
 MATRIX = tuple(
     Context(tokens, ubatch=ubatch, type_k=cache, type_v=cache)
     for tokens, ubatch, cache in product((8192, 32768, 131072), (512, 2048), ("f16", "q8_0", "q4_0"))
@@ -56,27 +60,47 @@ def check(profile: Profile, context: Context, found: ContextProjection, *, compu
     assert output_bytes(profile, context) == pytest.approx(found.output_bytes, abs=0.01 * MIB)
 
 
+def check_repacked(profile: Profile, found: ContextProjection) -> None:
+    repacked = sum(buffer.model_bytes for buffer in found.buffers if buffer.name == "CPU_REPACK")
+    assert repacked == sum(tensor.bytes for tensor in profile.tensors if is_repacked(tensor))
+
+
+Dry = dict[str, tuple[Profile, tuple[ContextProjection, ...]]]
+"""Ghosts by name, and what llama.cpp makes of each under every context that was asked for."""
+
+
+def run_dry(names: Sequence[str], contexts: tuple[Context, ...], folder: Path) -> Dry:
+    written = [ghost.write(name, folder / f"{number}.gguf") for number, name in enumerate(names)]
+    found = projected([(Path(one.path), DryRun(contexts)) for one in written])
+    for one in written:
+        assert Path(one.path).stat().st_blocks * 512 == one.disk_bytes  # nothing touched the hole
+    return {name: (read(one.path), seen) for name, one, seen in zip(names, written, found, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> Dry:
+    return run_dry(GHOSTS, MATRIX + CORNERS, tmp_path_factory.mktemp("ghosts"))
+
+
+@pytest.fixture(scope="module")
+def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Dry:
+    names = [f"{model}:{quant}" for model, quant in product(REWRITTEN, QUANTS)]
+    return run_dry(names, (Context(512),), tmp_path_factory.mktemp("rewritten"))
+
+
 @pytest.mark.parametrize("name", GHOSTS)
-def test_projected_as_predicted(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "ghost.gguf"
-    written = ghost.write(name, path)
-    profile, projected = read(path), project(path, DryRun(MATRIX + CORNERS))
-    for context, found in zip(MATRIX + CORNERS, projected.contexts, strict=True):
+def test_projected_as_predicted(dry: Dry, name: str) -> None:
+    profile, contexts = dry[name]
+    for context, found in zip(MATRIX + CORNERS, contexts, strict=True):
         check(profile, context, found, compute_share=0.001)
-    repacked = [buffer.model_bytes for buffer in projected.contexts[0].buffers if buffer.name == "CPU_REPACK"]
-    assert sum(repacked) == sum(tensor.bytes for tensor in profile.tensors if is_repacked(tensor))
-    assert path.stat().st_blocks * 512 == written.disk_bytes  # nothing touched the hole
+    check_repacked(profile, contexts[0])
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16"])  # fmt: skip
-def test_rewritten_types(quant: str, tmp_path: Path) -> None:
-    for model in ("kimi-k2.5", "qwen3-32b"):  # stacks of experts and latent projections; plain matrices
-        path = tmp_path / f"{model}.gguf"
-        ghost.write(f"{model}:{quant}", path)
-        found = project(path, DryRun((Context(512),))).contexts[0].buffers
-        assert sum(buffer.model_bytes for buffer in found if buffer.name == "CPU_REPACK") == sum(
-            tensor.bytes for tensor in read(path).tensors if is_repacked(tensor)
-        )
+@pytest.mark.parametrize("quant", QUANTS)
+def test_rewritten_types(rewritten: Dry, quant: str) -> None:
+    for model in REWRITTEN:
+        profile, contexts = rewritten[f"{model}:{quant}"]
+        check_repacked(profile, contexts[0])
 
 
 def test_nothing_is_rewritten_when_told_not_to(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.gateway import Served
 
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 FINAL = ("failed", "completed", "expired", "cancelled")
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 

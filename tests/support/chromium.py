@@ -1,15 +1,18 @@
 """A real Chromium for tests of pages, and what every page must keep to."""
 
+import fcntl
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMIT_MS = 120_000
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
 # WCAG 2's contrast of every visible text with the first colour behind it that is not transparent; the worst five.
@@ -53,10 +56,15 @@ class Opened:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    found = subprocess.run([ROOT / "scripts" / "browser.sh"], capture_output=True, check=False, text=True, timeout=280)
+    with (Path(tempfile.gettempdir()) / "tokenmill-tests-browser.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # it may have to be installed, which only one can do at a time
+        found = subprocess.run(
+            [ROOT / "scripts" / "browser.sh"], capture_output=True, check=False, text=True, timeout=280
+        )
     assert found.returncode == 0, found.stderr
+    expect.set_options(timeout=LIMIT_MS)
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found.stdout.strip(), args=list(FLAGS))
+        launched = playwright.chromium.launch(executable_path=found.stdout.strip(), args=list(FLAGS), timeout=LIMIT_MS)
         try:
             yield launched
         finally:
@@ -68,6 +76,7 @@ def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900,
            scheme: Literal["light", "dark"] = "light") -> Iterator[Opened]:  # fmt: skip
     """A page with nothing kept from others."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(LIMIT_MS)
     page = context.new_page()
     one = Opened(page)
     page.on("request", lambda asked: one.requests.append(asked.url))

@@ -12,7 +12,8 @@ from typing import Any
 
 import dagster as dg
 import dagster_tokenmill
-import httpx
+
+from support import patient
 
 LIMIT_S = 200.0
 PROJECT = Path(__file__).parents[2] / "examples" / "dagster_project"
@@ -70,7 +71,7 @@ def done(process: "subprocess.Popen[str]") -> str:
 
 def batches(url: str) -> list[dict[str, Any]]:
     """All batches of a gateway, the newest first."""
-    found: list[dict[str, Any]] = httpx.get(f"{url}/v1/batches", params={"limit": 100}).json()["data"]
+    found: list[dict[str, Any]] = patient.get(f"{url}/v1/batches", params={"limit": 100}).json()["data"]
     return found
 
 

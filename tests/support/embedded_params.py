@@ -17,7 +17,7 @@ NESTED = ("cpuparams", "cpuparams_batch", "model", "sampling")
 def differences(argv: list[str]) -> dict[str, list[Any]]:
     """Fields of the parameters that the two readings of a command set differently: theirs, ours."""
     done = subprocess.run([sys.executable, "-m", "support.embedded_params", *argv], capture_output=True, text=True,
-                          timeout=120, check=False, cwd=Path(__file__).parents[1])  # fmt: skip
+                          timeout=200, check=False, cwd=Path(__file__).parents[1])  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, list[Any]] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return found

@@ -15,7 +15,7 @@ class EmbeddedServer:
     """A running server."""
 
     def __init__(self, address: str) -> None:
-        self._client = httpx.Client(base_url=address, timeout=60, trust_env=False)
+        self._client = httpx.Client(base_url=address, timeout=200, trust_env=False)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         """Send JSON, get JSON."""

@@ -1,13 +1,15 @@
 """An engine for faults that a real one cannot be made to have at will: dies, hangs and fails on marked prompts.
 
-What a prompt says decides: `poison` crashes the engine, `slow` never ends, `steady` takes its time, `long` does not fit, `late` takes longer
-than it was given, `broken N` fails N times and then answers. Everything else is answered with four tokens.
+What a prompt says decides: `poison` crashes the engine, `slow` never ends, `gated` waits until the gate is opened, `steady` takes its time,
+`long` does not fit, `late` takes longer than it was given, `broken N` fails N times and then answers. Everything else is answered with four
+tokens.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tokenmill.engine.engine import (
     Answer,
@@ -56,6 +58,7 @@ class FakeEngine:
         self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
         self.at_work: set[str] = set()
         self.changed = asyncio.Event()  # set whenever a stream begins
+        self.gate_open = asyncio.Event()
         self.pieces = 0
         self.steady_tokens = STEADY_TOKENS
         self.piece_text: str | None = None  # what every piece says; None: its number
@@ -81,6 +84,8 @@ class FakeEngine:
             self._refuse(prompt, request)
             if "slow" in prompt:
                 await self._until_alive(None)
+            if "gated" in prompt:
+                await self._until_open()
             tokens = self.steady_tokens if "steady" in prompt else TOKENS
             for number in range(tokens):
                 await self._until_alive(0.005 if "steady" in prompt else 0.001)
@@ -114,6 +119,15 @@ class FakeEngine:
         if self.died.done():
             death = self.died.result()
             raise EngineDied(death.message, from_outside=death.from_outside)
+
+    async def _until_open(self) -> None:
+        opened = asyncio.ensure_future(self.gate_open.wait())
+        either: set[asyncio.Future[Any]] = {self.died, opened}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opened.cancel()
+        await self._until_alive(0.0)
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(str(prompt).encode())
@@ -157,6 +171,17 @@ class Widening(FakeEngine):
     async def set_lanes(self, lanes: int) -> None:
         self.asked.append(lanes)
         self._lanes = lanes
+
+
+class Parting(Widening):
+    """One whose lanes can have cells of their own."""
+
+    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
+        super().__init__(seen, lanes=lanes, words=words)
+        self.streams = False
+
+    async def set_context(self, *, streams: bool) -> None:
+        self.streams = streams
 
 
 def watched(

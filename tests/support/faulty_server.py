@@ -22,7 +22,7 @@ from tokenmill.config import Config, EngineConfig
 from tokenmill.gateway.serving import EngineWanted, engines_up, state_for
 from tokenmill.gateway.state import GatewayState
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 CHAT = {"model": "alias", "messages": [{"role": "user", "content": "count"}], "max_tokens": 5}
 WORDS = ("one", " two", " three")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nServer: faulty\r\n\r\n"

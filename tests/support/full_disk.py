@@ -37,7 +37,7 @@ def run(scenario: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _finished(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, env=environment)
 
 
 def until_full(work: Callable[[], object], error: type[TokenmillError]) -> None:

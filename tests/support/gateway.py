@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import openai
 
+from support import patient
 from support.native_engine import plan_for
 from tokenmill.config import Config, EngineConfig, GatewayConfig
 from tokenmill.engine.engine import Engine
@@ -56,7 +57,10 @@ class Served:
 
     def client(self, key: str = "none", **settings: Any) -> Any:
         """OpenAI's own client; untyped, because its types know only OpenAI's models and keys."""
-        one = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LIMIT_S, **settings)
+        http = openai.DefaultHttpxClient(verify=patient.TRUSTED)
+        one = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=LIMIT_S, http_client=http, **settings
+        )
         self._clients.append(one)
         return one
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import httpx
 
+from support import patient
 from support.fake_engine import CAPABILITIES, FakeEngine
 from support.gateway import Served, config_in, fake_engines, served
 from tokenmill.engine.engine import Capabilities
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 class InOrder(FakeEngine):
@@ -45,7 +46,7 @@ def faked(
 def ask(gateway: Served, text: str, *, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     """A completion, whole."""
     given = {"model": "fake", "prompt": text, **more}
-    return httpx.post(f"{gateway.url}/v1/completions", json=given, headers=headers, timeout=LIMIT_S)
+    return patient.post(f"{gateway.url}/v1/completions", json=given, headers=headers)
 
 
 def in_background(work: Callable[[], httpx.Response]) -> tuple[threading.Thread, list[httpx.Response]]:
@@ -64,6 +65,15 @@ def at_work(gateway: Served, engine: FakeEngine, prompts: int) -> None:
                 await asyncio.sleep(0.002)
 
     gateway.call(wait())
+
+
+def open_gate(gateway: Served, engine: FakeEngine) -> None:
+    """Let gated prompts through from now on."""
+
+    async def go() -> None:
+        engine.gate_open.set()
+
+    gateway.call(go())
 
 
 def until(holds: Callable[[], bool]) -> None:

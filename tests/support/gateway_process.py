@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @contextmanager

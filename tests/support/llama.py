@@ -74,7 +74,7 @@ def run(path: Path, prompt: str, *, tokens: int = 16, context: int = 512) -> Ran
 
 def _child(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, __file__, *arguments], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, f"llama.cpp failed ({done.returncode}):\n{done.stderr[-4000:]}"
     answer: dict[str, Any] = json.loads(done.stdout)

@@ -42,7 +42,7 @@ def parse(argv: list[str]) -> Parsed:
 
 
 def _child(argv: list[str]) -> "subprocess.CompletedProcess[str]":
-    done = subprocess.run([sys.executable, __file__, *argv], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, __file__, *argv], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, f"the parser failed ({done.returncode}):\n{done.stderr[-4000:]}"
     return done
 

@@ -18,7 +18,7 @@ def llama_prompts(model: Path, templates: Mapping[str, str], bodies: Mapping[str
     """What each template makes of each request body; an empty template is the model's own."""
     asked = json.dumps({"model": str(model), "templates": dict(templates), "bodies": dict(bodies)})
     command = [sys.executable, __file__]
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Written] = json.loads(done.stdout)
     return found
@@ -47,7 +47,7 @@ def _written(asked: dict[str, Any], source: str) -> Written:
     params.port = 0
     server = Server(params)
     written: Written = {}
-    with httpx.Client(base_url=server.listening_address, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=server.listening_address, timeout=200, trust_env=False) as client:
         for name, body in asked["bodies"].items():
             answer = client.post("/apply-template", json=body)
             assert answer.status_code in {200, 400, 500}, answer.text

@@ -33,7 +33,7 @@ class LoggedServer:
     def close(self) -> None:
         """End it and wait for that."""
         self._child.kill()
-        self._reader.join(10)
+        self._reader.join(120)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def _params(plan: Plan) -> dict[str, Any]:
     settings = plan.settings
     return {
         "n_ctx": settings.cells, "n_parallel": settings.sequences, "n_batch": settings.batch,
-        "n_ubatch": settings.ubatch, "kv_unified": True, "no_extra_bufts": not settings.repack,
+        "n_ubatch": settings.ubatch, "kv_unified": settings.unified, "no_extra_bufts": not settings.repack,
         "cache_ram_mib": settings.cache_ram_bytes >> 20, "mmap": settings.mmap, "threads": settings.threads,
         "fit_params": False,
     }  # fmt: skip

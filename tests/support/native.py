@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.engine.native.context import Context, ContextSettings
+from tokenmill.engine.native.context import Context
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model, ModelSettings
 from tokenmill.engine.native.running import open_running
 

@@ -21,7 +21,7 @@ from tokenmill.plan.make import make
 from tokenmill.plan.plan import Plan
 
 GREEDY = Sampling(temperature=0.0)
-LIMIT_S = 120.0
+LIMIT_S = 250.0
 T = TypeVar("T")
 
 

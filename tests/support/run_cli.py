@@ -1,18 +1,25 @@
 """`tokenmill run` and its relatives as processes, with a state folder of their own."""
 
+import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.job import Counts
 from tokenmill.jobs.reader import Reader
 
+LIMIT_S = 250.0
+USUAL_HOME = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 SMALL = ("--context", "1024", "--sequences", "4", "--threads", "1", "--threads-batch", "1")
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 THINGS = ("river", "bridge", "harbour", "field", "engine", "tower", "garden", "mine", "road", "wall", "lake", "ship")
@@ -29,14 +36,40 @@ def command(*words: object) -> list[str]:
 def tokenmill(home: Path, *words: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
     """A command to its end."""
     done = subprocess.run(
-        command(*words), env=environment(home), input=stdin, capture_output=True, check=False, timeout=200
+        command(*words), env=environment(home), input=stdin, capture_output=True, check=False, timeout=LIMIT_S
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def ran(home: Path, *words: object, stdin: bytes | None = None) -> dict[str, Any]:
+def said(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command to its end, in this process: for those that only look or refuse, whose start would take the longest."""
+    written = io.BytesIO(), io.BytesIO()
+    out, err = (io.TextIOWrapper(each, encoding="utf-8", write_through=True) for each in written)
+    with patch.dict(os.environ, environment(home)), redirect_stdout(out), redirect_stderr(err):
+        code = run([*map(str, words)])
+    texts = (each.getvalue().decode() for each in written)
+    return subprocess.CompletedProcess([*map(str, words)], code, *texts)
+
+
+def counted(*words: object) -> tuple[subprocess.CompletedProcess[str], float]:
+    """A command to its end, as a process, and the processor time that it took, in seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = tokenmill(USUAL_HOME, *words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def ran_here(home: Path, *words: object) -> dict[str, Any]:
+    """The totals of a run that ends well, in this process."""
+    return _totals(said(home, "run", *words, "--json"))
+
+
+def ran(home: Path, *words: object) -> dict[str, Any]:
     """The totals of a run that ends well."""
-    done = tokenmill(home, "run", *words, "--json", stdin=stdin)
+    return _totals(tokenmill(home, "run", *words, "--json"))
+
+
+def _totals(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -50,8 +83,8 @@ def begun(home: Path, *words: object) -> "subprocess.Popen[bytes]":
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Another process gets that far; it is looked at again and again, for two minutes at most."""
-    end = time.monotonic() + 120
+    """Another process gets that far; it is looked at again and again, for a few minutes at most."""
+    end = time.monotonic() + LIMIT_S
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -78,6 +111,15 @@ def job(name: str, text: str, **body: Any) -> dict[str, Any]:
 
 def jobs(things: Sequence[str] = THINGS, **body: Any) -> list[dict[str, Any]]:
     return [job(f"{number:02}-{thing}", f"Say a word about a {thing}.", **body) for number, thing in enumerate(things)]
+
+
+def slow_at_the_end() -> list[dict[str, Any]]:
+    """Twelve jobs of which four take much longer than a look at what is done: whoever waits for others finds them
+    at work."""
+    lines = jobs(max_tokens=8, ignore_eos=True)
+    for line in lines[8:]:
+        line["body"]["max_tokens"] = 64
+    return lines
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any] | str]) -> Path:

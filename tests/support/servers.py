@@ -24,7 +24,7 @@ def small_plan(model: Path, *, context: int = 512, sequences: int = 2) -> Plan:
     return plan
 
 
-def run(scene: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
+def run(scene: Callable[[], Awaitable[None]], limit_s: float = 200) -> None:
     """Run a scene to its end, within a limit."""
 
     async def limited() -> None:

@@ -83,7 +83,7 @@ def ask(client: httpx.Client, path: str, body: dict[str, Any] | None) -> dict[st
 
 def main(url: str, log: str | None = None) -> None:
     """Ask everything, in order."""
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with httpx.Client(base_url=url, timeout=300) as client:
         models = client.get("/v1/models").json()
         folder = models["data"][0]["root"]
         source = f"vllm {client.get('/version').json()['version']} on a 2-core CPU, {time.strftime('%Y-%m-%d')}"

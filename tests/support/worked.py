@@ -15,8 +15,8 @@ from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
 
-QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=30.0, count_least=True)
-LIMIT_S = 60.0
+QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)
+LIMIT_S = 200.0
 
 
 async def worked(
@@ -28,7 +28,7 @@ async def worked(
     stop: asyncio.Event | None = None,
     tell: Callable[[Snapshot], None] | None = None,
 ) -> Report:
-    """Work a batch with its output, for a minute at most; the engine is not closed."""
+    """Work a batch with its output, for a few minutes at most; the engine is not closed."""
     shape = shape_of(engine.capabilities, engine.identity)
     with Output(store, batch) as output:
         async with asyncio.timeout(LIMIT_S):

@@ -82,7 +82,7 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
         (
             "zzz = 1",
             "unknown key 'zzz'",
-            "known keys here: costs, digests, engine, engines, gateway, machine, models_dir, pull, reserve, routes, state_dir",
+            "known keys here: costs, digests, engine, engines, gateway, machine, models_dir, pull, reserve, routes, state_dir, store",
         ),
         ("machine = 3", "machine: input should be a valid string", None),
         ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs' is not a size", None),

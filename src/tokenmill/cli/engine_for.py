@@ -23,7 +23,7 @@ from tokenmill.units import format_seconds, number_of
 
 DEFAULT_MODEL = "smollm2"
 _OWN = "run-"  # engines that end with the run that started them
-_LEAVING_S = 15.0  # for the engine of a run that was killed
+_LEAVING_S = 60.0  # for the engine of a run that was killed
 _POLL_S = 0.05
 
 

@@ -1,10 +1,15 @@
 """Options about jobs: how answers are drawn, when they are due, and where batches are kept."""
 
+import fcntl
 import json
+import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ from cyclopts import Parameter
 
 from tokenmill.cli.output import Common
 from tokenmill.errors import RequestRefused, UsageError
+from tokenmill.jobs.address import Address, address_of
 from tokenmill.jobs.body import checked
+from tokenmill.jobs.faults import unusable
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
 _LONGEST_S = 100 * 366 * 86400.0
@@ -94,6 +101,44 @@ def when(time_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(time_s))
 
 
-def store_folder(store: Path | None, common: Common) -> Path:
+def store_at(store: str | None, common: Common) -> Address:
     """Where batches are kept."""
-    return store if store is not None else common.load_config().state_path / "batches"
+    config = common.load_config()
+    said = store if store is not None else config.store
+    if said is None:
+        return config.state_path / "batches"
+    found = address_of(said)
+    return found.expanduser() if isinstance(found, Path) and store is None else found
+
+
+@contextmanager
+def folder_beside(address: Address, common: Common) -> Iterator[Path]:
+    """A folder here for what a run needs beside its store: the store's own, or one of those for runners on servers.
+
+    These are numbered and used again; each is one process's at a time.
+    """
+    if isinstance(address, Path):
+        yield address
+        return
+    runners = common.load_config().state_path / "runners"
+    folder, lock = next((folder, lock) for number in count(1)
+                        if (lock := _locked(folder := runners / str(number))) is not None)  # fmt: skip
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A folder's lock, held; None: another process has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unusable(folder, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,8 +14,9 @@ from tokenmill.cli.mill_rates import speeds_for
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.cli.starting import Wanted
 from tokenmill.cli.tokens import Tokeniser, tokeniser
-from tokenmill.jobs.database import FILE
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.tables import has_batches
 from tokenmill.recipes.mill import Budget, Origin, Prospect, StageProspect
 from tokenmill.recipes.reckon import Forecast, Known, StageForecast, forecast
 from tokenmill.recipes.seen import Lengths, lengths, settled_lines
@@ -35,7 +35,7 @@ def forecast_shown(
     prospect: Callable[[Tokens], Prospect],
     choice: Choice,
     wanted: Wanted | None,
-    folder: Path,
+    address: Address,
     budget: Budget,
     called: str,
     common: Common,
@@ -46,7 +46,7 @@ def forecast_shown(
     with ExitStack() as stack:
         tokens = stack.enter_context(tokeniser(None if choice.path is None else str(choice.path), common))
         planned = prospect(tokens.count)
-        known_lengths, settled = _seen(folder, choice.model_id, planned.stages)
+        known_lengths, settled = _seen(address, choice.model_id, planned.stages)
         known = Known(tokens.count, origin.context, known_lengths, settled, config.costs.per_hour, budget)
         found = forecast(planned, speeds_for(choice, wanted, config.machine), known)
     if common.json:
@@ -56,11 +56,11 @@ def forecast_shown(
 
 
 def _seen(
-    folder: Path, model_id: str, stages: Iterable[StageProspect]
+    address: Address, model_id: str, stages: Iterable[StageProspect]
 ) -> tuple[dict[str, Lengths], dict[str, frozenset[int]]]:
-    if not (folder / FILE).is_file():
+    if not has_batches(address):
         return {}, {}
-    with Reader(folder) as reader:
+    with Reader(address) as reader:
         settled = {stage.stage: settled_lines(reader, model_id, stage.lines) for stage in stages if stage.lines}
         return lengths(reader, model_id, [stage.stage for stage in stages]), settled
 

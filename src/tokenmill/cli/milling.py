@@ -14,7 +14,7 @@ from typing import TypeVar
 from cyclopts import Parameter
 
 from tokenmill.cli.engine_for import Choice, choose, plan_for
-from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.job_options import folder_beside, store_at
 from tokenmill.cli.mill_crew import Crew
 from tokenmill.cli.mill_forecast import Tokens, forecast_shown
 from tokenmill.cli.mill_pace import keeper
@@ -57,8 +57,9 @@ class RecipeOptions:
     max_hours: float | None = None
     """Stop after so many hours, loading included; the same command goes on from there, with as many again."""
 
-    store: Path | None = None
-    """The folder of batches; default: batches in the state folder."""
+    store: str | None = None
+    """The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+    folder."""
 
     priority: int | None = None
     """Of the jobs; higher goes first where batches share an engine; default: 0, or as it was."""
@@ -95,7 +96,7 @@ def milled(
     still ends in its own way, with what there is.
     """
     limits.check()
-    folder = store_folder(limits.store, common)
+    address = store_at(limits.store, common)
     choice = choose(model, options, common)
     own = choice.record is None and choice.url is None
     if own:
@@ -105,10 +106,10 @@ def milled(
         show(*render(wanted.plan))
         return DOES_NOT_FIT
     if limits.dry_run:
-        forecast_shown(prospect, choice, wanted, folder, limits.budget, called, common)
+        forecast_shown(prospect, choice, wanted, address, limits.budget, called, common)
         return 0
     machine = wanted.plan.machine if wanted is not None else _machine_of(choice, common)
-    with Store(folder) as store:
+    with Store(address) as store, folder_beside(address, common) as folder:
         measure = wanted is not None and options.sequences is None and not wanted.tuned
         ended = asyncio.run(_mill(recipe, store, folder, choice, wanted, machine, limits, called, measure=measure))
     words = ending(ended, limits.budget)

@@ -43,7 +43,7 @@ from tokenmill.plan.goal import Goal
 from tokenmill.plan.make import make
 from tokenmill.plan.place import host_tier
 from tokenmill.plan.plan import Plan
-from tokenmill.tune.overlay import Overlaid, decided
+from tokenmill.tune.overlay import Overlaid, decided, misplaced
 from tokenmill.tune.remember import has_points
 from tokenmill.units import format_bytes
 
@@ -114,7 +114,7 @@ def plan(
     profile, laid = read(model), Overlaid(goal)
     if point:
         laid = _laid_over(goal, found, profile, model, common)
-    made = make(found, profile, laid.goal, alternatives=_alternatives(model))
+    laid, made = _made(found, profile, goal, laid, model)
     if machine is None:  # of another machine it is no news that nothing was tuned there
         say_point(laid, fits=made.fits)
     if laid.words is not None and not made.fits:
@@ -156,6 +156,15 @@ def _laid_over(goal: Goal, machine: Machine, profile: Profile, model: str, commo
     if KINDS.get(config.engine.kind) != goal.engine:
         return Overlaid(goal)
     return laid_over(goal, machine, profile, Path(model), config.engine, config.state_path)
+
+
+def _made(machine: Machine, profile: Profile, goal: Goal, laid: Overlaid, model: str) -> tuple[Overlaid, Plan]:
+    """A plan with the point, or without it where it was measured with weights elsewhere."""
+    made = make(machine, profile, laid.goal, alternatives=_alternatives(model))
+    why = misplaced(made, laid) if made.fits else None
+    if why is None:
+        return laid, made
+    return Overlaid(goal, why_not=why), make(machine, profile, goal, alternatives=_alternatives(model))
 
 
 def _check_together(**given: object) -> None:

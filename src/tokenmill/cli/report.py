@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.cli.engine_for import DEFAULT_MODEL
-from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.job_options import store_at
 from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.cli.starting import KINDS, EngineOptions, planned
@@ -43,7 +43,7 @@ def report(
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
-    store: Path | None = None,
+    store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Put all that is known of a machine and a model on one page: the plan, what was measured, what to run.
@@ -65,7 +65,7 @@ def report(
         _check(output)
     config = common.load_config()
     found = gather(_asked(model or _usual(config), options, common), config.state_path,
-                   batches=store_folder(store, common))  # fmt: skip
+                   batches=store_at(store, common))  # fmt: skip
     if output is not None:
         with new_file(output, force=True) as file:
             file.write(_written(found, output).encode("utf-8", errors="backslashreplace"))

@@ -8,7 +8,7 @@ from typing import Annotated, BinaryIO
 from cyclopts import Parameter
 
 from tokenmill.cli.batches import find
-from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.job_options import store_at
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.jobs.job import Batch, Result, State
 from tokenmill.jobs.output import output_line
@@ -26,7 +26,7 @@ def results(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     failed: bool = False,
     force: bool = False,
-    store: Path | None = None,
+    store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Write the results of a batch as OpenAI's batch output lines, in the order of the jobs.
@@ -44,9 +44,10 @@ def results(
     force:
         Overwrite an existing file.
     store:
-        The folder of batches; default: batches in the state folder.
+        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        folder.
     """
-    with Reader(store_folder(store, common)) as reader:
+    with Reader(store_at(store, common)) as reader:
         found = find(reader, batch)
         if output is None:
             count = _write(sys.stdout.buffer, reader, found, failed)

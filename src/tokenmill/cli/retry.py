@@ -1,9 +1,7 @@
 """`tokenmill retry`: what failed is to be done after all."""
 
-from pathlib import Path
-
 from tokenmill.cli.batches import find
-from tokenmill.cli.job_options import store_folder
+from tokenmill.cli.job_options import store_at
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import UsageError
 from tokenmill.jobs.remedies import needed
@@ -17,7 +15,7 @@ def retry(
     *,
     failed: bool = False,
     cancelled: bool = False,
-    store: Path | None = None,
+    store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Make failed jobs pending again, with all their attempts; the same run command then works on them.
@@ -33,11 +31,12 @@ def retry(
     cancelled:
         Those that were cancelled, too; the batch is open again.
     store:
-        The folder of batches; default: batches in the state folder.
+        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        folder.
     """
     if not failed and not cancelled:
         raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
-    with Store(store_folder(store, common)) as opened:
+    with Store(store_at(store, common)) as opened:
         found = find(opened, batch)
         codes = opened.failures_by_code(found.id)
         count = opened.retry(found.id, cancelled=cancelled)

@@ -13,9 +13,10 @@ from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions, moment_s, store_folder, when
+from tokenmill.cli.job_options import BodyOptions, folder_beside, moment_s, store_at, when
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.plan_view import render
+from tokenmill.cli.run_on import OnRay, on_ray
 from tokenmill.cli.run_table import TableOptions
 from tokenmill.cli.run_view import Ended, document, jobs_at_first, progress_shown, summary
 from tokenmill.cli.shaping import shape_at, width_for
@@ -53,7 +54,8 @@ def run(
     job_timeout: float | None = None,
     deadline: str | None = None,
     priority: int | None = None,
-    store: Path | None = None,
+    store: str | None = None,
+    on: str | None = None,
     table: TableOptions = TableOptions(),  # noqa: B008  frozen
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
@@ -94,7 +96,11 @@ def run(
     priority:
         Of lines that do not say; higher goes first. Given again, it is the new one; default: 0.
     store:
-        The folder of batches; default: batches in the state folder.
+        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        folder.
+    on:
+        A Ray cluster to work on, with one engine on each of its machines: ray (the one that runs here, else started
+        here), HOST:6379, or ray://HOST:10001. The model must be on all of them.
     """
     if jobs is not None and jobs.startswith("--"):
         raise UsageError(f"unknown option {jobs}", hint="tokenmill run --help")
@@ -111,16 +117,18 @@ def run(
     )  # fmt: skip
     check_paths(how)
     table.check(jobs)
-    folder = store_folder(store, common)
-    choice = choose(model, options, common)
-    own = choice.record is None and choice.url is None
-    if own:
-        options.goal_for(KINDS[choice.config.kind])  # refuses what cannot be, before anything is stored
-    how = replace(how, model_id=choice.model_id)
+    address = store_at(store, common)
     settings = Options(attempts=attempts, job_timeout_s=job_timeout, count_least=True)
     began_s = time.monotonic()
     with ExitStack() as stack:
-        opened = stack.enter_context(Store(folder))
+        ray = None if on is None else stack.enter_context(on_ray(on, address, model, options, common))
+        choice = choose(model, options, common) if ray is None else ray.choice
+        own = ray is None and choice.record is None and choice.url is None
+        if own:
+            options.goal_for(KINDS[choice.config.kind])  # refuses what cannot be, before anything is stored
+        how = replace(how, model_id=choice.model_id)
+        opened = stack.enter_context(Store(address))
+        folder = stack.enter_context(folder_beside(address, common))
         called = None if table.table is None else str(table.table)
         with table.opened(jobs, folder) as source:
             found = _submitted(opened, source, how, called)
@@ -129,18 +137,22 @@ def run(
         if wanted is not None and not wanted.plan.fits:
             show(*render(wanted.plan))
             return DOES_NOT_FIT
-        results = stack.enter_context(Output(opened, batch))
+        results = stack.enter_context(Output(opened, batch)) if opened.claim_output(batch.id) else None
         report, load_s, code = None, None, 0
-        if batch.finished:
-            results.finish()
-        else:
+        if results is None:
+            say(f"another runner writes the output of {batch.name}; this one works along")
+        if not batch.finished:
             measure = wanted is not None and options.sequences is None and not wanted.tuned
             report, load_s, code = asyncio.run(
                 _work(opened, batch, results, choice, wanted, settings, folder, measure=measure)
+                if ray is None
+                else ray.work(opened, batch, results, settings)
             )
         batch = opened.batch(batch.id)
+        if batch.finished:
+            _write_out(opened, batch, results)
         ended = Ended(batch, report, load_s, time.monotonic() - began_s, opened.failures_by_code(batch.id))
-    _tell(ended, common)
+    _tell(ended, common, ray)
     return code
 
 
@@ -159,7 +171,7 @@ def _planned(store: Store, found: Submitted, choice: Choice, options: EngineOpti
 async def _work(
     store: Store,
     batch: Batch,
-    output: Output,
+    output: Output | None,
     choice: Choice,
     wanted: Wanted | None,
     settings: Options,
@@ -179,14 +191,23 @@ async def _work(
             stop.loaded()
             with progress_shown() as tell:
                 report = await work(
-                    store, [batch], engine, shape, outputs={batch.id: output}, options=settings, stop=stop.event,
-                    tell=tell,
+                    store, [batch], engine, shape, outputs={batch.id: output} if output is not None else None,
+                    options=settings, stop=stop.event, tell=tell, portion=store.portion(shape.width),
                 )  # fmt: skip
     except asyncio.CancelledError:
         if not stop.code:
             raise
         return None, None, stop.code
     return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
+
+
+def _write_out(store: Store, batch: Batch, output: Output | None) -> None:
+    """All of it, unless another runner still does."""
+    if output is not None:
+        output.finish()
+    elif store.claim_output(batch.id):
+        with Output(store, batch) as late:
+            late.finish()
 
 
 def _target(output: str, common: Common) -> str:
@@ -241,14 +262,15 @@ def _changed(what: Rescheduled) -> str:
     return "; ".join(parts)
 
 
-def _tell(ended: Ended, common: Common) -> None:
+def _tell(ended: Ended, common: Common, ray: OnRay | None) -> None:
     batch, counts = ended.batch, ended.batch.counts
+    parts = [*summary(ended), *(() if ray is None else ray.table())]
     if common.json:
-        show_json(document(ended))
+        show_json(document(ended) | ({} if ray is None else ray.document()))
     elif batch.output == STDOUT:
-        _show_beside(summary(ended))
+        _show_beside(parts)
     else:
-        show(*summary(ended))
+        show(*parts)
     if not batch.finished:
         say(
             f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done and kept; "

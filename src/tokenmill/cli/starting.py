@@ -31,7 +31,7 @@ from tokenmill.model.read import read
 from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.plan.make import make
 from tokenmill.plan.plan import Plan
-from tokenmill.tune.overlay import Overlaid, decided
+from tokenmill.tune.overlay import Overlaid, decided, misplaced
 from tokenmill.units import format_bytes, format_seconds
 
 KINDS: dict[str, DialectName] = {
@@ -111,6 +111,8 @@ def planned(model: str, options: EngineOptions, common: Common) -> Wanted:
     if options.point:
         laid = laid_over(goal, machine, profile, Path(place), engine, config.state_path)
     plan = _chosen(machine, profile, laid.goal, engine)
+    if plan.fits and (why := misplaced(plan, laid)) is not None:
+        laid, plan = Overlaid(goal, why_not=why), _chosen(machine, profile, goal, engine)
     say_point(laid, fits=plan.fits)
     if laid.words is not None and not plan.fits:
         laid, plan = Overlaid(goal), _chosen(machine, profile, goal, engine)

@@ -7,15 +7,16 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from tokenmill.cli.batches import find, worker_of
-from tokenmill.cli.job_options import store_folder, when
+from tokenmill.cli.batches import Workers, find, workers_of
+from tokenmill.cli.job_options import store_at, when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.run_view import near
 from tokenmill.engine.reserve import Kept
 from tokenmill.engine.reserve_findings import reserves_now
-from tokenmill.jobs.database import FILE
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.tables import has_batches
 from tokenmill.units import format_seconds
 
 _NEWEST = 20
@@ -26,7 +27,7 @@ def status(
     batch: str | None = None,
     /,
     *,
-    store: Path | None = None,
+    store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Show how batches stand: all of them, or one.
@@ -38,53 +39,54 @@ def status(
     batch:
         Its name or the beginning of it, or last; default: the newest batches.
     store:
-        The folder of batches; default: batches in the state folder.
+        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        folder.
     """
-    folder = store_folder(store, common)
+    address = store_at(store, common)
     left = reserves_now(common.load_config().state_path)
-    if batch is None and not (folder / FILE).is_file():
-        _show_all([], None, folder, left, common)
+    if batch is None and not has_batches(address):
+        _show_all([], Workers(), address, left, common)
         return
-    worker = worker_of(folder)
-    with Reader(folder) as reader:
+    with Reader(address) as reader:
+        workers = workers_of(address, reader)
         if batch is not None:
             found = find(reader, batch)
             failures = reader.failures(found.id, 0, _FAILURES)
             if common.json:
-                show_json({**_document(found, worker), "reserves": left})
+                show_json({**_document(found, workers), "reserves": left})
             else:
-                show(*_one(found, worker, [f"line {item.number}: {item.message}" for item in failures]), *_left(left))
+                show(*_one(found, workers, [f"line {item.number}: {item.message}" for item in failures]), *_left(left))
             return
         batches = reader.batches()
-    _show_all(batches, worker, folder, left, common)
+    _show_all(batches, workers, address, left, common)
 
 
 def _show_all(
-    batches: list[Batch], worker: int | None, folder: Path, left: dict[str, Kept], common: Common
+    batches: list[Batch], workers: Workers, address: Address, left: dict[str, Kept], common: Common
 ) -> None:  # fmt: skip
     if common.json:
-        show_json([_document(each, worker) for each in batches])
+        show_json([_document(each, workers) for each in batches])
         return
-    none = [f"there are no batches in {folder}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
-    show(*(_many(batches, worker) if batches else none), *_left(left))
+    none = [f"there are no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
+    show(*(_many(batches, workers) if batches else none), *_left(left))
 
 
-def state_of(batch: Batch, worker: int | None) -> str:
+def state_of(batch: Batch, workers: Workers) -> str:
     """A word for how a batch stands."""
     if batch.cancelled_s is not None:
         return "cancelled"
     if batch.finished:
         return "done"
     if batch.sealed_s is None:
-        return "being read" if worker is not None else "half read"
-    if worker is not None and batch.counts.running:
+        return "being read" if workers else "half read"
+    if workers and batch.counts.running:
         return "running"
-    return "waiting" if worker is not None else "stopped"
+    return "waiting" if workers else "stopped"
 
 
-def _many(batches: list[Batch], worker: int | None) -> list[RenderableType]:
+def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
     columns = ("batch", "state", "jobs", "done", "failed", "from")
-    rows = [_row(batch, worker) for batch in batches[-_NEWEST:]]
+    rows = [_row(batch, workers) for batch in batches[-_NEWEST:]]
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         last = column == "from"  # the only one that may be cut
@@ -102,19 +104,19 @@ def _left(reserves: dict[str, Kept]) -> list[RenderableType]:
     return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.as_words()]
 
 
-def _row(batch: Batch, worker: int | None) -> tuple[str, ...]:
+def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
     counts = batch.counts
     numbers = (f"{number:,}" for number in (counts.total, counts.done, counts.final - counts.done))
-    return batch.name, state_of(batch, worker), *numbers, Path(batch.source).name
+    return batch.name, state_of(batch, workers), *numbers, Path(batch.source).name
 
 
-def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[RenderableType]:
-    counts, totals, state = batch.counts, batch.totals, state_of(batch, worker)
+def _one(batch: Batch, workers: Workers, failures: list[str]) -> list[RenderableType]:
+    counts, totals, state = batch.counts, batch.totals, state_of(batch, workers)
     parts = {"done": counts.done, "running": counts.running, "pending": counts.pending, "failed": counts.failed,
              "set aside": counts.set_aside, "cancelled": counts.cancelled}  # fmt: skip
     rows = {
         "batch": batch.name,
-        "state": f"{state}, worked on by process {worker}" if worker and state == "running" else state,
+        "state": f"{state}, worked on by {workers.words}" if state == "running" else state,
         "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
         "from": batch.source,
         "begun": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
@@ -138,9 +140,9 @@ def _one(batch: Batch, worker: int | None, failures: list[str]) -> list[Renderab
     return shown
 
 
-def _document(batch: Batch, worker: int | None) -> dict[str, Any]:
+def _document(batch: Batch, workers: Workers) -> dict[str, Any]:
     counts = batch.counts
     return {
-        **jsonable(batch), "state": state_of(batch, worker), "worker": worker, "jobs": counts.total,
+        **jsonable(batch), "state": state_of(batch, workers), **workers.document(), "jobs": counts.total,
         "succeeded": counts.done, "failed": counts.final - counts.done, "finished": batch.finished,
     }  # fmt: skip

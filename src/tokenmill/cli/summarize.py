@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions, store_folder
+from tokenmill.cli.job_options import BodyOptions, store_at
 from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.starting import EngineOptions
 from tokenmill.cli.tokens import tokeniser
 from tokenmill.errors import UsageError
-from tokenmill.jobs.database import FILE
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.tables import has_batches
 from tokenmill.recipes.documents import Found, Reading, gather
 from tokenmill.recipes.manifest import MANIFEST, read_manifest
 from tokenmill.recipes.mill import Mill, Prospect
@@ -145,10 +145,10 @@ def _prospect(
             context = plan_for(choice, options, common).plan.settings.context
         elif context is None:
             context = asyncio.run(_context_of(choice))
-        folder = store_folder(limits.store, common)
-        if not (folder / FILE).is_file():
+        address = store_at(limits.store, common)
+        if not has_batches(address):
             return prospect(order, choice.model_id, context, count)
-        with Reader(folder) as reader:
+        with Reader(address) as reader:
             return prospect(order, choice.model_id, context, count, partial(stored_answer, reader, choice.model_id))
 
     return made

@@ -256,9 +256,6 @@ def _task(
             hint="set engine.binary to a program that states its version",
         )
     space = space_for(plan, aim, cores=_cores(plan), most_sequences=options.sequences or MOST_SEQUENCES)
-    # the native engine and the servers set the offload threshold by themselves, from the sequences
-    reasons = tuple(reason for reason in space.reasons if not reason.startswith("offload"))
-    space = replace(space, offload_min_batch=(None,), reasons=reasons)
     if config.kind != "native":
         space = thinned(plan, space)
     needed = max(space.context)

@@ -96,11 +96,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds of one request as the engine saw them; None: it does not say."""
+    """One request as the engine saw it; None: it does not say."""
 
     queued_s: float | None = None
     prefill_s: float | None = None
     decode_s: float | None = None
+    queued_steps: int | None = None  # that ended between its coming and the first with a part of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 NOTE = "tokenmill: "  # before each line of a log that is ours: what the kernel refused
 KILL_NOW = signal.SIGUSR1  # SIGTERM asks politely first
 _CHUNK = 1 << 16
-_POLITE_S = 2.0  # for what an engine left to clean up: Python's resource tracker removes shared memory in it
-_LEFTOVERS_S = 5.0  # for killed processes to go; in uninterruptible sleep they cannot
+_POLITE_S = 5.0  # for what an engine left to clean up: Python's resource tracker removes shared memory in it
+_LEFTOVERS_S = 20.0  # for killed processes to go; in uninterruptible sleep they cannot
 
 
 @dataclass(frozen=True, slots=True)

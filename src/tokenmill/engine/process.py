@@ -23,7 +23,7 @@ from tokenmill.units import MIB
 
 LOG_BYTES = 16 * MIB
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_REPORT_S = 5.0  # for a living minder to say how the end was
+_REPORT_S = 60.0  # for a living minder to say how the end was; it may be starved, or its disk slow
 _POLL_S = 0.01
 _TAIL_BYTES = 64 << 10
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenmill.units import MIB
 
-_ASK_S = 10.0
+_ASK_S = 30.0
 
 
 def scope_words(name: str, memory_max_bytes: int, *, root: bool, program: str = "systemd-run") -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from tokenmill.engine.reserve_group import memory_limit_of
 from tokenmill.plan.plan import Plan
 
 Told = Callable[[str], None]
-_SCOPE_S, _POLL_S = 5.0, 0.02  # for systemd to have made a scope around what already runs
+_SCOPE_S, _POLL_S = 20.0, 0.02  # for systemd to have made a scope around what already runs
 
 
 async def start_kept(

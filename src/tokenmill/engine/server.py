@@ -33,7 +33,7 @@ from tokenmill.errors import EngineDied, EngineTimeout, RequestRefused
 
 _LOADING_S = 0.25  # between two attempts while a server still loads
 _STATUS_S = 2.0  # for a question about its state
-_CAUSE_S = 2.0  # for the process to be seen ending after its connection broke
+_CAUSE_S = 20.0  # for the process to be seen ending after its connection broke: a core dump comes in between
 _LAST_LINES = 12
 
 

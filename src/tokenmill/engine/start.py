@@ -40,9 +40,9 @@ Slow = Callable[[tuple[Finding, ...]], None]
 
 _FIRST_S, _LATER_S = 0.1, 0.5  # between two looks at a load; the first seconds are for small models
 _SOON_S = 5.0
-_HEALTH_S = 2.0
+_HEALTH_S = 10.0
 _DIAGNOSIS_S = 5.0  # between two thoughts about why a load is slow
-_LOCK_S = 5.0  # another command may be looking at the same name
+_LOCK_S = 30.0  # another command may be looking at the same name
 
 
 async def start(

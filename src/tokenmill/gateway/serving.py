@@ -35,7 +35,7 @@ from tokenmill.gateway.routes import Routed
 from tokenmill.gateway.state import Digest, GatewayState, Log
 from tokenmill.plan.plan import Plan
 
-_PREDECESSOR_S = 15.0  # for the engine of a gateway that was killed: it leaves by itself
+_PREDECESSOR_S = 60.0  # for the engine of a gateway that was killed: it leaves by itself
 _POLL_S = 0.05
 _AFTER_GRACE_S = 5.0  # for broken-off answers to be told so
 

@@ -32,6 +32,9 @@ class AtHand:
     def __getitem__(self, job: int) -> Pending:
         return self._records[job]
 
+    def __contains__(self, job: object) -> bool:
+        return job in self._records
+
     @property
     def retrying(self) -> int:
         """Jobs that wait out a failure."""

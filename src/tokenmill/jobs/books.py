@@ -18,6 +18,7 @@ from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Position, Started, Waiting
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.output import Output
+from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
@@ -64,8 +65,11 @@ class Books:
         *,
         clock: Callable[[], float],
         most_deaths: int,
+        portion: Portion | None = None,
     ) -> None:
         self._store, self._outputs, self._clock, self._most_deaths = store, outputs, clock, most_deaths
+        self._portion = portion
+        self._seen: dict[int, Waiting] = {}  # of a portion: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # not cancelled
         self._thread = ThreadPoolExecutor(1, "store")
@@ -82,12 +86,21 @@ class Books:
         return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
 
     async def window(self, after: Position | None, limit: int) -> list[Waiting]:
-        """The next pending jobs."""
+        """The next pending jobs, or those of our portion; None: from the beginning."""
+        if (portion := self._portion) is not None:
+            return await self._do(lambda: self._noted(portion.window(self.open, again=after is None, limit=limit)))
         return await self._do(lambda: self._store.waiting(self.open, after=after, limit=limit))
 
     async def start(self, jobs: Sequence[int]) -> Started:
-        """Mark jobs as running, and read their lines."""
-        return await self._do(lambda: self._store.start(jobs))
+        """Mark jobs as running, and read their lines. What has become another worker's is in none of the lists."""
+
+        def work() -> Started:
+            started = self._store.start([job for job in jobs if job not in self._seen or self._has(self._seen[job])])
+            kept = {*(job.id for job in started.running), *started.held}
+            self._forget(job for job in jobs if job not in kept)
+            return started
+
+        return await self._do(work)
 
     async def settle(self, what: Settlement) -> tuple[Outcome, ...]:
         """Write down what happened; on the disk when this returns."""
@@ -100,6 +113,7 @@ class Books:
                 outcomes += self._store.fail(job, failure, retry_at_s=retry_at_s)
             if what.released:
                 outcomes += self._store.release(what.released)
+            self._forget(outcome.job for outcome in outcomes if outcome.state.final)
             self._count()
             return tuple(outcomes)
 
@@ -109,13 +123,16 @@ class Books:
         """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
 
         def work() -> Look:
-            asked = tuple(batch for batch in self._store.asked_to_cancel() if batch in self.open)
+            asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
             if due or any(batch.deadline_s is not None for batch in self._batches.values()):
                 self._store.expire()
+            self._store.tend()
+            if self._portion is not None:
+                self._portion.tend()
             self._count()
             self._advance()
-            return Look(asked, tuple(waiting for waiting in due if waiting.id >> NUMBER_BITS in self.open))
+            return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])))
 
         return await self._do(work)
 
@@ -127,6 +144,8 @@ class Books:
             self.open = [known for known in self.open if known != batch.id and not self._store.batch(known).finished]
             self.open.append(batch.id)
             self._count()
+            if self._portion is not None:
+                return self._noted(self._portion.window([batch.id], again=False, limit=limit))
             return self._store.waiting([batch.id], limit=limit)
 
         return await self._do(work)
@@ -137,6 +156,7 @@ class Books:
         def work() -> None:
             self._store.cancel(batch)
             self.open.remove(batch)
+            self._forget([job for job in self._seen if job >> NUMBER_BITS == batch])
             self._count()
 
         await self._do(work)
@@ -167,6 +187,8 @@ class Books:
         """Write the output as far as it goes; raise what is wrong with it."""
 
         def work() -> None:
+            if self._portion is not None:
+                self._portion.close()
             self._output_later_s = 0.0
             self._advance(finish=True)
             self._count()
@@ -177,6 +199,41 @@ class Books:
             self._thread.shutdown(wait=False)
         if self.output_error is not None:
             raise self.output_error
+
+    @property
+    def shared(self) -> bool:
+        """Whether other workers are at the same batches."""
+        return self._portion is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other workers may have jobs of these batches that could become ours."""
+        return self.shared and self.counts.running > 0
+
+    def _may_take(self, waiting: Waiting) -> bool:
+        return waiting.id >> NUMBER_BITS in self.open and self._has(waiting)
+
+    def _has(self, waiting: Waiting) -> bool:
+        return self._portion is None or self._portion.has(waiting)
+
+    def _noted(self, rows: list[Waiting]) -> list[Waiting]:
+        if self._portion is not None:
+            self._seen.update((row.id, row) for row in rows)
+        return rows
+
+    def _forget(self, jobs: Iterable[int]) -> None:
+        for job in jobs:
+            self._seen.pop(job, None)
+
+    def _to_cancel(self) -> list[int]:
+        """Batches that are to be worked no more; of several workers the first has cancelled them."""
+        asked = self._store.asked_to_cancel()
+        if self._portion is None:
+            return asked
+        return [*asked, *(batch for batch in self.open if batch not in asked and self._cancelled(batch))]
+
+    def _cancelled(self, batch: int) -> bool:
+        return self._store.batch(batch).cancelled_s is not None
 
     def _count(self) -> None:
         every = [self._store.batch(batch).counts for batch in self._batches]

@@ -9,15 +9,16 @@ import fcntl
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.faults import gone, told, unusable
 from tokenmill.jobs.queries import migrations, newest, queries, schema
+from tokenmill.jobs.tables import Mode
 from tokenmill.units import KIB, MIB
 
 FILE, LOCK = "store.db", "store.lock"
@@ -28,13 +29,11 @@ PAGE_BYTES = 16 * KIB  # lines are stored in long pieces: a quarter of the calls
 CACHE_BYTES = 96 * MIB
 WAL_BYTES = 128 * MIB  # written back to the file when it has grown to this
 
-
-Mode = Literal["work", "ask", "read"]
-"""The one process that works; another that leaves it a word; any that look on."""
+T = TypeVar("T")
 
 
 class Database:
-    """An open store.db."""
+    """An open store.db; `tables.Tables` says what it does."""
 
     def __init__(self, folder: Path, mode: Mode) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
@@ -84,6 +83,10 @@ class Database:
             finally:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
+
+    def whole(self, work: Callable[[], T]) -> T:
+        """Do it: nobody can come in between."""
+        return work()
 
     def close(self) -> None:
         """Let go of the file and the lock."""

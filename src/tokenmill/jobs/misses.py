@@ -203,6 +203,14 @@ class Misses:
         if len(tallied.examples) < _EXAMPLES:
             tallied.examples.append(miss)
 
+    def include(self, other: "Misses") -> None:
+        """Count all of another tally, too; mutates."""
+        for theirs in other.by_cost():
+            tallied = self._by_cause.setdefault(theirs.cause, Tallied(theirs.cause))
+            tallied.jobs += theirs.jobs
+            tallied.lost_tokens += theirs.lost_tokens
+            tallied.examples += theirs.examples[: _EXAMPLES - len(tallied.examples)]
+
     @property
     def lost_tokens(self) -> int:
         """Prompt tokens that were computed again. Mutates nothing."""

@@ -1,4 +1,7 @@
-"""Reads sql/: the schema, its migrations and the named queries. Nothing else in the program holds SQL."""
+"""Reads sql/: the schema, its migrations and the named queries. Nothing else in the program holds SQL.
+
+Queries are written for both databases, values as :name; the few that PostgreSQL says otherwise are in postgres.sql.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,20 +9,33 @@ from functools import cache
 from importlib import resources
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_VALUE = re.compile(r"(?<!:):([a-z]\w*)")
 _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 
 @cache
 def queries() -> Mapping[str, str]:
     """Every query by name."""
-    parts = _NAME.split(_text("queries.sql"))
-    return {name: text.strip().rstrip(";") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+    return _named("queries.sql")
+
+
+@cache
+def postgres_queries() -> Mapping[str, str]:
+    """Every query by name as psycopg takes it."""
+    both = {**queries(), **_named("postgres.sql")}
+    return {name: _VALUE.sub(r"%(\1)s", text.replace("%", "%%")).replace("?", "%s") for name, text in both.items()}
 
 
 @cache
 def schema() -> str:
     """The newest schema, for a new store."""
     return _text("schema.sql")
+
+
+@cache
+def postgres_schema() -> str:
+    """The same on PostgreSQL."""
+    return _text("postgres_schema.sql")
 
 
 @cache
@@ -34,6 +50,11 @@ def migrations() -> Mapping[int, str]:
 def newest() -> int:
     """The version that this program reads and writes."""
     return max(migrations())
+
+
+def _named(file: str) -> Mapping[str, str]:
+    parts = _NAME.split(_text(file))
+    return {name: text.strip().rstrip(";") for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _text(name: str) -> str:

@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable, Sequence
 from heapq import merge
 from itertools import islice
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.jobs.database import Database, Mode
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Position, Result, State, Totals, Waiting, job_id
 from tokenmill.jobs.line import line_in
+from tokenmill.jobs.runners import Runner
+from tokenmill.jobs.tables import Mode, opened
 
 _START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
@@ -23,10 +24,10 @@ _BATCH_COLUMNS = (
 
 
 class Reader:
-    """An open folder of batches; other processes may be at work on them."""
+    """An open store of batches; other processes may be at work on them."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time, mode: Mode = "read") -> None:
-        self._database = Database(folder, mode)
+    def __init__(self, address: Address, *, clock: Callable[[], float] = time.time, mode: Mode = "read") -> None:
+        self._database = opened(address, mode)
         self._now = clock
 
     def __enter__(self) -> Self:
@@ -38,7 +39,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of it."""
         self._database.close()
 
     def batches(self) -> list[Batch]:
@@ -112,6 +113,10 @@ class Reader:
     def failures_by_code(self, batch: int) -> dict[str, int]:
         """How many jobs failed or were set aside, by why."""
         return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
+
+    def runners(self) -> list[Runner]:
+        """Those that work with a store which several may work with; one in a folder does not know."""
+        return [Runner(*row) for row in self._database.all("runners")]
 
     def ask_cancel(self, batch: int) -> None:
         """Leave word that a batch is to be cancelled; needs the mode for it."""

@@ -1,4 +1,4 @@
-"""The durable half of the jobs room: batches, jobs and answers in a folder, written to by one process.
+"""The durable half of the jobs room: batches, jobs and answers, written to by one process or, on a server, by several.
 
 What is acknowledged (a sealed batch, a committed answer) survives the end of the process and of the machine. An answer
 is stored once for its identity and never changes. Which job runs when, and on what, is not decided here; nor is the
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import (
     MOST_LINES,
     NUMBER_BITS,
@@ -29,7 +29,9 @@ from tokenmill.jobs.job import (
     Submission,
     job_id,
 )
+from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.runners import standing
 
 MOST_DEATHS = 2
 _FORGET_LINES = 50_000  # deleted in one transaction
@@ -40,25 +42,48 @@ T = TypeVar("T")
 
 
 def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
-    """What is at work and what is held change with the tables, for one thread after another."""
+    """What is at work and what is held change with the tables, for one thread after another.
+
+    They change behind the transaction, so that it can be done again.
+    """
 
     @wraps(method)
     def alone(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
         with self._turn:
-            return method(self, *args, **named)
+            return self._database.whole(lambda: method(self, *args, **named))
 
     return alone
 
 
 class Store(Reader):
-    """An open folder of batches that this process works on; what a former one left running is pending again."""
+    """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        super().__init__(folder, clock=clock, mode="work")
+    def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(address, clock=clock, mode="work")
         self._turn = threading.RLock()
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
         self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order
+        self._standing = standing(self._database, self._at_work.keys)
         self._recover()
+
+    def close(self) -> None:
+        """Let go of it; on a server, what is at work here is pending again."""
+        try:
+            self._standing.leave()
+        finally:
+            super().close()
+
+    def tend(self) -> None:
+        """From time to time, while jobs run: this process lives."""
+        self._standing.tend()
+
+    def claim_output(self, batch: int) -> bool:
+        """Whether this process may write the output of a batch; of several one may, until it closes the store."""
+        return self._standing.claim_output(batch)
+
+    def portion(self, lanes: int) -> Portion | None:
+        """What a worker of this process may take, where others work on the same; None: nobody does."""
+        return self._standing.portion(self, lanes)
 
     # Submitting.
 
@@ -66,12 +91,13 @@ class Store(Reader):
         """A new batch without lines; `key` None: it is found again only when it is sealed with one."""
         values = {
             "name": how.name or f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
-            "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": how.reuse,
+            "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": int(how.reuse),
             "priority": how.priority or 0, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
         }  # fmt: skip
         with self._database.writing(durable=False):
             batch: int = self._database.run("add_batch", **values).fetchone()[0]
             self._database.run("add_counts", batch=batch)
+            self._standing.take_up(batch)
         return batch
 
     def add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
@@ -81,8 +107,10 @@ class Store(Reader):
         """
         if not rows:
             return
+        self._standing.tend()
         with self._database.writing(durable=False):
             run = self._database.run
+            self._standing.take_up(batch)
             if self._database.many("add_job", rows) != len(rows):
                 raise self._twice(batch, rows)
             self._database.many("add_block", blocks)
@@ -150,28 +178,33 @@ class Store(Reader):
     def start(self, jobs: Iterable[int]) -> Started:
         """Mark jobs as running. Those with an answer are done instead; those whose equal runs are held for it.
 
-        Jobs that are not pending any more are in none of the lists.
+        Jobs that are not pending any more, or that another runner takes in this moment, are in none of the lists. What
+        is held for another runner's job is not told when that ends: start it again from time to time.
         """
-        running, answered, held = dict[bytes, Job](), list[Outcome](), list[tuple[bytes, int]]()
+        running, answered, held = dict[bytes, Job](), list[Outcome](), list[tuple[bytes | None, int]]()
         here = set(self._at_work.values())
         with self._database.writing(durable=False):
+            self._standing.stand()
             for number in jobs:
-                row = self._database.run("job", job=number).fetchone()
+                row = self._database.run("take", job=number).fetchone()
                 job = self._job(row) if row else None
-                if job is None or job.identity is None or job.state is not State.PENDING:
+                if job is None or job.identity is None:
                     continue
                 if self._database.run("answer_job", job=number).rowcount:
                     self._database.run("count_reused", batch=job.batch, jobs=1)
                     answered.append(Outcome(number, State.DONE, reused=True))
                 elif job.identity in here:
                     held.append((job.identity, number))
+                elif self._standing.busy(job.identity):
+                    held.append((None, number))
                 else:
-                    self._database.run("start", job=number)
+                    self._database.run("start", job=number, runner=self._standing.id)
                     here.add(job.identity)
                     running[job.identity] = job
         self._at_work.update((job.id, identity) for identity, job in running.items())
         for identity, number in held:
-            self._held.setdefault(identity, {})[number] = None
+            if identity is not None:
+                self._held.setdefault(identity, {})[number] = None
         return Started(tuple(running.values()), tuple(answered), tuple(number for _, number in held))
 
     @_in_turn
@@ -206,7 +239,9 @@ class Store(Reader):
         """No answer: for good, or to be tried again from a time on. Held equals are free again."""
         with self._database.writing(durable=retry_at_s is None):
             values = {"job": job, "code": failure.code, "message": failure.message}
-            if retry_at_s is None:
+            if self._standing.with_others([job]):
+                changed = 0
+            elif retry_at_s is None:
                 changed = self._database.run("fail", **values).rowcount
             else:
                 changed = self._database.run("retry_later", not_before=retry_at_s, **values).rowcount
@@ -220,7 +255,7 @@ class Store(Reader):
         """The engine died with these at work: to be tried again, or set aside when it was once too often."""
         outcomes, suspects = list[Outcome](), list(jobs)
         with self._database.writing(durable=True):
-            for job in suspects:
+            for job in self._ours(suspects):
                 values = {"code": failure.code, "message": failure.message, "not_before": retry_at_s}
                 if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
                     outcomes.append(Outcome(job, State(row[0])))
@@ -231,10 +266,11 @@ class Store(Reader):
         """Jobs that were put back unfinished; this was no attempt."""
         released = list(jobs)
         with self._database.writing(durable=False):
-            for job in released:
+            for job in self._ours(released):
                 self._database.run("release", job=job)
         return self._freed(released)
 
+    @_in_turn
     def cancel(self, batch: int) -> int:
         """Nothing more of this batch is to be done; how many jobs that ends.
 
@@ -247,9 +283,11 @@ class Store(Reader):
         return count
 
     def asked_to_cancel(self) -> list[int]:
-        """Batches that other processes asked to cancel."""
-        return [row[0] for row in self._database.all("asked")]
+        """Batches that other processes asked to cancel, or cancelled while jobs of theirs run here."""
+        asked = [row[0] for row in self._database.all("asked")]
+        return [*asked, *(self._standing.cancelled(list(self._at_work)) - set(asked))]
 
+    @_in_turn
     def retry(self, batch: int, *, cancelled: bool = False) -> int:
         """Failed jobs and those set aside are pending again, bad lines excepted; how many.
 
@@ -263,6 +301,7 @@ class Store(Reader):
                 self._database.run("reopen_batch", batch=batch)
         return count
 
+    @_in_turn
     def expire(self) -> int:
         """Pending jobs whose deadline, or whose batch's, has passed fail; how many."""
         now = self._now()
@@ -273,10 +312,9 @@ class Store(Reader):
         return count
 
     def _recover(self) -> None:
-        """What ran when the process ended did not finish; halves of batches that nobody can find again go."""
+        """What ran when a process ended did not finish; halves of batches that nobody can find again go."""
         try:
-            with self._database.writing(durable=False):
-                self._database.run("recover")
+            self._standing.recover()
             for (batch,) in self._database.all("doomed"):
                 self.forget(batch)
         except StoreError:
@@ -289,6 +327,11 @@ class Store(Reader):
         while row := self._database.run("block_after", after=after, last=last).fetchone():
             yield row
             after = row[0]
+
+    def _ours(self, jobs: Sequence[int]) -> list[int]:
+        """Without those that another runner has by now."""
+        others = self._standing.with_others(jobs)
+        return [job for job in jobs if job not in others]
 
     def _freed(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
         held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]
@@ -306,8 +349,8 @@ class Store(Reader):
         raise AssertionError("a row was refused that nothing stands against")
 
 
-def ask_to_cancel(folder: Path, name: str, *, clock: Callable[[], float] = time.time) -> None:
+def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] = time.time) -> None:
     """Leave word for the process that works: this batch is to be cancelled."""
-    with Reader(folder, clock=clock, mode="ask") as reader:
+    with Reader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)
         reader.ask_cancel(batch.id)

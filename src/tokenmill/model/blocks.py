@@ -1,13 +1,12 @@
 """Tensor types: how many elements one block holds and how many bytes it takes.
 
-Mainline types come from the `gguf` package. ik_llama.cpp adds types of its own to the same number space,
-some with a few bytes per row; they are listed here from its `ggml.c` and gguf constants (June 2026).
+Mainline types are those of the `gguf` package, which a test holds them against: every command needs them, and importing
+that package takes a quarter of a second. ik_llama.cpp adds types of its own to the same number space, some with a few
+bytes per row; they are listed here from its `ggml.c` and gguf constants (June 2026).
 """
 
 from dataclasses import dataclass
 from math import prod
-
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +25,17 @@ class BlockType:
             raise ValueError(f"a row of {shape[0]} is not a multiple of {self.name}'s block of {self.block}")
         return (shape[0] // self.block * self.block_bytes + self.row_bytes) * prod(shape[1:])
 
+
+_MAINLINE = (  # (number, name, elements per block, bytes per block)
+    (0, "F32", 1, 4), (1, "F16", 1, 2), (2, "Q4_0", 32, 18), (3, "Q4_1", 32, 20), (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24), (8, "Q8_0", 32, 34), (9, "Q8_1", 32, 40), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144), (13, "Q5_K", 256, 176), (14, "Q6_K", 256, 210), (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56), (30, "BF16", 1, 2), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17), (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18),
+)  # fmt: skip
 
 _IK = (  # (number, name, elements per block, bytes per block, bytes per row)
     (133, "Q6_0", 32, 26, 0), (134, "IQ1_BN", 64, 13, 2), (135, "IQ2_BN", 64, 16, 4),
@@ -46,9 +56,9 @@ _IK = (  # (number, name, elements per block, bytes per block, bytes per row)
     (398, "Q8_KV_R8", 32, 32, 4), (399, "Q8_K_R8", 256, 258, 0),
 )  # fmt: skip
 
-BY_NUMBER: dict[int, BlockType] = {
-    int(kind): BlockType(kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType
-} | {number: BlockType(name, block, size, row, ik=True) for number, name, block, size, row in _IK}
+BY_NUMBER: dict[int, BlockType] = {number: BlockType(name, block, size) for number, name, block, size in _MAINLINE} | {
+    number: BlockType(name, block, size, row, ik=True) for number, name, block, size, row in _IK
+}
 
 BY_NAME: dict[str, BlockType] = {kind.name: kind for kind in BY_NUMBER.values()}
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gguf.constants import LlamaFileType
-
 from tokenmill.errors import CorruptModel, ModelError
 from tokenmill.model.gguf import Header, LongArray, Value
 from tokenmill.model.kv import layout
@@ -13,6 +11,13 @@ from tokenmill.model.tensors import classify, layer_of
 
 MOST_LAYERS = 4096
 LONGEST_NAME = 256  # of anything that is shown to a person
+FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importing that takes a quarter of a second
+    0: "ALL_F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS",
+    20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M",
+    28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
+    39: "NVFP4", 40: "Q1_0", 1024: "GUESSED",
+}  # fmt: skip
 
 
 def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
@@ -124,7 +129,4 @@ def _short(text: str | None) -> str | None:
 def _quantisation(header: Header) -> str | None:
     """The name llama.cpp gave the file's mix; ik_llama.cpp's own numbers stay unnamed."""
     number = header.integer("general.file_type")
-    try:
-        return LlamaFileType(number).name.removeprefix("MOSTLY_") if number is not None else None
-    except ValueError:
-        return None
+    return FILE_TYPES.get(number) if number is not None else None

@@ -45,11 +45,19 @@ def choose_settings(
         ik=goal.ik,
         moe_cache_bytes=goal.moe_cache_bytes,
         full_windows=goal.full_windows,
+        unified=_unified(goal),
         output_rows=goal.output_rows,
         gpu_memory_utilization=goal.gpu_memory_utilization,
         tensor_parallel=goal.tensor_parallel,
     )
     return settings, tuple(decisions)
+
+
+def _unified(goal: Goal) -> bool:
+    """Slots of a server that is told how many (-np) have a cache each, unless it is told --kv-unified too."""
+    if goal.unified is not None:
+        return goal.unified
+    return goal.full_windows or (goal.sequences or 1) == 1
 
 
 def _check_cache_type(kind: str | None, engine: str) -> None:

@@ -13,6 +13,7 @@ from tokenmill.plan.costs import Costs, IkCosts, costs_of
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.ik_fit import fit_sizes, free_at_start, own_fit
 from tokenmill.plan.ledger import ledger
+from tokenmill.plan.offload import set_rows
 from tokenmill.plan.place import assemble, host_tier, spill, usable_gpus
 from tokenmill.plan.plan import Decision, Ledger, Placement, Settings, Shortfall
 from tokenmill.plan.split import Layer, split
@@ -39,6 +40,7 @@ def make_draft(
     if goal.engine == "vllm":
         return _vllm_draft(machine, profile, goal, settings, decisions)
     costs = costs_of(profile, settings)
+    given = placement is not None
     if placement is None:
         placement, reasons = _place(machine, profile, goal, costs, gpus, even=even)
         decisions += reasons
@@ -47,6 +49,9 @@ def make_draft(
     costs = costs_of(profile, settings)
     found = ledger(machine, costs, placement, goal)
     placement, found = _spilled(machine, costs, placement, goal, found)
+    if not given or goal.offload_min_batch is not None:  # a placement of somebody else's is run with their environment
+        rows = set_rows(profile, settings, placement, goal.offload_min_batch)
+        settings = replace(settings, offload_min_batch=rows)
     return Draft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
 
 

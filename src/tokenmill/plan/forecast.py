@@ -50,7 +50,8 @@ def forecast(
 ) -> Forecast:
     """Decode by depth and sequences, prefill by depth and micro-batch, and the load.
 
-    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is set; `calibration` is what recorded runs say.
+    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is not as the settings have it; `calibration` is what recorded
+    runs say.
     """
     given = _given(machine, profile, settings, placement, calibration, min_batch)
     notes = list(given.devices.notes)

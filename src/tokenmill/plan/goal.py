@@ -42,6 +42,8 @@ class Goal:
     ik: IkOptions | None = None  # ik_llama.cpp's own switches; None: those of its version
     moe_cache_bytes: int = 0  # device cache for experts kept in host memory, where the build has it
     full_windows: bool = False  # sliding windows keep the whole context, so that sequences can share it
+    unified: bool | None = None  # one cache for all sequences; None: only where they are to share windows
+    offload_min_batch: int | None = None  # rows from which llama.cpp moves host experts' products to the GPU
     output_rows: int | None = None  # rows of logits kept at once; None: a whole micro-batch, which is safe to assume
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM

@@ -69,7 +69,8 @@ def _share(fleet: Fleet, host: Host, profile: Profile, goal: Goal, first: int, c
         return worker_share(host, profile, goal, first, count)
     part = part_of(profile, first, count, embeddings=True, output=True)
     draft = make_draft(host.machine, part, goal, None, even=False)
-    share = Share(host, first, count, part, draft.settings, draft.placement, draft.ledger)
+    settings = replace(draft.settings, offload_min_batch=None)  # commands over several hosts do not set it
+    share = Share(host, first, count, part, settings, draft.placement, draft.ledger)
     return share if count == profile.layers else replace(share, ledger=_with_message(share, profile))
 
 

@@ -55,7 +55,7 @@ class Context:
 
 
 def context_of(settings: Settings, *, unified: bool = True, outputs: int | None = None) -> Context:
-    """The context that a plan's settings ask for."""
+    """The context that a plan's settings ask for; not `unified`: with a cache for each sequence, whatever they say."""
     return Context(
         tokens=settings.context,
         sequences=settings.sequences,
@@ -64,7 +64,7 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
         type_k=settings.cache_type_k,
         type_v=settings.cache_type_v,
         flash_attention=settings.flash_attention,
-        unified=unified,
+        unified=unified and settings.unified,
         full_windows=settings.full_windows,
         outputs=settings.output_rows if outputs is None else outputs,
     )

@@ -42,6 +42,8 @@ class Settings:
     ik: IkOptions | None = None  # ik_llama.cpp only
     moe_cache_bytes: int = 0
     full_windows: bool = False
+    unified: bool = True  # one cache for all sequences; llama-server's slots have one each
+    offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH where it is set; None: the engine's own
     output_rows: int | None = None
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1

@@ -36,12 +36,14 @@ class Missing(Exception):
 def offload_threshold(work: Work, settings: Settings, min_batch: int | None = None) -> int | None:
     """Tokens from which a step copies host weights to the cards; None: never.
 
-    llama.cpp goes by the batch (GGML_OP_OFFLOAD_MIN_BATCH, 32), ik_llama.cpp by the rows that each expert gets.
+    llama.cpp goes by the batch (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else as the settings have it, else 32),
+    ik_llama.cpp by the rows that each expert gets.
     """
     traits = TRAITS[settings.engine]
     if not work.streams_to or traits.offload_rows is None:
         return None
-    rows = traits.offload_rows if min_batch is None else min_batch
+    told = settings.offload_min_batch if min_batch is None else min_batch
+    rows = traits.offload_rows if told is None else told
     if traits.ik is None:
         return rows
     # weights repacked while loading are for the processors only

@@ -15,9 +15,10 @@ from tokenmill import __version__
 from tokenmill.engine import measured
 from tokenmill.engine.measured import Record, machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.database import FILE
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.tables import has_batches
 from tokenmill.model.profile import Profile
 from tokenmill.plan.plan import Plan
 from tokenmill.report import curves
@@ -60,13 +61,13 @@ class Kept:
     batches: tuple[Batch, ...] = ()
 
 
-def gather(asked: Asked, state: Path, *, batches: Path, when: datetime | None = None) -> Report:
+def gather(asked: Asked, state: Path, *, batches: Address, when: datetime | None = None) -> Report:
     """Everything that is known, as one value."""
     moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return put_together(asked, read(asked, state, batches), moment)
 
 
-def read(asked: Asked, state: Path, batches: Path) -> Kept:
+def read(asked: Asked, state: Path, batches: Address) -> Kept:
     """What is kept of the model on the machine; without a model, the batches alone."""
     found = _batches(batches, asked.model_id)
     if asked.model_id is None:
@@ -146,10 +147,10 @@ def _plan(plan: Plan, load: Record | None) -> PlanFacts:
     )  # fmt: skip
 
 
-def _batches(folder: Path, model_id: str | None) -> tuple[Batch, ...]:
-    if not (folder / FILE).is_file():
+def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
+    if not has_batches(address):
         return ()
-    with Reader(folder) as reader:
+    with Reader(address) as reader:
         found: Sequence[Batch] = reader.batches()
     return tuple(batch for batch in found if batch.totals.prompt_tokens and model_id in (None, batch.model_id))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
+from tokenmill.plan.fingerprint import UNKNOWN, fingerprint
 from tokenmill.plan.forecast import decode_speed, prefill_speed
 from tokenmill.plan.plan import Plan, Settings
 from tokenmill.tune.bench_cache import TAIL, CacheEffect, cache, first
@@ -71,7 +72,8 @@ class _Book:
         known = row if self.plan is None else predicted(self.plan, row)
         self.rows.append(known)
         if self.record is not None and self.plan is not None and belongs(known):
-            self.record(speed_of(known, self.place, self.plan.settings, now()))
+            where = fingerprint(self.plan.profile, self.plan.placement)
+            self.record(speed_of(known, self.place, self.plan.settings, now(), placement=where))
         return known
 
 
@@ -155,12 +157,15 @@ def dials_of(settings: Settings) -> Dials:
     return Dials(
         settings.threads, settings.threads_batch, settings.sequences, settings.ubatch, settings.context,
         settings.cache_type_k, settings.cache_type_v, settings.flash_attention, settings.mmap, settings.repack,
+        settings.offload_min_batch,
     )  # fmt: skip
 
 
-def speed_of(row: Row, place: Place, settings: Settings, when: str, source: Source = "bench") -> Speed:
-    """A row for the history; `sequences` of its dials are those that were at work."""
-    dials = replace(dials_of(settings), sequences=row.sequences)
+def speed_of(
+    row: Row, place: Place, settings: Settings, when: str, source: Source = "bench", *, placement: str = UNKNOWN
+) -> Speed:
+    """A row for the history; `sequences` of its dials are those that were at work, `placement` is a fingerprint."""
+    dials = replace(dials_of(settings), sequences=row.sequences, placement=placement)
     if row.threads is not None:
         dials = replace(dials, threads=row.threads, threads_batch=row.threads_batch or row.threads)
     alike = row.sequences == 1 and last_part(row.pp, row.depth, settings.ubatch)

@@ -12,12 +12,13 @@ from typing import Literal
 
 from tokenmill.engine.measured import types_of
 from tokenmill.plan.calibration import Calibration, Correction
+from tokenmill.plan.fingerprint import fingerprint, kinds
 from tokenmill.plan.forecast import decode_speed, prefill_speed
 from tokenmill.plan.plan import Plan
 from tokenmill.plan.rates import Family, family
 from tokenmill.tune.history import Speed
 from tokenmill.tune.point import Figures
-from tokenmill.tune.predicted import settings_with
+from tokenmill.tune.predicted import settings_at
 
 MOST = 8.0  # times: a forecast further off than that is wrong for a reason that no factor mends
 RECENT = 24  # measurements that count; older ones were made under other conditions
@@ -44,14 +45,16 @@ def calibration(
     """What the records of this machine and these engines say of a plan's forecast; None: nothing.
 
     `plan` is made without any calibration. `model_id` is None for a model whose files are not here; `families` names
-    the kind of weights of models that were measured.
+    the kind of weights of models that were measured. Runs with weights elsewhere than the plan has them do not count;
+    other models' must have had theirs in the same memories.
     """
+    where = fingerprint(plan.profile, plan.placement)
     here = newest_builds(one for one in speeds if one.machine_id == machine_id and one.engine in engines)
-    own = [one for one in here if one.model_id == model_id and one.dials.placement == "plan"][-RECENT:]
+    own = [one for one in here if one.model_id == model_id and one.dials.placement == where][-RECENT:]
     rates = _rates(own, plan)
     known = Calibration(rates) if rates else None
     decode, prefill = (_own(kind, own, plan, known) for kind in ("decode", "prefill"))
-    others = [one for one in here if one.model_id != model_id]
+    others = [one for one in here if one.model_id != model_id and kinds(one.dials.placement) == kinds(where)]
     if not rates:  # a prediction of others rests on a rate that the machine states
         decode = decode or _of_others("decode", others, plan, families or {})
         prefill = prefill or _of_others("prefill", others, plan, families or {})
@@ -70,12 +73,11 @@ def newest_builds(speeds: Iterable[Speed]) -> list[Speed]:
 def predicted(plan: Plan, speed: Speed, known: Calibration | None = None) -> Figures:
     """What is forecast for the settings that a speed was measured at; None where the machine states too little."""
     dials, depth = speed.dials, speed.depth
-    given = (plan.machine, plan.profile, settings_with(plan.settings, dials), plan.placement)
-    rows = dials.offload_min_batch
-    write = decode_speed(*given, depth=depth, sequences=dials.sequences, calibration=known, min_batch=rows)
+    given = (plan.machine, plan.profile, settings_at(plan, dials), plan.placement)
+    write = decode_speed(*given, depth=depth, sequences=dials.sequences, calibration=known)
     # a bench computes the last part of its prompt anew, everything else the whole of it
     last = min(depth, dials.ubatch) if speed.source in ("bench", "soak") else depth
-    read = prefill_speed(*given, depth=depth - last, prompt=last or None, calibration=known, min_batch=rows)
+    read = prefill_speed(*given, depth=depth - last, prompt=last or None, calibration=known)
     return Figures(write.tok_s if write is not None else None, read.tok_s if read is not None else None)
 
 

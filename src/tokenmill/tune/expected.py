@@ -3,7 +3,7 @@
 from tokenmill.plan.forecast import decode_speed, prefill_speed
 from tokenmill.plan.plan import Plan
 from tokenmill.tune.point import Aim, Dials, Figures
-from tokenmill.tune.predicted import forecaster, settings_with
+from tokenmill.tune.predicted import forecaster, settings_at
 
 
 def figures_at(plan: Plan, aim: Aim, dials: Dials, *, depth: int, drawn: bool = True) -> Figures:
@@ -11,16 +11,16 @@ def figures_at(plan: Plan, aim: Aim, dials: Dials, *, depth: int, drawn: bool = 
 
     Not `drawn`: the jobs are somebody's own, and what the aim says of their lengths is not so.
     """
-    settings = settings_with(plan.settings, dials)
+    settings = settings_at(plan, dials)
     write = decode_speed(
         plan.machine, plan.profile, settings, plan.placement, depth=min(depth, dials.context - 1),
-        sequences=dials.sequences, min_batch=dials.offload_min_batch, calibration=plan.calibration,
+        sequences=dials.sequences, calibration=plan.calibration,
     )  # fmt: skip
     read = None
     if aim.prompt_tokens and drawn:
         read = prefill_speed(
             plan.machine, plan.profile, settings, plan.placement, depth=0, prompt=aim.prompt_tokens,
-            min_batch=dials.offload_min_batch, calibration=plan.calibration,
+            calibration=plan.calibration,
         )  # fmt: skip
     return Figures(
         decode_tok_s=None if write is None else write.tok_s,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenmill.plan.fingerprint import UNKNOWN, fingerprint
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.plan import Decision, Plan
 from tokenmill.tune.point import OperatingPoint
@@ -11,9 +12,12 @@ from tokenmill.units import number_of
 
 _OTHER = (
     "cpu_only", "gpus", "reserve_ram_bytes", "cache_ram_bytes", "mlock", "allow_disk", "own_fit",
-    "moe_cache_bytes", "tensor_parallel", "gpu_memory_utilization",
+    "moe_cache_bytes", "tensor_parallel", "gpu_memory_utilization", "gpu_margin_bytes", "fit_margin_bytes",
+    "offload_min_batch",
 )  # fmt: skip
 """What makes another machine of the one that was tuned."""
+_NAMED = {"gpu_margin_bytes": "margin"}
+_ROWS = "--offload-min-batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,26 @@ class Overlaid:
     decisions: tuple[Decision, ...] = ()
     words: str | None = None  # one line for the user; None: the point changes nothing
     why_not: str | None = None
+    placement: str | None = None  # that the point was measured with; None: no point is in force
 
 
 def circumstances(goal: Goal) -> tuple[str, ...]:
     """Options under which a point holds, and under no others."""
     plain = Goal()
     values = {name: getattr(goal, name) for name in _OTHER if getattr(goal, name) != getattr(plain, name)}
-    return tuple(f"--{name.removesuffix('_bytes').replace('_', '-')}={value}" for name, value in values.items())
+    words = {name: _NAMED.get(name, name.removesuffix("_bytes")).replace("_", "-") for name in values}
+    return tuple(f"--{words[name]}={value}" for name, value in values.items())
 
 
 def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> Overlaid:
     """The goal with what a point says of everything that is open in it; `cores` are the machine's, None: unknown."""
-    now, then = circumstances(goal), point.under
+    asked, found = goal.offload_min_batch, point.dials.offload_min_batch
+    if asked is not None and asked != found:
+        rows = "an unknown number of rows" if found is None else f"{found} rows"
+        return Overlaid(goal, why_not=f"the operating point was found with experts moved to the GPU from {rows} on")
+    now, then = (
+        tuple(each for each in under if not each.startswith(_ROWS)) for under in (circumstances(goal), point.under)
+    )
     if now != then:
         more, less = sorted({*now} - {*then}), sorted({*then} - {*now})
         words = f"without {_option(more[0])}" if not less else f"with {_option(less[0])}"
@@ -59,7 +71,7 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
     reason = f"operating point of {point.when[:10]}{measured}"
     decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
     words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; --no-point ignores it"
-    return Overlaid(replace(goal, **taken), decisions, words)
+    return Overlaid(replace(goal, **taken), decisions, words, placement=point.dials.placement)
 
 
 def _option(text: str) -> str:
@@ -68,11 +80,28 @@ def _option(text: str) -> str:
     return name if value == "True" else f"{name} {value.strip('()').rstrip(',').replace(', ', ',')}"
 
 
+def misplaced(plan: Plan, laid: Overlaid) -> str | None:
+    """Why a point does not hold for the plan that was made with it: weights are elsewhere now. None: it holds."""
+    now, then = fingerprint(plan.profile, plan.placement), laid.placement
+    if then is None or then == now:
+        return None
+    if then == UNKNOWN:
+        return (
+            f"where the operating point had its weights is unknown, and this plan uses {', '.join(plan.placement.gpus)}"
+        )
+    where = "without a GPU" if now == UNKNOWN else f"with {now}"
+    return f"the operating point was found with {then}, and this plan is {where}"
+
+
 def decided(plan: Plan, laid: Overlaid) -> Plan:
-    """A plan whose decisions name the point where it decided."""
+    """A plan whose decisions name the point where it decided, and that warns where the point does not hold for it."""
     own = {decision.name for decision in laid.decisions}
     kept = tuple(decision for decision in plan.decisions if decision.name not in own)
-    return replace(plan, decisions=(*kept, *laid.decisions))
+    why = misplaced(plan, laid)
+    warnings = (
+        plan.warnings if why is None else (*plan.warnings, f"{why}: its figures need not hold; --no-point ignores it")
+    )
+    return replace(plan, decisions=(*kept, *laid.decisions), warnings=warnings)
 
 
 def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -103,6 +132,8 @@ def in_words(settings: Mapping[str, Any]) -> str:
         parts.append("no flash attention")
     if "context" in settings:
         parts.append(f"context {settings['context']}")
+    if "offload_min_batch" in settings:
+        parts.append(f"offload from {settings['offload_min_batch']} rows")
     return ", ".join(parts)
 
 
@@ -115,6 +146,10 @@ def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
     for name in ("mmap", "repack"):  # the plan's own reasons hold where only one value was ever tried
         if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
             yield name, getattr(dials, name)
+    rows = dials.offload_min_batch
+    # with so many sequences that decoding would reach it, the planner sets another
+    if goal.offload_min_batch is None and rows is not None and (goal.sequences or dials.sequences) < rows:
+        yield "offload_min_batch", rows
     if goal.cache_type_k is None and goal.cache_type_v is None:
         yield "cache_type_k", dials.cache_type_k
         yield "cache_type_v", dials.cache_type_v

@@ -21,8 +21,8 @@ class Dials:
     flash_attention: bool = True
     mmap: bool = True
     repack: bool = True
-    offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH; None: the engine's own
-    placement: str = "plan"  # a named variant of where tensors go; "plan": the planner's own
+    offload_min_batch: int | None = None  # rows in force when it was loaded; None: nothing moves, or it is unknown
+    placement: str = "plan"  # plan.fingerprint of where weights are; "plan": on processors alone, or unknown
 
 
 @dataclass(frozen=True, slots=True)

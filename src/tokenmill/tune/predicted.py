@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tokenmill.plan.draft import make_draft
+from tokenmill.plan.fingerprint import UNKNOWN, fingerprint
 from tokenmill.plan.forecast import decode_speed, prefill_speed
+from tokenmill.plan.offload import set_rows
 from tokenmill.plan.plan import Plan, Settings
 from tokenmill.tune.point import Aim, Dials
 
@@ -29,24 +31,30 @@ def forecaster(plan: Plan, aim: Aim) -> Callable[[Dials], float | None]:
 
 def _jobs_tok_s(plan: Plan, aim: Aim, dials: Dials) -> float | None:
     """One round of jobs: every lane reads its tail, then all write together. The shared head is computed once."""
-    if dials.placement != "plan":
+    if dials.placement not in (UNKNOWN, fingerprint(plan.profile, plan.placement)):
         return None
-    settings = settings_with(plan.settings, dials)
+    settings = settings_at(plan, dials)
     depth = min(dials.context - 1, aim.prompt_tokens + aim.tail_tokens + aim.output_tokens // 2)
     write = decode_speed(plan.machine, plan.profile, settings, plan.placement, depth=max(0, depth),
-                         sequences=dials.sequences, min_batch=dials.offload_min_batch,
-                         calibration=plan.calibration)  # fmt: skip
+                         sequences=dials.sequences, calibration=plan.calibration)  # fmt: skip
     if write is None:
         return None
     seconds = aim.output_tokens * dials.sequences / write.tok_s
     tails = aim.tail_tokens * dials.sequences
     if tails:
         read = prefill_speed(plan.machine, plan.profile, settings, plan.placement, depth=aim.prompt_tokens,
-                             prompt=tails, min_batch=dials.offload_min_batch, calibration=plan.calibration)  # fmt: skip
+                             prompt=tails, calibration=plan.calibration)  # fmt: skip
         if read is None:
             return None
         seconds += tails / read.tok_s
     return aim.output_tokens * dials.sequences / seconds
+
+
+def settings_at(plan: Plan, dials: Dials) -> Settings:
+    """A plan's settings at other dials, with the offload threshold that an engine started for them would be given."""
+    settings = settings_with(plan.settings, dials)
+    rows = set_rows(plan.profile, settings, plan.placement, dials.offload_min_batch)
+    return replace(settings, offload_min_batch=rows)
 
 
 def settings_with(settings: Settings, dials: Dials) -> Settings:
@@ -55,7 +63,7 @@ def settings_with(settings: Settings, dials: Dials) -> Settings:
         settings, threads=dials.threads, threads_batch=dials.threads_batch, sequences=dials.sequences,
         ubatch=dials.ubatch, batch=max(settings.batch, dials.ubatch), context=dials.context,
         cache_type_k=dials.cache_type_k, cache_type_v=dials.cache_type_v, flash_attention=dials.flash_attention,
-        mmap=dials.mmap, repack=dials.repack,
+        mmap=dials.mmap, repack=dials.repack, offload_min_batch=dials.offload_min_batch,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tokenmill.engine.binding import HOST_TIERS
+from tokenmill.plan.fingerprint import fingerprint
 from tokenmill.plan.forecast import decode_speed
 from tokenmill.plan.plan import Plan
 from tokenmill.tune.bench import dials_of, last_part
@@ -26,9 +27,10 @@ def speed_of(step: Step, place: Place, plan: Plan, when: str) -> Speed:
         decode_tok_s=write.tok_s if write is not None else None,
         host_bytes=_sum(step, "predicted_bytes", host=True), gpu_bytes=_sum(step, "predicted_bytes", host=False),
     )  # fmt: skip
+    where = fingerprint(plan.profile, plan.placement)
     return Speed(
         when, place.machine, place.machine_id, place.model, place.model_id, place.engine, place.build, "soak",
-        replace(dials_of(plan.settings), sequences=step.sequences), step.depth, measured, predicted,
+        replace(dials_of(plan.settings), sequences=step.sequences, placement=where), step.depth, measured, predicted,
     )  # fmt: skip
 
 

@@ -11,9 +11,11 @@ from math import log
 from typing import Any
 
 from tokenmill.model.blocks import BY_NAME
+from tokenmill.plan.fingerprint import fingerprint
+from tokenmill.plan.offload import rows_in_force
 from tokenmill.plan.plan import Plan
 from tokenmill.tune.point import Aim, Dials
-from tokenmill.tune.predicted import fits, forecaster
+from tokenmill.tune.predicted import fits, forecaster, settings_at
 
 ORDERED = ("sequences", "threads", "ubatch", "threads_batch", "context")
 KINDS = ("cache_types", "flash_attention")
@@ -24,7 +26,6 @@ SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 UBATCHES = (128, 256, 512, 1024, 2048)
 FEW_CORES = 4  # up to so many, hyper-threads are worth a look
 NOISE = 0.03
-OFFLOAD_NEVER = 128  # more rows than any number of sequences here: decoding stays where the experts are
 
 CacheTypes = tuple[str, str]  # K and V go together: engines refuse some pairs, and nobody wants the others
 
@@ -169,8 +170,17 @@ def space_for(
         flash_attention=flash if any(_takes(each, flash=False) for each in types) else (True,),
         mmap=(now.mmap,),
         repack=(now.repack,),
+        placement=(fingerprint(plan.profile, plan.placement),),
     )
-    return _with_reloads(plan, aim, _within_memory(plan, plain))
+    held = _within_memory(plan, plain)
+    return _with_reloads(plan, aim, replace(held, offload_min_batch=(_rows(plan, held),)))
+
+
+def _rows(plan: Plan, space: Space) -> int | None:
+    """The offload threshold of all trials: that of an engine which is loaded for the most sequences."""
+    start, asked = start_for(plan, space), plan.goal.offload_min_batch
+    widest = settings_at(plan, replace(start, sequences=max(space.sequences), offload_min_batch=asked))
+    return rows_in_force(plan.profile, widest, plan.placement)
 
 
 def start_for(plan: Plan, space: Space) -> Dials:
@@ -261,7 +271,7 @@ def _with_reloads(plan: Plan, aim: Aim, space: Space) -> Space:
         return max((rate for rate in said if rate is not None), default=None)
 
     own, reasons = best(start), []
-    options: dict[str, Any] = {"offload_min_batch": OFFLOAD_NEVER, "mmap": not start.mmap, "repack": not start.repack}
+    options: dict[str, Any] = {"mmap": not start.mmap, "repack": not start.repack}
     for dial, value in options.items():
         if getattr(plan.goal, dial, None) is not None:
             continue  # as the user has it

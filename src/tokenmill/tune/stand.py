@@ -18,6 +18,7 @@ from tokenmill.engine.warm import fill_ahead
 from tokenmill.engine.watched import Started
 from tokenmill.errors import EngineError
 from tokenmill.plan.make import make
+from tokenmill.plan.offload import set_rows
 from tokenmill.plan.plan import Plan
 from tokenmill.tune.point import Dials
 
@@ -56,10 +57,13 @@ class Turnable(Started, Protocol):
 
 def plan_at(plan: Plan, dials: Dials, *, native: bool) -> Plan:
     """A plan's own placement at other dials."""
+    asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
+    rows = set_rows(plan.profile, replace(plan.settings, sequences=dials.sequences), plan.placement, asked)
     goal = replace(
         plan.goal, threads=dials.threads, threads_batch=dials.threads_batch, sequences=dials.sequences,
         ubatch=dials.ubatch, context=dials.context, cache_type_k=dials.cache_type_k, cache_type_v=dials.cache_type_v,
         flash_attention=dials.flash_attention, mmap=dials.mmap, repack=dials.repack,
+        offload_min_batch=rows,
     )  # fmt: skip
     return make(plan.machine, plan.profile, goal_for(goal) if native else goal, placement=plan.placement)
 

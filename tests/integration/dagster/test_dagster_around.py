@@ -13,9 +13,10 @@ import pytest
 from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster_tokenmill import TokenmillResource, batch_asset, checks_for, finished_batches_sensor, pools
 
+from support import patient
 from support.batches import created, prompt_line
 from support.batches import until as comes_to
-from support.dagster_runs import batches, command, environment, home_in, instance_in, until
+from support.dagster_runs import LIMIT_S, batches, command, environment, home_in, instance_in, until
 from support.fake_engine import FakeEngine
 from support.gateway import Served
 from support.gateway_clients import faked
@@ -150,7 +151,9 @@ def test_the_pool_is_sized_by_lanes_and_bounds_what_is_handed_in(
     assert pools.main(["pools", "--url", served_at.url, "--lanes-each", str(LANES)]) == 0
     with instance_in(home) as instance:
         assert instance.event_log_storage.get_concurrency_info("tokenmill").slot_count == 1
-    assert pools.main(["pools", "--url", "http://127.0.0.1:9"]) == 1
+    with monkeypatch.context() as hasty:
+        hasty.setattr("dagster_tokenmill.gateway.FIRST_PAUSE_S", 60.0)  # longer than its patience: it asks once
+        assert pools.main(["pools", "--url", "http://127.0.0.1:9"]) == 1
     assert "does not answer" in capsys.readouterr().err
 
     made: dict[str, dg.ExecuteInProcessResult] = {}
@@ -167,11 +170,13 @@ def test_the_pool_is_sized_by_lanes_and_bounds_what_is_handed_in(
     until(lambda: len(engine.at_work) == 1)
     second.start()
     with instance_in(home) as instance:
-        until(lambda: len(instance.event_log_storage.get_concurrency_info("tokenmill").pending_steps) == 1)
+        # Once it stands in the queue, and not before: in Dagster, a slot that is freed between a step's look for one and
+        # its entry in the queue is given to nobody.
+        until(lambda: instance.event_log_storage.get_concurrency_info("tokenmill").pending_step_count == 1)
     (held,) = batches(served_at.url)  # the other one waits in Dagster
-    httpx.post(f"{served_at.url}/v1/batches/{held['id']}/cancel").raise_for_status()
-    first.join(60)
-    second.join(60)
+    patient.post(f"{served_at.url}/v1/batches/{held['id']}/cancel").raise_for_status()
+    first.join(LIMIT_S)
+    second.join(LIMIT_S)
     assert (made["held"].success, made["next"].success) == (False, True)
     assert [batch["status"] for batch in batches(served_at.url)] == ["completed", "cancelled"]
 
@@ -206,7 +211,7 @@ def test_a_run_that_is_terminated_leaves_its_batch_unless_told_otherwise(
     with command(*words, env=env, folder=tmp_path) as process:
         until(lambda: len(engine.at_work) == 1, process)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=LIMIT_S)
         assert process.returncode != 0
     client = served_at.client()
     (batch,) = client.batches.list().data
@@ -227,7 +232,7 @@ def test_dagster_dev_serves_the_project(tmp_path: Path) -> None:
 
     def answers() -> bool:
         try:
-            told = httpx.post(f"http://127.0.0.1:{port}/graphql", json=asked, timeout=30).json()
+            told = patient.post(f"http://127.0.0.1:{port}/graphql", json=asked).json()
         except httpx.TransportError:
             return False
         found[:] = (told.get("data") or {}).get("assetNodes") or []

@@ -3,18 +3,22 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
-import httpx
 import pytest
 from dagster_tokenmill import BatchResult, TokenmillResource, batch_asset
 
-from support.dagster_runs import batches, until
+from support import patient
+from support.dagster_runs import LIMIT_S, batches, until
 from support.fake_engine import FakeEngine
 from support.gateway import Served, config_in, fake_engines, served
 from support.gateway_clients import faked
+from support.jobs_store import Clock
 from tokenmill.config import Config, GatewayConfig
+from tokenmill.gateway import api, app
+from tokenmill.gateway import batches as gateway_batches
 from tokenmill.recipes.mill import Answered
 from tokenmill.recipes.rows import read_rows
 
@@ -69,7 +73,7 @@ def test_rows_in_the_order_of_lines_and_a_path_for_who_comes_after(
     assert (told["lines"], told["answers"], told["lines without an answer"]) == (3, 2, 1)
     assert (told["end"], told["model"], told["build"]) == ("finished", "fake", "fake 1")
     assert told["batch"] == f"{served_at.url}/v1/batches/{told['batches'][0]}"
-    assert httpx.get(told["batch"]).json()["status"] == "completed"
+    assert patient.get(told["batch"]).json()["status"] == "completed"
 
 
 def test_a_retry_takes_the_batch_that_is_there(gateway: tuple[Served, FakeEngine], tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def in_a_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 
 def test_a_budget_cancels_the_batch_and_the_next_run_has_it_anew(
-    gateway: tuple[Served, FakeEngine], tmp_path: Path
+    gateway: tuple[Served, FakeEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served_at, engine = gateway
     jobs = [line("a", "one"), line("b", "a slow one")]
@@ -174,8 +178,12 @@ def test_a_budget_cancels_the_batch_and_the_next_run_has_it_anew(
     assert [row["custom_id"] for row in read_rows(Path(told["table"]))] == ["a"]
     assert [batch["status"] for batch in batches(served_at.url)] == ["cancelled"]
 
-    thread, box = in_a_thread(lambda: resource(served_at.url).run_batch(None, jobs, scope=("x",), max_hours=0.5 / 3600))
-    thread.join(60)
+    clock = Clock()
+    monkeypatch.setattr("dagster_tokenmill.mill.time", SimpleNamespace(monotonic=clock))
+    thread, box = in_a_thread(lambda: resource(served_at.url).run_batch(None, jobs, scope=("x",), max_hours=1))
+    until(lambda: [batch["request_counts"]["completed"] for batch in batches(served_at.url)] == [1, 1])
+    clock.now_s += 3600
+    thread.join(LIMIT_S)
     (result,) = box
     assert isinstance(result, BatchResult)
     assert (result.end, [answer.custom_id for answer in result.answers]) == ("hours", ["a"])
@@ -190,22 +198,29 @@ def test_a_batch_that_somebody_cancels_fails_the_asset(gateway: tuple[Served, Fa
     )  # fmt: skip
     until(lambda: len(engine.at_work) == 1)
     (batch,) = batches(served_at.url)
-    httpx.post(f"{served_at.url}/v1/batches/{batch['id']}/cancel").raise_for_status()
-    thread.join(60)
+    patient.post(f"{served_at.url}/v1/batches/{batch['id']}/cancel").raise_for_status()
+    thread.join(LIMIT_S)
     (failed,) = box[0].filter_events(lambda event: event.is_step_failure)
     assert f"{batch['id']} was cancelled with 0 of 1 lines answered" in str(failed.step_failure_data.error)
 
 
 def test_a_batch_whose_time_is_over_fails_the_asset_and_may_be_tried_again(
-    gateway: tuple[Served, FakeEngine], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served_at, engine = gateway
+    clock = Clock()
+    both = lambda state: (gateway_batches.part(state, tick_s=0.02, clock=clock), api.page_part(state))  # noqa: E731
+    monkeypatch.setattr(app, "parts", both)
     jobs = [line("a", "one"), line("b", "slow")]
     answers = batch_asset("answers", path=str(tmp_path / "t.jsonl"), lines=lambda _: jobs)
-    result = materialized(answers, tokenmill=resource(served_at.url, window="1s"), raise_on_error=False)
-    (failed,) = result.filter_events(lambda event: event.is_step_failure)
-    assert "was not done within 1s: 1 of 2 answered" in str(failed.step_failure_data.error)
-    assert [batch["status"] for batch in batches(served_at.url)] == ["expired"]
+    with faked(tmp_path / "state") as (served_at, engine):
+        tokenmill = resource(served_at.url, window="1h")
+        thread, box = in_a_thread(lambda: materialized(answers, tokenmill=tokenmill, raise_on_error=False))
+        until(lambda: [batch["request_counts"]["completed"] for batch in batches(served_at.url)] == [1])
+        clock.now_s += 3600
+        thread.join(LIMIT_S)
+        assert [batch["status"] for batch in batches(served_at.url)] == ["expired"]
+    (failed,) = box[0].filter_events(lambda event: event.is_step_failure)
+    assert "was not done within 1h: 1 of 2 answered" in str(failed.step_failure_data.error)
     assert engine.seen.streams.count("one") == 1
 
 
@@ -224,7 +239,7 @@ def test_the_gateway_is_restarted_in_the_middle(tmp_path: Path) -> None:
         until(lambda: any(batch["request_counts"]["completed"] > 0 for batch in batches(first.url)))
     again = Config(state_dir=str(tmp_path / "state"), gateway=GatewayConfig(port=port, log="off"))
     with served(fake_engines(engines), again) as second:
-        thread.join(60)
+        thread.join(LIMIT_S)
         assert box[0].success
         (batch,) = batches(second.url)
     told = facts(box[0], "answers")
@@ -237,7 +252,7 @@ def test_a_batch_whose_files_are_gone_is_handed_in_again(gateway: tuple[Served, 
     answers = batch_asset("answers", path=str(tmp_path / "t.jsonl"), lines=lambda _: [line("a", "one")])
     materialized(answers, tokenmill=resource(served_at.url))
     (batch,) = batches(served_at.url)
-    httpx.delete(f"{served_at.url}/v1/files/{batch['output_file_id']}").raise_for_status()
+    patient.request("DELETE", f"{served_at.url}/v1/files/{batch['output_file_id']}").raise_for_status()
     told = facts(materialized(answers, tokenmill=resource(served_at.url)), "answers")
     assert (told["answers"], told["re-attached"], len(batches(served_at.url))) == (1, [], 2)
     assert engine.seen.streams == ["one"]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from support import patient
 from support.dagster_runs import batches, command, done, environment, facts, home_in, instance_in, kill, until
 from support.gateway import Served, config_in, native_engine, served
 from tokenmill.recipes.rows import read_rows
@@ -19,18 +19,18 @@ RUN = ("asset", "materialize", "-m", "nightly.definitions", "--config-json", ONE
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
-    with served(native_engine(smollm2_path, context=1024, sequences=2), config_in(state)) as one:
+    with served(native_engine(smollm2_path, context=1024, sequences=4), config_in(state)) as one:
         yield one
 
 
 def generated(gateway: Served) -> int:
     """Tokens that the engine has written since it started."""
-    return int(httpx.get(f"{gateway.url}/api/status").json()["engines"][0]["counters"]["generated_tokens"])
+    return int(patient.get(f"{gateway.url}/api/status").json()["engines"][0]["counters"]["generated_tokens"])
 
 
 def test_a_killed_run_finds_its_batch_again(gateway: Served, tmp_path: Path) -> None:
     home = home_in(tmp_path / "home")
-    env = environment(home, gateway.url, NIGHTLY_OUT=str(tmp_path / "out"), NIGHTLY_TOKENS="64", NIGHTLY_POLL_S="0.2")
+    env = environment(home, gateway.url, NIGHTLY_OUT=str(tmp_path / "out"), NIGHTLY_TOKENS="32", NIGHTLY_POLL_S="0.2")
     before = generated(gateway)
 
     def at_work() -> bool:

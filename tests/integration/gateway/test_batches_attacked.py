@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from support import patient
 from support.batches import created, prompt_line, until
 from support.gateway import Served
 from support.gateway_clients import faked
@@ -47,7 +47,7 @@ def known(gateway: Served) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def document(gateway: Served) -> BaseSchema:
-    return schemathesis.openapi.from_dict(httpx.get(f"{gateway.url}/openapi.json").json())
+    return schemathesis.openapi.from_dict(patient.get(f"{gateway.url}/openapi.json").json())
 
 
 @pytest.mark.parametrize(

@@ -6,35 +6,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
+from support import patient
 from support.batches import created, events, lines_of, prompt_line, until, uploaded
 from support.fake_engine import FakeEngine
 from support.gateway import LIMIT_S, Served, config_in, fake_engines, served
-from support.gateway_clients import InOrder
+from support.gateway_clients import InOrder, open_gate
 from support.gateway_clients import until as comes_true
+from support.jobs_store import Clock
 from tokenmill.errors import StoreFull
 from tokenmill.gateway import app, batches, keys, runner
 from tokenmill.gateway.batch_results import write_results
 from tokenmill.gateway.desk import Desk
 from tokenmill.gateway.tickets import Ticket
+from tokenmill.jobs.books import Books
 from tokenmill.jobs.job import Batch
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 
 Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
-
-
-class Clock:
-    """Time that only passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.s
 
 
 @pytest.fixture
@@ -91,16 +83,24 @@ def test_equal_lines_of_batches_that_run_together_are_computed_once(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("clock")
-def test_higher_priority_goes_first(tmp_path: Path) -> None:
+def test_higher_priority_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, join = threading.Semaphore(0), Books.join
+
+    async def told(self: Books, batch: Batch, most: int) -> Any:
+        rows = await join(self, batch, most)
+        joined.release()  # before anything else happens in that loop, the worker has these rows
+        return rows
+
+    monkeypatch.setattr(Books, "join", told)
     with faked(tmp_path, lambda: [("fake", InOrder(lanes=1))]) as (gateway, (engine,)):
-        client = gateway.client()
+        client, gate = gateway.client(), gateway.state.backends[0].gate
         held = created(client, prompt_line("a", "slow"))
-        until(client, held, "in_progress")
         comes_true(lambda: bool(engine.at_work))
         low = created(client, *(prompt_line(f"l{n}", f"aaa low {n}") for n in range(6)))
+        assert joined.acquire(timeout=LIMIT_S)
+        comes_true(lambda: gate.waiting("batch") == 2)  # what may be in the engine's own queue
         high = created(client, prompt_line("a", "zzz high"), extra_body={"priority": 5})
-        for batch in (low, high):
-            until(client, batch, "in_progress")
+        assert joined.acquire(timeout=LIMIT_S)
         client.batches.cancel(held.id)
         for batch in (low, high):
             until(client, batch, "completed")
@@ -113,9 +113,9 @@ def test_a_batch_ends_when_its_time_is_over(tmp_path: Path, clock: Clock) -> Non
         client = gateway.client()
         lines = [prompt_line("quick", "quick", priority=9), *(prompt_line(f"s{n}", f"slow {n}") for n in range(20))]
         batch = until(client, created(client, *lines, window="1h"), "in_progress", done=1)
-        clock.s += 3599
+        clock.now_s += 3599
         assert client.batches.retrieve(batch.id).status == "in_progress"
-        clock.s += 2
+        clock.now_s += 2
         done = until(client, batch, "expired")
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 20)
         assert {line["error"]["code"] for line in lines_of(client, done.error_file_id)} == {"batch_expired"}
@@ -130,7 +130,7 @@ def test_results_are_kept_as_long_as_was_said(tmp_path: Path, clock: Clock) -> N
         kept = {"anchor": "created_at", "seconds": 3600}
         batch = until(client, created(client, prompt_line("a", "x"), output_expires_after=kept), "completed")
         assert client.files.content(batch.output_file_id).content
-        clock.s += 3600
+        clock.now_s += 3600
         with pytest.raises(openai.NotFoundError):
             client.files.content(batch.output_file_id)
         assert client.batches.retrieve(batch.id).status == "completed"
@@ -155,7 +155,9 @@ def test_a_file_in_use_cannot_be_deleted(tmp_path: Path) -> None:
 def test_a_backend_that_dies_is_drained_to_the_next(tmp_path: Path) -> None:
     with faked(tmp_path, lambda: [("one", FakeEngine()), ("two", FakeEngine())]) as (gateway, (one, two)):
         client = gateway.client()
-        lines = [prompt_line(f"s{n}", f"steady {n}") for n in range(40)]
+        open_gate(gateway, two)
+        quick = [prompt_line(f"q{n}", f"quick {n}", priority=9) for n in range(4)]
+        lines = [*quick, *(prompt_line(f"s{n}", f"gated {n}") for n in range(16))]
         batch = until(client, created(client, *lines), "in_progress", done=4)
 
         async def die() -> None:
@@ -163,10 +165,10 @@ def test_a_backend_that_dies_is_drained_to_the_next(tmp_path: Path) -> None:
 
         gateway.call(die())
         done = until(client, batch, "completed")
-        assert done.request_counts.completed == 40
+        assert done.request_counts.completed == 20
         assert two.seen.streams
         with Reader(tmp_path / "batches") as reader:
-            assert reader.named(batch.id).totals.computed == 40
+            assert reader.named(batch.id).totals.computed == 20
 
 
 @pytest.mark.usefixtures("clock")
@@ -197,7 +199,7 @@ def test_an_engine_that_works_in_order_is_entered_through_its_gate(tmp_path: Pat
         client = gateway.client()
         lines = [prompt_line(f"s{n}", f"steady {n}") for n in range(12)]
         batch = until(client, created(client, *lines), "in_progress", done=1)
-        asked = httpx.post(f"{gateway.url}/v1/completions", json={"prompt": "chat"}, timeout=LIMIT_S)
+        asked = patient.post(f"{gateway.url}/v1/completions", json={"prompt": "chat"}, timeout=LIMIT_S)
         assert asked.status_code == 200
         assert until(client, batch, "completed").request_counts.completed == 12
         assert engine.seen.most_at_once <= 2
@@ -205,18 +207,21 @@ def test_an_engine_that_works_in_order_is_entered_through_its_gate(tmp_path: Pat
 
 @pytest.mark.usefixtures("clock")
 def test_stopping_puts_back_and_starting_goes_on(tmp_path: Path) -> None:
-    lines = [prompt_line(f"s{n}", f"steady {n}") for n in range(60)]
-    with faked(tmp_path, grace_s=0.0) as (gateway, _):
-        batch = until(gateway.client(), created(gateway.client(), *lines), "in_progress", done=3)
+    prompts = ["quick", "gated 1", "gated 2", "another"]
+    lines = [prompt_line(f"s{n}", prompt) for n, prompt in enumerate(prompts)]
+    with faked(tmp_path, grace_s=0.0) as (gateway, (engine,)):
+        batch = until(gateway.client(), created(gateway.client(), *lines), "in_progress", done=2)
+        assert engine.at_work == {"gated 1", "gated 2"}
     with Reader(tmp_path / "batches") as reader:
         counts = reader.named(batch.id).counts
-        assert counts.running == 0
-        assert 3 <= counts.done < 60
-    with faked(tmp_path) as (gateway, _):
+        assert (counts.running, counts.pending, counts.done) == (0, 2, 2)
+    with faked(tmp_path) as (gateway, (engine,)):
+        open_gate(gateway, engine)
         client = gateway.client()
         done = until(client, client.batches.retrieve(batch.id), "completed")
-        assert texts(client, done) == [f"steady {n}: 0 1 2 3" for n in range(60)]
-        assert done.usage.output_tokens == 60 * 30  # each answer once
+        assert texts(client, done) == [f"{prompt}: 0 1 2 3" for prompt in prompts]
+        assert done.usage.output_tokens == 4 * 4  # each answer once
+        assert sorted(engine.seen.streams) == ["gated 1", "gated 2"]
 
 
 @pytest.mark.usefixtures("clock")

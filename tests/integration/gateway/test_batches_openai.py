@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from support import gateway_process
+from support import gateway_process, patient
 from support.batches import CHAT, chat_line, created, events, lines_of, until, uploaded
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.gateway import app, batches
@@ -189,7 +188,7 @@ def test_what_is_wrong_with_a_request(gateway: Served) -> None:
         for name in ("file-none", "../desk.db", "%2e%2e%2fdesk.db", "batch_none"):
             with pytest.raises((openai.NotFoundError, ValueError)):  # the client itself refuses some
                 ask(name)
-    assert httpx.get(f"{gateway.url}/v1/files/..%2fdesk.db/content").status_code == 404
+    assert patient.get(f"{gateway.url}/v1/files/..%2fdesk.db/content").status_code == 404
 
 
 def test_killed_in_the_middle_and_started_again(smollm2_path: Path, tmp_path: Path) -> None:

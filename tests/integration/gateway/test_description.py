@@ -5,12 +5,12 @@ import logging
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from support import patient
 from support.gateway_clients import faked
 from tokenmill.gateway import app
 from tokenmill.gateway.parts import Part
@@ -18,7 +18,7 @@ from tokenmill.gateway.parts import Part
 
 def test_every_route_is_described_and_every_description_is_served(tmp_path: Path) -> None:
     with faked(tmp_path) as (gateway, _):
-        document = httpx.get(f"{gateway.url}/openapi.json").json()
+        document = patient.get(f"{gateway.url}/openapi.json").json()
         described = {(path, method.upper()) for path, item in document["paths"].items() for method in item}
         served = set()
         for part in (*app.front(gateway.state), *app.parts(gateway.state)):
@@ -41,7 +41,7 @@ def test_a_bug_is_answered_and_told(
 
     monkeypatch.setattr(app, "parts", lambda _state: (Part([Route("/broken", broken)]),))
     with faked(tmp_path) as (gateway, _), caplog.at_level(logging.ERROR):
-        answer = httpx.get(f"{gateway.url}/broken")
+        answer = patient.get(f"{gateway.url}/broken")
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal_error"
         assert gateway.lines[-1]["status"] == 500

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from support import patient
 from support.gateway import LIMIT_S, Served, config_in, served
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.ports import free_port
@@ -42,7 +43,7 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def _healthy(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+        return patient.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -12,12 +12,14 @@ import pytest
 
 from support.faulty_server import CHAT, DONE, LIMIT_S, WHOLE_STREAM, FaultyServer, engines_at, faulty
 from support.gateway import Served, config_in, served
+from support.jobs_store import Clock
 from tokenmill.config import EngineEntry, RouteEntry
 from tokenmill.errors import EngineError
+from tokenmill.gateway import backends
 from tokenmill.gateway.backends import Guarded
 from tokenmill.gateway.vitals import Pace
 
-PACE = Pace(timeout_s=0.2)
+PACE, HASTY = Pace(timeout_s=LIMIT_S), Pace(timeout_s=0.2)
 
 
 class Chain:
@@ -26,6 +28,8 @@ class Chain:
     def __init__(self, gateway: Served, client: httpx.Client, first: FaultyServer, second: FaultyServer) -> None:
         self.gateway, self.client, self.first, self.second = gateway, client, first, second
         self.guards = [cast(Guarded, backend) for backend in gateway.state.backends]
+        for guard in self.guards:
+            guard._clock = Clock()  # one that is left alone for seconds is left alone for the whole test
 
     def ask(self, **more: Any) -> httpx.Response:
         return self.client.post("/v1/chat/completions", json=CHAT | more)
@@ -35,14 +39,22 @@ class Chain:
         assert answer.status_code == 200, answer.text
         return str(answer.headers["x-tokenmill-engine"])
 
-    def check(self) -> str:
+    def check(self, pace: Pace = PACE) -> str:
         """Look at the first now, as is done every few seconds; its state."""
-        self.gateway.call(self.guards[0].check(PACE))
+        self.gateway.call(self.guards[0].check(pace))
         return self.guards[0].state
 
     def lines(self) -> list[dict[str, Any]]:
         self.gateway.running()  # a turn of its loop later: a line is written after the last byte
         return [line for line in self.gateway.lines if line.get("route") == "/v1/chat/completions"]
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(backends, "keep_checking", nobody)
 
 
 @pytest.fixture
@@ -136,7 +148,7 @@ def test_one_that_is_silent_gives_up_what_waits(chain: Chain) -> None:
     asking = threading.Thread(target=lambda: answers.append(chain.engine()))
     asking.start()
     assert chain.first.came.wait(LIMIT_S)
-    assert [chain.check() for _ in range(3)] == ["ready", "ready", "down"]
+    assert [chain.check(HASTY) for _ in range(3)] == ["ready", "ready", "down"]
     asking.join(LIMIT_S)
     assert answers == ["second"]
 

@@ -65,7 +65,7 @@ def test_what_is_left_goes_to_the_next(tmp_path: Path) -> None:
         first.dies_after = None
         first.end()
         first.begin()
-        gateway.call(guard.check(Pace()))
+        gateway.call(guard.check(Pace(timeout_s=LIMIT_S)))
         assert guard.state == "ready"
         worked(gateway, "whole")
         assert chats(first, "whole") == JOBS

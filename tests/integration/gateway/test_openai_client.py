@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
-from support.gateway import Served, config_in, native_engine, served
+from support import patient
+from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.engine.engine import Chat
 from tokenmill.engine.heads import Head
 
@@ -85,7 +85,7 @@ def test_a_stream_says_the_same_as_the_whole(gateway: Served) -> None:
 
 def test_the_bytes_of_a_stream(gateway: Served) -> None:
     body = {"messages": user("Hi."), "max_tokens": 2, "stream": True}
-    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with patient.stream("POST", f"{gateway.url}/v1/chat/completions", json=body) as answer:
         text = answer.read().decode()
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = text.split("\n\n")
@@ -255,7 +255,7 @@ def test_many_at_once(gateway: Served) -> None:
                 )  # fmt: skip
                 return answer.choices[0].message.content
 
-            async with asyncio.timeout(100):
+            async with asyncio.timeout(LIMIT_S):
                 return await asyncio.gather(*map(one, range(8)))
 
     assert all(asyncio.run(ask()))
@@ -272,7 +272,7 @@ def test_leaving_frees_the_lane(gateway: Served) -> None:
 
     async def until_free() -> int | None:
         engine = gateway.state.backends[0].engine
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LIMIT_S):
             while gateway.state.backends[0].gate.running or (await engine.status()).counters.running:
                 await asyncio.sleep(0.01)
         return (await engine.status()).counters.running

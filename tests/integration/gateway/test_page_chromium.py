@@ -21,7 +21,15 @@ from tokenmill.engine.engine import Answer, Chat, Piece, Request
 from tokenmill.gateway import keys
 
 JOBS = 12
-LIMIT_MS = 60_000
+# What the page shows from now on, every change of it.
+KEEP_STATES = """() => {
+  const [state, banner] = ['#state', '#banner'].map((one) => document.querySelector(one));
+  window.shown = {states: [], banners: []};
+  const note = () => { shown.states.push(state.dataset.state); shown.banners.push(banner.textContent); };
+  const watched = new MutationObserver(note);
+  for (const one of [state, banner])
+    watched.observe(one, {attributes: true, childList: true, characterData: true, subtree: true});
+}"""
 HEAD = "You look after a mill by the river. Say one short thing about the grain that you are asked about. " * 4
 
 
@@ -76,7 +84,7 @@ def line(number: int) -> str:
 
 
 def ready(one: Opened) -> None:
-    expect(one.page.locator("#state")).to_have_attribute("data-state", "ok", timeout=LIMIT_MS)
+    expect(one.page.locator("#state")).to_have_attribute("data-state", "ok")
 
 
 def say(one: Opened, words: str) -> None:
@@ -91,17 +99,15 @@ def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served,
         page.locator("#file").set_input_files(jobs)
         page.locator("#start").click()
         batch = page.locator(".batch")
-        expect(batch.locator(".pill")).to_have_text("in progress", timeout=LIMIT_MS)
+        expect(batch.locator(".pill")).to_have_text("in progress")
         expect(batch.locator(".name")).to_have_text("grains.jsonl")
 
-        say(one, "What is a mill?")
-        expect(page.locator(".said.assistant > span").first).not_to_be_empty(timeout=LIMIT_MS)
-        expect(batch.locator(".pill")).to_have_text("in progress")  # the chat came first
         expect(page.locator(".lane[data-doing=answer], .lane[data-doing=prompt]").first).to_be_visible()
-        page.locator("#halt").click()
-        expect(page.locator("#send")).to_be_visible()
+        say(one, "What is a mill?")
+        expect(page.locator(".stats")).to_contain_text("tokens")
+        expect(page.locator(".said.assistant > span").first).not_to_be_empty()
 
-        expect(batch.locator(".pill")).to_have_text("completed", timeout=LIMIT_MS)
+        expect(batch.locator(".pill")).to_have_text("completed")
         expect(batch).to_contain_text(f"{JOBS} of {JOBS} jobs answered")
         with page.expect_download() as saved:
             batch.get_by_text("Results").click()
@@ -115,11 +121,13 @@ def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served,
 
         pid = gateway.state.backends[0].engine.identity.pid
         assert pid is not None
+        page.evaluate(KEEP_STATES)  # one may be over before anybody looks
         os.kill(pid, signal.SIGKILL)
-        expect(page.locator("#banner")).to_contain_text("killed by SIGKILL")
-        expect(page.locator("#state")).to_have_attribute("data-state", "down")
-        ready(one)
         expect(page.locator("#banner")).to_contain_text("is back")
+        ready(one)
+        shown = page.evaluate("window.shown")
+        assert "down" in shown["states"]
+        assert any("killed by SIGKILL" in words for words in shown["banners"])
         expect(page.locator("#events")).to_contain_text("killed by SIGKILL")
         assert one.complaints == []
         assert {url.partition("://")[2].partition("/")[0] for url in one.requests} == {f"127.0.0.1:{gateway.port}"}
@@ -134,22 +142,21 @@ def test_cancelling(browser: Browser, gateway: Served, tmp_path: Path) -> None:
         one.page.locator("#start").click()
         batch = one.page.locator(".batch").filter(has_text="many.jsonl")
         batch.get_by_role("button", name="Cancel").click()
-        expect(batch.locator(".pill")).to_have_text("cancelled", timeout=LIMIT_MS)
+        expect(batch.locator(".pill")).to_have_text("cancelled")
         expect(batch.get_by_role("button", name="Cancel")).to_have_count(0)
         assert one.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 700, 390, 320])
-def test_it_fits_and_can_be_read(
-    browser: Browser, gateway: Served, width: int, scheme: Literal["light", "dark"]
-) -> None:
-    with opened(browser, gateway.url, width=width, scheme=scheme) as one:
+def test_it_fits_and_can_be_read(browser: Browser, gateway: Served, scheme: Literal["light", "dark"]) -> None:
+    with opened(browser, gateway.url, scheme=scheme) as one:
         ready(one)
         expect(one.page.locator("#batches > *").first).to_be_visible()
-        assert not one.overflows
-        worst = one.worst_contrasts()
-        assert worst[0][0] >= 4.5, worst
+        for width in (1280, 700, 390, 320):
+            one.page.set_viewport_size({"width": width, "height": 900})
+            assert not one.overflows, width
+            worst = one.worst_contrasts()
+            assert worst[0][0] >= 4.5, (width, worst)
         assert one.complaints == []
 
 
@@ -161,7 +168,7 @@ def test_a_file_that_is_no_batch(browser: Browser, gateway: Served, tmp_path: Pa
         one.page.locator("#file").set_input_files(wrong)
         one.page.locator("#start").click()
         batch = one.page.locator(".batch").filter(has_text="wrong")
-        expect(batch.locator(".pill")).to_have_text("failed", timeout=LIMIT_MS)
+        expect(batch.locator(".pill")).to_have_text("failed")
         expect(batch.locator(".bad")).to_contain_text("line 1")
         expect(batch.locator(".name")).to_have_text("<b>wrong<b>.jsonl")  # as text
         assert one.worst_contrasts()[0][0] >= 4.5

@@ -9,19 +9,18 @@ from typing import Any
 import httpx
 import pytest
 
+from support import patient
 from support.fake_engine import KILLED, FakeEngine
 from support.gateway import Served, config_in, fake_engines, served
-from support.gateway_clients import faked, until
+from support.gateway_clients import faked, open_gate, until
 from tokenmill.engine.watched import Mortal, Watched
 from tokenmill.gateway import keys, watching
 from tokenmill.gateway.recorder import Missed
 
-LIMIT_S = 20.0
-
 
 @contextmanager
 def stream(gateway: Served, **headers: str) -> Iterator[Iterator[tuple[str, Any]]]:
-    with httpx.stream("GET", f"{gateway.url}/api/events", headers=headers, timeout=LIMIT_S) as answer:
+    with patient.stream("GET", f"{gateway.url}/api/events", headers=headers) as answer:
         assert answer.status_code == 200
         yield events(answer)
 
@@ -37,7 +36,7 @@ def events(answer: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 def test_only_the_page_itself_is_open_where_keys_are(tmp_path: Path) -> None:
     key = keys.add(tmp_path, "me")
-    with faked(tmp_path) as (gateway, _), httpx.Client(base_url=gateway.url) as client:
+    with faked(tmp_path) as (gateway, _), patient.client(base_url=gateway.url) as client:
         page = client.get("/")
         assert page.status_code == 200
         assert b'content="wanted"' in page.content
@@ -52,7 +51,7 @@ def test_only_the_page_itself_is_open_where_keys_are(tmp_path: Path) -> None:
 
 
 def test_every_file_of_the_page_is_strict_and_comes_from_here(tmp_path: Path) -> None:
-    with faked(tmp_path) as (gateway, _), httpx.Client(base_url=gateway.url) as client:
+    with faked(tmp_path) as (gateway, _), patient.client(base_url=gateway.url) as client:
         page = client.get("/")
         assert b'content="none"' in page.content
         policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
@@ -107,7 +106,7 @@ def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with faked(tmp_path) as (gateway, _), ExitStack() as stack:
         kept = [stack.enter_context(stream(gateway)) for _ in range(3)]  # one that is dropped is closed
         assert {next(coming)[0] for coming in kept} == {"history"}
-        with httpx.stream("GET", f"{gateway.url}/api/events") as refused:
+        with patient.stream("GET", f"{gateway.url}/api/events") as refused:
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
             assert json.loads(refused.read())["error"]["code"] == "too_many_pages"
@@ -123,12 +122,13 @@ def test_a_death_is_told_before_the_next_look(tmp_path: Path, monkeypatch: pytes
     lives: list[FakeEngine] = []
 
     async def start() -> Mortal:
+        await lives[0].gate_open.wait()  # until its death was seen
         lives.append(FakeEngine())
         return lives[-1]
 
     def make() -> list[tuple[str, Any]]:
         lives.append(FakeEngine())
-        return [("fake", Watched(lives[0], start, delay=lambda *_: 0.5))]
+        return [("fake", Watched(lives[0], start, delay=lambda *_: 0.0))]
 
     with served(fake_engines(make), config_in(tmp_path)) as gateway, stream(gateway) as coming:
         assert [next(coming)[0] for _ in range(3)] == ["history", "status", "heads"]
@@ -137,7 +137,11 @@ def test_a_death_is_told_before_the_next_look(tmp_path: Path, monkeypatch: pytes
             lives[0].die(KILLED)
 
         gateway.call(die())
-        seen = [(now["engines"][0]["state"], now) for name, now in _until_back(coming) if name == "status"]
+        seen = []
+        for name, now in _until_back(coming):
+            if name == "status":
+                seen.append((now["engines"][0]["state"], now))
+                open_gate(gateway, lives[0])
         states = [state for state, _ in seen]
         assert states[0] == "restarting"
         assert states[-1] == "ready"
@@ -161,9 +165,9 @@ def test_misses_and_errors_are_shown_with_their_reasons(tmp_path: Path) -> None:
             gateway.state.recorder.missed(Missed("fake", 80, 10, "the engine dropped 70 tokens in between"))
 
         gateway.call(tell())
-        wrong = httpx.post(f"{gateway.url}/v1/completions", json={"model": "none", "prompt": "a"})
+        wrong = patient.post(f"{gateway.url}/v1/completions", json={"model": "none", "prompt": "a"})
         assert wrong.status_code == 404
-        now = httpx.get(f"{gateway.url}/api/status").json()
+        now = patient.get(f"{gateway.url}/api/status").json()
         assert [(miss["words"], miss["cached_tokens"]) for miss in now["misses"]] == [
             ("the engine dropped 70 tokens in between", 10)
         ]
@@ -180,8 +184,8 @@ def test_a_batch_that_finds_nothing_of_its_heads_says_why(tmp_path: Path) -> Non
         file = client.files.create(file=("jobs.jsonl", text.encode()), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         until(lambda: client.batches.retrieve(batch.id).status == "completed")
-        now = httpx.get(f"{gateway.url}/api/status").json()
+        now = patient.get(f"{gateway.url}/api/status").json()
         assert len(now["misses"]) == 3  # all but the first
         assert all("it reused nothing" in miss["words"] for miss in now["misses"])
         assert now["batches"]["completed"] == 1
-        assert 'tokenmill_batches{status="completed"} 1.0' in httpx.get(f"{gateway.url}/metrics").text
+        assert 'tokenmill_batches{status="completed"} 1.0' in patient.get(f"{gateway.url}/metrics").text

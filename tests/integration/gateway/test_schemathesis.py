@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -19,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from support import patient
 from support.gateway import Served, config_in, native_engine, served
 
 EXAMPLES = 15
@@ -40,7 +40,7 @@ def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def document(gateway: Served) -> BaseSchema:
-    given = httpx.get(f"{gateway.url}/openapi.json").json()
+    given = patient.get(f"{gateway.url}/openapi.json").json()
     return schemathesis.openapi.from_dict(given)
 
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.gateway_clients import ask, at_work, connected, faked, in_background, post_bytes, rest_of, until
+from support import patient
+from support.gateway_clients import LIMIT_S, ask, at_work, connected, faked, in_background, post_bytes, rest_of, until
 
 ENDLESS = 1_000_000
 
 
 def test_what_runs_may_end_and_nothing_new_is_taken(tmp_path: Path) -> None:
-    with faked(tmp_path, grace_s=20) as (gateway, engine):
+    with faked(tmp_path, grace_s=LIMIT_S) as (gateway, engine):
         engine.steady_tokens = 100
         idle = connected(gateway)
         kept = connected(gateway, post_bytes(json.dumps({"prompt": "steady", "stream": True}).encode()))
@@ -34,7 +35,7 @@ def test_after_the_grace_the_rest_is_told(tmp_path: Path, stream: bool) -> None:
         thread, box = in_background(lambda: ask(gateway, "steady", stream=stream))
         until(lambda: engine.pieces > 3)
         gateway.tell_to_stop()
-        thread.join(30)
+        thread.join(LIMIT_S)
         answer = box[0]
         if stream:
             assert answer.status_code == 200
@@ -54,14 +55,14 @@ def test_a_request_that_takes_too_long(tmp_path: Path) -> None:
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "timeout"
         assert ask(gateway, "slow", timeout=0.01).json()["error"]["message"].startswith("no answer within 0.01 s")
-        assert not engine.at_work
+        until(lambda: not engine.at_work)
 
 
 def test_health_says_it(tmp_path: Path) -> None:
     with faked(tmp_path) as (gateway, _):
-        assert httpx.get(f"{gateway.url}/health").json() == {"status": "ok", "engines": {"fake": "ready"}}
+        assert patient.get(f"{gateway.url}/health").json() == {"status": "ok", "engines": {"fake": "ready"}}
         gateway.state.shutting_down.set()
-        answer = httpx.get(f"{gateway.url}/health")
+        answer = patient.get(f"{gateway.url}/health")
         assert answer.status_code == 503
         assert answer.json()["status"] == "stopping"
         refused = ask(gateway, "a")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support.jobs_store import answer, pending, submitted
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import Batch, Failure, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
 from tokenmill.jobs.store import Store
@@ -51,8 +52,8 @@ def test_the_form_of_a_line() -> None:
     assert aside["error"] == {"code": "set_aside", "message": "set aside", "line": 5}
 
 
-def test_lines_appear_when_all_before_them_are_there(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_lines_appear_when_all_before_them_are_there(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         with Output(store, batch) as output:
             assert output.advance() == 0
@@ -71,9 +72,9 @@ def test_lines_appear_when_all_before_them_are_there(tmp_path: Path) -> None:
         assert read(batch.output)[2]["error"] == {"code": "too_long", "message": "by 5 tokens", "line": 3}
 
 
-def test_bad_lines_and_blank_ones(tmp_path: Path) -> None:
+def test_bad_lines_and_blank_ones(tmp_path: Path, address: Address) -> None:
     (tmp_path / "j").write_text('\n{"custom_id": "x"}\n\n{"prompt": "a"}\n{\n')
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submit(store, tmp_path / "j", Submission("m", output=str(tmp_path / "out"))).batch
         finish(store, batch, 4)
         with Output(store, batch) as output:
@@ -84,8 +85,8 @@ def test_bad_lines_and_blank_ones(tmp_path: Path) -> None:
         ]  # fmt: skip
 
 
-def test_errors_in_a_file_of_their_own(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_errors_in_a_file_of_their_own(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS, {"errors": str(tmp_path / "err")})
         store.fail(batch.id << 32 | 1, Failure("timeout", "slow"))
         finish(store, batch, 2, 3)
@@ -100,8 +101,8 @@ def test_errors_in_a_file_of_their_own(tmp_path: Path) -> None:
         assert numbers(batch.errors) == [1, 4]
 
 
-def test_what_is_in_the_file_is_never_written_again(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_what_is_in_the_file_is_never_written_again(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         finish(store, batch, 1, 2)
         with Output(store, batch) as output:
@@ -115,9 +116,9 @@ def test_what_is_in_the_file_is_never_written_again(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(before)
 
 
-def test_a_torn_file_is_mended(tmp_path: Path) -> None:
+def test_a_torn_file_is_mended(tmp_path: Path, address: Address) -> None:
     """Cut anywhere, with zeros behind or not: the same bytes come again."""
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         finish(store, batch, 1, 2, 3, 4, 5, text="ü" * 30)
         with Output(store, batch) as output:
@@ -136,8 +137,8 @@ def test_a_torn_file_is_mended(tmp_path: Path) -> None:
         torn()
 
 
-def test_errors_that_are_tried_again_are_replaced(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_errors_that_are_tried_again_are_replaced(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         finish(store, batch, 1, 3, 4, 5)
         store.fail(batch.id << 32 | 2, Failure("timeout", "slow"))
@@ -156,8 +157,8 @@ def test_errors_that_are_tried_again_are_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["my thesis\n", '{"id":"batch_req_ffff_1","custom_id":"x"}\n'])
-def test_files_of_others_are_not_touched(tmp_path: Path, content: str) -> None:
-    with Store(tmp_path / "s") as store:
+def test_files_of_others_are_not_touched(tmp_path: Path, address: Address, content: str) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         path = Path(batch.output or "")
         path.write_text(content)
@@ -171,8 +172,8 @@ def test_files_of_others_are_not_touched(tmp_path: Path, content: str) -> None:
         assert numbers(batch.output) == [1]
 
 
-def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS, {"errors": str(tmp_path / "err")})
         finish(store, batch, 1)
         store.fail(batch.id << 32 | 2, Failure("timeout", "slow"))
@@ -187,15 +188,15 @@ def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path) -> None:
         assert (numbers(batch.output), numbers(batch.errors)) == ([1], [2])
 
 
-def test_one_writer(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_one_writer(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         with Output(store, batch), pytest.raises(StoreInUse, match="another process writes"):
             Output(store, batch)
 
 
-def test_no_folder_no_file_no_name(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_no_folder_no_file_no_name(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"], {"output": str(tmp_path / "none" / "out")})
         with pytest.raises(UsageError, match="the folder of .* is not there"):
             Output(store, batch)
@@ -207,9 +208,9 @@ def test_no_folder_no_file_no_name(tmp_path: Path) -> None:
             Output(store, batch)
 
 
-def test_the_folder_goes_while_it_is_written(tmp_path: Path) -> None:
+def test_the_folder_goes_while_it_is_written(tmp_path: Path, address: Address) -> None:
     (tmp_path / "o").mkdir()
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS, {"output": str(tmp_path / "o" / "out")})
         with Output(store, batch) as output:
             finish(store, batch, 1)
@@ -224,10 +225,10 @@ def test_the_folder_goes_while_it_is_written(tmp_path: Path) -> None:
         assert numbers(batch.output) == [1, 2]
 
 
-def test_a_pipe_takes_lines_too(tmp_path: Path) -> None:
+def test_a_pipe_takes_lines_too(tmp_path: Path, address: Address) -> None:
     os.mkfifo(tmp_path / "fifo")
     with (
-        Store(tmp_path / "s") as store,
+        Store(address) as store,
         subprocess.Popen([sys.executable, "-c", "import sys; print(len(open(sys.argv[1]).readlines()))", tmp_path / "fifo"],
                          stdout=subprocess.PIPE) as reader,
     ):  # fmt: skip
@@ -235,11 +236,11 @@ def test_a_pipe_takes_lines_too(tmp_path: Path) -> None:
         finish(store, batch, *range(1, 6))
         with Output(store, batch) as output:
             assert output.finish()
-        assert reader.communicate(timeout=30)[0] == b"5\n"
+        assert reader.communicate(timeout=120)[0] == b"5\n"
 
 
-def test_shared_answers_have_the_same_bytes(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_shared_answers_have_the_same_bytes(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a"])
         store.start(pending(store, batch))
         store.commit([answer(batch.id << 32 | 1)])

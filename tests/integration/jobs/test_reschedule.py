@@ -8,6 +8,7 @@ import pytest
 from support.jobs_store import Clock, answer, pending, write_jobs
 from tokenmill.errors import UsageError
 from tokenmill.jobs import line
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -15,12 +16,12 @@ from tokenmill.jobs.submit import submit
 HOW = Submission("m")
 
 
-def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path) -> None:
+def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path, address: Address) -> None:
     clock = Clock()
     path = write_jobs(tmp_path / "j", ["a", "b", "c", "d"])
     with path.open("a") as file:
         file.write(f'{{"prompt": "e", "deadline": {clock.now_s + 5}}}\n')
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         batch = submit(store, path, replace(HOW, deadline_s=clock.now_s + 60)).batch
         store.start([batch.id << 32 | 1])
         store.commit([answer(batch.id << 32 | 1)])
@@ -39,11 +40,11 @@ def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path) -> None:
         assert again.changed.revived == 0  # nothing is taken up to be given up at once
 
 
-def test_jobs_that_are_too_late_need_no_engine(tmp_path: Path) -> None:
+def test_jobs_that_are_too_late_need_no_engine(tmp_path: Path, address: Address) -> None:
     """They have failed when the file is submitted, so that whoever looks sees that nothing is left."""
     clock = Clock()
     path = write_jobs(tmp_path / "j", ["a", "b"])
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         late = submit(store, path, replace(HOW, deadline_s=clock.now_s - 1)).batch
         assert (late.finished, late.counts.failed) == (True, 2)
         in_time = submit(store, path, replace(HOW, deadline_s=clock.now_s + 10))
@@ -60,7 +61,7 @@ def test_jobs_that_are_too_late_need_no_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block_bytes", [1, 150, 1 << 16])
 def test_another_priority_is_for_lines_that_state_none(
-    tmp_path: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, address: Address, block_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line, "BLOCK_BYTES", block_bytes)
     texts = [
@@ -74,7 +75,7 @@ def test_another_priority_is_for_lines_that_state_none(
         '{"prompt": "five"}',
     ]
     (tmp_path / "j").write_text("\n".join(texts))
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submit(store, tmp_path / "j", HOW, processes=0).batch
         found = submit(store, tmp_path / "j", replace(HOW, priority=3))
         assert found.changed is not None
@@ -84,21 +85,23 @@ def test_another_priority_is_for_lines_that_state_none(
         assert submit(store, tmp_path / "j", replace(HOW, priority=3)).changed is None
 
 
-def test_a_priority_for_all_bodies_is_as_good_as_stated(tmp_path: Path) -> None:
+def test_a_priority_for_all_bodies_is_as_good_as_stated(tmp_path: Path, address: Address) -> None:
     path = write_jobs(tmp_path / "j", ["a", "b"])
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         how = replace(HOW, defaults={"priority": 5})
         batch = submit(store, path, how).batch
         submit(store, path, replace(how, priority=1))
         assert {item.rank for item in store.waiting([batch.id], limit=9)} == {-5}
 
 
-def test_a_batch_that_may_not_be_stored_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_may_not_be_stored_leaves_nothing(
+    tmp_path: Path, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> None:
         raise UsageError("no")
 
     path = write_jobs(tmp_path / "j", ["a"])
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         with pytest.raises(UsageError, match="no"):
             submit(store, path, HOW, fresh=refuse)
         assert store.batches() == []

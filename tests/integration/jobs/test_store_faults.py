@@ -13,7 +13,7 @@ from support import full_disk
 from support.jobs_store import answer, pending, submitted, write_jobs
 from tokenmill.errors import StoreError, StoreInUse, TokenmillError
 from tokenmill.jobs import database
-from tokenmill.jobs.database import PAGE_BYTES
+from tokenmill.jobs.database import PAGE_BYTES, Database
 from tokenmill.jobs.job import Counts
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -45,7 +45,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         with pytest.raises(StoreInUse, match=str(child.pid)):
             Store(tmp_path / "s")
         child.kill()
-        child.wait(30)
+        child.wait(120)
     Store(tmp_path / "s").close()
 
 
@@ -97,6 +97,7 @@ def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
     """What SQLite says then, said in our words: root may write where others may not, so the error is provoked there."""
     with Store(tmp_path / "s") as store:
         batch = submitted(store, tmp_path / "j", ["a"])
+        assert isinstance(store._database, Database)
         store._database._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(StoreError, match="cannot be written to"):
             store.start(pending(store, batch))
@@ -163,6 +164,7 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
         Reader(tmp_path / "s")
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts.total == 1
+        assert isinstance(store._database, Database)
         assert store._database._connection.execute("SELECT colour FROM batches").fetchall() == [(None,)]
     with Reader(tmp_path / "s") as reader:
         assert reader.batch(batch.id).counts.total == 1

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
+from support.postgres import asked, text_of
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.job import Counts, State, Submission
 from tokenmill.jobs.line import Reading
 from tokenmill.jobs.parsing import parsed
@@ -21,9 +23,9 @@ from tokenmill.jobs.submit import submit
 HOW = Submission("m", output="/somewhere/out.jsonl")
 
 
-def test_the_same_again_is_the_same_batch(tmp_path: Path) -> None:
+def test_the_same_again_is_the_same_batch(tmp_path: Path, address: Address) -> None:
     path = write_jobs(tmp_path / "j", ["a", "b"])
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         first = submit(store, path, HOW)
         assert not first.continued
         again = submit(store, path, HOW)
@@ -38,10 +40,12 @@ def test_the_same_again_is_the_same_batch(tmp_path: Path) -> None:
         assert not submit(store, path, HOW).continued
 
 
-def test_without_reuse_a_finished_batch_is_done_anew_and_an_unfinished_one_gone_on_with(tmp_path: Path) -> None:
+def test_without_reuse_a_finished_batch_is_done_anew_and_an_unfinished_one_gone_on_with(
+    tmp_path: Path, address: Address
+) -> None:
     path = write_jobs(tmp_path / "j", ["a", "a"])
     how = Submission("m", output="/out", reuse=False)
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submit(store, path, how).batch
         first, second = pending(store, batch)
         assert len(store.start([first, second]).running) == 2  # equal lines are each computed
@@ -54,10 +58,10 @@ def test_without_reuse_a_finished_batch_is_done_anew_and_an_unfinished_one_gone_
         assert submit(store, path, how).batch.id == anew.batch.id
 
 
-def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit_module, "GROUP_LINES", 1000)
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(10_000)])
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
 
         def stop(line: int) -> None:
             if line > 4000:
@@ -69,7 +73,7 @@ def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
         assert half.sealed_s is None
         assert not half.finished
         assert 4000 < half.counts.pending < 10_000
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         told: list[int] = []
         done = submit(store, path, HOW, processes=0, progress=told.append)
         assert done.continued
@@ -99,32 +103,30 @@ def test_other_chunks_the_second_time(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("lines", [(1, 3), (5, 30_000)])
-def test_a_custom_id_twice_refuses_the_file(tmp_path: Path, lines: tuple[int, int]) -> None:
+def test_a_custom_id_twice_refuses_the_file(tmp_path: Path, address: Address, lines: tuple[int, int]) -> None:
     first, second = lines
     texts = [json.dumps({"custom_id": f"c{number}", "prompt": "a"}) for number in range(1, second + 10)]
     texts[second - 1] = json.dumps({"custom_id": f"c{first}", "prompt": "b"})
     path = tmp_path / "j"
     path.write_text("\n".join(texts))
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         with pytest.raises(UsageError, match=f"custom_id 'c{first}' is on line {first} and again on line {second}"):
             submit(store, path, HOW)
         assert store.batches() == []
-        assert store._database._connection.execute(
-            "SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM blocks)"
-        ).fetchone() == (0,)
+        assert asked(address, "SELECT (SELECT count(*) FROM jobs) + (SELECT count(*) FROM blocks)") == [(0,)]
 
 
-def test_a_made_up_custom_id_counts_too(tmp_path: Path) -> None:
+def test_a_made_up_custom_id_counts_too(tmp_path: Path, address: Address) -> None:
     path = tmp_path / "j"
     path.write_text('{"prompt": "a", "custom_id": "line-2"}\n{"prompt": "b"}\n')
-    with Store(tmp_path / "s") as store, pytest.raises(UsageError, match="'line-2' is on line 1 and again on line 2"):
+    with Store(address) as store, pytest.raises(UsageError, match="'line-2' is on line 1 and again on line 2"):
         submit(store, path, HOW)
 
 
-def test_bad_lines_fail_and_the_rest_runs(tmp_path: Path) -> None:
+def test_bad_lines_fail_and_the_rest_runs(tmp_path: Path, address: Address) -> None:
     path = tmp_path / "j"
     path.write_bytes(b'{"prompt": "a"}\n\n{\n{"custom_id": "x", "prompt": 5}\n\xff\n{"prompt": "b"}')
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submit(store, path, HOW).batch
         assert batch.counts == Counts(pending=2, failed=3)
         found = store.results(batch.id, 0, 10)
@@ -140,26 +142,27 @@ def test_bad_lines_fail_and_the_rest_runs(tmp_path: Path) -> None:
         assert len(store.batches()) == 1
 
 
-def test_an_empty_file_is_a_finished_batch(tmp_path: Path) -> None:
+def test_an_empty_file_is_a_finished_batch(tmp_path: Path, address: Address) -> None:
     (tmp_path / "j").write_bytes(b"\n")
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         assert submit(store, tmp_path / "j", HOW).batch.finished
 
 
 STDIN = """
-import sys, pathlib
+import sys
+from tokenmill.jobs.address import address_of
 from tokenmill.jobs.job import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
-with Store(pathlib.Path(sys.argv[1])) as store:
+with Store(address_of(sys.argv[1])) as store:
     done = submit(store, "-", Submission("m", output="/out"))
     print(done.batch.id, done.continued, done.batch.counts.total, len(store.batches()))
 """
 
 
-def test_a_stream_is_found_again_by_what_it_holds(tmp_path: Path) -> None:
+def test_a_stream_is_found_again_by_what_it_holds(address: Address) -> None:
     def piped(text: str) -> str:
-        command = [sys.executable, "-c", STDIN, str(tmp_path / "s")]
+        command = [sys.executable, "-c", STDIN, text_of(address)]
         return subprocess.run(command, input=text, text=True, capture_output=True, check=True).stdout.strip()
 
     assert piped('{"prompt": "a"}\n{"prompt": "b"}\n') == "1 False 2 1"
@@ -167,24 +170,24 @@ def test_a_stream_is_found_again_by_what_it_holds(tmp_path: Path) -> None:
     assert piped('{"prompt": "a"}\n').endswith("False 1 2")
 
 
-def test_half_a_stream_is_dropped_at_the_next_opening(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_half_a_stream_is_dropped_at_the_next_opening(address: Address) -> None:
+    with Store(address) as store:
         batch = store.begin(HOW, source="stdin", key=None)
         store.add(
             batch, [(0, "a", b"i", b"p", 0, 1, None, None, None, None, batch << 32 | 1)], [(batch << 32 | 1, b"{}")]
         )
         assert store.batch(batch).counts.pending == 1
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         assert store.batches() == []
 
 
-def test_forgetting_that_was_cut_off_is_finished_later(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_forgetting_that_was_cut_off_is_finished_later(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         with store._database.writing(durable=True):
             store._database.run("doom", batch=batch.id)
             store._database.run("forget_jobs", first=batch.id << 32, last=batch.id << 32 | 1)
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         assert store.batches() == []
         assert submitted(store, tmp_path / "j", ["a", "b"]).counts == Counts(pending=2)
 
@@ -243,7 +246,7 @@ with open_source(sys.argv[1]) as source:
 def test_parsers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 900 for number in range(3000)])
     done = subprocess.run(
-        [sys.executable, "-c", ORPHAN, str(path)], check=False, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", ORPHAN, str(path)], check=False, capture_output=True, text=True, timeout=200
     )
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
@@ -267,8 +270,8 @@ def _children() -> set[str]:
     return found
 
 
-def test_no_such_batch(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_no_such_batch(address: Address) -> None:
+    with Store(address) as store:
         with pytest.raises(StoreError, match="no batch 5"):
             store.batch(5)
         with pytest.raises(UsageError, match="no batch 'x'"):

@@ -1,19 +1,20 @@
 """Jobs through their states: started, answered once, retried, set aside, cancelled; counted rightly throughout."""
 
 import json
-import sqlite3
 import threading
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import run_state_machine_as_test
 
 from support.head_keys import old_place
+from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
+from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
+from tokenmill.jobs.address import Address
 from tokenmill.jobs.expected import Lengths
 from tokenmill.jobs.forest import shared_bytes
 from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission, Waiting
@@ -28,9 +29,9 @@ def states(store: Store, batch: int) -> list[str]:
     return [result.state.word for result in store.results(batch, 0, 1000)]
 
 
-def test_a_job_from_line_to_answer(tmp_path: Path) -> None:
+def test_a_job_from_line_to_answer(tmp_path: Path, address: Address) -> None:
     clock = Clock()
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"], max_tokens=5)
         assert batch.counts == Counts(pending=2)
         assert (batch.lines, batch.sealed_s, batch.finished) == (2, clock.now_s, False)
@@ -50,8 +51,8 @@ def test_a_job_from_line_to_answer(tmp_path: Path) -> None:
         assert batch.totals.engine_s == 1.0
 
 
-def test_committing_again_changes_nothing(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_committing_again_changes_nothing(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         (job,) = pending(store, batch)
         store.start([job])
@@ -62,12 +63,12 @@ def test_committing_again_changes_nothing(tmp_path: Path) -> None:
         assert store.batch(batch.id) == before
 
 
-def test_answers_are_found_again_across_files_and_openings(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_answers_are_found_again_across_files_and_openings(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         store.start(pending(store, batch))
         store.commit([answer(job) for job in (batch.id << 32 | 1, batch.id << 32 | 2)])
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         other = submitted(store, tmp_path / "k", ["b", "new", "a"])
         assert states(store, other.id) == ["done", "pending", "done"]
         assert other.counts == Counts(pending=1, done=2)
@@ -78,8 +79,8 @@ def test_answers_are_found_again_across_files_and_openings(tmp_path: Path) -> No
         assert other_model.counts == Counts(pending=1)
 
 
-def test_equal_jobs_are_computed_once(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_equal_jobs_are_computed_once(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a", "a", "b"])
         jobs = [batch.id << 32 | number for number in range(1, 5)]
         started = store.start(jobs[:2])
@@ -96,8 +97,8 @@ def test_equal_jobs_are_computed_once(tmp_path: Path) -> None:
         assert len({result.body for result in store.results(batch.id, 0, 3)}) == 1
 
 
-def test_equals_are_free_again_when_the_first_fails(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_equals_are_free_again_when_the_first_fails(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a"])
         one, other = batch.id << 32 | 1, batch.id << 32 | 2
         store.start([one, other])
@@ -108,10 +109,10 @@ def test_equals_are_free_again_when_the_first_fails(tmp_path: Path) -> None:
         assert [job.id for job in store.start([other]).running] == [other]
 
 
-def test_order_is_priority_then_place(tmp_path: Path) -> None:
+def test_order_is_priority_then_place(tmp_path: Path, address: Address) -> None:
     heads = ["x" * 2000, "y" * 2000, "z" * 2000]
     prompts = [heads[number % 3] + str(number) for number in range(60)]
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", prompts)
         urgent = submitted(store, tmp_path / "k", [prompt + "!" for prompt in prompts[:6]], {"priority": 5})
         found = store.waiting([batch.id, urgent.id], limit=100)
@@ -125,9 +126,9 @@ def test_order_is_priority_then_place(tmp_path: Path) -> None:
         assert pages == found
 
 
-def test_retries_wait_their_time(tmp_path: Path) -> None:
+def test_retries_wait_their_time(tmp_path: Path, address: Address) -> None:
     clock = Clock()
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         (job,) = pending(store, batch)
         store.start([job])
@@ -142,9 +143,9 @@ def test_retries_wait_their_time(tmp_path: Path) -> None:
         assert store.next_retry_s() is None
 
 
-def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path) -> None:
+def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path, address: Address) -> None:
     clock = Clock()
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         poison, innocent = batch.id << 32 | 1, batch.id << 32 | 2
         store.start([poison, innocent])
@@ -160,17 +161,17 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path) -> None:
         assert (job.state, job.deaths, job.attempts) == (State.PENDING, 0, 0)
 
 
-def test_what_ran_is_pending_after_a_reopening_and_had_no_attempt(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_what_ran_is_pending_after_a_reopening_and_had_no_attempt(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         store.start(pending(store, batch))
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         assert store.batch(batch.id).counts == Counts(pending=2)
         assert {item.attempts for item in store.waiting([batch.id], limit=9)} == {0}
 
 
-def test_released_jobs_had_no_attempt(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_released_jobs_had_no_attempt(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         store.start(pending(store, batch))
         store.release([batch.id << 32 | 1])
@@ -178,8 +179,8 @@ def test_released_jobs_had_no_attempt(tmp_path: Path) -> None:
         assert waiting.attempts == 0
 
 
-def test_cancel_and_what_comes_late(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_cancel_and_what_comes_late(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
         first = batch.id << 32 | 1
         store.start([first])
@@ -199,21 +200,21 @@ def test_cancel_and_what_comes_late(tmp_path: Path) -> None:
         assert (again.counts.done, again.totals.computed, again.totals.reused) == (1, 0, 1)
 
 
-def test_another_process_may_ask_to_cancel(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_another_process_may_ask_to_cancel(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         assert store.asked_to_cancel() == []
-        ask_to_cancel(tmp_path / "s", batch.name)
+        ask_to_cancel(address, batch.name)
         assert store.asked_to_cancel() == [batch.id]
         store.cancel(batch.id)
         assert store.asked_to_cancel() == []
         with pytest.raises(UsageError, match="no batch 'batch_x'"):
-            ask_to_cancel(tmp_path / "s", "batch_x")
+            ask_to_cancel(address, "batch_x")
 
 
-def test_deadlines(tmp_path: Path) -> None:
+def test_deadlines(tmp_path: Path, address: Address) -> None:
     clock = Clock()
-    with Store(tmp_path / "s", clock=clock) as store:
+    with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a"], {"deadline_s": clock.now_s + 50})
         own = submitted(store, tmp_path / "k", ["b"], deadline=clock.now_s + 10)
         assert [item.id >> 32 for item in store.due(clock.now_s + 20, 9)] == [own.id]
@@ -228,9 +229,9 @@ def test_deadlines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, limit: int) -> None:
+def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, address: Address, limit: int) -> None:
     """Page by page, and none twice or never, in whatever order the batches are named."""
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batches = [submitted(store, tmp_path / f"{name}{priority}", [f"{name}{number}" for number in range(4)],
                              priority=priority)
                    for name in "abc" for priority in (0, 5, -1)]  # fmt: skip
@@ -245,16 +246,16 @@ def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, limit: int)
 
 
 @pytest.mark.parametrize("old", [60, 30])
-def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, old: int) -> None:
+def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, address: Address, old: int) -> None:
     """All of it has places of the older form, or a half: whoever stored that was killed, and the rest came later."""
     heads = [f"{name} " * 300 for name in ("one", "two", "three")]
     prompts = [f"{heads[number % 3]}{number}" for number in range(60)]
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", prompts)
-        with store._database.writing(durable=True):
+        with past(address) as ask:
             for number, prompt in enumerate(prompts[:old], 1):
                 change = "UPDATE jobs SET place = ? WHERE id = ?"
-                store._database._connection.execute(change, (old_place(prompt.encode()), batch.id << 32 | number))
+                ask(change, old_place(prompt.encode()), batch.id << 32 | number)
         found, after = list[Waiting](), None
         while page := store.waiting([batch.id], after=after, limit=7):
             found += page
@@ -267,22 +268,22 @@ def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, old:
         assert sorted(set(shared)) == [0, 1024, 1536]  # as much as there is of each head in chunks of 512 bytes
 
 
-def test_readers_see_and_never_wait(tmp_path: Path) -> None:
-    with Store(tmp_path / "s") as store:
+def test_readers_see_and_never_wait(tmp_path: Path, address: Address) -> None:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
-        with Reader(tmp_path / "s") as reader, store._database.writing(durable=True):
-            store._database.run("start", job=batch.id << 32 | 1)
+        with Reader(address) as reader, store._database.writing(durable=True):
+            store._database.run("start", job=batch.id << 32 | 1, runner=None)
             assert reader.batch(batch.id).counts == Counts(pending=2)  # a transaction is under way
-        with Reader(tmp_path / "s") as reader:
+        with Reader(address) as reader:
             assert [item.counts for item in reader.batches()] == [Counts(pending=1, running=1)]
             assert reader.named(batch.name).id == batch.id
-    with Reader(tmp_path / "s") as reader:  # nobody is at work
+    with Reader(address) as reader:  # nobody is at work
         assert reader.batch(batch.id).counts.total == 2
 
 
-def test_threads_take_turns(tmp_path: Path) -> None:
+def test_threads_take_turns(tmp_path: Path, address: Address) -> None:
     """A file is submitted by one thread while another commits answers."""
-    with Store(tmp_path / "s") as store:
+    with Store(address) as store:
         batch = submitted(store, tmp_path / "j", [f"a{number}" for number in range(200)])
         path = write_jobs(tmp_path / "k", [f"b{number}" for number in range(20_000)])
         other = threading.Thread(target=submit, args=(store, path, Submission("m")))
@@ -290,90 +291,18 @@ def test_threads_take_turns(tmp_path: Path) -> None:
         for job in pending(store, batch):
             store.start([job])
             store.commit([answer(job)])
-        other.join(60)
+        other.join(200)
         assert not other.is_alive()
         assert [item.counts for item in store.batches()] == [Counts(done=200), Counts(pending=20_000)]
 
 
-class Jobs(RuleBasedStateMachine):
-    """Anything in any order: counts are what COUNT says, and an answer never changes."""
-
-    jobs = Bundle("jobs")
-
-    @initialize(target=jobs)
-    def begin(self) -> object:
-        import tempfile
-
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name)
-        self.clock = Clock()
-        self.store = Store(self.path / "s", clock=self.clock)
-        self.answers: dict[bytes, bytes] = {}
-        self.files = 0
-        return self._submit(["a", "b", "a"])
-
-    def _submit(self, prompts: list[str]) -> int:
-        self.files += 1
-        batch = submitted(self.store, self.path / f"j{self.files}", prompts)
-        return batch.id << 32 | 1
-
-    @rule(target=jobs, prompts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=4))
-    def submit_more(self, prompts: list[str]) -> object:
-        return self._submit(prompts)
-
-    @rule(job=jobs, offset=st.integers(0, 3))
-    def start(self, job: int, offset: int) -> None:
-        self.store.start([job + offset, job])
-
-    @rule(job=jobs, text=st.text(max_size=3))
-    def commit(self, job: int, text: str) -> None:
-        self.store.commit([answer(job, text), answer(job + 1, text)])
-
-    @rule(job=jobs, final=st.booleans())
-    def fail(self, job: int, final: bool) -> None:
-        self.store.fail(job, BROKE, retry_at_s=None if final else self.clock.now_s)
-
-    @rule(job=jobs)
-    def die(self, job: int) -> None:
-        self.store.died([job], BROKE, retry_at_s=self.clock.now_s)
-
-    @rule(job=jobs)
-    def release(self, job: int) -> None:
-        self.store.release([job])
-
-    @rule(job=jobs)
-    def cancel(self, job: int) -> None:
-        self.store.cancel(job >> 32)
-
-    @rule(job=jobs, cancelled=st.booleans())
-    def retry(self, job: int, cancelled: bool) -> None:
-        self.store.retry(job >> 32, cancelled=cancelled)
-
-    @rule()
-    def reopen(self) -> None:
-        self.store.close()
-        self.store = Store(self.path / "s", clock=self.clock)
-        assert all(batch.counts.running == 0 for batch in self.store.batches())
-
-    @invariant()
-    def counts_are_true(self) -> None:
-        with sqlite3.connect(self.path / "s" / "store.db") as other:
-            counted = other.execute("SELECT batch, state, count(*) FROM jobs GROUP BY batch, state").fetchall()
-            kept = other.execute("SELECT batch, state, jobs FROM counts WHERE jobs <> 0").fetchall()
-            answers = dict(other.execute("SELECT identity, body FROM answers").fetchall())
-            dangling = other.execute("SELECT count(*) FROM jobs WHERE (state = 2) <> (answer IS NOT NULL)").fetchone()
-        other.close()
-        assert sorted(counted) == sorted(kept)
-        assert self.answers.items() <= answers.items()
-        assert dangling == (0,)
-        for batch in self.store.batches():
-            assert batch.totals.computed + batch.totals.reused == batch.counts.done
-        self.answers = answers
-
-    def teardown(self) -> None:
-        self.store.close()
-        self.folder.cleanup()
-
-
 Jobs.TestCase.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
 TestJobs = Jobs.TestCase
+
+
+def test_anything_in_any_order_on_a_server(postgres: Cluster) -> None:
+    class OnServer(Jobs):
+        def new_address(self) -> Address:
+            return postgres.fresh()
+
+    run_state_machine_as_test(OnServer, settings=settings(max_examples=10, stateful_step_count=15, deadline=None))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_engine import KILLED, FakeEngine, Seen, Unreachable, Widening, watched
+from support.fake_engine import KILLED, FakeEngine, Parting, Seen, Unreachable, Widening, watched
 from support.jobs_store import Clock, submitted
-from support.worked import QUICK, lines, run_prompts, worked
+from support.worked import LIMIT_S, QUICK, lines, run_prompts, worked
 from tokenmill.engine.engine import Answer, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.job import State
@@ -63,7 +63,7 @@ def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> N
             engine = FakeEngine(seen)
             shape = shape_of(engine.capabilities, engine.identity)
             options = Options(attempts=4, tick_s=0.01)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LIMIT_S):
                 return await work(store, [batch], engine, shape, options=options, tell=tell, clock=clock)
 
         report = asyncio.run(run())
@@ -359,7 +359,7 @@ def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_pa
         async def run() -> None:
             engine = watched(seen, kind=Widening, started=engines.append)
             shape = shape_of(engine.capabilities, engine.identity, width=2)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LIMIT_S):
                 await work(store, [batch], engine, shape, options=QUICK)
             await engine.close()
 
@@ -368,6 +368,19 @@ def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_pa
     assert widened[0] == []  # who measured has set it
     assert widened[1:] == [[2]] * (len(engines) - 1)
     assert len(engines) == 3
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_an_engine_that_comes_back_has_its_lanes_apart_if_they_were(tmp_path: Path, apart: bool) -> None:
+    engines = list[FakeEngine]()
+
+    def started(engine: FakeEngine) -> None:
+        assert isinstance(engine, Parting)
+        engine.streams = apart and not engines  # as the run has set the first one
+        engines.append(engine)
+
+    run_prompts(tmp_path, ["a", "poison"], lambda: watched(Seen(), kind=Parting, started=started))
+    assert [engine.streams for engine in engines if isinstance(engine, Parting)][:-1] == [apart] * 2
 
 
 def test_a_width_that_a_run_did_not_choose_is_left_alone(tmp_path: Path) -> None:

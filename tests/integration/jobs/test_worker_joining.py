@@ -5,13 +5,14 @@ import json
 from pathlib import Path
 
 from support.fake_engine import FakeEngine
+from support.worked import LIMIT_S
 from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import Options, work
 
-LIMIT_S = 30.0
+JOBS = 150
 
 
 def stored(store: Store, folder: Path, name: str, prompts: list[str]) -> Batch:
@@ -30,15 +31,15 @@ def test_one_joins_while_another_runs(tmp_path: Path) -> None:
         )
         await engine.changed.wait()
         for name in ("one", "two"):
-            joining.put_nowait(stored(store, tmp_path, name, [f"{name} {number}" for number in range(700)]))
+            joining.put_nowait(stored(store, tmp_path, name, [f"{name} {number}" for number in range(JOBS)]))
         while not all(store.named(f"batch_{name}").finished for name in ("one", "two")):
             assert not running.done()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
         assert store.named("batch_long").counts.running == 1
         stop.set()
         assert (await running).end == "stopped"
         assert sorted(engine.seen.streams) == sorted(
-            ["slow", *(f"{n} {i}" for n in ("one", "two") for i in range(700))]
+            ["slow", *(f"{n} {i}" for n in ("one", "two") for i in range(JOBS))]
         )
 
     async def within() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from support.native import Work, loaded, opened
 from support.odd_models import VOCAB, recurrent, windowed
-from tokenmill.engine.native.context import Context, ContextSettings, Decoded, Logits
+from tokenmill.engine.native.context import Context, Decoded, Logits
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model import synth

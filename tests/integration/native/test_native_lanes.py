@@ -14,7 +14,8 @@ import pytest
 from support.native import loaded
 from tokenmill.engine.engine import Priority, Request, Sampling
 from tokenmill.engine.native.batch import Row
-from tokenmill.engine.native.context import Context, ContextSettings, Decoded
+from tokenmill.engine.native.context import Context, Decoded
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.forest import Forest
 from tokenmill.engine.native.hub import Cancelled, Hub, Order, Submitted
 from tokenmill.engine.native.model import Model

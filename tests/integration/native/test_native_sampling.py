@@ -11,7 +11,8 @@ import pytest
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
 from tokenmill.engine.native.constraints import can_follow_schemas, prepare
-from tokenmill.engine.native.context import Context, ContextSettings, Logits
+from tokenmill.engine.native.context import Context, Logits
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.running import standard_error
 from tokenmill.engine.native.sampling import Sampler

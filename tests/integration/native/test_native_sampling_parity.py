@@ -11,7 +11,8 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native.context import Context, ContextSettings, Decoded
+from tokenmill.engine.native.context import Context, Decoded
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.sampling import Sampler
 

@@ -121,7 +121,7 @@ def test_two_threads_at_once(model: Model) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert wrong == []
 
 

@@ -12,7 +12,8 @@ from support.native import Work, loaded, opened
 from support.native_engine import GREEDY, chat, interactive, native, plan_for, run
 from support.odd_models import recurrent, windowed
 from tokenmill.engine.engine import Counters, Request, answer
-from tokenmill.engine.native.context import Context, ContextSettings, Decoded, Logits
+from tokenmill.engine.native.context import Context, Decoded, Logits
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.engine import NativeEngine
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.streams import apart
@@ -138,7 +139,7 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
     async def work() -> None:
         plan = plan_for(smollm2_path, context=512, sequences=3)
         async with native(smollm2_path, tmp_path, plan=plan) as engine:
-            requests = unlike(6, tokens=6)
+            requests = unlike(4, tokens=6)
             before = engine.hello
             together = await answered(engine, requests)
             hello = await engine.set_context(streams=True)

@@ -28,15 +28,9 @@ EXACT = (
 )
 PROMPT = "## system\n{example}\n## user\nSay that in other words. {fields}\n"
 JUDGE = "## system\n{example}\n## user\nHow good is this, from 1 to 5?\n"
-TEXTS = (
-    "Mills stand at rivers.",
-    "Flour is kept dry.",
-    "A wheel turns the stone.",
-    "Bread is rye.",
-    "Carts leave early.",
-)
+TEXTS = ("Mills stand at rivers.", "Flour is kept dry.", "Bread is rye.")
 SCHEMA = {"type": "string", "minLength": 8, "maxLength": 24}  # ends soon
-LINES = 5  # one of each text
+LINES = len(TEXTS)  # one of each
 
 
 def words(folder: Path, model: Path, name: str) -> list[object]:
@@ -84,12 +78,12 @@ def test_kill_9_in_the_middle_costs_nothing_and_changes_nothing(smollm2_path: Pa
         command(*cut), env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        until(lambda: answers(tmp_path / "cut") >= 3 or process.poll() is not None)
+        until(lambda: answers(tmp_path / "cut") >= 2 or process.poll() is not None)
     finally:
         process.kill()
         process.wait()
     kept = answers(tmp_path / "cut")
-    assert 3 <= kept < whole["answers"]
+    assert 2 <= kept < whole["answers"]
     assert not (tmp_path / "cut.jsonl").exists()  # written whole at the end, or not at all
 
     again = ended(tokenmill(tmp_path, *cut))

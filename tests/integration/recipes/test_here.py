@@ -9,8 +9,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from support.ahead import pass_by, run_ahead
 from support.fake_engine import FakeEngine
-from support.native_engine import native, run
+from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Answer as EngineAnswer
 from tokenmill.engine.engine import Chat, Engine, Piece, Request
 from tokenmill.jobs.accounts import Tell
@@ -24,7 +25,9 @@ from tokenmill.recipes.here import Here, Stage, Standing
 from tokenmill.recipes.mill import Answered, Budget, Line, Mill, Origin, Spent, chat_line, text_of
 
 QUICK = Options(first_delay_s=0.01, tick_s=0.05)
+HOUR_S = 3600.0
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
+ENOUGH_FOR_ONE = 245  # tokens: the rules, one question and its answer are 235, and another 20 each
 THINGS = ("river", "bridge", "harbour", "field", "tower", "garden", "mine", "road")
 
 
@@ -78,8 +81,12 @@ class Late:
 
 
 def with_fake(
-    folder: Path, work: Callable[[Here, FakeEngine, asyncio.Event], Awaitable[None]], **given: Any
-) -> None:  # fmt: skip
+    folder: Path,
+    work: Callable[[Here, FakeEngine, asyncio.Event], Awaitable[None]],
+    *,
+    within: Callable[[Callable[[], Awaitable[None]]], None] = run,
+    **given: Any,
+) -> None:
     """Run a mill on an engine that behaves as its prompts say."""
 
     async def go() -> None:
@@ -89,7 +96,7 @@ def with_fake(
                 Here(store, folder, Standing(engine), stop=stop, options=QUICK, **given), engine, stop
             )  # fmt: skip
 
-    run(go)
+    within(go)
 
 
 # -- on the real engine ------------------------------------------------------------------------------------------------
@@ -109,12 +116,13 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
         return mill, await mill.run("write", asked(THINGS, tokens=12))
 
     async def nights() -> None:
-        async with native(smollm2_path, tmp_path / "state") as engine:
+        plan = plan_for(smollm2_path, sequences=1)  # with more, all may be under way and none done when it is used up
+        async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
             with Store(folder) as store:
-                mill, first = await night(store, Budget(tokens=330), engine)
+                mill, first = await night(store, Budget(tokens=ENOUGH_FOR_ONE), engine)
                 assert (first.end, first.total, mill.end) == ("tokens", 8, "tokens")
                 assert 0 < len(names(first)) == mill.spent.answers < 8
-                assert mill.spent.tokens >= 330
+                assert mill.spent.tokens >= ENOUGH_FOR_ONE
                 again = await mill.run("judge", asked(["another"]))
                 assert (again.end, again.total, names(again)) == ("tokens", 1, [])
                 before, done = mill.spent, names(first)
@@ -209,6 +217,10 @@ def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path
 
 
 def test_hours_end_what_never_would(tmp_path: Path) -> None:
+    @contextmanager
+    def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
+        yield lambda now: pass_by(HOUR_S) if now.counts.done == 1 else None
+
     async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", asked(["slow", "quick"]))
         assert (stage.end, names(stage)) == ("hours", ["1-quick"])
@@ -216,20 +228,20 @@ def test_hours_end_what_never_would(tmp_path: Path) -> None:
         finished = await mill.run("quick", asked(["quick"])[:0])
         assert finished.end == "finished"
 
-    with_fake(tmp_path, work, budget=Budget(seconds=0.4))
+    with_fake(tmp_path, work, within=run_ahead, budget=Budget(seconds=HOUR_S), watch=watch)
 
 
 def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
     async def go() -> None:
         with Store(tmp_path) as store:
-            began_s = asyncio.get_running_loop().time() - 3601
-            mill = Here(store, tmp_path, Nobody("m"), budget=Budget(seconds=3600), began_s=began_s)
+            began_s = asyncio.get_running_loop().time() - HOUR_S
+            mill = Here(store, tmp_path, Nobody("m"), budget=Budget(seconds=HOUR_S), began_s=began_s)
             assert (await mill.run("write", asked(["one"]))).end == "hours"
 
     run(go)
 
 
-@pytest.mark.parametrize(("budget", "end"), [(None, "stopped"), (Budget(seconds=0.1), "hours")])
+@pytest.mark.parametrize(("budget", "end"), [(None, "stopped"), (Budget(seconds=HOUR_S), "hours")])
 def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) -> None:
     async def go() -> None:
         crew, stop = Late(), asyncio.Event()
@@ -239,10 +251,12 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
             await crew.asked.wait()
             if budget is None:
                 stop.set()
+            else:
+                pass_by(HOUR_S)
             stage = await running
             assert (stage.end, stage.total, names(stage), crew.broken_off) == (end, 1, [], True)
 
-    run(go)
+    run_ahead(go)
 
 
 def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:

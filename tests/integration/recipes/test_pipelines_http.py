@@ -14,8 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from support import patient
 from support.batches import chat_line
 from support.gateway import Served, config_in, native_engine, served
+from tokenmill.cli import run
 from tokenmill.gateway import app, batches
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -51,7 +53,7 @@ def jobs_in(folder: Path, *questions: str) -> Path:
 
 
 def listed(gateway: Served, name: str) -> list[dict[str, Any]]:
-    found = httpx.get(f"{gateway.url}/v1/batches").json()["data"]
+    found = patient.get(f"{gateway.url}/v1/batches").json()["data"]
     return [batch for batch in found if batch["metadata"]["run"].startswith(f"{name}-")]
 
 
@@ -77,16 +79,16 @@ def test_one_that_was_given_up_is_handed_in_anew(gateway: Served, answered: Answ
     answered("given-up", jobs, results, poll_s=0.05)
     (batch,) = listed(gateway, "given-up")
     key = batch["metadata"]["run"]
-    bad = httpx.post(f"{gateway.url}/v1/files", files={"file": ("x", b"\n")}, data={"purpose": "batch"}).json()["id"]
+    bad = patient.post(f"{gateway.url}/v1/files", files={"file": ("x", b"\n")}, data={"purpose": "batch"}).json()["id"]
     body = {
         "input_file_id": bad,
         "endpoint": "/v1/chat/completions",
         "completion_window": "24h",
         "metadata": {"run": key},
     }
-    made = httpx.post(f"{gateway.url}/v1/batches", json=body).json()
-    httpx.post(f"{gateway.url}/v1/batches/{made['id']}/cancel")
-    while httpx.get(f"{gateway.url}/v1/batches/{made['id']}").json()["status"] not in ("failed", "cancelled"):
+    made = patient.post(f"{gateway.url}/v1/batches", json=body).json()
+    patient.post(f"{gateway.url}/v1/batches/{made['id']}/cancel")
+    while patient.get(f"{gateway.url}/v1/batches/{made['id']}").json()["status"] not in ("failed", "cancelled"):
         pass
     assert answered("given-up", jobs, results, poll_s=0.05) == {"answered": 1, "failed": 0}
     assert len(listed(gateway, "given-up")) == 3
@@ -157,7 +159,7 @@ def test_units_are_whole(unit: Path) -> None:
     else:
         program, command = parsed["Service"]["ExecStart"].split()[:2]
         assert program == "/usr/local/bin/tokenmill"
-        subprocess.run([sys.executable, "-m", "tokenmill", command, "--help"], check=True, capture_output=True)
+        assert run([command, "--help"]) == 0
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:

@@ -1,21 +1,16 @@
 """The page in a real Chromium: nothing is fetched or complained about, figures are there, and it reads on a phone."""
 
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from support import reports
+from support.chromium import Opened, chromium, opened
 from tokenmill.report.gather import Kept, put_together
 from tokenmill.report.html import page as written
 
-ROOT = Path(__file__).resolve().parents[3]
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
 WIDE, PHONE = 1280, 390
 # WCAG 2: relative luminance and contrast of two colours; those behind are looked for upwards, the page's last.
 CONTRASTS = """() => {
@@ -37,15 +32,6 @@ CONTRASTS = """() => {
 }"""
 
 
-@dataclass
-class Seen:
-    """A page that was opened, and what it did meanwhile."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("report")
@@ -58,36 +44,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = subprocess.run([ROOT / "scripts" / "browser.sh"], capture_output=True, check=False, text=True, timeout=280)
-    assert found.returncode == 0, found.stderr
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=found.stdout.strip(), args=list(FLAGS))
-        yield launched
-        launched.close()
+    with chromium() as one:
+        yield one
 
 
 @pytest.fixture
-def seen(browser: Browser, files: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Seen]:
+def seen(browser: Browser, files: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[Opened]:
     name, width, scheme = request.param
-    yield from opened(browser, files[name], width, scheme)
-
-
-def opened(browser: Browser, file: Path, width: int, scheme: Literal["light", "dark"]) -> Iterator[Seen]:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    found = Seen(page)
-    page.on("request", lambda asked: found.requests.append(asked.url))
-    page.on("console", lambda said: found.complaints.append(said.text))
-    page.on("pageerror", lambda error: found.complaints.append(str(error)))
-    page.goto(file.as_uri())
-    yield found
-    page.close()
+    with opened(browser, files[name].as_uri(), width=width, scheme=scheme) as one:
+        yield one
 
 
 EVERY = [(name, width, scheme) for name in ("full", "bare") for width in (WIDE, PHONE) for scheme in ("light", "dark")]
 
 
 @pytest.mark.parametrize("seen", EVERY, indirect=True, ids=str)
-def test_it_is_quiet_fits_the_screen_and_can_be_read(seen: Seen) -> None:
+def test_it_is_quiet_fits_the_screen_and_can_be_read(seen: Opened) -> None:
     assert [url.rpartition("/")[2] for url in seen.requests] in (["full.html"], ["bare.html"])
     assert seen.complaints == []
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it must not scroll sideways"
@@ -96,7 +68,7 @@ def test_it_is_quiet_fits_the_screen_and_can_be_read(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", [("full", WIDE, "dark")], indirect=True, ids=str)
-def test_a_dark_screen_gets_a_dark_page(seen: Seen) -> None:
+def test_a_dark_screen_gets_a_dark_page(seen: Opened) -> None:
     colour = "getComputedStyle(document.body).backgroundColor"
     assert seen.page.evaluate(colour) == "rgb(18, 22, 28)"
     seen.page.emulate_media(media="print")
@@ -104,7 +76,7 @@ def test_a_dark_screen_gets_a_dark_page(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", [("full", WIDE, "light"), ("full", PHONE, "light")], indirect=True, ids=str)
-def test_the_figures_are_there_with_their_values(seen: Seen) -> None:
+def test_the_figures_are_there_with_their_values(seen: Opened) -> None:
     page = seen.page
     shown = page.locator("figure svg:not(.swatch):visible")
     assert shown.count() == page.locator("figure").count(), "one drawing of each figure, wide or slim"
@@ -126,12 +98,12 @@ def test_the_figures_are_there_with_their_values(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", [("full", WIDE, "light"), ("full", PHONE, "dark")], indirect=True, ids=str)
-def test_a_mark_tells_its_figures_when_it_is_pointed_at(seen: Seen) -> None:
+def test_a_mark_tells_its_figures_when_it_is_pointed_at(seen: Opened) -> None:
     mark = seen.page.locator("figure[data-curve=sequences] svg:visible [data-line=decode][data-x='16']")
     tip = mark.locator(".tip")
     assert tip.is_hidden()
     mark.locator(".reach").hover(force=True)
-    assert tip.is_visible()
+    expect(tip).to_be_visible()
     assert "91.2 tok/s" in (tip.text_content() or "")
     box = tip.bounding_box()
     assert box is not None
@@ -140,7 +112,7 @@ def test_a_mark_tells_its_figures_when_it_is_pointed_at(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("seen", [("full", WIDE, "light"), ("full", PHONE, "light")], indirect=True, ids=str)
-def test_no_label_of_a_chart_is_cut_off_or_lies_on_another(seen: Seen) -> None:
+def test_no_label_of_a_chart_is_cut_off_or_lies_on_another(seen: Opened) -> None:
     cut, covered = seen.page.evaluate("""() => {
       const cut = [], covered = [];
       for (const svg of document.querySelectorAll('svg.chart')) {

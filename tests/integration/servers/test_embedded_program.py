@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 
 def embedded(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, "-m", "tokenmill.engine.embedded", *words], capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+                          timeout=200, check=False)  # fmt: skip
 
 
 def test_the_embedded_server_alone(tmp_path: Path) -> None:

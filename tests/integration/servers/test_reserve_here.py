@@ -13,7 +13,7 @@ from support.own_cpus import own_cpus_restored
 from support.servers import EMBEDDED, run, small_plan
 from tokenmill.cli import run as command
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records
+from tokenmill.engine import records, watched
 from tokenmill.engine.binding import ranges
 from tokenmill.engine.engine import Request, Sampling, answer
 from tokenmill.engine.loading import LoadProgress
@@ -98,7 +98,11 @@ def test_vllm_is_not_told_other_cpus_than_those_it_keeps_to(tmp_path: Path, smol
     run(scene)
 
 
-def test_one_that_is_started_again_leaves_the_same_core(tmp_path: Path, smollm2_path: Path) -> None:
+def test_one_that_is_started_again_leaves_the_same_core(
+    tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+
     async def scene() -> None:
         engine = await start_watched(
             leaving_plan(smollm2_path), model_path=smollm2_path, config=NATIVE, state=tmp_path, name="a"

@@ -139,7 +139,7 @@ def test_a_worker_that_dies_or_hangs_in_a_trial_is_an_outcome_and_comes_back(
     moe: Path, tmp_path: Path, number: signal.Signals, outcome: str
 ) -> None:
     async def work() -> None:
-        async with bed(moe, tmp_path, step_limit_s=2.0) as on:
+        async with bed(moe, tmp_path, step_limit_s=5.0 if outcome == "hung" else 60.0) as on:
             hit: list[int] = []
 
             async def struck(engine: Engine) -> Work:

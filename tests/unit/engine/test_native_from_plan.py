@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.native.context import ContextSettings
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.from_plan import environment_of, settings_of
 from tokenmill.engine.native.model import ModelSettings
 from tokenmill.engine.verify import request

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.kv_cells import KvCells, Mill
-from tokenmill.engine.native.context import ContextSettings
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.forest import Forest
 from tokenmill.engine.native.model import Facts
 from tokenmill.engine.native.streams import PAD, apart, check, padded

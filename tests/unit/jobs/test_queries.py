@@ -8,10 +8,10 @@ import pytest
 
 import tokenmill.jobs
 from tokenmill.jobs.database import APPLICATION_ID, migrate
-from tokenmill.jobs.queries import migrations, newest, queries, schema
+from tokenmill.jobs.queries import migrations, newest, postgres_queries, queries, schema
 
 SOURCES = list(Path(tokenmill.jobs.__path__[0]).glob("*.py"))
-CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"""")
+CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"|_ask\(connection, "(\w+)\"""")
 
 
 @pytest.fixture
@@ -22,8 +22,10 @@ def empty() -> sqlite3.Connection:
 
 
 def test_every_query_is_used_and_exists() -> None:
-    used = {name for path in SOURCES for name in CALL.findall(path.read_text())}
-    assert used == set(queries())
+    used = {name for path in SOURCES for found in CALL.findall(path.read_text()) for name in found if name}
+    copied = {name for name in postgres_queries() if name.endswith("_rows")}
+    assert used | copied == set(postgres_queries())
+    assert set(queries()) <= used
 
 
 def test_no_other_file_holds_sql() -> None:
@@ -45,6 +47,7 @@ HOT = {
     "due": "USING INDEX jobs_deadline (deadline_s>? AND deadline_s<?)",
     "next_retry": "USING INDEX jobs_later (not_before_s>?)",
     "job": "USING INTEGER PRIMARY KEY (rowid=?)",
+    "take": "USING INTEGER PRIMARY KEY (rowid=?)",
     "block_of": "USING INTEGER PRIMARY KEY (rowid<?)",
     "start": "USING INTEGER PRIMARY KEY (rowid=?)",
     "add_answer": "USING INTEGER PRIMARY KEY (rowid=?)",

@@ -11,6 +11,7 @@ from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.read import read
+from tokenmill.plan.fingerprint import fingerprint
 from tokenmill.plan.forecast import Calibration, Correction
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.make import make
@@ -182,3 +183,37 @@ def test_a_slower_machine_never_raises_a_forecast(rates: list[float], slower: fl
         correction([10.0 / rate * by for rate in rates], expected=0.05, of="this model").factor for by in (1.0, slower)
     ]
     assert made[1] >= made[0]
+
+
+@cache
+def hybrid() -> Plan:
+    return make(EPYC, read("kimi-k2.5:Q4_K_S"), Goal(context=8192, sequences=1))
+
+
+HYBRID = fingerprint(hybrid().profile, hybrid().placement)
+
+
+@pytest.mark.parametrize(
+    ("plan", "where", "counts"),
+    [
+        (hybrid(), HYBRID, True),
+        (hybrid(), "plan", False),
+        (hybrid(), "experts gpu0, rest gpu0", False),
+        (plan_on(EPYC), "plan", True),
+        (plan_on(EPYC), HYBRID, False),
+    ],
+)
+@pytest.mark.parametrize("model_id", ["own", "other"])
+def test_runs_with_weights_elsewhere_do_not_count(plan: Plan, where: str, counts: bool, model_id: str) -> None:
+    told = Figures(decode_tok_s=6.0)
+    ran = speed(Figures(decode_tok_s=3.0), dials=replace(DIALS, placement=where), model_id=model_id, told=told)
+    made = calibration([ran], plan, machine_id=machine_id(EPYC), model_id="own", engines=("native",))
+    assert (made is not None) is counts
+
+
+def test_runs_are_held_against_the_threshold_that_they_had() -> None:
+    def said(rows: int | None) -> float:
+        dials = replace(DIALS, sequences=48, offload_min_batch=rows, placement=HYBRID)
+        return predicted(hybrid(), speed(Figures(), dials=dials)).decode_tok_s or 0.0
+
+    assert said(None) == said(128) > 2 * said(32)

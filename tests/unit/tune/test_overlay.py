@@ -11,7 +11,7 @@ from support.plans import placed, settings
 from support.run_models import model
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.plan import Decision
-from tokenmill.tune.overlay import circumstances, decided, overlay
+from tokenmill.tune.overlay import Overlaid, circumstances, decided, misplaced, overlay
 from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Place, Trial
 
 DIALS = Dials(13, 16, 12, 1024, 8192, "q8_0", "q8_0")
@@ -63,6 +63,9 @@ def test_figures_are_told_only_where_the_point_as_a_whole_is_in_force() -> None:
         (Goal(cpu_only=True), "without --cpu-only"),
         (Goal(gpus=(0,)), "without --gpus"),
         (Goal(reserve_ram_bytes=1), "without --reserve-ram"),
+        (Goal(gpu_margin_bytes=1 << 30), "without --margin 1073741824"),
+        (Goal(own_fit=True, fit_margin_bytes=(1 << 30,)), "without --fit-margin"),
+        (Goal(offload_min_batch=64), "from an unknown number of rows on"),
         (Goal(reserve_cores=3), "13 threads may need what --reserve-cores 3 keeps free"),
         (Goal(context=16384), "with 8,192 tokens for each sequence"),
     ],
@@ -95,6 +98,49 @@ def test_options_are_named_as_they_are_given() -> None:
     words = [overlay(Goal(), replace(POINT, under=circumstances(goal))).why_not
              for goal in (Goal(cpu_only=True), Goal(gpus=(0, 2)))]  # fmt: skip
     assert words == [f"the operating point was found with {option}" for option in ("--cpu-only", "--gpus 0,2")]
+
+
+def test_the_offload_threshold_goes_with_the_point() -> None:
+    point = replace(POINT, dials=replace(DIALS, offload_min_batch=128))
+    laid = overlay(Goal(), point)
+    assert laid.goal.offload_min_batch == 128
+    assert "offload from 128 rows" in (laid.words or "")
+    assert Decision("offload min batch", "128", laid.decisions[0].reason) in laid.decisions
+    assert overlay(Goal(offload_min_batch=128), point).goal.sequences == 12
+    assert "from 128 rows on" in (overlay(Goal(offload_min_batch=32), point).why_not or "")
+    # decoding that many would reach it: the planner knows better
+    assert overlay(Goal(sequences=128), point).goal.offload_min_batch is None
+    assert overlay(Goal(sequences=127), point).goal.offload_min_batch == 128
+    assert overlay(Goal(), POINT).goal.offload_min_batch is None, "of an old point it is unknown"
+
+
+def test_a_threshold_that_was_tuned_under_is_no_other_circumstance() -> None:
+    tuned = Goal(offload_min_batch=64)
+    point = replace(POINT, dials=replace(DIALS, offload_min_batch=64), under=circumstances(tuned))
+    assert point.under == ("--offload-min-batch=64",)
+    assert overlay(Goal(), point).goal.offload_min_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("cards", "resident", "then", "words"),
+    [
+        (0, 0, "plan", None),
+        (1, 0, "experts dram, rest gpu0", None),
+        (1, 0, "plan", "is unknown, and this plan uses gpu0"),
+        (1, 61, "experts dram, rest gpu0", "found with experts dram, rest gpu0, and this plan is with experts gpu0"),
+        (0, 0, "experts dram, rest gpu0", "this plan is without a GPU"),
+    ],
+)
+def test_a_point_holds_for_a_placement_like_its_own(cards: int, resident: int, then: str, words: str | None) -> None:
+    plan = placed(model("kimi-k2.5:Q4_K_S"), settings(), cards=cards, resident=range(resident))
+    laid = overlay(Goal(), replace(POINT, dials=replace(DIALS, placement=then)))
+    why, warnings = misplaced(plan, laid), decided(plan, laid).warnings
+    if words is None:
+        assert (why, warnings) == (None, ())
+    else:
+        assert words in (why or "")
+        assert [why in warning for warning in warnings if why] == [True]
+    assert misplaced(plan, Overlaid(Goal())) is None, "no point is in force"
 
 
 def test_flash_attention_is_not_taken_away_from_a_quantised_cache() -> None:

@@ -14,7 +14,7 @@ from tokenmill.plan.plan import Plan
 from tokenmill.tune.point import Aim, Dials
 from tokenmill.tune.servers import ServerStand, most_starts, serves, thinned
 from tokenmill.tune.space import Space, space_for
-from tokenmill.tune.stand import Starter, needs_load
+from tokenmill.tune.stand import Starter, needs_load, plan_at
 
 DIALS = Dials(8, 8, 4, 512, 1024)
 SPACE = Space(threads=tuple(range(1, 17)), sequences=(1, 2, 4, 8, 16), ubatch=(128, 256, 512, 1024, 2048),
@@ -33,6 +33,19 @@ def a_plan() -> Plan:
 )  # fmt: skip
 def test_only_a_narrower_width_needs_no_start(change: dict[str, Any], same: bool) -> None:
     assert serves(DIALS, replace(DIALS, **change)) is same
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(
+    ("sequences", "asked", "rows"), [(12, 128, 128), (12, None, None), (64, None, 128), (64, 32, 32)]
+)
+def test_an_engine_is_started_with_the_threshold_of_its_dials(
+    native: bool, sequences: int, asked: int | None, rows: int | None
+) -> None:
+    hybrid = placed(model("kimi-k2.5:Q4_K_S"), settings(context=1024), cards=1)
+    started = plan_at(hybrid, replace(DIALS, sequences=sequences, offload_min_batch=asked), native=native)
+    assert started.settings.offload_min_batch == rows
+    assert started.settings.unified is native  # slots of a server are apart
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,13 +96,46 @@ def test_least_context_and_sequences() -> None:
 
 def test_loads_only_where_the_forecast_says_they_win() -> None:
     assert space_for(small(), Aim(), cores=16, most_sequences=64).reload == ()  # all on the GPU: nothing to win
-    space = space_for(hybrid(), Aim(), cores=16, most_sequences=64)
-    assert "offload_min_batch" in space.reload
-    assert any("offload_min_batch 128" in reason for reason in space.reasons)
-    says, start = forecaster(hybrid(), Aim()), start_for(hybrid(), space)
-    own = [says(replace(start, sequences=count)) or 0.0 for count in space.sequences]
-    other = [says(replace(start, sequences=count, offload_min_batch=128)) or 0.0 for count in space.sequences]
-    assert max(other) > 1.03 * max(own)
+    mapped = hybrid(sequences=8)
+    assert not mapped.settings.mmap
+    slow = replace(mapped, settings=replace(mapped.settings, mmap=True))
+    space = space_for(slow, Aim(), cores=16, most_sequences=8)
+    assert space.reload == ("mmap",)
+    assert any(reason.startswith("mmap False: ") for reason in space.reasons)
+
+
+@pytest.mark.parametrize(("most", "rows"), [(64, 128), (24, 32)])
+def test_every_trial_has_the_threshold_that_its_engine_is_loaded_with(most: int, rows: int) -> None:
+    space = space_for(hybrid(), Aim(), cores=16, most_sequences=most)
+    assert space.offload_min_batch == (rows,)
+    assert start_for(hybrid(), space).offload_min_batch == rows
+    assert space_for(small(), Aim(), cores=16, most_sequences=most).offload_min_batch == (None,)
+    asked = space_for(hybrid(offload_min_batch=64), Aim(), cores=16, most_sequences=most)
+    assert asked.offload_min_batch == (64,)
+
+
+def test_the_forecast_of_dials_knows_the_threshold_that_is_set_for_them() -> None:
+    found = hybrid()
+    says, start = forecaster(found, Aim()), start_for(found, space_for(found, Aim(), cores=16, most_sequences=64))
+    unknown, set_, own = (
+        [says(replace(start, sequences=count, offload_min_batch=rows)) or 0.0 for count in (16, 32)]
+        for rows in (None, 128, 32)
+    )
+    assert unknown[1] == set_[1] > unknown[0]  # as an engine that is started for them has it
+    assert own[1] < 0.5 * set_[1]
+
+
+def test_trials_say_where_weights_were() -> None:
+    space = space_for(hybrid(), Aim(), cores=16, most_sequences=8)
+    (where,) = space.placement
+    assert where.startswith("experts dram")
+    start = start_for(hybrid(), space)
+    assert not space.holds(replace(start, placement="plan")), "of trials from before nobody knows"
+    says = forecaster(hybrid(), Aim())
+    assert says(start) is not None
+    assert says(replace(start, placement="experts gpu0, rest gpu0")) is None
+    alone = plan("kimi-k2.5:Q4_K_S", "epyc-9175f", context=4096, sequences=4, cpu_only=True)
+    assert space_for(alone, Aim(), cores=16, most_sequences=8).placement == ("plan",)
 
 
 def test_start_is_the_plan_itself() -> None:

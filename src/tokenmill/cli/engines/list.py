@@ -15,7 +15,7 @@ from tokenmill.engine.start import adopt
 from tokenmill.errors import TokenmillError
 from tokenmill.units import format_seconds
 
-_ASK_S = 5.0
+_ASK_S = 15.0
 
 
 def list_engines(

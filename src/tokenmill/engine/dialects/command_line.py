@@ -134,6 +134,8 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
         fit_margin_bytes=_margins_heeded(options, margins, fork=fork) if own_fit else (),
         ik=_ik_options(options, engine) if fork else None,
         moe_cache_bytes=(options.number("--moe-cache-mib") or 0) * MIB,
+        unified=unified or shared == 1,
+        offload_min_batch=_offload_rows(found),
     )
     return ReadCommand(
         program=program, engine=engine, model=options.last("--model") or options.last("--hf-repo"),
@@ -158,6 +160,12 @@ def _slots(program: Program, engine: DialectName, options: Options) -> tuple[int
     auto = program == "llama-server" and family(engine) != "ik_llama" and (slots is None or slots < 0)
     unified = auto or (options.has("--kv-unified") and not options.has("--no-kv-unified"))
     return context, AUTO_SLOTS if auto else max(1, slots or 1), unified
+
+
+def _offload_rows(found: Unwrapped) -> int | None:
+    """As the command has it; None: the engine's own threshold."""
+    told = found.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
+    return int(told) if told.isdigit() else None
 
 
 def _at_least_one(options: Options, name: str) -> int | None:

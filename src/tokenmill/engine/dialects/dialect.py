@@ -7,7 +7,7 @@ from tokenmill.engine.dialects.flagset import FlagSet
 from tokenmill.engine.dialects.layers import gpu_order, layer_flags
 from tokenmill.engine.dialects.patterns import patterns
 from tokenmill.errors import UsageError
-from tokenmill.model.profile import TensorClass
+from tokenmill.plan.offload import set_rows
 from tokenmill.plan.place import usable_gpus
 from tokenmill.plan.plan import Plan
 from tokenmill.units import MIB
@@ -143,16 +143,9 @@ def visible_gpus(plan: Plan) -> dict[str, str]:
     return env
 
 
-def offload_floor(plan: Plan, *, default: int = 32) -> int | None:
-    """Rows from which host products may move to the GPU, where decoding all sequences would reach the default.
-
-    Moving copies the experts over PCIe at every step; 32 sequences have been seen five times slower than 16.
-    """
-    homes = zip(plan.profile.tensors, plan.placement.homes, strict=True)
-    on_host = any(tensor.cls is TensorClass.ROUTED_EXPERTS and not home.startswith("gpu") for tensor, home in homes)
-    if plan.settings.sequences < default or not plan.placement.gpus or not on_host:
-        return None
-    return max(128, 1 << plan.settings.sequences.bit_length())
+def offload_floor(plan: Plan) -> int | None:
+    """Rows from which host products may move to the GPU, where the plan says so: see `plan.offload`."""
+    return set_rows(plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
 
 
 def _gpus_seen(plan: Plan) -> tuple[str, ...]:

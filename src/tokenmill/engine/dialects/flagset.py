@@ -69,7 +69,7 @@ TAKEN_OVER: dict[str, tuple[tuple[str, str], ...]] = {
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(\(s\))?")
 _FARTHEST_INDENT = 12  # descriptions start further right in every engine's help
-_SECONDS = 30.0  # vLLM imports torch before it prints anything
+_SECONDS = 120.0  # vLLM imports torch before it prints anything
 
 
 @dataclass(frozen=True, slots=True)

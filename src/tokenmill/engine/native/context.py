@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.native import abi, breakdown, saved, streams
 from tokenmill.engine.native.batch import Batch, Row
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.placed_params import cache_type
 from tokenmill.engine.native.running import MOST_IDS
@@ -32,25 +33,6 @@ class Decoded(Enum):
     OK = "ok"
     NO_ROOM = "no room"  # nothing was computed: too few free cells
     ABORTED = "aborted"  # nothing is left of it, except in `Context.lost`
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSettings:
-    """How a context is made."""
-
-    cells: int  # of all sequences together
-    context: int  # tokens of one sequence at most: for whoever admits sequences
-    sequences: int = 8  # ids 0 to sequences - 1; each costs the room for a row of logits
-    ubatch: int = 512
-    batch: int = 2048
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attention: bool = True
-    threads: int = 4
-    threads_batch: int = 4
-    moe_cache_bytes: int = 0
-    op_offload: bool = True
-    streams: bool = False  # each sequence has cells / sequences of its own, and nothing is shared: see streams.py
 
 
 class Context:

@@ -308,10 +308,14 @@ class NativeEngine:
 
     async def _watch(self) -> None:
         """The step watchdog: a worker of ours whose step does not end, or that fell silent for as long, is killed."""
-        limit = self._step_limit_s
+        limit, loop = self._step_limit_s, asyncio.get_running_loop()
         while limit is not None and self._process is not None:
-            await asyncio.sleep(min(wire.BEAT_S, limit / 4))
-            silent_s = asyncio.get_running_loop().time() - self._heard_s
+            pause_s, began_s = min(wire.BEAT_S, limit / 4), loop.time()
+            await asyncio.sleep(pause_s)
+            # While we did not run ourselves (stopped with Ctrl-Z, or starved), it may have spoken, and nobody listened.
+            absent_s = max(0.0, loop.time() - began_s - 2 * pause_s)
+            self._heard_s = min(loop.time(), self._heard_s + absent_s)
+            silent_s = loop.time() - self._heard_s
             step_s = None if self._beat.step_age_s is None else self._beat.step_age_s + silent_s
             if step_s is not None and step_s > limit:
                 self._hung = f"hung: a step had been running for {step_s:.1f} s, and {limit:g} s are allowed"

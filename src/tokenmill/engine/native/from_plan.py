@@ -1,7 +1,7 @@
 """A plan's settings in the words of the native engine: how to load its model, and what context to make."""
 
 from tokenmill.engine.dialects.dialect import offload_floor, visible_gpus
-from tokenmill.engine.native.context import ContextSettings
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import ModelSettings
 from tokenmill.engine.verify import request
 from tokenmill.errors import UsageError

@@ -35,6 +35,7 @@ class Submitted:
     tokens: tuple[int, ...]
     notes: tuple[str, ...]
     arrived_s: float
+    steps: int = 0  # of the engine that had ended then
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +211,10 @@ class Hub:
     def _submit(self, client: int, number: int, body: Any) -> None:
         if self._prepare is None:
             raise EngineError("the engine is still loading", hint="wait for its hello")
-        arrived_s = time.monotonic()
+        arrived_s, steps = time.monotonic(), self._beat().counters.steps or 0
         request = wire.request_of(body)
         tokens, notes = self._prepare(request)
-        self.inbox.put(Submitted(client, number, request, tokens, notes, arrived_s))
+        self.inbox.put(Submitted(client, number, request, tokens, notes, arrived_s, steps))
 
     def _deliver(self) -> None:
         while self._said:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from tokenmill.engine.native.context import ContextSettings
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import ModelSettings
 from tokenmill.plan.goal import Goal
 
@@ -36,7 +36,7 @@ ORDER = TypeAdapter(Order)
 def goal_for(goal: Goal) -> Goal:
     """A goal with what this engine does its own way: whole windows, and logits only of tokens that are drawn from."""
     lanes = goal.sequences or 1
-    return replace(goal, full_windows=True, output_rows=sequences_for(lanes, INTERACTIVE_LANES))
+    return replace(goal, full_windows=True, unified=True, output_rows=sequences_for(lanes, INTERACTIVE_LANES))
 
 
 def sequences_for(lanes: int, interactive_lanes: int) -> int:

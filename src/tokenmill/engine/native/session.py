@@ -49,6 +49,7 @@ class Sequence:
     tokens: int = 0
     unsent_tokens: int = 0
     admitted_s: float | None = None
+    queued_steps: int = 0
     first_token_s: float | None = None
 
 
@@ -224,7 +225,7 @@ class Session:
         for work in step.work:
             sequence = self._sequences[work.id]
             if sequence.admitted_s is None:
-                sequence.admitted_s = began
+                sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.order.steps
         decoded = self.context.decode(step.work)
         clock.step_began_s = None
         clock.decode_s += time.monotonic() - began
@@ -306,7 +307,7 @@ class Session:
         answer = Answer(
             "".join(sequence.text), reason,
             Usage(len(order.tokens), sequence.tokens, spent.reused),
-            Timings(started - order.arrived_s, first - started, now - first),
+            Timings(started - order.arrived_s, first - started, now - first, sequence.queued_steps),
             tuple(sequence.logprobs) if order.request.sampling.top_logprobs is not None else None,
             notes=order.notes,
         )  # fmt: skip

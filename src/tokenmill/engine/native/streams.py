@@ -16,7 +16,7 @@ from tokenmill.engine.native.model import Facts
 from tokenmill.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.engine.native.context import ContextSettings
+    from tokenmill.engine.native.context_settings import ContextSettings
 
 PAD = 256  # llama.cpp rounds the cells of a context, and those of each stream, up to whole ones
 WHY_ALONE = "every lane has cells of its own"

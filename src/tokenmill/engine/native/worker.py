@@ -17,7 +17,8 @@ from tokenmill.engine.native import streams, wire
 from tokenmill.engine.native.abi import LOG_DEBUG
 from tokenmill.engine.native.chat import Template, template_of
 from tokenmill.engine.native.constraints import can_follow_schemas, prepare
-from tokenmill.engine.native.context import Context, ContextSettings
+from tokenmill.engine.native.context import Context
+from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.forest import Forest
 from tokenmill.engine.native.hub import Hub
 from tokenmill.engine.native.model import Model

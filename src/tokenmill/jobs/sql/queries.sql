@@ -102,6 +102,10 @@ SELECT min(not_before_s) FROM jobs WHERE state = 0 AND not_before_s IS NOT NULL;
 SELECT id, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths
 FROM jobs WHERE id = :job;
 
+-- name: take
+SELECT id, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths
+FROM jobs WHERE id = :job AND state = 0;
+
 -- name: block_of
 SELECT id, data FROM blocks WHERE id <= :job ORDER BY id DESC LIMIT 1;
 
@@ -139,10 +143,10 @@ UPDATE jobs SET deaths = deaths + 1, state = CASE WHEN deaths + 1 >= :most THEN 
 WHERE id = :job AND state = 1 RETURNING state;
 
 -- name: release
-UPDATE jobs SET state = 0, attempts = max(0, attempts - 1) WHERE id = :job AND state = 1;
+UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END WHERE id = :job AND state = 1;
 
 -- name: recover
-UPDATE jobs SET state = 0, attempts = max(0, attempts - 1) WHERE state = 1;
+UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END WHERE state = 1;
 
 -- name: cancel_waiting
 UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 0;

@@ -1,0 +1,113 @@
+"""The targets of the proof, and whether a measurement meets them. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from prove_rows import Row
+
+from tokenmill.units import MIB
+
+LEDGER_SHARE, LEDGER_UNDER_BYTES = 0.02, 200 * MIB
+DECODE_BEFORE, DECODE_AFTER, PREFILL = 0.25, 0.15, 0.30
+AGAINST_ONE, AGAINST_UNTUNED = 1.8, 3.0
+ENGINE_ITEMS = ("weights", "repack", "kv", "compute", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Something predicted beside what was measured."""
+
+    what: str
+    predicted: float | None
+    measured: float | None
+    met: bool | None  # None: nothing is asked of it, or one of the two is not known
+    target: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured."""
+        return self.predicted / self.measured if self.predicted is not None and self.measured else None
+
+
+def device_totals(rows: Iterable[Row]) -> list[Verdict]:
+    """Bytes of every device of every plan: by the driver where it says, else by the engine's own buffers."""
+    found: dict[tuple[str, str], Verdict] = {}
+    for row in rows:
+        for tier, (predicted, measured) in sorted(_totals(row.get("rows", [])).items()):
+            what = f"{row['case']}, {tier}"
+            found[row["key"], tier] = Verdict(what, predicted, measured, holds(predicted, measured), "2 %, -200 MiB")
+    return list(found.values())
+
+
+def _totals(rows: list[Row]) -> dict[str, tuple[int, int]]:
+    sums: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        if row["measured_bytes"] is not None and row["source"] == "engine" and row["item"] in ENGINE_ITEMS:
+            predicted, measured = sums.get(row["tier"], (0, 0))
+            sums[row["tier"]] = predicted + row["predicted_bytes"], measured + row["measured_bytes"]
+    for row in rows:
+        if row["item"] == "total" and row["source"] == "driver" and row["measured_bytes"] is not None:
+            sums[row["tier"]] = row["predicted_bytes"], row["measured_bytes"]
+    return sums
+
+
+def holds(predicted: float, measured: float) -> bool:
+    """Whether a device's ledger is as close as it has to be."""
+    difference = predicted - measured
+    return abs(difference) <= LEDGER_SHARE * measured and -difference <= LEDGER_UNDER_BYTES
+
+
+def within(predicted: float | None, measured: float | None, share: float) -> bool | None:
+    """Whether a forecast is no further off than that; None: it cannot be told."""
+    return None if predicted is None or not measured else abs(predicted / measured - 1) <= share
+
+
+def speeds(rows: Iterable[Row]) -> dict[str, list[Verdict]]:
+    """Forecasts of decode before and after calibration, and of prefill, each with its target."""
+    found: dict[str, list[Verdict]] = {"decode before": [], "decode after": [], "prefill": []}
+    for row in rows:
+        if "measured" not in row:
+            continue
+        what = f"{row['case']}, {row['point']}"
+        for name, kind, when, share in (
+            ("decode before", "decode", "before", DECODE_BEFORE), ("decode after", "decode", "after", DECODE_AFTER),
+            ("prefill", "prefill", "before", PREFILL),
+        ):  # fmt: skip
+            if when == "after" and row["axis"] == "first":
+                continue  # it was calibrated by this one
+            predicted, measured = (row.get(when) or {}).get(kind), row["measured"].get(kind)
+            if measured is not None:
+                met = within(predicted, measured, share)
+                found[name].append(Verdict(what, predicted, measured, met, f"{share:.0%}"))
+    return found
+
+
+def batches(rows: Iterable[Row]) -> list[Verdict]:
+    """Throughput at the tuned point against servers; `predicted` is the native engine's, `measured` the server's."""
+    found = []
+    by_load: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "tok_s" in row:
+            by_load.setdefault(row["load"], {})[row["way"]] = row["tok_s"]
+    for load, ways in by_load.items():
+        own = ways.get("native, tuned")
+        for way, least in (("-np 1", AGAINST_ONE), ("-np 8", None), ("-np 32, untuned", AGAINST_UNTUNED)):
+            other = ways.get(way)
+            if own is not None and other:
+                met = None if least is None else own / other >= least
+                target = "" if least is None else f"{least:g} times"
+                found.append(Verdict(f"{load}: native against {way}", own, other, met, target))
+    return found
+
+
+def summary(verdicts: Iterable[Verdict]) -> tuple[int, int, float | None, float | None]:
+    """How many met their target, of how many; the median error and the worst, as shares."""
+    judged = [verdict for verdict in verdicts if verdict.met is not None and verdict.ratio is not None]
+    errors = [abs((verdict.ratio or 1) - 1) for verdict in judged]
+    return (
+        sum(bool(verdict.met) for verdict in judged),
+        len(judged),
+        median(errors) if errors else None,
+        max(errors, default=None),
+    )

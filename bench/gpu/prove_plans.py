@@ -1,0 +1,175 @@
+"""The plans that are put to the proof, the points that each is measured at, and what is predicted there. Pure.
+
+On a card: everything on it, experts in host memory, half of them, and what the planner does for a card of 24 and of
+12 GB, which is asked for by reserving the rest. Without a card two plans for the processors go the same way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tokenmill.engine.native.from_plan import environment_of
+from tokenmill.engine.native.order import goal_for
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.plan.calibration import Calibration
+from tokenmill.plan.draft import capacity, make_draft
+from tokenmill.plan.fingerprint import fingerprint
+from tokenmill.plan.forecast import decode_speed, prefill_speed
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.place import assemble, host_tier
+from tokenmill.plan.plan import Ledger, Placement, Plan
+from tokenmill.tune.calibrate import calibration
+from tokenmill.tune.history import Speed
+from tokenmill.tune.point import Dials, Figures
+from tokenmill.tune.predicted import settings_with
+from tokenmill.units import GIB, MIB
+
+ALL, EXPERTS, HALF = "all on the GPU", "experts on the CPU", "half the experts on the GPU"
+CARD_24, CARD_12 = "a 24 GB card", "a 12 GB card"
+READ, MAPPED = "read into memory", "mapped, not repacked"
+CARDS = {CARD_24: 24 * GIB, CARD_12: 12 * GIB}
+MARGIN = 512 * MIB
+TAIL, OUT = 16, 32  # tokens of a job beside the head: what is its own, and what is written
+SPARE = 64
+STEPS = 30  # of all lanes, that a slow point is measured by
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan to be proven."""
+
+    name: str
+    plan: Plan
+    card_bytes: int | None = None  # what the card is held down to while it runs; None: all of it
+
+    @property
+    def slug(self) -> str:
+        """Its name in file names."""
+        return "-".join(self.name.replace(",", "").split())
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a speed is measured; `axis` is what differs from the first."""
+
+    axis: str  # first, threads, ubatch, depth, sequences
+    threads: int
+    sequences: int
+    ubatch: int
+    head: int  # tokens in the context before a job's own
+
+    @property
+    def name(self) -> str:
+        """In a row's key."""
+        return f"{self.threads}t {self.sequences}s ub{self.ubatch} d{self.head}"
+
+    def dials(self, plan: Plan) -> Dials:
+        """The same in the words of a tuning."""
+        now = plan.settings
+        context = max(self.head + TAIL + 8 * OUT + SPARE, self.ubatch)
+        return Dials(self.threads, self.threads, self.sequences, self.ubatch, context, now.cache_type_k,
+                     now.cache_type_v, now.flash_attention, now.mmap, now.repack)  # fmt: skip
+
+
+def cases(machine: Machine, profile: Profile, *, tiny: bool = False) -> list[Case]:
+    """Every plan, the one that matters most first: a proof that runs out of time has those."""
+    return list(_on_processors(machine, profile)) if tiny else list(_on_card(machine, profile))
+
+
+def _on_processors(machine: Machine, profile: Profile) -> Iterator[Case]:
+    for name, goal in ((READ, Goal(mmap=False)), (MAPPED, Goal(mmap=True, repack=False))):
+        wanted = replace(goal, context=2048, sequences=4, ubatch=256, threads=1, threads_batch=1, cpu_only=True)
+        yield Case(name, make(machine, profile, goal_for(wanted)))
+
+
+def _on_card(machine: Machine, profile: Profile) -> Iterator[Case]:
+    layers = [layer for layer in range(profile.layers) if _has_experts(profile, layer)]
+    wanted = Goal(context=16384, sequences=8, gpu_margin_bytes=MARGIN)
+    for name, resident in ((EXPERTS, []), (ALL, layers)):
+        yield Case(name, make(machine, profile, goal_for(wanted), placement=placed(machine, profile, resident)))
+    for name, context, sequences in ((CARD_24, 32768, 4), (CARD_12, 131072, 1)):
+        left = capacity(machine, "gpu0") - CARDS[name] + MARGIN
+        goal = Goal(context=context, sequences=sequences, gpu_margin_bytes=max(MARGIN, left))
+        yield Case(name, make(machine, profile, goal_for(goal)), CARDS[name])
+    half = placed(machine, profile, layers[len(layers) // 2 :])
+    yield Case(HALF, make(machine, profile, goal_for(wanted), placement=half))
+
+
+def placed(machine: Machine, profile: Profile, resident: list[int]) -> Placement:
+    """Every layer on the first card, with the experts of some."""
+    return assemble(profile, host_tier(machine), ["gpu0"] * profile.layers, "gpu0", frozenset(resident))
+
+
+def _has_experts(profile: Profile, layer: int) -> bool:
+    return any(t.layer == layer and t.cls is TensorClass.ROUTED_EXPERTS for t in profile.tensors)
+
+
+def points(case: Case, cores: int, *, tiny: bool = False) -> list[Point]:
+    """Where a plan is measured, the most telling first; the first is what a forecast is calibrated by."""
+    threads = min(case.plan.settings.threads, cores)
+    if tiny:
+        first = Point("first", threads, 1, 256, 128)
+        more = [replace(first, axis="sequences", sequences=4), replace(first, axis="depth", head=512),
+                replace(first, axis="ubatch", ubatch=64), replace(first, axis="threads", threads=2)]  # fmt: skip
+        return _distinct([first, *more])
+    first = Point("first", threads, 1, 512, 512)
+    on_host = any(
+        tensor.cls is TensorClass.ROUTED_EXPERTS and not home.startswith("gpu")
+        for tensor, home in zip(case.plan.profile.tensors, case.plan.placement.homes, strict=True)
+    )
+    rarely = case.name not in (EXPERTS, ALL)
+    widths = (16, 8) if rarely else (16, 32, 8, 4, 2, 64)
+    cut = () if rarely else (4, 8, 12, 14, 16) if on_host else (1,)
+    sizes = (2048,) if rarely else (2048, 512, 256)
+    depths = (8192,) if on_host else (8192, 32768)
+    return _distinct([
+        first,
+        *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[:1]),
+        *(replace(first, axis="sequences", sequences=count) for count in widths[:2]),
+        *(replace(first, axis="threads", threads=count) for count in cut if count <= cores),
+        *(replace(first, axis="depth", ubatch=2048, head=depth) for depth in depths),
+        *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[1:]),
+        *(replace(first, axis="sequences", sequences=count) for count in widths[2:]),
+    ])  # fmt: skip
+
+
+def _distinct(found: list[Point]) -> list[Point]:
+    return list({point.name: point for point in reversed(found)}.values())[::-1]
+
+
+def forecast(plan: Plan, point: Point, known: Calibration | None = None) -> Figures:
+    """What is predicted at a point, with the offload threshold that the plan's engine is started with."""
+    dials, rows = point.dials(plan), environment_of(plan).get("GGML_OP_OFFLOAD_MIN_BATCH")
+    given = (plan.machine, plan.profile, settings_with(plan.settings, dials), plan.placement)
+    least = None if rows is None else int(rows)
+    write = decode_speed(*given, depth=point.head + TAIL + OUT // 2, sequences=point.sequences, calibration=known,
+                         min_batch=least)  # fmt: skip
+    read = prefill_speed(*given, depth=0, prompt=point.head, calibration=known, min_batch=least)
+    return Figures(None if write is None else write.tok_s, None if read is None else read.tok_s)
+
+
+def ledger_at(plan: Plan, point: Point) -> Ledger:
+    """What the plan's placement takes at a point."""
+    dials = point.dials(plan)
+    goal = replace(plan.goal, threads=dials.threads, threads_batch=dials.threads, sequences=dials.sequences,
+                   ubatch=dials.ubatch, context=dials.context, cache_type_k=dials.cache_type_k,
+                   cache_type_v=dials.cache_type_v, mmap=dials.mmap, repack=dials.repack)  # fmt: skip
+    return make_draft(plan.machine, plan.profile, goal_for(goal), plan.placement).ledger
+
+
+def calibrated(case: Case, first: Point, figures: Figures, *, machine_id: str, model_id: str,
+               when: str) -> Calibration | None:  # fmt: skip
+    """What one run at the first point says of a plan's forecast, by the product's own rule."""
+    plan = case.plan
+    dials = replace(first.dials(plan), placement=fingerprint(plan.profile, plan.placement))
+    speed = Speed(when, plan.machine.name, machine_id, plan.profile.name, model_id, "native", "this", "tune",
+                  dials, first.head, figures, Figures())  # fmt: skip
+    return calibration([speed], plan, machine_id=machine_id, model_id=model_id, engines=("native",))
+
+
+def seconds_for(point: Point, said: Figures) -> float:
+    """About what measuring a point takes; where nothing is predicted, what most take."""
+    read_s = point.head / said.prefill_tok_s if said.prefill_tok_s else 5.0
+    step_s = point.sequences / said.decode_tok_s if said.decode_tok_s else 0.2
+    return 3.0 + 1.5 * read_s + max(2.5, STEPS * step_s)

@@ -1,0 +1,112 @@
+"""`tokenmill tune` on the slice with its experts in host memory, as a user would run it, within a time.
+
+Trials are kept by the command itself as they end. One that is stopped by its time is asked once more for no further
+trials than there are, which loads nothing and gives the point of those.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prove_engine import say
+from prove_plans import CARD_12, CARDS, MARGIN
+from prove_rows import Clock, Row, Rows
+
+from tokenmill.config import EngineConfig
+from tokenmill.hardware.machine import Machine
+from tokenmill.plan.draft import capacity
+
+CONTEXT, HEAD, TAIL, OUT = 1024, 512, 64, 64
+TRIALS, TRIAL_S = 18, 2.0
+STOP_S, VERDICT_S = 10.0, 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What the command is told."""
+
+    model: Path
+    machine: Machine
+    machine_file: Path
+    config: EngineConfig
+    state: Path
+    tiny: bool
+
+
+def config_text(tuning: Tuning) -> str:
+    """tokenmill.toml for the command."""
+    lines = [f'state_dir = "{tuning.state}"', "", "[engine]"]
+    for name in ("library", "header"):
+        if (value := getattr(tuning.config, name)) is not None:
+            lines.append(f'{name} = "{value}"')
+    return "\n".join(lines) + "\n"
+
+
+def command(tuning: Tuning, config: Path, trials: int) -> list[str]:
+    """The command line; what is a matter of loading stays as planned, so that there is one load."""
+    words = [sys.executable, "-m", "tokenmill", "tune", str(tuning.model), "--machine", str(tuning.machine_file),
+             "--config", str(config), "--json", "--busy", "--trials", str(trials), "--cache-type", "f16"]  # fmt: skip
+    if tuning.tiny:
+        return [*words, "--cpu-only", "--threads", "1", "--no-mmap", "--no-repack", "--context", "512",
+                "--head-tokens", "128", "--tail-tokens", "16", "--output-tokens", "16",
+                "--trial-seconds", "0.5"]  # fmt: skip
+    margin = capacity(tuning.machine, "gpu0") - CARDS[CARD_12] + MARGIN
+    return [*words, "--margin", str(margin), "--no-mmap", "--no-repack", "--context", str(CONTEXT), "--head-tokens",
+            str(HEAD), "--tail-tokens", str(TAIL), "--output-tokens", str(OUT),
+            "--trial-seconds", str(TRIAL_S)]  # fmt: skip
+
+
+def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
+    """The operating point; None: no trial was made."""
+    known = rows.get("tune", "point")
+    if known is not None and "point" in known:
+        return known
+    tuning.state.mkdir(parents=True, exist_ok=True)
+    config = tuning.state / "tokenmill.toml"
+    config.write_text(config_text(tuning), encoding="utf-8")
+    most = 6 if tuning.tiny else TRIALS
+    text = _run(command(tuning, config, most), clock.part(max(10.0, clock.left_s - VERDICT_S)), log)
+    if text is None and (made := trials_made(tuning.state)):
+        say(f"tune: stopped after {made} trials; the point of those")
+        text = _run(command(tuning, config, made), clock, log)
+    if text is None:
+        return None
+    point: dict[str, Any] = json.loads(text)
+    for number, trial in enumerate(point["trials"]):
+        rows.add("tune", f"trial {number}", dials=trial["dials"], figures=trial["figures"], outcome=trial["outcome"],
+                 seconds=trial["seconds"])  # fmt: skip
+    short = {name: point[name] for name in ("dials", "figures", "noise", "knee", "given_up", "loads", "seconds")}
+    say(f"tune: {point['knee']}")
+    return rows.add("tune", "point", point=short, trials=len(point["trials"]))
+
+
+def trials_made(state: Path) -> int:
+    """Trials that the command has kept."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in state.glob("points/*.trials.jsonl"))
+
+
+def _run(argv: list[str], clock: Clock, log: Path) -> str | None:
+    """What it printed; None: it was stopped or failed. What it says goes to our own output and to the log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as told:
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, env=os.environ | {"COLUMNS": "100"})
+        try:
+            out, _ = process.communicate(timeout=clock.left_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+            return None
+    if process.returncode:
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-6:]
+        say("tune failed: " + " | ".join(last))
+        return None
+    return out.decode()

@@ -1,0 +1,223 @@
+"""What a busy neighbour loses beside a batch on every core, and beside one that leaves it a core.
+
+    python bench/neighbour.py [--turns 20] [--seconds 0.35]
+
+The neighbour does pure work, counts it, may run anywhere, and yields to the engines (nice), as what must not be noticed
+does. Two engines on the same generated MoE take turns beside it: one with a thread on every core, one that leaves a
+core. Whatever else the machine does slows both kinds of turn, so they alternate. Where that is allowed, all run before
+the rest of the machine. Prints the neighbour's work beside each, the ratio, and how likely equals would be ahead of
+each other so often (sign test). Needs two cores.
+"""
+
+import argparse
+import asyncio
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from math import comb
+from pathlib import Path
+from statistics import median
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.engine import Request, Sampling, answer
+from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.engine.native.order import goal_for
+from tokenmill.engine.native.start import start
+from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
+from tokenmill.model import synth
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+from tokenmill.plan.plan import Plan
+
+LANES = 4
+FIRST, YIELDS = -20, 10  # nice, and how much nicer the neighbour is
+NEIGHBOUR = """
+import hashlib, mmap, struct, sys
+with open(sys.argv[1], "r+b") as file:
+    seen = mmap.mmap(file.fileno(), 8)
+done, data = 0, bytes(16384)
+print("works", flush=True)
+while True:
+    hashlib.sha256(data).digest()
+    done += 1
+    seen[:] = struct.pack("<Q", done)
+"""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was seen in a fraction of a second."""
+
+    done_s: float  # the neighbour's work in a second of wall time
+    rivals: int  # threads of the engine that ran or waited to run on the core that may be left, at all looks together
+
+
+class Neighbour:
+    """Another process, and how far it has come."""
+
+    def __init__(self, pid: int, seen: mmap.mmap) -> None:
+        self.pid, self._seen = pid, seen
+
+    def done(self) -> int:
+        return int(struct.unpack("<Q", self._seen[:])[0])
+
+    async def beside(self, engine: int, left: set[int], turn_s: float) -> Turn:
+        """One turn beside an engine's process."""
+        before, began, rivals = self.done(), time.monotonic(), 0
+        while (spent := time.monotonic() - began) < turn_s:
+            rivals += sum(state == "R" and cpu in left for state, cpu in threads_of(engine))
+            await asyncio.sleep(turn_s / 20)
+        return Turn((self.done() - before) / spent, rivals)
+
+
+def threads_of(pid: int) -> list[tuple[str, int]]:
+    """State and latest CPU of every thread."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            found.append((fields[0], int(fields[36])))
+    return found
+
+
+@contextmanager
+def neighbour(folder: Path) -> Iterator[Neighbour]:
+    counter = folder / "count"
+    counter.write_bytes(bytes(8))
+    words = [sys.executable, "-c", NEIGHBOUR, str(counter)]
+    with (
+        counter.open("r+b") as file, mmap.mmap(file.fileno(), 8) as seen,
+        subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process,
+    ):  # fmt: skip
+        try:
+            if process.stdout is None or process.stdout.readline() != b"works\n":
+                raise RuntimeError("the neighbour did not start")
+            yield Neighbour(process.pid, seen)
+        finally:
+            process.kill()
+
+
+def plan_of(machine: Machine, model: Path, *, threads: int, reserve: int) -> Plan:
+    goal = Goal(context=512, sequences=LANES, ubatch=256, threads=threads, reserve_cores=reserve, cpu_only=True)
+    return make(machine, read(str(model)), goal_for(goal))
+
+
+def may_be_first() -> bool:
+    """Whether this process may run before others."""
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, FIRST)
+    except PermissionError:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, usual)
+    return True
+
+
+def prefer(nice: int, *pids: int) -> None:
+    """Set how early processes run: nice counts inside a session alone where the kernel groups by sessions."""
+    for pid in pids:
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        group = Path(f"/proc/{pid}/autogroup")
+        while group.exists():
+            try:
+                group.write_text(str(nice))
+            except BlockingIOError:  # it takes ten of these a second
+                time.sleep(0.02)
+            else:
+                break
+
+
+_numbers = count()
+
+
+@asynccontextmanager
+async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
+    """Jobs without end on every lane, no two alike, and the engine computes; afterwards it is idle again."""
+
+    async def lane() -> None:
+        while True:
+            text = " ".join(f"t{next(_numbers) % 500}" for _ in range(60))
+            await answer(engine, Request(text, Sampling(temperature=0.0), max_tokens=8, ignore_eos=True))
+
+    pid = engine.identity.pid
+    if pid is None:
+        raise RuntimeError("the engine has no process")
+    lanes = [asyncio.create_task(lane()) for _ in range(LANES)]
+    try:
+        while all(state != "R" for state, _ in threads_of(pid)):
+            await asyncio.sleep(0.005)
+        yield pid
+    finally:
+        for task in lanes:
+            task.cancel()
+        await asyncio.gather(*lanes, return_exceptions=True)
+        while (await engine.status()).counters.running:
+            await asyncio.sleep(0.005)
+
+
+def by_chance(ahead: int, turns: int) -> float:
+    """How likely equals are ahead of each other so often (sign test)."""
+    return float(sum(comb(turns, number) for number in range(ahead, turns + 1)) / 2**turns)
+
+
+async def measured(folder: Path, turns: int, turn_s: float) -> list[tuple[Turn, Turn]]:
+    """Pairs of turns, beside all cores taken and beside a reserve."""
+    model = folder / "moe.gguf"
+    synth.write("moe", synth.sizes("moe", {"layers": 4, "embed": 512}), model)
+    machine, cpus = probe(folder), os.sched_getaffinity(0)
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    first = FIRST if may_be_first() else usual
+    config = EngineConfig(nice=first)
+    per_core = machine.cpu.threads_per_core or 1
+    greedy = plan_of(machine, model, threads=len(cpus), reserve=0)
+    leaving = plan_of(machine, model, threads=len(cpus) - per_core, reserve=1)
+    pairs: list[tuple[Turn, Turn]] = []
+    with neighbour(folder) as other:
+        everywhere = await start(greedy, model_path=model, config=config, state=folder, name="all")
+        kept = await start(leaving, model_path=model, config=config, state=folder, name="some")
+        left = cpus - os.sched_getaffinity(0)  # we keep off it too, since that start
+        prefer(first, os.getpid(), everywhere.identity.pid or 0, kept.identity.pid or 0)
+        prefer(min(19, first + YIELDS), other.pid)
+        try:
+            for _ in range(turns):
+                pair = []
+                for engine in (everywhere, kept):
+                    async with batch_on(engine) as pid:
+                        pair.append(await other.beside(pid, left, turn_s))
+                pairs.append((pair[0], pair[1]))
+        finally:
+            prefer(usual, os.getpid())
+            await everywhere.close()
+            await kept.close()
+    return pairs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=0.35)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = asyncio.run(measured(Path(folder), asked.turns, asked.seconds))
+    beside_all, beside_some = (median(turn.done_s for turn in turns) for turns in zip(*pairs, strict=True))
+    ahead = sum(after.done_s > before.done_s for before, after in pairs)
+    rivals = [sum(turn.rivals for turn in turns) for turns in zip(*pairs, strict=True)]
+    print(f"beside a batch on every core  {beside_all:10,.0f} pieces of work a second")
+    print(f"beside one that leaves a core {beside_some:10,.0f}")
+    print(f"ratio {beside_some / beside_all:.2f}, ahead in {ahead} of {len(pairs)} pairs of turns, "
+          f"by chance with {by_chance(ahead, len(pairs)):.2g}")  # fmt: skip
+    print(f"threads of the engine seen on the core that may be left: {rivals[0]} and {rivals[1]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The pending jobs of a store shared out among runners on several hosts: `shared_out` with its state on the server.
+
+Who has which stretch is in the tables of runners and stretches. One runner at a time reads them, chooses and writes
+down what it chose; what a runner had goes with it when its lease is over. How far it has read is its own affair.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tokenmill.jobs.job import Position, Waiting
+from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.runners import Standing
+from tokenmill.jobs.shared_out import SharedOut, _Held, _Worker
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.stretches import Stretch
+from tokenmill.jobs.tables import Tables
+
+_ALLOT = -1  # the number of a lock; see `leases`
+
+
+class LeasedOut(SharedOut):
+    """Who has which stretch, as this runner sees it when it has its turn."""
+
+    def __init__(self, store: Store, database: Tables, standing: Standing, lanes: int) -> None:
+        super().__init__(store)
+        self._database, self._standing, self._runner = database, standing, standing.id
+        self._known: dict[int, _Held] = {}  # stretches by their numbers in the table
+        self._stale, self._closed = True, False
+        self.own = _Worker(str(self._runner), lanes)
+        with database.writing(durable=False):
+            standing.stand()
+            self._sign_in()
+
+    def window(self, worker: _Worker, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+        """The next jobs of this runner."""
+
+        def turn() -> list[Waiting]:
+            if self._closed:
+                return []
+            with self._alone():
+                return super(LeasedOut, self).window(worker, batches, again=again, limit=limit)
+
+        return self._database.whole(turn)
+
+    def may_take(self, worker: _Worker, position: Position) -> bool:
+        """Whether a job is no other runner's, as it was when it was last asked for."""
+        if self._stale:
+            self._load()
+        return super().may_take(worker, position)
+
+    def forget(self) -> None:
+        """What is known of others is old by now."""
+        self._stale = True
+
+    def close(self, worker: _Worker) -> None:
+        """Its stretches are anyone's."""
+        super().close(worker)
+        self._closed = True
+        self._known.clear()
+
+        def sign_out() -> None:
+            with self._database.writing(durable=False):
+                self._database.run("sign", runner=self._runner, lanes=None, jobs=0, jobs_s=None, behind=None)
+                self._database.run("drop_stretches", runner=self._runner)
+
+        self._database.whole(sign_out)
+
+    # -- the tables --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A transaction in which no other runner chooses; what was chosen is written down at its end."""
+        with self._database.writing(durable=False):
+            self._database.run("turn", key=_ALLOT)
+            self._standing.stand()
+            self._load()
+            before = {number: held.stretch for number, held in self._known.items()}
+            jobs = {worker.name: worker.jobs for worker in self._workers}
+            yield
+            self._save(before, jobs)
+
+    def _load(self) -> None:
+        """Others as they are in the tables; of one's own only what others took of it."""
+        others, known = dict[int, _Worker](), dict[int, _Held]()
+        for number, lanes, jobs, jobs_s, behind in self._database.all("signed_in"):
+            if number == self._runner:
+                self.own.jobs = jobs
+            else:
+                others[number] = _Worker(str(number), lanes, behind=self._job(behind), jobs=jobs, jobs_s=jobs_s)
+        own = list[_Held]()
+        for number, runner, *ends, jobs in self._database.all("stretches"):
+            stretch = Stretch((*ends[:4],), (*ends[4:],), jobs)
+            held = (self._known.get(number) if runner == self._runner else None) or _Held(stretch)
+            held.stretch = stretch
+            known[number] = held
+            if runner == self._runner:
+                own.append(held)
+            elif runner in others:
+                others[runner].held.append(held)
+        self.own.held, self._known, self._stale = own, known, False
+        self._workers = [self.own, *others.values()]
+
+    def _save(self, before: dict[int, Stretch], jobs: dict[str, int]) -> None:
+        left = {id(held) for worker in self._workers for held in worker.held}
+        for number, held in list(self._known.items()):
+            if id(held) not in left:
+                self._database.run("drop_stretch", stretch=number)
+                del self._known[number]
+            elif held.stretch != before[number]:
+                last = _columns("last", held.stretch.last)
+                self._database.run("shorten_stretch", stretch=number, jobs=held.stretch.jobs, **last)
+        written = {id(held) for held in self._known.values()}
+        for held in self.own.held:
+            if id(held) not in written:
+                ends = _columns("first", held.stretch.first) | _columns("last", held.stretch.last)
+                row = self._database.run("add_stretch", runner=self._runner, jobs=held.stretch.jobs, **ends).fetchone()
+                self._known[row[0]] = held
+        for worker in self._workers[1:]:
+            if worker.jobs != jobs[worker.name]:
+                self._database.run("owe", runner=int(worker.name), jobs=worker.jobs)
+        self._sign_in()
+
+    def _sign_in(self) -> None:
+        behind = self.own.behind.id if self.own.behind is not None else None
+        self._database.run("sign", runner=self._runner, lanes=self.own.lanes, jobs=self.own.jobs,
+                           jobs_s=self.own.jobs_s, behind=behind)  # fmt: skip
+
+    def _job(self, job: int | None) -> Waiting | None:
+        row = None if job is None else self._database.one("behind", job=job)
+        return None if row is None else Waiting._make(row)
+
+
+def _columns(end: str, position: Position) -> dict[str, Any]:
+    return {f"{end}_{name}": value for name, value in zip(("rank", "batch", "place", "id"), position, strict=True)}
+
+
+class _Portion:
+    """This runner's: see `portion.Portion`."""
+
+    def __init__(self, shared: LeasedOut, store: Store) -> None:
+        self._shared, self._store = shared, store
+
+    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+        return self._shared.window(self._shared.own, batches, again=again, limit=limit)
+
+    def has(self, waiting: Waiting) -> bool:
+        return self._shared.may_take(self._shared.own, waiting.key)
+
+    def tend(self) -> None:
+        self._store.tend()
+        self._shared.forget()
+
+    def close(self) -> None:
+        self._shared.close(self._shared.own)
+
+
+def leased_portion(store: Store, database: Tables, standing: Standing, lanes: int) -> Portion:
+    """For the one worker of a runner, with so many lanes."""
+    return _Portion(LeasedOut(store, database, standing, lanes), store)

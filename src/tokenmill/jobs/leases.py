@@ -1,0 +1,167 @@
+"""One of several runners on a store: it holds what it has by a lease.
+
+A runner's lease is of all that it has. It is renewed as it works; when it is over by the server's clock, or when the
+process is gone from this host, what the runner had at work is pending again: once without a word, the next time as a
+suspect that is tried alone, and after that it is set aside. A runner that comes back late finds its jobs with others;
+an answer that it brings all the same is kept, once.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from tokenmill.errors import StoreInUse
+from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.postgres_faults import Lost
+from tokenmill.jobs.tables import Tables
+
+if TYPE_CHECKING:
+    from tokenmill.jobs.store import Store
+
+LEASE_S = 45.0
+TEND_S = 5.0  # between two looks around; a tick that comes late eight times over costs nothing
+FOLD_S = 10.0
+MOST_DEATHS = 2
+LOST = "runner_lost"
+_FOLD = -2  # the number of a lock; those of outputs are the numbers of their batches
+
+
+class Leased:
+    """One of several runners."""
+
+    id: int | None
+
+    def __init__(self, database: Postgres, at_work: Callable[[], Collection[int]], *, lease_s: float = LEASE_S) -> None:
+        self._database, self._at_work, self._lease_s = database, at_work, lease_s
+        self._who = {"host": socket.gethostname(), "kernel": _kernel(), "pid": os.getpid(),
+                     "ticks": _ticks(os.getpid()) or 0}  # fmt: skip
+        self._tended_s = self._folded_s = time.monotonic()
+        self._claims: set[int] = set()
+        with database.writing(durable=False):
+            self.id = int(database.run("add_runner", lease_s=lease_s, **self._who).fetchone()[0])
+        database.connected.append(self._connected_again)
+
+    def recover(self) -> None:
+        """What those had who are gone is pending again; what others have is theirs."""
+        self._database.whole(self._gather)
+
+    def tend(self) -> None:
+        """Renew the lease, take from those whose lease is over, keep the tables short."""
+        now_s = time.monotonic()
+        if now_s - self._tended_s < min(TEND_S, self._lease_s / 8):
+            return
+        self._tended_s = now_s
+        self._database.whole(self._renew)
+        self._database.whole(self._gather)
+        if now_s - self._folded_s >= FOLD_S:
+            self._folded_s = now_s
+            self._database.whole(self._fold)
+
+    def stand(self) -> None:
+        """Renew the lease; one that was over, and forgotten, too."""
+        self._database.run("renew", runner=self.id, lease_s=self._lease_s, **self._who)
+
+    def busy(self, identity: bytes) -> bool:
+        """Whether an equal job runs, or is being started by another in this moment."""
+        key = int.from_bytes(identity[:8], "little", signed=True)
+        if not self._database.run("claim_identity", key=key).fetchone()[0]:
+            return True
+        # Asked after the lock is ours, so that what its last holder wrote is seen.
+        return self._database.run("at_work", identity=identity).fetchone() is not None
+
+    def with_others(self, jobs: Collection[int]) -> set[int]:
+        """Which of these jobs another runner has, because the lease here was over for a while."""
+        return {row[0] for row in self._database.run("with_others", jobs=list(jobs), runner=self.id).fetchall()}
+
+    def cancelled(self, jobs: Collection[int]) -> set[int]:
+        """Another process cancelled these batches."""
+        return {row[0] for row in self._database.all("cancelled_of", jobs=list(jobs))} if jobs else set()
+
+    def take_up(self, batch: int) -> None:
+        """Store the lines of a batch, unless another does."""
+        if self._database.run("take_up", batch=batch, runner=self.id).rowcount == 0:
+            raise self._being_read(batch)
+
+    def claim_output(self, batch: int) -> bool:
+        """The server's lock on it, held until the end."""
+        if batch not in self._claims and self._database.one("claim", key=batch)[0]:
+            self._claims.add(batch)
+        return batch in self._claims
+
+    def portion(self, store: "Store", lanes: int) -> Portion | None:
+        """Stretches of the store's order."""
+        from tokenmill.jobs.leased_out import leased_portion  # noqa: PLC0415  it needs a store, which needs this
+
+        return leased_portion(store, self._database, self, lanes)
+
+    def leave(self) -> None:
+        """Hand everything back, which was no attempt; where the server is away, the lease ends by itself."""
+        with suppress(Lost), self._database.writing(durable=False):
+            self._database.run("hand_back", runner=self.id, kept=[])
+            self._database.run("drop_runner", runner=self.id)
+            self._database.run("unclaim")
+
+    def _being_read(self, batch: int) -> StoreInUse:
+        row = self._database.run("reader_of", batch=batch).fetchone()
+        who = f"process {row[1]} on {row[0]}" if row else "another process"
+        return StoreInUse(f"{who} is storing the lines of this batch", hint="run the same again when it is done")
+
+    def _renew(self) -> None:
+        with self._database.writing(durable=False):
+            self.stand()
+
+    def _gather(self) -> None:
+        """Runners that are gone go from the table, and what they had at work is pending again, or set aside."""
+        with self._database.writing(durable=False):
+            for runner, pid, ticks in self._database.run("runners_here", kernel=self._who["kernel"]).fetchall():
+                if runner != self.id and _ticks(pid) != ticks:
+                    self._database.run("drop_runner", runner=runner)
+            self._database.run("drop_expired")
+            self._database.run("lost", most=MOST_DEATHS, code=LOST, message="the runner was lost with it at work")
+
+    def _fold(self) -> None:
+        with self._database.writing(durable=False):
+            if self._database.run("try_turn", key=_FOLD).fetchone()[0]:
+                self._database.run("fold_counts")
+                self._database.run("fold_totals")
+
+    def _connected_again(self) -> None:
+        """Locks went with the connection; and what was being started when it broke may run without our knowing."""
+        with self._database.writing(durable=False):
+            self.stand()
+            self._database.run("hand_back", runner=self.id, kept=list(self._at_work()))
+        for batch in self._claims:
+            if not self._database.run("claim", key=batch).fetchone()[0]:
+                raise StoreInUse("another runner writes the output since the connection was lost",
+                                 hint="the same command goes on from there")  # fmt: skip
+
+
+def leased(database: Tables, at_work: Callable[[], Collection[int]]) -> Leased:
+    """A runner on PostgreSQL."""
+    if not isinstance(database, Postgres):
+        raise TypeError("leases are kept by a server")
+    return Leased(database, at_work)
+
+
+def _kernel() -> str:
+    """Where numbers of processes mean the same: one boot of one machine, one namespace of processes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  it leads nowhere
+    except OSError:
+        return uuid4().hex  # nobody can tell here; only the lease counts
+
+
+def _ticks(pid: int) -> int | None:
+    """When a process began, by its kernel's clock; None: there is none, or only what its parent has not read yet."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None

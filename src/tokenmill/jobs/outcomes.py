@@ -1,0 +1,207 @@
+"""What becomes of the jobs that are in an engine: answered, failed, lost with it, put back; noted, then written down.
+
+An answer is on the disk before it counts. A job that fails is tried again when that can help; one that was at work
+when the engine died is tried alone. Which job goes next is not decided here, and none is sent.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from tokenmill.engine.engine import Answer, Engine, Status
+from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
+from tokenmill.jobs import flights, life, retries
+from tokenmill.jobs.accounts import Accounts
+from tokenmill.jobs.apart import Parts
+from tokenmill.jobs.at_hand import AtHand
+from tokenmill.jobs.body import answer_body, encode
+from tokenmill.jobs.books import Books, Settlement, prompt_bytes
+from tokenmill.jobs.decisions import Dispatch
+from tokenmill.jobs.flights import Broke, Came, Ended, Flight
+from tokenmill.jobs.job import MOST_LINES, Batch, Failure, Finished, State
+from tokenmill.jobs.misses import Miss, explain
+from tokenmill.jobs.progress import Failed
+from tokenmill.jobs.width import Widens
+
+Event = Came | Ended | Broke | Status | EngineError | Batch | None
+"""From streams; how the engine is, or why it is gone for good; a batch that joins; None: the work is to stop."""
+
+
+class Outcomes:
+    """Of one worker's jobs. What is read mutates nothing, all else does."""
+
+    def __init__(
+        self, books: Books, hand: AtHand, accounts: Accounts, engine: Engine, width: int, *, attempts: int,
+        first_delay_s: float, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._books, self._hand, self._accounts, self._engine, self._width = books, hand, accounts, engine, width
+        now = life.of(engine)
+        self._apart = isinstance(now, Parts) and now.streams
+        self._attempts, self._first_delay_s, self._clock = attempts, first_delay_s, clock
+        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.flights: dict[int, Flight] = {}
+        self.settlement = Settlement()
+        self._unchecked: list[tuple[Dispatch, Flight, Answer]] = []
+        self._loop_s = asyncio.get_running_loop().time
+        self.down: str | None = None  # why the engine cannot be used now
+        self.gone: EngineError | None = None  # why it never can
+        self.missed: Callable[[Miss], None] = lambda _: None
+
+    def there(self) -> list[Event]:
+        """What has happened and was not taken yet."""
+        return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
+
+    # -- take --------------------------------------------------------------------------------------------------------
+
+    async def take(self, events: Sequence[Event]) -> None:
+        """Note what happened; answers first, so that a death in the same breath does not cost them."""
+        for event in events:
+            if isinstance(event, Came | Ended) and self.flights.get(event.flight.id) is event.flight:
+                self._heard(event)
+        for event in events:
+            if isinstance(event, Ended) and self.flights.get(event.flight.id) is event.flight:
+                await self._ended(event.flight, event.how)
+            elif isinstance(event, Status):
+                self._accounts.seen(event)
+                if event.state == "ready" and self.down is not None:
+                    await self._back()
+            elif isinstance(event, EngineError):
+                self.gone = self.gone or event
+            elif isinstance(event, Broke):
+                raise event.error
+
+    def _heard(self, event: Came | Ended) -> None:
+        """Tokens of an answer, or the whole of it."""
+        flight = event.flight
+        if isinstance(event, Came):
+            self._hand.came(flight.id, flight.tokens, trial=flight.trial)
+        elif isinstance(event.how, Answer):
+            answer, job = event.how, flight.job
+            del self.flights[flight.id]
+            self._accounts.answered(flight, answer, prompt_bytes(flight.call))
+            sent = self._hand.answered(flight.id, answer.usage, trial=flight.trial)
+            if sent is not None:
+                self._unchecked.append((sent, flight, answer))
+            engine = self._engine.identity
+            body = answer_body(
+                flight.call.endpoint, answer, id=(job.identity or b"").hex()[:24], model=engine.model,
+                created_s=self._clock(), made_by=f"{engine.kind} {engine.build}",
+            )  # fmt: skip
+            usage, engine_s = answer.usage, self._loop_s() - flight.began_s
+            spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
+            self.settlement.answers.append(Finished(flight.id, encode(body), *spent))
+
+    async def _ended(self, flight: Flight, how: Answer | TokenmillError) -> None:
+        """A stream broke off: the job's affair, or the engine's."""
+        if isinstance(how, EngineError):
+            self.gone = self.gone or life.over(self._engine)
+        if isinstance(how, EngineDied) and not await life.goes_on(self._engine, flight.life):
+            await self._fell(how)
+        elif isinstance(how, TokenmillError) and self.gone is None:
+            self._failed(flight, how)
+
+    def _failed(self, flight: Flight, error: TokenmillError) -> None:
+        """One job has failed: for good, or to be tried again later."""
+        said, attempts, retry_at_s = retries.verdict(error), flight.job.attempts + 1, None
+        failure = retries.after(said.failure, attempts)
+        if said.can_pass and attempts < self._attempts:
+            chance = random.random()  # noqa: S311  so that jobs which failed together do not come back together
+            failure = said.failure
+            retry_at_s = self._clock() + retries.delay_s(attempts, chance, self._first_delay_s)
+        del self.flights[flight.id]
+        self.settlement.failures.append((flight.id, failure, retry_at_s))
+        self._hand.failed(flight.id, retry_at_s=retry_at_s, trial=flight.trial)
+        accounts = self._accounts
+        accounts.failed = Failed(flight.job.number, failure, again=retry_at_s is not None)
+        if failure.code in retries.OF_THE_ENGINE:
+            accounts.in_a_row += 1
+            if accounts.in_a_row >= retries.most_in_a_row(self._width):
+                words = f"the engine failed {accounts.in_a_row} times without one answer in between"
+                self.gone = EngineError(f"{words}: {failure.message}")
+
+    async def _fell(self, death: EngineDied) -> None:
+        """The engine died: whoever was at work is a suspect, and is tried alone when it is back."""
+        self.down, self._accounts.deaths = death.message, self._accounts.deaths + 1
+        lost = await self.break_off(list(self.flights.values()))
+        trial = [flight.id for flight in lost if flight.id == self._hand.on_trial]
+        blamed = trial or ([] if death.from_outside else [flight.id for flight in lost])
+        if blamed:
+            self.settlement.deaths.append((blamed, retries.verdict(death).failure))
+        self.settlement.released += [flight.id for flight in lost if flight.id not in blamed]
+        self._hand.died([(flight.id, flight.tokens) for flight in lost])
+        await self.record()  # before any of them is tried
+
+    async def _back(self) -> None:
+        """An engine is there again, as it was planned: it gets the lanes that were measured, apart if they were."""
+        self.down, now = None, life.of(self._engine)
+        if isinstance(now, Widens) and now.identity.lanes != self._width:
+            with suppress(EngineError):  # it died again, which others tell
+                await now.set_lanes(min(self._width, now.most_lanes))
+        if self._apart and isinstance(now, Parts) and not now.streams:
+            with suppress(EngineError, UsageError):  # so it shares its cells, and computes no more than it must
+                await now.set_context(streams=True)
+
+    # -- write down --------------------------------------------------------------------------------------------------
+
+    async def record(self) -> bool:
+        """Write down what was noted; from then on it counts. Whether there was anything."""
+        settled, self.settlement = self.settlement, Settlement()
+        for outcome in await self._books.settle(settled) if settled else ():
+            if outcome.state.final:
+                self._hand.drop([outcome.job])
+            elif outcome.job not in settled.jobs:
+                self._hand.freed(outcome.job)
+            if outcome.state is State.SET_ASIDE:
+                self._accounts.failed = Failed(outcome.job & MOST_LINES, settled.deaths[0][1], again=False)
+        unchecked, self._unchecked = self._unchecked, []
+        for sent, flight, answer in unchecked:
+            await self._check_reuse(sent, flight, answer)
+        return bool(settled)
+
+    def refused(self, job: int, error: Exception) -> None:
+        """A job cannot be sent at all: an older version took the line."""
+        self.settlement.failures.append((job, Failure("refused", str(error)), None))
+
+    async def _check_reuse(self, sent: Dispatch, flight: Flight, answer: Answer) -> None:
+        """Hold what the engine reused against what it should have; a miss is explained."""
+        evidence = self._accounts.evidence(sent, flight, answer)
+        if explain(sent, answer.usage, flight.prompt_bytes, evidence) is None:
+            return
+        if evidence.evicted_tokens is not None:  # what was dropped since it was asked last may be the cause
+            self._accounts.seen(await self._engine.status())
+            evidence = self._accounts.evidence(sent, flight, answer)
+        like = await self._books.prompt(sent.like) if sent.like is not None else None
+        evidence = replace(evidence, prompt=prompt_bytes(flight.call), like=like)
+        miss = explain(sent, answer.usage, flight.prompt_bytes, evidence)
+        if miss is not None:
+            self._accounts.misses.add(miss)
+            self.missed(miss)
+
+    # -- put back ----------------------------------------------------------------------------------------------------
+
+    async def break_off(self, some: list[Flight]) -> list[Flight]:
+        """End streams; those whose answers have come meanwhile are answered, the others are returned."""
+        await flights.let_go(some)
+        for event in self.there():
+            if isinstance(event, Ended) and isinstance(event.how, Answer):
+                if self.flights.get(event.flight.id) is event.flight:
+                    self._heard(event)
+            elif not (isinstance(event, Came | Ended) and event.flight in some):
+                self.inbox.put_nowait(event)
+        return [flight for flight in some if self.flights.pop(flight.id, None) is not None]
+
+    async def put_back(self, some: list[Flight]) -> None:
+        """Break attempts off that are nobody's fault; what has come of them is kept."""
+        self.settlement.released += [flight.id for flight in await self.break_off(some)]
+        await self.record()
+
+    async def let_go(self) -> None:
+        """Put back what is running, and close the books; answers that have come meanwhile are kept."""
+        try:
+            if isinstance(self.gone, EngineDied) and self.flights:
+                await self._fell(self.gone)  # it was told before the streams said so
+            await self.put_back(list(self.flights.values()))
+        finally:
+            await self._books.close()

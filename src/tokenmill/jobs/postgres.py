@@ -1,0 +1,258 @@
+"""PostgreSQL under the store, for runners on several hosts: the same queries, transactions that hold or never were.
+
+A transaction is acknowledged before it is on the server's disk, or only then (durable). Of two that are in each other's
+way one is undone and done again; a connection that breaks is made anew. Which tables there are is not known here.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+try:
+    import psycopg
+    from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
+except ImportError as error:
+    from tokenmill.errors import StoreError as _StoreError
+
+    raise _StoreError("a store on PostgreSQL needs the driver psycopg, which is not installed",
+                      hint="pip install 'tokenmill[postgres]'") from error  # fmt: skip
+
+from tokenmill.errors import StoreError
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.postgres_faults import Conflict, Lost, told, unreachable
+from tokenmill.jobs.queries import postgres_queries, postgres_schema
+from tokenmill.jobs.tables import Mode, Rows
+
+VERSION = 1
+OLDEST_SERVER = 120000  # 12
+PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_MOST_CONFLICTS = 10
+_SET_UP = 0x746D696C  # "tmil": whoever makes the tables
+# A network that drops packets without a word is noticed within half a minute.
+_LINE: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+                         "tcp_user_timeout": 25_000, "application_name": "tokenmill"}  # fmt: skip
+_COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
+
+# PostgreSQL has no text with U+0000 in it, which JSON has: it is written as a noncharacter and a sign, and that
+# noncharacter as itself twice.
+_MARK = "\uffff"
+_NUL = _MARK + "0"
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+Cursor = psycopg.Cursor[tuple[Any, ...]]
+
+
+def _kept(text: str) -> str:
+    return text.replace(_MARK, _MARK * 2).replace("\0", _NUL) if "\0" in text or _MARK in text else text
+
+
+def _meant(text: str) -> str:
+    return _MARK.join(part.replace(_NUL, "\0") for part in text.split(_MARK * 2)) if _MARK in text else text
+
+
+class _Text(StrDumperUnknown):
+    def dump(self, obj: str) -> Any:
+        return super().dump(_kept(obj))
+
+
+class _TextInRows(StrBinaryDumper):
+    def dump(self, obj: str) -> Any:
+        return super().dump(_kept(obj))
+
+
+class _Said(TextLoader):
+    def load(self, data: Any) -> Any:
+        return _meant(str(super().load(data)))
+
+
+class _SaidInBinary(TextBinaryLoader):
+    def load(self, data: Any) -> Any:
+        return _meant(str(super().load(data)))
+
+
+class Postgres:
+    """An open store on a server; `tables.Tables` says what it does."""
+
+    def __init__(self, server: Server, mode: Mode) -> None:
+        self.server, self._mode = server, mode
+        self._guard = threading.RLock()
+        self._writing = False
+        self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
+        self._connection = _connected(server, mode)
+
+    def run(self, name: str, /, **values: Any) -> Rows:
+        """Run a named query; inside `writing`, or reading."""
+        with told(self.server, self._connection):
+            return self._connection.execute(postgres_queries()[name], values, binary=True)
+
+    def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
+        """Run a named query for many rows; how many rows it changed. Where there is a way to copy them, they are."""
+        texts = postgres_queries()
+        with told(self.server, self._connection), self._connection.cursor() as cursor:
+            if f"{name}_rows" not in texts:
+                cursor.executemany(texts[name], rows)
+                return cursor.rowcount
+            with cursor.copy(texts[f"{name}_rows"]) as copy:
+                copy.set_types(_COMING)
+                for row in rows:
+                    copy.write_row(row)
+            return cursor.execute(texts[name]).rowcount
+
+    def all(self, name: str, /, **values: Any) -> list[Any]:
+        """All rows of a query that reads, at one moment."""
+        with self._guard:
+            if self._writing:
+                return self.run(name, **values).fetchall()
+            return self.whole(lambda: self.run(name, **values).fetchall())
+
+    def one(self, name: str, /, **values: Any) -> Any:
+        """The first row of a query that reads; None: there is none."""
+        rows = self.all(name, **values)
+        return rows[0] if rows else None
+
+    @contextmanager
+    def writing(self, *, durable: bool) -> Iterator[None]:
+        """A transaction: committed at the end, undone by any exception. `durable`: on the disk when this returns."""
+        with self._guard, told(self.server, self._connection):
+            if self._writing:
+                raise AssertionError("a transaction within another")
+            self._connection.execute("BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off")
+            self._writing = True
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with suppress(psycopg.Error):  # it is gone with its connection
+                    self._connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._writing = False
+
+    def whole(self, work: Callable[[], T]) -> T:
+        """Do what may be done again from its beginning: it is, where others came in between or a connection broke."""
+        with self._guard:
+            if self._writing:
+                return work()
+            conflicts = 0
+            while True:
+                try:
+                    return work()
+                except Conflict:
+                    conflicts += 1
+                    if conflicts > _MOST_CONFLICTS:
+                        raise
+                except Lost as lost:
+                    self._connect_again(lost)
+
+    def close(self) -> None:
+        """Let go of the server."""
+        with self._guard, suppress(psycopg.Error):
+            self._connection.close()
+
+    def _connect_again(self, why: Lost) -> None:
+        until_s, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
+        while True:
+            with suppress(psycopg.Error):
+                self._connection.close()
+            try:
+                self._connection = _connected(self.server, self._mode)
+                for again in self.connected:
+                    again()
+            except Lost:
+                if time.monotonic() + wait_s > until_s:
+                    raise why from None
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            else:
+                return
+
+
+def has_tables(server: Server) -> bool:
+    """Whether a store is there."""
+    connection = _reached(server)
+    try:
+        with told(server, connection):
+            return _version(connection, server) is not None
+    finally:
+        connection.close()
+
+
+def _connected(server: Server, mode: Mode) -> Connection:
+    connection = _reached(server)
+    try:
+        with told(server, connection):
+            _check_server(connection, server)
+            adapters = connection.adapters
+            for dumper in (_TextInRows, _Text):  # the last is for values, the first for rows that are copied
+                adapters.register_dumper(str, dumper)
+            for loader in (_Said, _SaidInBinary):
+                adapters.register_loader("text", loader)
+            if mode == "work":
+                _bring_up(connection, server)
+                _ask(connection, "coming")
+            else:
+                _look_into(connection, server)
+            if mode == "read":
+                connection.execute("SET default_transaction_read_only = on")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _reached(server: Server) -> Connection:
+    try:
+        return psycopg.connect(server.url, autocommit=True, **_LINE)
+    except psycopg.Error as error:
+        raise unreachable(server, error) from None  # what libpq says of a URL may hold the password
+
+
+def _check_server(connection: Connection, server: Server) -> None:
+    if connection.info.server_version < OLDEST_SERVER:
+        raise StoreError(f"the server of {server} is too old: {connection.info.server_version // 10000}",
+                         hint="PostgreSQL 12 or newer is needed")  # fmt: skip
+    if connection.info.parameter_status("server_encoding") != "UTF8":
+        raise StoreError(f"the database of {server} is not in UTF-8",
+                         hint="createdb --encoding=UTF8 --template=template0 tokenmill")  # fmt: skip
+
+
+def _version(connection: Connection, server: Server) -> int | None:
+    """The version of the store, None where there is none; refuses what is not ours to touch."""
+    found = [name for (name,) in _ask(connection, "tables").fetchall()]
+    if not found:
+        return None
+    if "tokenmill" not in found:
+        said, own = f"{server} has tables of another program", "?options=-csearch_path%3Dtokenmill"
+        raise StoreError(said, hint=f"give tokenmill a database of its own, or a schema: {own}")
+    version = max(int(number) for (number,) in _ask(connection, "version").fetchall())
+    if version > VERSION:
+        raise StoreError(
+            f"{server} was written by a newer tokenmill: the store's version is {version}, {VERSION} is known here",
+            hint="use that tokenmill, or another database",
+        )
+    return version
+
+
+def _look_into(connection: Connection, server: Server) -> None:
+    if _version(connection, server) is None:
+        raise StoreError(f"there are no batches in {server}", hint="tokenmill run starts one")
+
+
+def _bring_up(connection: Connection, server: Server) -> None:
+    """Create the tables where there are none; of several that come at once, one does."""
+    if _version(connection, server) is not None:
+        return
+    with connection.transaction():
+        _ask(connection, "set_up_turn", key=_SET_UP)
+        if _version(connection, server) is None:
+            if _ask(connection, "schema_there").fetchone() == (None,):
+                raise StoreError(f"{server} names no schema that is there", hint="create it: CREATE SCHEMA tokenmill")
+            connection.execute(postgres_schema())
+
+
+def _ask(connection: Connection, name: str, **values: Any) -> Cursor:
+    return connection.execute(postgres_queries()[name], values)

@@ -1,0 +1,67 @@
+"""What can go wrong with a store on PostgreSQL, in words; the driver's errors are mapped here once.
+
+No message shows a password: the server and libpq quote what they were given, so what they say is searched for it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import errors
+
+from tokenmill.errors import StoreError, StoreFull, StoreInUse
+from tokenmill.jobs.address import Server
+
+_GO_ON = "everything that was acknowledged is kept, and the same command goes on from there"
+
+
+class Conflict(StoreError):
+    """Two transactions were in each other's way, and this one was undone: done again, it goes through."""
+
+
+class Lost(StoreError):
+    """The connection is gone, and what was not acknowledged may be lost with it or not."""
+
+
+class Taken(StoreInUse):
+    """A row with this key is there already."""
+
+
+_CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ...] = (
+    ((errors.DeadlockDetected, errors.SerializationFailure), Conflict, "the same command goes on from there"),
+    ((errors.UniqueViolation,), Taken, "another process stores the same; the same command finds it"),
+    ((errors.InsufficientPrivilege,), StoreError, "the user needs to create and change tables in the schema"),
+    ((errors.ReadOnlySqlTransaction,), StoreError, "name the primary server, not a standby, and one that may write"),
+)
+
+
+@contextmanager
+def told(server: Server, connection: "psycopg.Connection[tuple[object, ...]] | None" = None) -> Iterator[None]:
+    """The driver's errors as ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise mapped(error, server, connected=connection is not None and not connection.closed) from error
+
+
+def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreError:
+    """An error in our words."""
+    words = server.unsaid(" ".join(str(error).split()))
+    if not connected or isinstance(error, errors.OperatorIntervention | errors.ConnectionException):
+        return Lost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
+    if isinstance(error, errors.DiskFull | errors.OutOfMemory):
+        return StoreFull(f"no room is left on the server of {server}", hint=f"free some space: {_GO_ON}")
+    for causes, kind, hint in _CAUSES:
+        if isinstance(error, causes):
+            return kind(f"{server}: {words}", hint=hint)
+    return StoreError(f"{server}: {words}", hint="this is a bug; please report it")
+
+
+def unreachable(server: Server, error: psycopg.Error) -> StoreError:
+    """No connection could be made."""
+    if isinstance(error, psycopg.ProgrammingError):  # its words quote pieces of the URL, whichever it took for what
+        return StoreError(f"{server} is no URL that can be connected to",
+                          hint="postgresql://user@host:5432/database; what is special is written as %XX")  # fmt: skip
+    words = server.unsaid(" ".join(str(error).split())).removeprefix("connection failed: ")
+    return Lost(f"cannot connect to {server}: {words}",
+                hint="check the URL, that the server runs, and whether it lets this host and user in")  # fmt: skip

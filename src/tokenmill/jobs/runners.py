@@ -1,0 +1,121 @@
+"""Who works with a store: one process alone, or one of several runners (`leases`)."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tokenmill.jobs.database import Database
+from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.tables import Tables
+
+if TYPE_CHECKING:
+    from tokenmill.jobs.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """One of those that work, as others see it."""
+
+    id: int
+    host: str
+    pid: int
+    age_s: float
+    seen_s: float  # ago
+    alive: bool  # its lease holds
+    running: int  # jobs
+
+
+class Standing(Protocol):
+    """How a process that works stands to others. Called inside a transaction where it says so."""
+
+    id: int | None
+
+    def recover(self) -> None:
+        """At the beginning: what nobody works on any more is pending again."""
+
+    def tend(self) -> None:
+        """From time to time: this process lives; others may not. Within no transaction."""
+
+    def stand(self) -> None:
+        """This process is one of those that work, whatever others took it for. Inside."""
+
+    def busy(self, identity: bytes) -> bool:
+        """Whether another works on an equal job; if not, nobody else begins one before the transaction ends. Inside."""
+
+    def with_others(self, jobs: Collection[int]) -> set[int]:
+        """Which of these jobs are another's by now. Inside."""
+
+    def cancelled(self, jobs: Collection[int]) -> set[int]:
+        """Batches that were cancelled with some of these jobs at work here."""
+
+    def take_up(self, batch: int) -> None:
+        """This process stores the lines of a batch; StoreInUse: another does. Inside."""
+
+    def claim_output(self, batch: int) -> bool:
+        """Whether this process may write the output of a batch: one may."""
+
+    def portion(self, store: "Store", lanes: int) -> Portion | None:
+        """What of the pending jobs a worker here should take; None: all."""
+
+    def leave(self) -> None:
+        """At the end: nothing is at work here any more."""
+
+
+class Alone:
+    """The one process that works; the database's lock sees to that."""
+
+    id: int | None = None
+
+    def __init__(self, database: Tables) -> None:
+        self._database = database
+
+    def recover(self) -> None:
+        """What ran when the process before ended did not finish."""
+        with self._database.writing(durable=False):
+            self._database.run("recover")
+
+    def tend(self) -> None:
+        """Nobody asks."""
+
+    def stand(self) -> None:
+        """It is the only one."""
+
+    def busy(self, identity: bytes) -> bool:
+        """There is no other."""
+        del identity
+        return False
+
+    def with_others(self, jobs: Collection[int]) -> set[int]:
+        """None are."""
+        del jobs
+        return set()
+
+    def cancelled(self, jobs: Collection[int]) -> set[int]:
+        """Whoever wants that asks."""
+        del jobs
+        return set()
+
+    def take_up(self, batch: int) -> None:
+        """No other can."""
+
+    def claim_output(self, batch: int) -> bool:
+        """No other writes."""
+        del batch
+        return True
+
+    def portion(self, store: "Store", lanes: int) -> Portion | None:
+        """All of them."""
+        del store, lanes
+        return None
+
+    def leave(self) -> None:
+        """The next opening finds what ran."""
+
+
+def standing(database: Tables, at_work: Callable[[], Collection[int]]) -> Standing:
+    """How whoever opened a database to work stands to others; `at_work` says which jobs run here."""
+    if isinstance(database, Database):
+        return Alone(database)
+    from tokenmill.jobs.leases import leased  # noqa: PLC0415  its driver is an extra
+
+    return leased(database, at_work)

@@ -1,0 +1,188 @@
+-- What PostgreSQL says otherwise than queries.sql, by the same names, and what only several runners need.
+-- LOCKS: locks of this store are told from those of others in the database by the number of its table of batches.
+
+-- name: tables
+SELECT tablename FROM pg_tables
+WHERE schemaname = current_schema() AND tablename IN ('tokenmill', 'batches', 'jobs', 'blocks', 'answers', 'counts');
+
+-- name: version
+SELECT version FROM tokenmill;
+
+-- name: schema_there
+SELECT current_schema();
+
+-- name: set_up_turn
+SELECT pg_advisory_xact_lock(:key);
+
+-- name: coming
+CREATE TEMPORARY TABLE coming (
+    state BIGINT, custom_id TEXT, identity BYTEA, place BYTEA, rank BIGINT, prompt_bytes BIGINT, max_tokens BIGINT,
+    deadline_s DOUBLE PRECISION, code TEXT, message TEXT, id BIGINT
+) ON COMMIT DELETE ROWS;
+
+-- name: add_job_rows
+COPY coming FROM STDIN (FORMAT BINARY);
+
+-- name: add_job
+INSERT INTO jobs (id, batch, state, custom_id, identity, place, rank, prompt_bytes, max_tokens, deadline_s, code, message,
+                  answer)
+SELECT coming.id, coming.id >> 32, CASE WHEN answers.id IS NULL THEN state ELSE 2 END, custom_id, coming.identity, place,
+       rank, prompt_bytes, max_tokens, deadline_s, code, message, answers.id
+FROM coming LEFT JOIN answers ON answers.identity = coming.identity ORDER BY coming.id
+ON CONFLICT (batch, custom_id) DO NOTHING;
+
+-- name: count_added
+INSERT INTO counts (batch, state, jobs) VALUES (:batch, :state, :jobs);
+
+-- name: counts
+SELECT state, sum(jobs)::bigint FROM counts WHERE batch = :batch GROUP BY state ORDER BY state;
+
+-- name: count_reused
+INSERT INTO totals (batch, reused) VALUES (:batch, :jobs);
+
+-- name: add_totals
+INSERT INTO totals (batch, computed, prompt_tokens, cached_tokens, completion_tokens, engine_s)
+VALUES (:batch, :computed, :prompt_tokens, :cached_tokens, :completion_tokens, :engine_s);
+
+-- name: batches
+SELECT id, name, key, created_s, sealed_s, cancelled_s, asked_s, source, model_id, output, errors, reuse, priority, deadline_s,
+       defaults, lines, coalesce(computed, 0), coalesce(reused, 0), coalesce(prompt_tokens, 0), coalesce(cached_tokens, 0),
+       coalesce(completion_tokens, 0), coalesce(engine_s, 0)
+FROM batches LEFT JOIN (
+    SELECT batch, sum(computed)::bigint AS computed, sum(reused)::bigint AS reused,
+           sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
+           sum(completion_tokens)::bigint AS completion_tokens, sum(engine_s) AS engine_s
+    FROM totals GROUP BY batch) AS spent ON spent.batch = id
+ORDER BY id;
+
+-- name: batch
+SELECT id, name, key, created_s, sealed_s, cancelled_s, asked_s, source, model_id, output, errors, reuse, priority, deadline_s,
+       defaults, lines, coalesce(computed, 0), coalesce(reused, 0), coalesce(prompt_tokens, 0), coalesce(cached_tokens, 0),
+       coalesce(completion_tokens, 0), coalesce(engine_s, 0)
+FROM batches, (
+    SELECT sum(computed)::bigint AS computed, sum(reused)::bigint AS reused,
+           sum(prompt_tokens)::bigint AS prompt_tokens, sum(cached_tokens)::bigint AS cached_tokens,
+           sum(completion_tokens)::bigint AS completion_tokens, sum(engine_s) AS engine_s
+    FROM totals WHERE batch = :batch) AS spent
+WHERE id = :batch;
+
+-- name: take
+SELECT id, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths
+FROM jobs WHERE id = :job AND state = 0 FOR UPDATE SKIP LOCKED;
+
+-- name: start
+UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL, runner = :runner WHERE id = :job AND state = 0;
+
+-- name: doomed
+SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN (SELECT id FROM runners);
+
+-- name: forget_counts
+WITH gone AS (DELETE FROM totals WHERE batch = :batch) DELETE FROM counts WHERE batch = :batch;
+
+-- name: fold_counts
+WITH gone AS (DELETE FROM counts RETURNING batch, state, jobs)
+INSERT INTO counts SELECT batch, state, sum(jobs) FROM gone GROUP BY batch, state;
+
+-- name: fold_totals
+WITH gone AS (DELETE FROM totals RETURNING *)
+INSERT INTO totals SELECT batch, sum(computed), sum(reused), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),
+                          sum(engine_s)
+FROM gone GROUP BY batch;
+
+-- name: add_runner
+INSERT INTO runners (host, kernel, pid, ticks, lease_until)
+VALUES (:host, :kernel, :pid, :ticks, clock_timestamp() + :lease_s * interval '1 second')
+RETURNING id;
+
+-- name: renew
+INSERT INTO runners (id, host, kernel, pid, ticks, lease_until)
+VALUES (:runner, :host, :kernel, :pid, :ticks, clock_timestamp() + :lease_s * interval '1 second')
+ON CONFLICT (id) DO UPDATE SET seen = clock_timestamp(), lease_until = excluded.lease_until;
+
+-- name: runners
+SELECT id, host, pid, extract(epoch FROM clock_timestamp() - started)::float8,
+       extract(epoch FROM clock_timestamp() - seen)::float8, lease_until > clock_timestamp(),
+       (SELECT count(*) FROM jobs WHERE state = 1 AND runner = runners.id)
+FROM runners ORDER BY id;
+
+-- name: runners_here
+SELECT id, pid, ticks FROM runners WHERE kernel = :kernel;
+
+-- name: drop_runner
+DELETE FROM runners WHERE id = :runner;
+
+-- name: drop_expired
+DELETE FROM runners WHERE id IN (SELECT id FROM runners WHERE lease_until < clock_timestamp() FOR UPDATE SKIP LOCKED);
+
+-- name: lost
+UPDATE jobs SET lost = lost + 1, deaths = deaths + CASE WHEN lost > 0 THEN 1 ELSE 0 END, code = :code, message = :message,
+       state = CASE WHEN lost > 0 AND deaths + 1 >= :most THEN 5 ELSE 0 END
+WHERE state = 1 AND (runner IS NULL OR NOT EXISTS (SELECT 1 FROM runners WHERE runners.id = jobs.runner));
+
+-- name: hand_back
+UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END
+WHERE state = 1 AND runner = :runner AND NOT id = ANY (:kept);
+
+-- name: with_others
+SELECT id FROM jobs WHERE id = ANY (:jobs) AND state = 1 AND runner <> :runner;
+
+-- name: cancelled_of
+SELECT DISTINCT batch FROM jobs WHERE id = ANY (:jobs) AND state = 4;
+
+-- name: claim_identity
+SELECT pg_try_advisory_xact_lock(:key);
+
+-- name: at_work
+SELECT 1 FROM jobs WHERE identity = :identity AND state = 1;
+
+-- name: take_up
+UPDATE batches SET reader = :runner
+WHERE id = :batch AND (reader IS NULL OR reader = :runner OR reader NOT IN (SELECT id FROM runners));
+
+-- name: reader_of
+SELECT host, pid FROM runners JOIN batches ON reader = runners.id WHERE batches.id = :batch;
+
+-- name: claim
+SELECT pg_try_advisory_lock('batches'::regclass::oid::int, :key);
+
+-- name: unclaim
+SELECT pg_advisory_unlock_all();
+
+-- name: try_turn
+SELECT pg_try_advisory_xact_lock('batches'::regclass::oid::int, :key);
+
+-- name: turn
+SELECT pg_advisory_xact_lock('batches'::regclass::oid::int, :key);
+
+-- name: sign
+UPDATE runners SET lanes = :lanes, jobs = :jobs, jobs_s = :jobs_s, behind = :behind WHERE id = :runner;
+
+-- name: owe
+UPDATE runners SET jobs = :jobs WHERE id = :runner;
+
+-- name: signed_in
+SELECT id, lanes, jobs, jobs_s, behind FROM runners WHERE lanes IS NOT NULL ORDER BY id;
+
+-- name: behind
+SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs WHERE id = :job;
+
+-- name: stretches
+SELECT id, runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id, jobs
+FROM stretches ORDER BY id;
+
+-- name: add_stretch
+INSERT INTO stretches (runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id,
+                       jobs)
+VALUES (:runner, :first_rank, :first_batch, :first_place, :first_id, :last_rank, :last_batch, :last_place, :last_id, :jobs)
+RETURNING id;
+
+-- name: shorten_stretch
+UPDATE stretches SET last_rank = :last_rank, last_batch = :last_batch, last_place = :last_place, last_id = :last_id,
+                     jobs = :jobs
+WHERE id = :stretch;
+
+-- name: drop_stretch
+DELETE FROM stretches WHERE id = :stretch;
+
+-- name: drop_stretches
+DELETE FROM stretches WHERE runner = :runner;

@@ -1,0 +1,74 @@
+"""What the jobs room asks of the database under it, SQLite or PostgreSQL: named queries, and transactions."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from tokenmill.jobs.address import Address
+
+Mode = Literal["work", "ask", "read"]
+"""A process that works; another that leaves it a word; any that look on."""
+
+T = TypeVar("T")
+
+
+class Rows(Protocol):
+    """What a query found or changed."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows that were changed."""
+
+    def fetchone(self) -> Any:
+        """The next row; None: there is none."""
+
+    def fetchall(self) -> list[Any]:
+        """All of them."""
+
+
+class Tables(Protocol):
+    """An open database."""
+
+    def run(self, name: str, /, **values: Any) -> Rows:
+        """Run a named query; inside `writing`, or reading."""
+
+    def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
+        """Run a named query for many rows; how many rows it changed."""
+
+    def all(self, name: str, /, **values: Any) -> list[Any]:
+        """All rows of a query that reads, at one moment."""
+
+    def one(self, name: str, /, **values: Any) -> Any:
+        """The first row of a query that reads; None: there is none."""
+
+    def writing(self, *, durable: bool) -> AbstractContextManager[None]:
+        """A transaction: committed at the end, undone by any exception. `durable`: on the disk when this returns."""
+
+    def whole(self, work: Callable[[], T]) -> T:
+        """Do what may be done again from its beginning: it is, where others came in between or a connection broke."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+def opened(address: Address, mode: Mode) -> Tables:
+    """The database of a store."""
+    if isinstance(address, Path):
+        from tokenmill.jobs.database import Database  # noqa: PLC0415  as below
+
+        return Database(address, mode)
+    from tokenmill.jobs.postgres import Postgres  # noqa: PLC0415  its driver is an extra
+
+    return Postgres(address, mode)
+
+
+def has_batches(address: Address) -> bool:
+    """Whether a store was ever begun there."""
+    if isinstance(address, Path):
+        from tokenmill.jobs.database import FILE  # noqa: PLC0415  as above
+
+        return (address / FILE).is_file()
+    from tokenmill.jobs.postgres import has_tables  # noqa: PLC0415  as above
+
+    return has_tables(address)

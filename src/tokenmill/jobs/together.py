@@ -1,0 +1,77 @@
+"""Several workers on the same batches, told as one: their snapshots and reports summed.
+
+Pure. What each of them is and why one is gone others know.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.job import Counts
+from tokenmill.jobs.misses import Misses
+from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
+
+
+def snapshot(
+    working: Mapping[str, Snapshot],
+    ended: Mapping[str, tuple[Snapshot | None, str | None]],
+    *,
+    elapsed_s: float,
+    counts: Counts,
+    failed: Failed | None,
+    output: str | None,
+) -> Snapshot:
+    """All as one; `ended` with what each had told last, and why it is gone where that was too early."""
+    every = [*working.values(), *(last for last, _ in ended.values() if last is not None)]
+    usable = [now for now in working.values() if now.engine is None]
+    down = [f"{name} {now.engine}" for name, now in working.items() if now.engine is not None]
+    away = [f"{name} is gone: {why}" for name, (_, why) in ended.items() if why is not None]
+    trouble = "; ".join([*down, *away]) or (None if every else "no engine has come yet")
+    says = [f"{name} {now.engine_says}" for name, now in working.items() if now.engine_says is not None]
+    return Snapshot(
+        elapsed_s, counts, _tokens(now.tokens for now in every), sum(now.prompt_tokens_live for now in every),
+        busy=sum(now.busy for now in working.values()), width=sum(now.width for now in working.values()),
+        retrying=sum(now.retrying for now in working.values()), eta_s=_eta_s(usable),
+        engine=None if usable else trouble,
+        engine_says="; ".join([*says, *down, *away]) or None if usable else None, failed=failed, output=output,
+    )  # fmt: skip
+
+
+def report(every: Sequence[Report], *, end: End, seconds: float, counts: Counts, notes: Sequence[str] = ()) -> Report:
+    """All as one. What the prompts cost at least is each worker's own sum: a head that two have counts twice."""
+    misses = Misses()
+    for each in every:
+        misses.include(each.misses)
+    busy_s = max((each.busy_s for each in every), default=0.0)
+    lanes = sum(each.lanes * each.busy_s for each in every) / busy_s if busy_s else 0.0
+    least = [each.least for each in every if each.least is not None]
+    told = len(least) == sum(each.answers > 0 for each in every)
+    heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
+    return Report(
+        end, seconds, busy_s, counts, sum(each.answers for each in every), _tokens(each.tokens for each in every),
+        _rates([each.rates for each in every]), lanes, misses,
+        Least(sum(one.tokens for one in least), exact=all(one.exact for one in least)) if least and told else None,
+        sum(each.deaths for each in every),
+        tuple(dict.fromkeys([*notes, *(note for each in every for note in each.notes)])),
+        sum(heads) if heads else None,
+    )  # fmt: skip
+
+
+def _tokens(every: Iterable[Tokens]) -> Tokens:
+    sums = [(each.prompt, each.cached, each.generated) for each in every]
+    return Tokens(*(sum(column) for column in zip(*sums, strict=True))) if sums else Tokens()
+
+
+def _rates(every: Sequence[Rates]) -> Rates:
+    """Speeds add up, as far as they are known."""
+    prefill = [each.prefill_tok_s for each in every if each.prefill_tok_s is not None]
+    decode = [each.decode_tok_s[-1][1] for each in every if each.decode_tok_s]
+    return Rates(sum(prefill) if prefill else None, ((1, sum(decode)),) if decode else ())
+
+
+def _eta_s(usable: Sequence[Snapshot]) -> float | None:
+    """Each reckons with doing all that is left by itself; together they are as fast as all of them."""
+    alone = [now.eta_s for now in usable if now.eta_s is not None]
+    if not alone:
+        return None
+    return 0.0 if min(alone) <= 0 else 1 / sum(1 / eta_s for eta_s in alone)

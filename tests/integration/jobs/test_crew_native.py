@@ -1,0 +1,91 @@
+"""Two real engines on one batch: no head is computed on both."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from support.crews import crewed, hand
+from support.jobs_store import submitted
+from support.native_engine import native, plan_for, run
+from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piece, Prompt, Request, Status
+from tokenmill.engine.native.engine import NativeEngine
+from tokenmill.errors import EngineDied
+from tokenmill.jobs.crew import CrewReport
+from tokenmill.jobs.store import Store
+from tokenmill.model import synth
+
+RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(20))
+HEADS, JOBS = 6, 4
+
+
+class Noting:
+    """A real engine of which every prompt is noted."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine: Engine = engine
+        self.died: asyncio.Future[EngineDied] = engine.died
+        self.prompts: list[str] = []
+
+    @property
+    def identity(self) -> Identity:
+        return self._engine.identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._engine.capabilities
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        assert isinstance(request.prompt, str)
+        self.prompts.append(request.prompt)
+        async for event in self._engine.stream(request):
+            yield event
+
+    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
+        return await self._engine.tokenize(prompt)
+
+    async def status(self) -> Status:
+        return await self._engine.status()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "moe.gguf"
+    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    return path
+
+
+def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) -> None:
+    engines: list[Noting] = []
+
+    async def work() -> CrewReport:
+        plan = plan_for(moe, context=2048, sequences=2)
+        async with AsyncExitStack() as stack:
+            for name in ("one", "two"):
+                started = await stack.enter_async_context(native(moe, tmp_path / name, plan=plan, name=name))
+                engines.append(Noting(started))
+            return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+
+    prompts = [f"Digest {number % HEADS}. {RULES} Question {number}:" for number in range(HEADS * JOBS)]
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", prompts, max_tokens=4, temperature=0)
+        report = run(work)
+        now = store.batch(batch.id)
+    assert now.finished
+    assert now.counts.done == now.totals.computed == report.whole.answers == HEADS * JOBS
+    lines = [json.loads(line) for line in (tmp_path / "jobs.out").read_text().splitlines()]
+    assert [line["custom_id"] for line in lines] == [f"{at}-{prompt}"[:500] for at, prompt in enumerate(prompts, 1)]
+    heads = [{prompt.partition(".")[0] for prompt in engine.prompts} for engine in engines]
+    assert not heads[0] & heads[1]
+    assert len(heads[0] | heads[1]) == HEADS
+    assert all(heads)
+    for each in report.hands:
+        assert each.report is not None
+        assert each.report.least is not None
+        assert each.report.least.tokens <= each.report.tokens.computed <= 1.05 * each.report.least.tokens

@@ -1,0 +1,125 @@
+"""Stretches among runners on one server: every head is one runner's, and what a runner had goes with it."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from support.jobs_store import answer, submitted
+from support.postgres import Cluster, asked
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.job import Batch, Waiting
+from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.store import Store
+
+HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    return postgres.fresh()
+
+
+@pytest.fixture
+def stores(server: Server) -> Iterator[tuple[Store, Store, Store]]:
+    with Store(server) as one, Store(server) as two, Store(server) as three:
+        yield one, two, three
+
+
+def batch_of(store: Store, folder: Path, *heads: int, name: str = "jobs", priority: int = 0) -> Batch:
+    prompts = [f"{name} {at}. {HEAD}Question {job}?" for at, jobs in enumerate(heads) for job in range(jobs)]
+    return submitted(store, folder / f"{name}.jsonl", prompts, {"priority": priority})
+
+
+def portion(store: Store, lanes: int = 2) -> Portion:
+    found = store.portion(lanes)
+    assert found is not None
+    return found
+
+
+def take(one: Portion, batch: Batch, *, again: bool = False) -> list[Waiting]:
+    return one.window([batch.id], again=again, limit=4096)
+
+
+def done(store: Store, rows: Sequence[Waiting]) -> None:
+    store.commit([answer(job.id) for job in store.start([row.id for row in rows]).running])
+
+
+def digests(rows: Sequence[Waiting]) -> set[bytes]:
+    return {row.place[: 4 * 8] for row in rows}  # 1 KiB
+
+
+def test_every_head_is_one_runners_and_every_job_is_given_out_once(
+    stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
+) -> None:
+    batch = batch_of(stores[0], tmp_path, *[4] * 9)
+    portions = [portion(store) for store in stores]
+    seen: list[list[Waiting]] = [[], [], []]
+    for turn in range(27):
+        seen[turn % 3] += take(portions[turn % 3], batch)
+        columns = ", ".join(f"{end}_{name}" for end in ("first", "last") for name in ("rank", "batch", "place", "id"))
+        ends = sorted((row[:4], row[4:]) for row in asked(server, f"SELECT {columns} FROM stretches"))
+        assert all(one[1] < other[0] for one, other in pairwise(ends))
+    every = [row.id for rows in seen for row in rows]
+    assert sorted(every) == sorted(row.id for row in stores[0].waiting([batch.id], limit=100))
+    assert sum(len(digests(rows)) for rows in seen) == 9
+    assert all(seen)
+    for index, rows in enumerate(seen):
+        portions[index].tend()
+        assert all(portions[index].has(row) for row in rows)
+        assert not any(portions[index - 1].has(row) for row in rows)
+
+
+def test_a_runner_without_work_takes_a_part_of_anothers(stores: tuple[Store, Store, Store], tmp_path: Path) -> None:
+    one, two, _ = stores
+    batch = batch_of(one, tmp_path, *[6] * 6)
+    first = portion(one)
+    rows = take(first, batch)
+    while more := take(first, batch):
+        rows += more
+    assert len(rows) == 36
+    second = portion(two)
+    taken = take(second, batch, again=True)
+    assert taken
+    first.tend()
+    assert not any(first.has(row) for row in taken)
+    kept = [row for row in rows if row not in taken]
+    assert digests(kept).isdisjoint(digests(taken))
+    assert take(first, batch, again=True) == kept
+
+
+def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
+    stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
+) -> None:
+    one, two, three = stores
+    batch = batch_of(one, tmp_path, *[4] * 4)
+    leaves, lost, stays = portion(one), portion(two), portion(three)
+    first, second = take(leaves, batch), take(lost, batch)
+    assert first
+    assert second
+    leaves.close()
+    asked(server, "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
+                  "WHERE id = ?", two._standing.id)  # fmt: skip
+    Store(server).close()
+    found: list[Waiting] = []
+    while more := take(stays, batch, again=True):
+        found += more
+        done(three, more)
+    assert len(found) == 16
+    # Whoever was taken for lost and is not asks again, and is one of them again.
+    later = batch_of(one, tmp_path, 4, name="later")
+    two._standing.tend()
+    assert take(lost, later, again=True)
+    assert take(leaves, later, again=True) == []  # a call that was on its way
+
+
+def test_a_batch_of_higher_priority_is_next(stores: tuple[Store, Store, Store], tmp_path: Path) -> None:
+    one, two, _ = stores
+    batch = batch_of(one, tmp_path, 4, 4)
+    mine = portion(one)
+    assert take(mine, batch)
+    urgent = batch_of(two, tmp_path, 4, name="urgent", priority=5)
+    theirs = portion(two)
+    rows = theirs.window([batch.id, urgent.id], again=True, limit=4096)
+    assert {row.id >> 32 for row in rows} == {urgent.id}

@@ -1,0 +1,32 @@
+"""What a plan for llama-server's slots says is what llama.cpp projects for as many caches apart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tokenmill.engine.verify import request, verify
+from tokenmill.hardware.catalog import find
+from tokenmill.model import ghost, synth
+from tokenmill.model.read import read
+from tokenmill.plan.goal import Goal
+from tokenmill.plan.make import make
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    synth.write("moe", synth.sizes("moe", {}), folder / "moe.gguf")
+    ghost.write("gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf")  # sliding windows: a cache of their own in each slot
+    return {"moe": folder / "moe.gguf", "windows": folder / "windows.gguf"}
+
+
+@pytest.mark.parametrize("name", ["moe", "windows"])
+@pytest.mark.parametrize("sequences", [1, 8, 32])
+def test_slots_take_what_the_ledger_says(models: dict[str, Path], name: str, sequences: int) -> None:
+    goal = Goal(context=1024, sequences=sequences, cpu_only=True, ubatch=512)
+    for asked, together in ((goal, sequences == 1), (replace(goal, unified=True), True)):
+        plan = make(find("epyc-9175f"), read(models[name]), asked)
+        assert request(plan).contexts[0].unified is together
+        found = {row.item: row.difference for row in verify(plan, models[name]).rows}
+        assert (found["kv"], found["compute"]) == pytest.approx((0, 0), abs=1e-3)

@@ -1,0 +1,21 @@
+"""Pending jobs as the store gives them out, made from the sizes of their heads."""
+
+from collections.abc import Sequence
+
+from tokenmill.jobs.identity import ENDS
+from tokenmill.jobs.job import Waiting, job_id
+
+OWN_BYTES = 40  # of each prompt, behind its head
+
+
+def rows_of(groups: Sequence[tuple[int, int]], *, common: int = 0, batch: int = 1, rank: int = 0) -> list[Waiting]:
+    """So many jobs with a head of so many bytes, for each group, in order; all heads begin with `common` bytes."""
+    rows = list[Waiting]()
+    for number, (jobs, size) in enumerate(groups, 1):
+        same = ENDS.index(min(common, size))
+        head = [0] * same + [number << 16] * (ENDS.index(size) - same)
+        for job in range(1, jobs + 1):
+            keys = [*head, number << 16 | job]
+            place = b"".join(key.to_bytes(4, "big") for key in keys) + b"end"
+            rows.append(Waiting(job_id(batch, len(rows) + 1), rank, place, size + OWN_BYTES, None, None, 0, 0))
+    return rows

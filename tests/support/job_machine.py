@@ -1,0 +1,96 @@
+"""A store that anything is done to in any order, wherever it is."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+
+from support.jobs_store import Clock, answer, submitted
+from support.postgres import past
+from tokenmill.jobs.address import Address
+from tokenmill.jobs.job import Failure
+from tokenmill.jobs.store import Store
+
+BROKE = Failure("engine_died", "the engine died")
+
+
+class Jobs(RuleBasedStateMachine):
+    """Anything in any order: counts are what COUNT says, and an answer never changes."""
+
+    jobs = Bundle("jobs")
+
+    @initialize(target=jobs)
+    def begin(self) -> object:
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name)
+        self.clock = Clock()
+        self.address = self.new_address()
+        self.store = Store(self.address, clock=self.clock)
+        self.answers: dict[bytes, bytes] = {}
+        self.files = 0
+        return self._submit(["a", "b", "a"])
+
+    def new_address(self) -> Address:
+        return self.path / "s"
+
+    def _submit(self, prompts: list[str]) -> int:
+        self.files += 1
+        batch = submitted(self.store, self.path / f"j{self.files}", prompts)
+        return batch.id << 32 | 1
+
+    @rule(target=jobs, prompts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=4))
+    def submit_more(self, prompts: list[str]) -> object:
+        return self._submit(prompts)
+
+    @rule(job=jobs, offset=st.integers(0, 3))
+    def start(self, job: int, offset: int) -> None:
+        self.store.start([job + offset, job])
+
+    @rule(job=jobs, text=st.text(max_size=3))
+    def commit(self, job: int, text: str) -> None:
+        self.store.commit([answer(job, text), answer(job + 1, text)])
+
+    @rule(job=jobs, final=st.booleans())
+    def fail(self, job: int, final: bool) -> None:
+        self.store.fail(job, BROKE, retry_at_s=None if final else self.clock.now_s)
+
+    @rule(job=jobs)
+    def die(self, job: int) -> None:
+        self.store.died([job], BROKE, retry_at_s=self.clock.now_s)
+
+    @rule(job=jobs)
+    def release(self, job: int) -> None:
+        self.store.release([job])
+
+    @rule(job=jobs)
+    def cancel(self, job: int) -> None:
+        self.store.cancel(job >> 32)
+
+    @rule(job=jobs, cancelled=st.booleans())
+    def retry(self, job: int, cancelled: bool) -> None:
+        self.store.retry(job >> 32, cancelled=cancelled)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = Store(self.address, clock=self.clock)
+        assert all(batch.counts.running == 0 for batch in self.store.batches())
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        with past(self.address) as ask:
+            counted = ask("SELECT batch, state, count(*) FROM jobs GROUP BY batch, state")
+            kept = ask("SELECT batch, state, sum(jobs) FROM counts GROUP BY batch, state")
+            answers = dict[bytes, bytes](ask("SELECT identity, body FROM answers"))
+            (dangling,) = ask("SELECT count(*) FROM jobs WHERE (state = 2) <> (answer IS NOT NULL)")
+        assert sorted(counted) == sorted(row for row in kept if row[2])
+        assert self.answers.items() <= answers.items()
+        assert dangling == (0,)
+        for batch in self.store.batches():
+            assert batch.totals.computed + batch.totals.reused == batch.counts.done
+        self.answers = answers
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()

@@ -1,0 +1,61 @@
+"""A runner as a process of its own, with an engine that only counts.
+
+    runner_process.py STORE LANES
+
+Every line on stdout says what happened: `ready` when the store is open; `began` when an answer is begun, with the
+number of words that had to be computed, and the first and the last word of the prompt; `done` with the number of answers. No answer ends before a line comes on stdin. A
+prompt with `poison` in it ends the process as the kernel would, when what was answered before is stored.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+
+from support.prefix_engine import PrefixEngine
+from tokenmill.engine.engine import Answer, Piece, Request
+from tokenmill.jobs.address import address_of
+from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.worker import Options, work
+
+
+class Told(PrefixEngine):
+    """An engine that says what it does, and ends nothing before it may."""
+
+    def __init__(self, lanes: int, running: Callable[[], int]) -> None:
+        super().__init__(lanes=lanes, context=100_000)
+        self._running = running
+        self.may_end = asyncio.Event()
+        self._prompt = ""
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        self._prompt = str(request.prompt)
+        async for piece in super().stream(request):
+            yield piece
+
+    async def work(self, computed: int) -> None:
+        words = self._prompt.split()
+        print("began", computed, words[0], words[-1], flush=True)  # short: nobody may be reading
+        if "poison" in words:
+            while await asyncio.to_thread(self._running) > self.at_once:  # an answer is being stored
+                await asyncio.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        await self.may_end.wait()
+
+
+async def main(store: Store, lanes: int) -> None:
+    engine = Told(lanes, lambda: sum(batch.counts.running for batch in store.batches()))
+    asyncio.get_running_loop().add_reader(sys.stdin, engine.may_end.set)
+    batches = [batch for batch in store.batches() if not batch.finished]
+    shape = shape_of(engine.capabilities, engine.identity)
+    report = await work(store, batches, engine, shape, options=Options(tick_s=0.1), portion=store.portion(shape.width))
+    asyncio.get_running_loop().remove_reader(sys.stdin)
+    print("done", report.answers, flush=True)
+
+
+if __name__ == "__main__":
+    with Store(address_of(sys.argv[1])) as opened:
+        print("ready", flush=True)
+        asyncio.run(main(opened, int(sys.argv[2])))

@@ -1,0 +1,48 @@
+"""Where a store is, and what of it may be read."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import UsageError
+from tokenmill.jobs.address import Server, address_of
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("postgresql://mill@host/batches", "postgresql://mill@host/batches"),
+    ("postgresql://host/batches", "postgresql://host/batches"),
+    ("postgresql:///batches", "postgresql:///batches"),
+    ("postgres://mill:word@host:5433/batches", "postgres://mill:***@host:5433/batches"),
+    ("postgresql://mill:@host/b", "postgresql://mill:***@host/b"),
+    ("postgresql://mill:w%40rd@host/b?sslmode=require", "postgresql://mill:***@host/b?sslmode=require"),
+    ("postgresql://mill:w@rd@host/b", "postgresql://mill:***@host/b"),
+    ("postgresql://host/b?user=mill&password=word", "postgresql://host/b?user=mill&password=***"),
+    ("postgresql://host/b?sslpassword=word&host=/tmp", "postgresql://host/b?sslpassword=***&host=/tmp"),
+])  # fmt: skip
+def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
+    found = address_of(text)
+    assert isinstance(found, Server)
+    assert found.url == text
+    assert str(found) == f"{found}" == shown
+    assert repr(found) == f"Server('{shown}')"
+    if "***" in shown:
+        assert "word" not in repr([found]).replace("password", "")
+
+
+@pytest.mark.parametrize("text", ["postgresql://m:w%40rd@host/b", "postgresql://m@host/b?password=w%40rd"])
+def test_words_about_it_do_not_say_the_password(text: str) -> None:
+    server = Server(text)
+    for said in ("w@rd", "w%40rd"):
+        assert server.unsaid(f"cannot use {said}: refused") == "cannot use ***: refused"
+
+
+def test_a_folder_is_a_folder() -> None:
+    assert address_of("batches/here") == Path("batches/here")
+
+
+@pytest.mark.parametrize("text", ["mysql://host/b", "postgresql://m:word@host:port/b"])
+def test_what_no_store_can_be_at(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        address_of(text)
+    assert "postgresql://" in (caught.value.hint or "")
+    assert "word" not in caught.value.message

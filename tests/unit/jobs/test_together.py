@@ -1,0 +1,94 @@
+"""Several workers told as one."""
+
+import pytest
+
+from tokenmill.jobs import together
+from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.job import Counts
+from tokenmill.jobs.misses import Miss, Misses
+from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.progress import Least, Report, Snapshot
+
+COUNTS = Counts(pending=10, done=5)
+NO_RATES = Rates()
+
+
+def now(
+    generated: int = 8, *, eta_s: float | None = None, engine: str | None = None, says: str | None = None
+) -> Snapshot:
+    tokens = Tokens(100, 40, generated)
+    return Snapshot(9.0, Counts(), tokens, 70, 3, 4, 1, eta_s, engine, says, None, None)
+
+
+def told(working: dict[str, Snapshot], ended: dict[str, tuple[Snapshot | None, str | None]] | None = None) -> Snapshot:
+    return together.snapshot(working, ended or {}, elapsed_s=3.0, counts=COUNTS, failed=None, output=None)
+
+
+def test_snapshots_add_up_and_counts_are_of_the_batches() -> None:
+    both = told({"a": now(), "b": now(16)})
+    assert (both.elapsed_s, both.counts) == (3.0, COUNTS)
+    assert (both.tokens, both.prompt_tokens_live) == (Tokens(200, 80, 24), 140)
+    assert (both.busy, both.width, both.retrying) == (6, 8, 2)
+
+
+def test_what_one_did_that_is_gone_still_counts_but_not_its_lanes() -> None:
+    one = told({"a": now()}, {"b": (now(16), "killed"), "c": (now(1), None), "d": (None, "never spoke")})
+    assert one.tokens.generated == 25
+    assert (one.busy, one.width) == (3, 4)
+    assert one.engine is None
+    assert one.engine_says == "b is gone: killed; d is gone: never spoke"
+
+
+@pytest.mark.parametrize(
+    ("etas", "expected"),
+    [([None], None), ([60.0], 60.0), ([60.0, 60.0], 30.0), ([60.0, 30.0], 20.0), ([60.0, None], 60.0), ([0.0, 5.0], 0.0)],
+)  # fmt: skip
+def test_together_they_are_as_fast_as_all_of_them(etas: list[float | None], expected: float | None) -> None:
+    assert told({str(at): now(eta_s=eta_s) for at, eta_s in enumerate(etas)}).eta_s == expected
+
+
+def test_nothing_can_be_used_only_when_no_engine_can() -> None:
+    assert told({}).engine == "no engine has come yet"
+    assert told({"a": now(engine="died")}).engine == "a died"
+    assert told({"a": now(engine="died")}, {"b": (None, "killed")}).engine == "a died; b is gone: killed"
+    some = told({"a": now(engine="died"), "b": now(says="is silent")})
+    assert (some.engine, some.engine_says) == (None, "b is silent; a died")
+    assert told({}, {"a": (now(), None)}).engine is None
+
+
+def report(answers: int, *, least: Least | None, rates: Rates = NO_RATES, head_tok_s: float | None = None) -> Report:
+    misses = Misses()
+    misses.add(Miss(1, "evicted", "dropped", 50, 20))
+    return Report(
+        "finished", 9.0, 4.0, Counts(), answers, Tokens(10, 4, 2), rates, 2.0, misses, least, 1, ("a note",), head_tok_s
+    )
+
+
+def summed(*every: Report) -> Report:
+    return together.report(every, end="finished", seconds=5.0, counts=COUNTS, notes=["first"])
+
+
+def test_reports_add_up() -> None:
+    rates = Rates(100.0, ((1, 20.0),))
+    whole = summed(
+        report(2, least=Least(7, exact=True), rates=rates), report(3, least=Least(8, exact=False), rates=rates)
+    )
+    assert (whole.end, whole.seconds, whole.busy_s, whole.counts) == ("finished", 5.0, 4.0, COUNTS)
+    assert (whole.answers, whole.tokens, whole.deaths, whole.lanes) == (5, Tokens(20, 8, 4), 2, 4.0)
+    assert whole.rates == Rates(200.0, ((1, 40.0),))
+    assert whole.least == Least(15, exact=False)
+    assert whole.notes == ("first", "a note")
+    assert (whole.misses.lost_tokens, whole.misses.by_cost()[0].jobs) == (60, 2)
+    assert whole.head_tok_s is None
+
+
+def test_what_one_does_not_know_all_do_not() -> None:
+    known = report(2, least=Least(7, exact=True), head_tok_s=10.0)
+    assert summed(known, report(2, least=None)).least is None
+    assert summed(known, report(0, least=None)).least == Least(7, exact=True)
+    assert summed(known, report(2, least=None)).head_tok_s == 10.0
+
+
+def test_nobody_did_nothing() -> None:
+    whole = summed()
+    assert (whole.answers, whole.busy_s, whole.lanes, whole.least, whole.rates) == (0, 0.0, 0.0, None, Rates())

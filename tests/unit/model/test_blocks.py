@@ -1,0 +1,19 @@
+"""Tensor and file types that are written down here are those of the `gguf` package that is installed."""
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
+
+from tokenmill.model.blocks import BY_NUMBER
+from tokenmill.model.describe import FILE_TYPES
+
+
+def test_mainline_types_are_those_of_the_package() -> None:
+    known = {
+        number: (kind.name, kind.block, kind.block_bytes, kind.row_bytes)
+        for number, kind in BY_NUMBER.items()
+        if not kind.ik
+    }
+    assert known == {int(kind): (kind.name, *GGML_QUANT_SIZES[kind], 0) for kind in GGMLQuantizationType}
+
+
+def test_file_types_are_those_of_the_package() -> None:
+    assert {int(kind): kind.name.removeprefix("MOSTLY_") for kind in LlamaFileType} == FILE_TYPES
