@@ -5,8 +5,8 @@
 Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, model, threads, context and micro-batch in
 all of them, greedy, the same lengths of answers. Every round runs every way once, in turn, on texts of its own. Medians
 and their ratios are printed with the prompt tokens computed against the least that the forest of prompts allows. The
-native engine's width is the one that `jobs/width.py` measures at the beginning; what that took is told. Exits 1 when a
-goal is missed. Writes results/batch.json.
+native engine's width is the one that `jobs/width.py` measures for each load before its first round, as `tokenmill run`
+does; what that took is told. Exits 1 when a goal is missed. Writes results/batch.json.
 """
 
 import argparse
@@ -64,6 +64,8 @@ class Load:
     jobs: int
     least_tokens: list[int] = field(default_factory=list)  # of prompts, by round
     prompt_tokens: list[int] = field(default_factory=list)
+    width: Width = field(default_factory=lambda: Width(NATIVE_LANES, "as it is"))  # of the native engine
+    calibration_s: float = 0.0
     passes: dict[str, list[Pass]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def jobs_min(self, way: str) -> float:
@@ -100,15 +102,18 @@ def model_file(name: str, folder: Path) -> Path:
     return path
 
 
-async def calibrate(native: NativeEngine, size: Size, folder: Path, given: int | None) -> tuple[Width, float]:
-    """The width by measurement, on texts of no round, and what it took."""
+async def calibrate(native: NativeEngine, load: Load, size: Size, folder: Path, given: int | None) -> None:
+    """The width for a load by measurement, on texts of no round, and what it took."""
     if given is not None:
-        return Width(given, "as given"), 0.0
-    lines = write(folder / "calibration.jsonl", "one digest", size, "calibration")
+        load.width = Width(given, "as given")
+        return
+    lines = write(folder / f"{load.name.replace(' ', '-')}-calibration.jsonl", load.name, size, "calibration")
     requests = [call_of(json.dumps(line)).request("batch") for line in lines[:NATIVE_LANES]]
+    await native.set_context(streams=False)
     began = time.perf_counter()
-    width = await measure(native, requests, NATIVE_LANES)
-    return width, time.perf_counter() - began
+    load.width = await measure(native, requests, NATIVE_LANES)
+    load.calibration_s = time.perf_counter() - began
+    print(f"{load.name}: {load.width.value} at once, {load.width.reason} ({load.calibration_s:.1f} s)", file=sys.stderr)
 
 
 async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, order: Sequence[str]) -> None:
@@ -119,6 +124,7 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, or
     load.jobs = len(lines)
     load.least_tokens.append(minimum(prompts))
     load.prompt_tokens.append(sum(map(len, prompts)))
+    ways.width = load.width.value
     await fresh(ways)
     for way in order:
         done = await run(way, ways, path, lines)
@@ -138,22 +144,20 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     async with up(path, folder / name, asked.threads, asked.pinned) as ways:
         some = " ".join(WORDS)
         size = replace(size, words_per_token=len(WORDS) / len(await ways.native.tokenize(some)))
-        width, took_s = await calibrate(ways.native, size, folder, asked.width)
-        ways.width = width.value
-        print(f"{name}: {width.value} at once, {width.reason} ({took_s:.1f} s)", file=sys.stderr)
         loads = [Load(each, size.jobs) for each in asked.loads]
         texts = folder / f"{name}-texts"
         texts.mkdir()
+        for load in loads:
+            await calibrate(ways.native, load, size, texts, asked.width)
         for number in range(rounds):
             order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
             for load in loads:
                 print(f"  {load.name}, round {number + 1}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
                 await play(ways, load, size, texts, number, order)
     missed = [text for load in loads for text in misses(name, load)]
-    show(name, loads, width, took_s, missed)
+    show(name, loads, missed)
     return {
-        "model": name, "bytes": path.stat().st_size, "size": asdict(size), "rounds": rounds, "width": width.value,
-        "points": [asdict(point) for point in width.points], "calibration_s": round(took_s, 2), "missed": missed,
+        "model": name, "bytes": path.stat().st_size, "size": asdict(size), "rounds": rounds, "missed": missed,
         "loads": [summed(load) for load in loads],
     }  # fmt: skip
 
@@ -178,7 +182,9 @@ def misses(model: str, load: Load) -> list[str]:
 def summed(load: Load) -> dict[str, Any]:
     """A load for the results."""
     return {
-        "name": load.name, "jobs": load.jobs, "least_tokens": load.least_tokens, "prompt_tokens": load.prompt_tokens,
+        "name": load.name, "width": load.width.value, "points": [asdict(point) for point in load.width.points],
+        "calibration_s": round(load.calibration_s, 2), "jobs": load.jobs, "least_tokens": load.least_tokens,
+        "prompt_tokens": load.prompt_tokens,
         "jobs_min": {way: round(load.jobs_min(way), 1) for way in WAYS},
         "native_against": {way: round(load.ratio(way), 3) for way in WAYS if way != "native"},
         "native_against_in_cpu_s": {way: round(load.cpu_ratio(way), 3) for way in WAYS if way != "native"},
@@ -188,9 +194,9 @@ def summed(load: Load) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(name: str, loads: Sequence[Load], width: Width, took_s: float, missed: Sequence[str]) -> None:
+def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
     """The table of one model."""
-    print(f"\n{name}: jobs per minute (prompt tokens computed / least); native with {width.value} at once")
+    print(f"\n{name}: jobs per minute (prompt tokens computed / least)")
     print(
         f"  {'':22}"
         + "".join(f"{way:>16}" for way in WAYS)
@@ -202,7 +208,7 @@ def show(name: str, loads: Sequence[Load], width: Width, took_s: float, missed: 
         spent = ", ".join(f"{load.cpu_ratio(way):.2f}" for way in WAYS if way != "native")
         print(f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   {spent:17}   "
               f"{load.decode_share():.1%}")  # fmt: skip
-    print(f"  width: {width.reason}; took {took_s:.1f} s")
+    print(*(f"  {load.name}: {load.width.value} at once, {load.width.reason}" for load in loads), sep="\n")
     print(*(f"  missed: {text}" for text in missed), sep="\n", end="\n" if missed else "")
 
 

@@ -89,9 +89,9 @@ class LeasedOut(SharedOut):
             else:
                 others[number] = _Worker(str(number), lanes, behind=self._job(behind), jobs=jobs, jobs_s=jobs_s)
         own = list[_Held]()
-        for number, runner, *ends, jobs in self._database.all("stretches"):
+        for number, runner, *ends, jobs, ahead in self._database.all("stretches"):
             stretch = Stretch((*ends[:4],), (*ends[4:],), jobs)
-            held = (self._known.get(number) if runner == self._runner else None) or _Held(stretch)
+            held = (self._known.get(number) if runner == self._runner else None) or _Held(stretch, ahead=ahead)
             held.stretch = stretch
             known[number] = held
             if runner == self._runner:
@@ -114,7 +114,8 @@ class LeasedOut(SharedOut):
         for held in self.own.held:
             if id(held) not in written:
                 ends = _columns("first", held.stretch.first) | _columns("last", held.stretch.last)
-                row = self._database.run("add_stretch", runner=self._runner, jobs=held.stretch.jobs, **ends).fetchone()
+                row = self._database.run("add_stretch", runner=self._runner, jobs=held.stretch.jobs, ahead=held.ahead,
+                                         **ends).fetchone()  # fmt: skip
                 self._known[row[0]] = held
         for worker in self._workers[1:]:
             if worker.jobs != jobs[worker.name]:

@@ -89,6 +89,20 @@ def test_a_runner_without_work_takes_a_part_of_anothers(stores: tuple[Store, Sto
     assert take(first, batch, again=True) == kept
 
 
+def test_what_another_got_in_advance_is_taken_whole(stores: tuple[Store, Store, Store], tmp_path: Path) -> None:
+    """One head to a stretch: no part of it would be worth its head, but all of it is."""
+    one, two, three = stores
+    batch = batch_of(one, tmp_path, *[6] * 6)
+    first, second, _ = portion(one), portion(two), portion(three)
+    rows = take(first, batch)
+    while more := take(first, batch):
+        rows += more
+    taken = take(second, batch, again=True)
+    assert len(rows) == 36
+    assert len(taken) == 6
+    assert take(first, batch, again=True) == [row for row in rows if row not in taken]
+
+
 def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
     stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
 ) -> None:

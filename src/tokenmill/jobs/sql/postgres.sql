@@ -167,13 +167,14 @@ SELECT id, lanes, jobs, jobs_s, behind FROM runners WHERE lanes IS NOT NULL ORDE
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs WHERE id = :job;
 
 -- name: stretches
-SELECT id, runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id, jobs
+SELECT id, runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id, jobs, ahead
 FROM stretches ORDER BY id;
 
 -- name: add_stretch
 INSERT INTO stretches (runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id,
-                       jobs)
-VALUES (:runner, :first_rank, :first_batch, :first_place, :first_id, :last_rank, :last_batch, :last_place, :last_id, :jobs)
+                       jobs, ahead)
+VALUES (:runner, :first_rank, :first_batch, :first_place, :first_id, :last_rank, :last_batch, :last_place, :last_id, :jobs,
+        :ahead)
 RETURNING id;
 
 -- name: shorten_stretch

@@ -104,7 +104,8 @@ CREATE TABLE stretches (
     last_batch  BIGINT NOT NULL,
     last_place  BYTEA  NOT NULL,
     last_id     BIGINT NOT NULL,
-    jobs        BIGINT NOT NULL            -- when it was cut
+    jobs        BIGINT NOT NULL,           -- when it was cut
+    ahead       BOOLEAN NOT NULL           -- its runner had something else to do when it got it
 );
 
 CREATE UNIQUE INDEX jobs_custom_id ON jobs (batch, custom_id);
