@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ STORE_BYTES = 80 << 20
 def main() -> None:
     from ray.cluster_utils import Cluster
 
+    from tokenmill.engine.pids import descendants
     from tokenmill.engine.ports import free_port
 
     count, port = int(sys.argv[1]), free_port("127.0.0.1", 0)
@@ -38,7 +39,10 @@ def main() -> None:
     host = cluster.address.rpartition(":")[0]
     _say(address=cluster.address, client=f"ray://{host}:{port}", nodes=[node.node_id for node in nodes])
     for line in sys.stdin:
-        os.kill(next(_raylet(node) for node in nodes if node.node_id == line.strip()), signal.SIGKILL)
+        raylet = next(_raylet(node) for node in nodes if node.node_id == line.strip())
+        for pid in (raylet, *descendants(raylet)):  # an actor would answer on for a while
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         _say(killed=line.strip())
     cluster.shutdown()  # type: ignore[no-untyped-call]
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tokenmill.cli.job_options import BodyOptions
 from tokenmill.cli.milling import Milled, RecipeOptions, milled, spent_document, summary_rows
-from tokenmill.cli.output import Common, facts, show, show_json
+from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.starting import EngineOptions
 from tokenmill.errors import UsageError
 from tokenmill.recipes.expand import expand as grow
@@ -192,7 +192,7 @@ def _prompts_written(folder: Path, common: Common) -> int:
     if common.json:
         show_json({"prompts": [str(path) for path in paths]})
     else:
-        show("\n".join(str(path) for path in paths))
+        show_text("\n".join(str(path) for path in paths))
     return 0
 
 

@@ -101,15 +101,25 @@ class OnRay:
         table.add_column("", overflow="fold")
         for each in hands:
             table.add_row(harmless(each.name), *_figures(each.report), harmless(_gone(each)))
+        for name, why in self._before_work.items():
+            table.add_row(harmless(name), *[""] * 5, harmless(f"lost: {why}"))
         for name, why in self._news.left_out.items():
             table.add_row(harmless(name), *[""] * 5, harmless(f"left out: {why}"))
-        return ["", table] if hands or self._news.left_out else []
+        return ["", table] if table.row_count else []
+
+    @property
+    def _before_work(self) -> dict[str, str]:
+        """Machines that were lost before they had any work, and did not come back."""
+        others = {each.name for each in self._report.hands} if self._report is not None else set[str]()
+        return {name: why for name, why in self._news.lost.items() if name not in others | self._news.left_out.keys()}
 
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
         hands = self._report.hands if self._report is not None else ()
         return {"nodes": [
             *({"name": each.name, "lost": each.lost, "left_out": None, **_counted(each.report)} for each in hands),
+            *({"name": name, "lost": why, "left_out": None, **_counted(None)}
+              for name, why in self._before_work.items()),
             *({"name": name, "lost": None, "left_out": why, **_counted(None)}
               for name, why in self._news.left_out.items()),
         ]}  # fmt: skip
@@ -154,6 +164,7 @@ class Told:
 
     def __init__(self) -> None:
         self.left_out: dict[str, str] = {}  # machines, and why
+        self.lost: dict[str, str] = {}
         self._loads: dict[str, tuple[str, float]] = {}  # the stage that was told of last, and when
 
     def tell(self, news: News) -> None:
@@ -167,6 +178,8 @@ class Told:
             return
         if news.what == "left out":
             self.left_out[news.name] = news.words
+        elif news.what == "lost":
+            self.lost[news.name] = news.words
         say(f"{news.name} {_VERBS[news.what]}: {news.words}" + (f"\nhint: {news.hint}" if news.hint else ""))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted
 from support.postgres import PASSWORD, Cluster, asked, cluster
+from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Address, Server
@@ -210,8 +211,6 @@ def test_every_text_that_json_has_is_kept(address: Address, tmp_path: Path) -> N
 
 
 def test_no_password_is_shown(postgres: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    from tokenmill.cli import run
-
     url = postgres.url("nowhere", password=PASSWORD) + "&password=" + PASSWORD.replace("%", "%25").replace("?", "%3F")
     for wrong in (
         url,

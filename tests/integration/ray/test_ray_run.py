@@ -16,7 +16,7 @@ from support.ray_cluster import RayCluster
 from support.run_cli import begun, last_batch, ran, read, tokenmill, until, write
 
 ONE_LANE = ("--context", "512", "--sequences", "1", "--threads", "1", "--threads-batch", "1")
-HOUSES, EACH = ("Adams", "Baker", "Clark"), 4
+HOUSES, EACH = ("Adams", "Baker", "Clark"), 8
 LIMIT_S = 250.0
 
 

@@ -64,6 +64,7 @@ class _Actor:
         try:
             # Never cancelled: Ray would then set the result of a future that has one.
             coming = asyncio.wrap_future(getattr(self._actor, method).remote(*arguments).future())
+            coming.add_done_callback(_looked_at)
             return await asyncio.shield(coming)
         except failures.ActorUnavailableError as error:
             raise Lost(_first(error), for_good=False) from error
@@ -122,6 +123,12 @@ def _check_there(where: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:
         raise EngineError(f"no Ray cluster answers at {where}: {error.strerror or error}", hint=_HINT) from error
+
+
+def _looked_at(done: "asyncio.Future[Any]") -> None:
+    """Who waited may have gone by now, and nobody is to be told that a failure was overlooked."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _first(error: BaseException) -> str:
