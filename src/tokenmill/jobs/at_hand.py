@@ -46,6 +46,11 @@ class AtHand:
         return self._later[0][0] if self._later else None
 
     @property
+    def trying(self) -> bool:
+        """Whether there are suspects to be tried, each alone."""
+        return self._suspects.trying
+
+    @property
     def on_trial(self) -> int | None:
         """The suspect that is being tried."""
         return self._suspects.on_trial

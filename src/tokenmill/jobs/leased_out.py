@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill.jobs.job import Position, Waiting
 from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.runners import Standing
-from tokenmill.jobs.shared_out import SharedOut, _Held, _Worker
+from tokenmill.jobs.shared_out import Held, SharedOut, Sharer
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.stretches import Stretch
 from tokenmill.jobs.tables import Tables
@@ -25,14 +25,14 @@ class LeasedOut(SharedOut):
     def __init__(self, store: Store, database: Tables, standing: Standing, lanes: int) -> None:
         super().__init__(store)
         self._database, self._standing, self._runner = database, standing, standing.id
-        self._known: dict[int, _Held] = {}  # stretches by their numbers in the table
+        self._known: dict[int, Held] = {}  # stretches by their numbers in the table
         self._stale, self._closed = True, False
-        self.own = _Worker(str(self._runner), lanes)
+        self.own = Sharer(str(self._runner), lanes)
         with database.writing(durable=False):
             standing.stand()
             self._sign_in()
 
-    def window(self, worker: _Worker, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+    def window(self, worker: Sharer, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         """The next jobs of this runner."""
 
         def turn() -> list[Waiting]:
@@ -43,7 +43,7 @@ class LeasedOut(SharedOut):
 
         return self._database.whole(turn)
 
-    def may_take(self, worker: _Worker, position: Position) -> bool:
+    def may_take(self, worker: Sharer, position: Position) -> bool:
         """Whether a job is no other runner's, as it was when it was last asked for."""
         if self._stale:
             self._load()
@@ -53,7 +53,7 @@ class LeasedOut(SharedOut):
         """What is known of others is old by now."""
         self._stale = True
 
-    def close(self, worker: _Worker) -> None:
+    def close(self, worker: Sharer) -> None:
         """Its stretches are anyone's."""
         super().close(worker)
         self._closed = True
@@ -82,16 +82,16 @@ class LeasedOut(SharedOut):
 
     def _load(self) -> None:
         """Others as they are in the tables; of one's own only what others took of it."""
-        others, known = dict[int, _Worker](), dict[int, _Held]()
+        others, known = dict[int, Sharer](), dict[int, Held]()
         for number, lanes, jobs, jobs_s, behind in self._database.all("signed_in"):
             if number == self._runner:
                 self.own.jobs = jobs
             else:
-                others[number] = _Worker(str(number), lanes, behind=self._job(behind), jobs=jobs, jobs_s=jobs_s)
-        own = list[_Held]()
+                others[number] = Sharer(str(number), lanes, behind=self._job(behind), jobs=jobs, jobs_s=jobs_s)
+        own = list[Held]()
         for number, runner, *ends, jobs, ahead in self._database.all("stretches"):
             stretch = Stretch((*ends[:4],), (*ends[4:],), jobs)
-            held = (self._known.get(number) if runner == self._runner else None) or _Held(stretch, ahead=ahead)
+            held = (self._known.get(number) if runner == self._runner else None) or Held(stretch, ahead=ahead)
             held.stretch = stretch
             known[number] = held
             if runner == self._runner:

@@ -30,7 +30,7 @@ _LEAST_SPEED = 0.05  # of all together, that a worker is taken to have
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
+class Held:
     """A stretch and how far its worker has read it."""
 
     stretch: Stretch
@@ -39,10 +39,12 @@ class _Held:
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class Sharer:
+    """A worker and what it has."""
+
     name: str
     lanes: int
-    held: list[_Held] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
     behind: Waiting | None = None  # the last job of what it got last
     began_s: float | None = None
     jobs: int = 0  # of all that it got
@@ -55,11 +57,11 @@ class SharedOut:
     def __init__(self, store: Reader, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
         self._turn = threading.Lock()
-        self._workers: list[_Worker] = []
+        self._workers: list[Sharer] = []
 
     def portion(self, name: str, lanes: int) -> Portion:
         """For one more worker with so many lanes; its stretches are anyone's again when it is closed."""
-        worker = _Worker(name, lanes)
+        worker = Sharer(name, lanes)
         with self._turn:
             self._workers.append(worker)
         return _Portion(self, worker)
@@ -73,7 +75,7 @@ class SharedOut:
 
     # -- for portions; `may_take` mutates nothing ----------------------------------------------------------------------
 
-    def window(self, worker: _Worker, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+    def window(self, worker: Sharer, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         """The next jobs of a worker, from more stretches where it has too few to be busy with."""
         with self._turn:
             if worker not in self._workers:
@@ -91,13 +93,13 @@ class SharedOut:
                 rows = self._unread(worker, batches, limit)
             return rows
 
-    def may_take(self, worker: _Worker, position: Position) -> bool:
+    def may_take(self, worker: Sharer, position: Position) -> bool:
         """Whether a job is no other worker's."""
         with self._turn:
             others = (held.stretch for each in self._workers if each is not worker for held in each.held)
             return not any(position in stretch for stretch in others)
 
-    def close(self, worker: _Worker) -> None:
+    def close(self, worker: Sharer) -> None:
         """A worker is gone."""
         with self._turn:
             worker.held.clear()
@@ -105,7 +107,7 @@ class SharedOut:
 
     # -- reading: mutates nothing but how far stretches are read -------------------------------------------------------
 
-    def _unread(self, worker: _Worker, batches: Sequence[int], limit: int) -> list[Waiting]:
+    def _unread(self, worker: Sharer, batches: Sequence[int], limit: int) -> list[Waiting]:
         """The next pending jobs of a worker's stretches."""
         rows = list[Waiting]()
         for held in worker.held:
@@ -149,7 +151,7 @@ class SharedOut:
 
     # -- sharing out: mutates workers ----------------------------------------------------------------------------------
 
-    def _next(self, worker: _Worker, batches: Sequence[int], *, again: bool) -> bool:
+    def _next(self, worker: Sharer, batches: Sequence[int], *, again: bool) -> bool:
         """Give a worker the next free stretch; whether there was one."""
         worker.held = [held for held in worker.held if self._pending(held.stretch, 1)]
         workers, speed = len(self._workers), self._speed(worker)
@@ -164,7 +166,7 @@ class SharedOut:
         self._give(worker, Stretch(rows[0].key, rows[jobs - 1].key, jobs), rows[jobs - 1], ahead=ahead)
         return True
 
-    def _begin(self, worker: _Worker, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
+    def _begin(self, worker: Sharer, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
         """Free jobs for a worker: the rest of its own head, else the first that are not the rest of another's."""
         rows, more = self._free(batches, limit, after=None)
         if not rows:
@@ -178,7 +180,7 @@ class SharedOut:
         near = [each for each in others if each is not None and _alike(each, rows[0]) and each.key < rows[0].key]
         return rows[max((elsewhere(each.place, rows) for each in near), default=0) :], more
 
-    def _take_over(self, worker: _Worker, batches: Sequence[int]) -> bool:
+    def _take_over(self, worker: Sharer, batches: Sequence[int]) -> bool:
         """Give a worker what another got in advance and has not begun, else the last part of the largest stretch where
         that is worth it; whether there was such."""
         others = [(each, held) for each in self._workers if each is not worker for held in each.held
@@ -202,7 +204,7 @@ class SharedOut:
             return True
         return False
 
-    def _clock_in(self, worker: _Worker) -> None:
+    def _clock_in(self, worker: Sharer) -> None:
         """A worker comes for more: all it got is done, or nearly."""
         now_s = self._clock()
         if worker.began_s is None:
@@ -210,10 +212,10 @@ class SharedOut:
         elif worker.jobs > 0 and now_s > worker.began_s:
             worker.jobs_s = worker.jobs / (now_s - worker.began_s)
 
-    def _give(self, worker: _Worker, stretch: Stretch, last: Waiting, *, ahead: bool = False) -> None:
+    def _give(self, worker: Sharer, stretch: Stretch, last: Waiting, *, ahead: bool = False) -> None:
         worker.jobs += stretch.jobs
         worker.behind = last
-        worker.held.append(_Held(stretch, ahead=ahead))
+        worker.held.append(Held(stretch, ahead=ahead))
 
     def _claimed(self, batches: Sequence[int]) -> int:
         """About how many pending jobs lie in stretches. Mutates nothing."""
@@ -221,7 +223,7 @@ class SharedOut:
         left = [(len(self._pending(stretch, _COUNTED)), stretch.jobs) for stretch in every]
         return sum(found if found < _COUNTED else jobs for found, jobs in left)
 
-    def _speed(self, worker: _Worker) -> float | None:
+    def _speed(self, worker: Sharer) -> float | None:
         """A worker's part of the speed of all; None: it is not known. Mutates nothing."""
         return _part(worker.jobs_s, [each.jobs_s for each in self._workers])
 
@@ -229,7 +231,7 @@ class SharedOut:
 class _Portion:
     """One worker's: see `portion.Portion`."""
 
-    def __init__(self, shared: SharedOut, worker: _Worker) -> None:
+    def __init__(self, shared: SharedOut, worker: Sharer) -> None:
         self._shared, self._worker = shared, worker
 
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:

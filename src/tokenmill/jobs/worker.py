@@ -147,7 +147,8 @@ class _Worker:
         try:
             while not self._over:
                 await self._look()
-                more = await self._begin() | await self.outcomes.record()
+                written = self._hand.trying and await self.outcomes.record()  # the next suspect may take us with it
+                more = written | await self._begin() | await self.outcomes.record()
                 self._tell_how()
                 await self._take(await self._events(wait=not more))
             seconds, least = self._loop_s() - self._began_s, await self._count_least()
