@@ -16,7 +16,7 @@ from typing import Any
 from cyclopts import Parameter
 
 from tokenmill.cli.output import Common
-from tokenmill.errors import RequestRefused, UsageError
+from tokenmill.errors import ConfigError, RequestRefused, UsageError
 from tokenmill.jobs.address import Address, address_of
 from tokenmill.jobs.body import checked
 from tokenmill.jobs.faults import unusable
@@ -108,7 +108,12 @@ def store_at(store: str | None, common: Common) -> Address:
     if said is None:
         return config.state_path / "batches"
     found = address_of(said)
-    return found.expanduser() if isinstance(found, Path) and store is None else found
+    if store is not None or not isinstance(found, Path):
+        return found
+    try:
+        return found.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"store: {said} names a user that is not here") from error
 
 
 @contextmanager

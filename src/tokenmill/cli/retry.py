@@ -3,7 +3,7 @@
 from tokenmill.cli.batches import find
 from tokenmill.cli.job_options import store_at
 from tokenmill.cli.output import Common, say, show_json
-from tokenmill.errors import UsageError
+from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.remedies import needed
 from tokenmill.jobs.store import Store
 from tokenmill.units import number_of
@@ -38,6 +38,12 @@ def retry(
         raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
     with Store(store_at(store, common)) as opened:
         found = find(opened, batch)
+        if not opened.claim_output(found.id):
+            # It would go on behind the lines of errors that it has written.
+            raise StoreInUse(
+                f"a runner writes the output of {found.name}",
+                hint="wait until its tokenmill run has ended, or end it with Ctrl-C; then the same again",
+            )
         codes = opened.failures_by_code(found.id)
         count = opened.retry(found.id, cancelled=cancelled)
     if common.json:

@@ -22,7 +22,7 @@ from tokenmill.cli.run_view import Ended, document, jobs_at_first, progress_show
 from tokenmill.cli.shaping import shape_at, width_for
 from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
 from tokenmill.cli.stopping import Stop
-from tokenmill.errors import UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.jobs.apart import set_apart
 from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.keys import HIGHEST_PRIORITY
@@ -34,6 +34,7 @@ from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 from tokenmill.jobs.target import check_paths, check_unused
 from tokenmill.jobs.worker import Options, work
+from tokenmill.plan.plan import Plan
 from tokenmill.units import number_of
 
 DOES_NOT_FIT = 3
@@ -130,13 +131,13 @@ def run(
         opened = stack.enter_context(Store(address))
         folder = stack.enter_context(folder_beside(address, common))
         called = None if table.table is None else str(table.table)
-        with table.opened(jobs, folder) as source:
-            found = _submitted(opened, source, how, called)
-        batch = found.batch
-        wanted = _planned(opened, found, choice, options, common) if own and not batch.finished else None
-        if wanted is not None and not wanted.plan.fits:
-            show(*render(wanted.plan))
-            return DOES_NOT_FIT
+        plans = _Plans(choice, options, common) if own else None
+        try:
+            with table.opened(jobs, folder) as source:
+                batch = _submitted(opened, source, how, called, plans).batch
+            wanted = plans.made() if plans is not None and not batch.finished else None
+        except _NoEngine as refused:
+            return refused.told()
         results = stack.enter_context(Output(opened, batch)) if opened.claim_output(batch.id) else None
         report, load_s, code = None, None, 0
         if results is None:
@@ -149,23 +150,47 @@ def run(
                 else ray.work(opened, batch, results, settings)
             )
         batch = opened.batch(batch.id)
-        if batch.finished:
-            _write_out(opened, batch, results)
+        written = _write_out(opened, batch, results) if batch.finished else results is not None
         ended = Ended(batch, report, load_s, time.monotonic() - began_s, opened.failures_by_code(batch.id))
-    _tell(ended, common, ray)
+    _tell(ended, common, ray, written=written)
     return code
 
 
-def _planned(store: Store, found: Submitted, choice: Choice, options: EngineOptions, common: Common) -> Wanted:
-    """The plan for an engine of its own; where there can be none, a batch that is new is not kept."""
-    fits = False
-    try:
-        wanted = plan_for(choice, options, common)
-        fits = wanted.plan.fits
-    finally:
-        if not fits and not found.continued:
-            store.forget(found.batch.id)
-    return wanted
+class _NoEngine(UsageError):
+    """There can be no engine for a batch."""
+
+    def __init__(self, why: TokenmillError | Plan) -> None:
+        super().__init__("there can be no engine for this batch")
+        self._why = why
+
+    def told(self) -> int:
+        """Show why, and the exit code; what is wrong otherwise is raised."""
+        if isinstance(self._why, TokenmillError):
+            raise self._why
+        show(*render(self._why))
+        return DOES_NOT_FIT
+
+
+class _Plans:
+    """The plan for an engine of its own.
+
+    It is made before a new batch is stored: from then on other runners may be at work on it.
+    """
+
+    def __init__(self, choice: Choice, options: EngineOptions, common: Common) -> None:
+        self._choice, self._options, self._common = choice, options, common
+        self._made: Wanted | None = None
+
+    def made(self) -> Wanted:
+        """The plan; _NoEngine where there is none."""
+        if self._made is None:
+            try:
+                self._made = plan_for(self._choice, self._options, self._common)
+            except TokenmillError as error:
+                raise _NoEngine(error) from error
+        if not self._made.plan.fits:
+            raise _NoEngine(self._made.plan)
+        return self._made
 
 
 async def _work(
@@ -201,13 +226,16 @@ async def _work(
     return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
 
 
-def _write_out(store: Store, batch: Batch, output: Output | None) -> None:
-    """All of it, unless another runner still does."""
+def _write_out(store: Store, batch: Batch, output: Output | None) -> bool:
+    """All of it, unless another runner still does; whether it was written here."""
     if output is not None:
         output.finish()
     elif store.claim_output(batch.id):
         with Output(store, batch) as late:
             late.finish()
+    else:
+        return False
+    return True
 
 
 def _target(output: str, common: Common) -> str:
@@ -224,8 +252,8 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100  as above
 
 
-def _submitted(store: Store, source: str, how: Submission, called: str | None) -> Submitted:
-    """The batch of a file, read into the store as far as it is not there yet."""
+def _submitted(store: Store, source: str, how: Submission, called: str | None, plans: _Plans | None) -> Submitted:
+    """The batch of a file, read into the store as far as it is not there yet; a new one only if it can be worked."""
     said = 0
 
     def progress(lines: int) -> None:
@@ -234,7 +262,12 @@ def _submitted(store: Store, source: str, how: Submission, called: str | None) -
             said = lines
             say(f"{lines:,} lines are read")
 
-    found = submit(store, source, how, progress=progress, fresh=lambda: check_unused(how), called=called)
+    def fresh() -> None:
+        check_unused(how)
+        if plans is not None:
+            plans.made()
+
+    found = submit(store, source, how, progress=progress, fresh=fresh, called=called)
     _say_submitted(found)
     return found
 
@@ -262,11 +295,13 @@ def _changed(what: Rescheduled) -> str:
     return "; ".join(parts)
 
 
-def _tell(ended: Ended, common: Common, ray: OnRay | None) -> None:
+def _tell(ended: Ended, common: Common, ray: OnRay | None, *, written: bool) -> None:
     batch, counts = ended.batch, ended.batch.counts
     parts = [*summary(ended), *(() if ray is None else ray.table())]
+    if not written:
+        parts.append("the results are written by another runner, on its host: nothing was written here")
     if common.json:
-        show_json(document(ended) | ({} if ray is None else ray.document()))
+        show_json(document(ended) | {"output_written": written} | ({} if ray is None else ray.document()))
     elif batch.output == STDOUT:
         _show_beside(parts)
     else:

@@ -137,6 +137,11 @@ def on_ray(
         )
     if options.machine is not None:
         raise UsageError("--machine and --on contradict each other", hint="every machine plans for itself")
+    if common.config is not None:
+        raise UsageError(
+            "--config and --on contradict each other: every machine reads its own",
+            hint="put it on the machines as ~/.config/tokenmill/tokenmill.toml; --store and others are options, too",
+        )
     config = common.load_config()
     engine = options.engine_config(config)
     if engine.kind not in KINDS:

@@ -124,7 +124,7 @@ class _Runner:
         """Batches to their end, with those that come meanwhile."""
         self.seen |= {batch.id: batch.name for batch in batches}
         joining: asyncio.Queue[Batch] = asyncio.Queue()
-        watch = asyncio.create_task(self._watch(joining))
+        watch = asyncio.create_task(self._watch(joining, {batch.id for batch in batches}))
         try:
             with progress_shown() as tell:
                 self.reports.append(await work_on(
@@ -136,11 +136,13 @@ class _Runner:
             with suppress(asyncio.CancelledError):
                 await watch
 
-    async def _watch(self, joining: "asyncio.Queue[Batch]") -> None:
+    async def _watch(self, joining: "asyncio.Queue[Batch]", joined: set[int]) -> None:
+        """Send what comes. The worker itself sees to what it knows and is open again."""
         while True:
             await asyncio.sleep(LOOK_S)
             for batch in await asyncio.to_thread(self._open):
-                if batch.id not in self.seen:
+                if batch.id not in joined:
+                    joined.add(batch.id)
                     self.seen[batch.id] = batch.name
                     say(f"{batch.name} joins: {number_of(batch.counts.pending, 'job')}")
                     joining.put_nowait(batch)
@@ -171,11 +173,12 @@ class _Runner:
 
 def _tell(runner: _Runner, seconds: float, common: Common) -> None:
     found = document(runner.reports, sorted(runner.seen.values()), seconds)
+    if not runner.reports and not runner.code:
+        say("there is nothing to do yet for this model\nhint: --stay waits for batches; tokenmill status lists them")
     if common.json:
         show_json(found)
         return
     if not runner.reports:
-        say("there was nothing to do for this model\nhint: tokenmill status lists the batches; --stay waits for more")
         return
     show(facts({
         "worked": f"on {number_of(len(runner.seen), 'batch', 'batches')} for {format_seconds(seconds)}",

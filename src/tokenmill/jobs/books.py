@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Position, Started, Waiting
@@ -52,6 +52,7 @@ class Look:
 
     asked: tuple[int, ...]  # batches to cancel
     due: tuple[Waiting, ...]
+    reopened: tuple[int, ...]  # batches that have something to do again
 
 
 class Books:
@@ -71,11 +72,12 @@ class Books:
         self._portion = portion
         self._seen: dict[int, Waiting] = {}  # of a portion: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
-        self.open = [batch.id for batch in batches]  # not cancelled
+        self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
         self._thread = ThreadPoolExecutor(1, "store")
         self._output_later_s = 0.0
         self.output_error: TokenmillError | None = None
-        self.counts = Counts()
+        self.counts = Counts()  # of all batches, also of those that are cancelled
+        self.left = Counts()  # of those to be worked on
 
     def deadline_s(self, job: int) -> float | None:
         """Of the job's batch."""
@@ -123,7 +125,7 @@ class Books:
         """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
 
         def work() -> Look:
-            asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
+            asked, reopened = tuple(batch for batch in self._to_cancel() if batch in self.open), self._reopen()
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
             if due or any(batch.deadline_s is not None for batch in self._batches.values()):
                 self._store.expire()
@@ -132,7 +134,7 @@ class Books:
                 self._portion.tend()
             self._count()
             self._advance()
-            return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])))
+            return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened)
 
         return await self._do(work)
 
@@ -141,8 +143,8 @@ class Books:
 
         def work() -> list[Waiting]:
             self._batches[batch.id] = batch
-            self.open = [known for known in self.open if known != batch.id and not self._store.batch(known).finished]
-            self.open.append(batch.id)
+            others = (known for known in self.open if known != batch.id)
+            self.open = [*(known for known in others if not self._is_finished(known)), batch.id]
             self._count()
             if self._portion is not None:
                 return self._noted(self._portion.window([batch.id], again=False, limit=limit))
@@ -151,10 +153,11 @@ class Books:
         return await self._do(work)
 
     async def cancel(self, batch: int) -> None:
-        """A batch is to be worked no more."""
+        """A batch is to be worked no more; one that another cancelled may be open again by now, and stays so."""
 
         def work() -> None:
-            self._store.cancel(batch)
+            if self._portion is None or batch in self._store.asked_to_cancel():
+                self._store.cancel(batch)
             self.open.remove(batch)
             self._forget([job for job in self._seen if job >> NUMBER_BITS == batch])
             self._count()
@@ -208,7 +211,7 @@ class Books:
     @property
     def elsewhere(self) -> bool:
         """Whether other workers may have jobs of these batches that could become ours."""
-        return self.shared and self.counts.running > 0
+        return self.shared and self.left.running > 0
 
     def _may_take(self, waiting: Waiting) -> bool:
         return waiting.id >> NUMBER_BITS in self.open and self._has(waiting)
@@ -226,19 +229,41 @@ class Books:
             self._seen.pop(job, None)
 
     def _to_cancel(self) -> list[int]:
-        """Batches that are to be worked no more; of several workers the first has cancelled them."""
+        """Batches that are to be worked no more; of several workers the first has cancelled them, or they are gone."""
         asked = self._store.asked_to_cancel()
         if self._portion is None:
             return asked
         return [*asked, *(batch for batch in self.open if batch not in asked and self._cancelled(batch))]
 
     def _cancelled(self, batch: int) -> bool:
-        return self._store.batch(batch).cancelled_s is not None
+        now = self._now(batch)
+        return now is None or now.cancelled_s is not None
+
+    def _is_finished(self, batch: int) -> bool:
+        now = self._now(batch)
+        return now is not None and now.finished
+
+    def _reopen(self) -> tuple[int, ...]:
+        """Batches that were cancelled or finished and have jobs again, because somebody wants them after all."""
+        closed = (self._now(batch) for batch in self._batches if batch not in self.open)
+        again = [batch for batch in closed if batch is not None and batch.cancelled_s is None and batch.counts.pending]
+        self._batches.update((batch.id, batch) for batch in again)
+        self.open += [batch.id for batch in again]
+        return tuple(batch.id for batch in again)
 
     def _count(self) -> None:
-        every = [self._store.batch(batch).counts for batch in self._batches]
-        names = Counts.__dataclass_fields__
-        self.counts = Counts(**{name: sum(getattr(counts, name) for counts in every) for name in names})
+        every = {batch: now.counts for batch in self._batches if (now := self._now(batch)) is not None}
+        self.counts = _sum(every.values())
+        self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
+
+    def _now(self, batch: int) -> Batch | None:
+        """A batch as it is now; None: somebody has removed it."""
+        try:
+            return self._store.batch(batch)
+        except StoreError:
+            if any(known.id == batch for known in self._store.batches()):
+                raise
+            return None
 
     def _advance(self, *, finish: bool = False) -> None:
         if self._clock() < self._output_later_s:
@@ -257,6 +282,11 @@ class Books:
 
     async def _do(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _sum(every: Iterable[Counts]) -> Counts:
+    every = list(every)
+    return Counts(**{name: sum(getattr(counts, name) for counts in every) for name in Counts.__dataclass_fields__})
 
 
 def prompt_bytes(call: Call) -> bytes:

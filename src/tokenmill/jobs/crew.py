@@ -134,11 +134,11 @@ class _Crew:
             self._collect(coming)
             await self._books.look()
             self._tell_how()
-            counts = self._books.counts
+            left = self._books.left
             if stop.is_set():
                 self._halt.set()
                 return
-            if not counts.pending and not counts.running:
+            if not left.pending and not left.running:
                 return
             if not self._tasks and coming.done():
                 raise self._none_left()

@@ -269,8 +269,8 @@ class _Worker:
     async def _idle(self) -> None:
         """Nothing is at hand: all is done, or there is more behind what was read."""
         pause_s = self._options.tick_s if self._books.shared else _AGAIN_S
-        retry_s = await self._books.next_retry_s() if self._books.counts.pending else None
-        if not self._books.counts.pending:
+        retry_s = await self._books.next_retry_s() if self._books.left.pending else None
+        if not self._books.left.pending:
             self._done = not self._books.elsewhere
         elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= pause_s:
             self._again_s = self._loop_s()
@@ -314,6 +314,8 @@ class _Worker:
             await self.outcomes.put_back([each for each in self._flights.values() if each.id >> NUMBER_BITS == batch])
             await self._books.cancel(batch)
             self._hand.drop(self._hand.of_batch(batch))
+        if look.reopened:
+            self._read_again()
 
     # -- tell --------------------------------------------------------------------------------------------------------
 

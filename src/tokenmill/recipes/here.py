@@ -186,7 +186,10 @@ class Here:
                 shown(now)
 
             async with self._halting(halt):
-                report = await work(self._store, [batch], engine, shape, options=self._options, stop=halt, tell=told)
+                report = await work(
+                    self._store, [batch], engine, shape, options=self._options, stop=halt, tell=told,
+                    portion=self._store.portion(shape.width),
+                )  # fmt: skip
         self._book(report, live_prompts)
         self._booked(report)
         return self._over(0) or "stopped" if report.end == "stopped" else report.end

@@ -7,6 +7,7 @@ waits until the first is done.
 
 import asyncio
 import logging
+import os
 import re
 import signal
 import socket
@@ -98,6 +99,7 @@ def connected(where: str) -> Iterator[Cluster]:
     # What Ray has to say of lost machines goes to stdout otherwise, between our data, and no option changes that.
     worker._worker_logs_enabled = False
     _check_there(where)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells nobody of itself
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
