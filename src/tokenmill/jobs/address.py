@@ -3,13 +3,22 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from tokenmill.errors import UsageError
 
 SCHEMES = ("postgresql", "postgres")
 _HIDDEN = "***"
 _SECRET = re.compile(r"password|passwd|sslpassword|secret|token", re.IGNORECASE)
+_ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a URL that would pass for a folder
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_HOST = r"(?:\[[^\]@/?]*\]|[^@/?:\[\],]*)(?::\d*)?"
+_HOSTS = rf"{_HOST}(?:,{_HOST})*(?:/[^@?]*)?"
+_KEYS = r"user|password|passfile|host|hostaddr|port|dbname|options|service|ssl\w+|connect_timeout|application_name"
+# As it should be, every special sign of the password quoted; without an owner an @ is only in values of known keys.
+_PLAIN = re.compile(rf"{_HOSTS}(?:\?(?:(?:{_KEYS})=.*|[^@]*))?", re.DOTALL)
+_OWNED = re.compile(rf"[^@/?]*@{_HOSTS}(?:\?[a-z_]*=.*|\?[^@]*)?", re.DOTALL)
+_MEANT = "postgresql://user@host:5432/database"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +36,14 @@ class Server:
     @property
     def shown(self) -> str:
         """The URL for people, without what nobody is to read."""
-        head, mark, query = self.url.partition("?")
-        scheme, _, rest = head.partition("://")
-        # The last @ before the path: a password may hold one that was not quoted.
-        owner, at, place = rest.rpartition("@")
-        name, colon, _ = owner.partition(":")
-        words = f"{scheme}://{name}{colon and ':' + _HIDDEN}{at}{place}"
+        scheme, owner, place = _parts(self.url)
+        where, mark, query = place.partition("?")
         pairs = (pair.partition("=") for pair in query.split("&"))
         shown = "&".join(f"{key}{sign}{_HIDDEN if _SECRET.search(key) else value}" for key, sign, value in pairs)
-        return f"{words}{mark}{shown}"
+        if owner is None:
+            return f"{scheme}://{where}{mark}{shown}"
+        name, secret = _owner(owner)
+        return f"{scheme}://{name}{'' if secret is None else ':' + _HIDDEN}@{where}{mark}{shown}"
 
     def unsaid(self, words: str) -> str:
         """The same words without the secrets of the URL."""
@@ -44,12 +52,29 @@ class Server:
         return words
 
     def _secrets(self) -> set[str]:
-        head, _, query = self.url.partition("?")
-        owner = head.partition("://")[2].rpartition("@")[0]
-        pairs = (pair.partition("=") for pair in query.split("&"))
-        found = [owner.partition(":")[2], *(value for key, _, value in pairs if _SECRET.search(key))]
+        _, owner, place = _parts(self.url)
+        password = _owner(owner or "")[1] or ""
+        pairs = (pair.partition("=") for pair in place.partition("?")[2].split("&"))
+        found = [password, *(value for key, _, value in pairs if _SECRET.search(key))]
         spelled = {form for secret in found for form in (secret, unquote(secret), quote(secret, safe=""))}
-        return {secret for secret in spelled if secret}
+        # libpq ends a password at the first of these, and may say the rest as the name of a host.
+        return {secret for secret in (*spelled, *re.split("[@/?]", password)) if secret}
+
+
+def _parts(url: str) -> tuple[str, str | None, str]:
+    """Scheme, owner and the rest of a URL. A password may hold any sign that was not quoted: in doubt, all up to the
+    last @ is the owner's."""
+    scheme, _, rest = url.partition("://")
+    if _PLAIN.fullmatch(rest):
+        return scheme, None, rest
+    owner, at, place = rest.partition("@") if _OWNED.fullmatch(rest) else rest.rpartition("@")
+    return (scheme, owner, place) if at else (scheme, rest, "")
+
+
+def _owner(owner: str) -> tuple[str, str | None]:
+    """Name and password; None: there is none."""
+    name, mark, _ = re.split("([:/?@])", owner, maxsplit=1) if re.search("[:/?@]", owner) else (owner, "", "")
+    return name, owner[len(name) + 1 :] if mark else None
 
 
 Address = Path | Server
@@ -57,15 +82,19 @@ Address = Path | Server
 
 def address_of(text: str) -> Address:
     """What a person wrote: a folder, or the URL of a server."""
-    scheme, mark, _ = text.partition("://")
+    if almost := _ALMOST.match(text):
+        raise UsageError(
+            f"a URL of a server begins with {almost[1]}://", hint=f"{_MEANT}, or ./ before a folder's name"
+        )
+    scheme, mark, rest = text.partition("://")
     if not mark:
         return Path(text)
     if scheme not in SCHEMES:
-        raise UsageError(f"a store cannot be at {scheme}://", hint="a folder, or postgresql://user@host/database")
+        what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "such a URL"
+        raise UsageError(f"a store cannot be at {what}", hint="a folder, or postgresql://user@host/database")
     server = Server(text)
-    try:
-        urlsplit(text).port  # noqa: B018  is refused where it is no number
-    except ValueError:
-        said = f"{server} is no URL of a server"
-        raise UsageError(said, hint="postgresql://user@host:5432/database; quote what is special with %XX") from None
+    _, owner, place = _parts(text)
+    # Before a bare / libpq sees no password: it would look for a host or a database of that name.
+    if not _OWNED.fullmatch(rest) and ("/" in (owner or "") or not _PLAIN.fullmatch(place) or (rest and not place)):
+        raise UsageError(f"{server} is no URL of a server", hint=f"{_MEANT}; quote what is special with %XX")
     return server

@@ -166,7 +166,7 @@ class Books:
 
     async def next_retry_s(self) -> float | None:
         """When the first job that waits out a failure may be started; None: none does."""
-        return await self._do(self._store.next_retry_s)
+        return await self._do(lambda: self._store.next_retry_s(self.open))
 
     async def prompt(self, job: int) -> bytes | None:
         """The canonical prompt of a job; None: there is no such job."""

@@ -28,9 +28,7 @@ class LeasedOut(SharedOut):
         self._known: dict[int, Held] = {}  # stretches by their numbers in the table
         self._stale, self._closed = True, False
         self.own = Sharer(str(self._runner), lanes)
-        with database.writing(durable=False):
-            standing.stand()
-            self._sign_in()
+        database.whole(self._join)
 
     def window(self, worker: Sharer, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         """The next jobs of this runner."""
@@ -121,6 +119,11 @@ class LeasedOut(SharedOut):
             if worker.jobs != jobs[worker.name]:
                 self._database.run("owe", runner=int(worker.name), jobs=worker.jobs)
         self._sign_in()
+
+    def _join(self) -> None:
+        with self._database.writing(durable=False):
+            self._standing.stand()
+            self._sign_in()
 
     def _sign_in(self) -> None:
         behind = self.own.behind.id if self.own.behind is not None else None

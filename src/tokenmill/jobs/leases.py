@@ -1,21 +1,23 @@
 """One of several runners on a store: it holds what it has by a lease.
 
-A runner's lease is of all that it has. It is renewed as it works; when it is over by the server's clock, or when the
-process is gone from this host, what the runner had at work is pending again: once without a word, the next time as a
-suspect that is tried alone, and after that it is set aside. A runner that comes back late finds its jobs with others;
-an answer that it brings all the same is kept, once.
+A runner's lease is of all that it has. A thread of its own renews it, whatever else the process does; when it is over
+by the server's clock, or when the process is gone from this host, what the runner had at work is pending again: once
+without a word, the next time as a suspect that is tried alone, and after that it is set aside. A runner that comes back
+late finds its jobs with others; an answer that it brings all the same is kept, once.
 """
 
 import os
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from tokenmill.errors import StoreInUse
+from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
@@ -40,32 +42,38 @@ class Leased:
     def __init__(self, database: Postgres, at_work: Callable[[], Collection[int]], *, lease_s: float = LEASE_S) -> None:
         self._database, self._at_work, self._lease_s = database, at_work, lease_s
         self._who = {"host": socket.gethostname(), "kernel": _kernel(), "pid": os.getpid(),
-                     "ticks": _ticks(os.getpid()) or 0}  # fmt: skip
+                     "ticks": _stat(os.getpid())[1] or 0}  # fmt: skip
         self._tended_s = self._folded_s = time.monotonic()
         self._claims: set[int] = set()
+        self._taken: StoreInUse | None = None  # another has an output that was claimed here
+        self._left = threading.Event()
         with database.writing(durable=False):
             self.id = int(database.run("add_runner", lease_s=lease_s, **self._who).fetchone()[0])
         database.connected.append(self._connected_again)
 
     def recover(self) -> None:
-        """What those had who are gone is pending again; what others have is theirs."""
+        """What those had who are gone is pending again; what others have is theirs. From here on the lease is kept."""
         self._database.whole(self._gather)
+        every_s = min(TEND_S, self._lease_s / 8)
+        keeping = (weakref.ref(self), self._left, every_s)  # not kept for a store that nobody has any more
+        threading.Thread(target=_keep, args=keeping, name="lease", daemon=True).start()
 
-    def tend(self) -> None:
+    def tend(self, *, patient: bool = True) -> None:
         """Renew the lease, take from those whose lease is over, keep the tables short."""
         now_s = time.monotonic()
         if now_s - self._tended_s < min(TEND_S, self._lease_s / 8):
             return
         self._tended_s = now_s
-        self._database.whole(self._renew)
-        self._database.whole(self._gather)
+        self._database.whole(self._renew, patient=patient)
+        self._database.whole(self._gather, patient=patient)
         if now_s - self._folded_s >= FOLD_S:
             self._folded_s = now_s
-            self._database.whole(self._fold)
+            self._database.whole(self._fold, patient=patient)
 
     def stand(self) -> None:
         """Renew the lease; one that was over, and forgotten, too."""
-        self._database.run("renew", runner=self.id, lease_s=self._lease_s, **self._who)
+        if not self._left.is_set():
+            self._database.run("renew", runner=self.id, lease_s=self._lease_s, **self._who)
 
     def busy(self, identity: bytes) -> bool:
         """Whether an equal job runs, or is being started by another in this moment."""
@@ -102,6 +110,7 @@ class Leased:
 
     def leave(self) -> None:
         """Hand everything back, which was no attempt; where the server is away, the lease ends by itself."""
+        self._left.set()  # seen inside every transaction from here on: none stands up again behind this one
         with suppress(Lost), self._database.writing(durable=False):
             self._database.run("hand_back", runner=self.id, kept=[])
             self._database.run("drop_runner", runner=self.id)
@@ -120,7 +129,7 @@ class Leased:
         """Runners that are gone go from the table, and what they had at work is pending again, or set aside."""
         with self._database.writing(durable=False):
             for runner, pid, ticks in self._database.run("runners_here", kernel=self._who["kernel"]).fetchall():
-                if runner != self.id and _ticks(pid) != ticks:
+                if runner != self.id and _gone(pid, ticks):
                     self._database.run("drop_runner", runner=runner)
             self._database.run("drop_expired")
             self._database.run("lost", most=MOST_DEATHS, code=LOST, message="the runner was lost with it at work")
@@ -133,13 +142,27 @@ class Leased:
 
     def _connected_again(self) -> None:
         """Locks went with the connection; and what was being started when it broke may run without our knowing."""
+        if self._taken is not None:
+            raise self._taken
         with self._database.writing(durable=False):
             self.stand()
             self._database.run("hand_back", runner=self.id, kept=list(self._at_work()))
         for batch in self._claims:
             if not self._database.run("claim", key=batch).fetchone()[0]:
-                raise StoreInUse("another runner writes the output since the connection was lost",
-                                 hint="the same command goes on from there")  # fmt: skip
+                self._taken = StoreInUse("another runner writes the output since the connection was lost",
+                                         hint="the same command goes on from there")  # fmt: skip
+                raise self._taken
+
+
+def _keep(runner: "weakref.ref[Leased]", left: threading.Event, every_s: float) -> None:
+    """Keep a lease until its runner leaves. What goes wrong is for those to say who work: they meet it, too."""
+    while not left.wait(every_s):
+        leased = runner()
+        if leased is None:
+            return
+        with suppress(StoreError):
+            leased.tend(patient=False)
+        del leased
 
 
 def leased(database: Tables, at_work: Callable[[], Collection[int]]) -> Leased:
@@ -158,10 +181,24 @@ def _kernel() -> str:
         return uuid4().hex  # nobody can tell here; only the lease counts
 
 
-def _ticks(pid: int) -> int | None:
-    """When a process began, by its kernel's clock; None: there is none, or only what its parent has not read yet."""
+def _gone(pid: int, ticks: int) -> bool:
+    """Whether the process that began then is surely no more, or only what its parent has not read yet."""
+    state, began = _stat(pid)
+    if state is not None:
+        return state in "ZX" or (began is not None and ticks not in (0, began))
+    try:  # /proc may hide what others run (hidepid): that it cannot be read says nothing
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # another user's: it lives
+        return False
+    return False
+
+
+def _stat(pid: int) -> tuple[str | None, int | None]:
+    """State and beginning of a process by its kernel's clock; None: not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        return None if fields[0] in "ZX" else int(fields[19])
+        return fields[0], int(fields[19])
     except (OSError, ValueError, IndexError):
-        return None
+        return None, None

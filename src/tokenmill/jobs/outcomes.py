@@ -126,10 +126,9 @@ class Outcomes:
         self.down, self._accounts.deaths = death.message, self._accounts.deaths + 1
         lost = await self.break_off(list(self.flights.values()))
         trial = [flight.id for flight in lost if flight.id == self._hand.on_trial]
-        if death.from_outside:  # a server that does not say why is lost with its suspect; a machine that is gone is not
-            blamed = trial if self.gone is None else []
-        else:
-            blamed = trial or [flight.id for flight in lost]
+        if death.from_outside and self.gone is not None:  # with its machine, say: not even who was tried is to blame
+            trial = []
+        blamed = trial or ([] if death.from_outside else [flight.id for flight in lost])
         if blamed:
             self.settlement.deaths.append((blamed, retries.verdict(death).failure))
         self.settlement.released += [flight.id for flight in lost if flight.id not in blamed]

@@ -1,7 +1,8 @@
 """PostgreSQL under the store, for runners on several hosts: the same queries, transactions that hold or never were.
 
 A transaction is acknowledged before it is on the server's disk, or only then (durable). Of two that are in each other's
-way one is undone and done again; a connection that breaks is made anew. Which tables there are is not known here.
+way one is undone and done again; a connection that breaks is made anew, and a server that is away is waited for once,
+whoever asks. Which tables there are is not known here.
 """
 
 import threading
@@ -32,8 +33,12 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 _MOST_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": whoever makes the tables
 # A network that drops packets without a word is noticed within half a minute.
-_LINE: dict[str, Any] = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
-                         "tcp_user_timeout": 25_000, "application_name": "tokenmill"}  # fmt: skip
+_LINE: dict[str, Any] = {"connect_timeout": 10, "tcp_user_timeout": 25_000, "keepalives": 1, "keepalives_idle": 10,
+                         "keepalives_interval": 5, "keepalives_count": 3, "application_name": "tokenmill"}  # fmt: skip
+# The server lets go of what a host holds that sleeps or is gone, well before its lease is over.
+IDLE_S = 20
+_SERVER_LINE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+_DURABLE, _SOON = "BEGIN; SET LOCAL synchronous_commit TO on", "BEGIN; SET LOCAL synchronous_commit TO off"
 _COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
 
 # PostgreSQL has no text with U+0000 in it, which JSON has: it is written as a noncharacter and a sign, and that
@@ -80,14 +85,20 @@ class Postgres:
     def __init__(self, server: Server, mode: Mode) -> None:
         self.server, self._mode = server, mode
         self._guard = threading.RLock()
-        self._writing = False
+        self._writing = self._closed = False
+        self._heard_s = time.monotonic()
+        self._away_s: float | None = None  # since when the server is; None: it is there
+        self._given_up = False  # it was waited for long enough
+        self._tried_s = 0.0  # when it was last looked for in vain
         self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
         self._connection = _connected(server, mode)
 
     def run(self, name: str, /, **values: Any) -> Rows:
         """Run a named query; inside `writing`, or reading."""
         with told(self.server, self._connection):
-            return self._connection.execute(postgres_queries()[name], values, binary=True)
+            found = self._connection.execute(postgres_queries()[name], values, binary=True)
+        self._heard_s = time.monotonic()
+        return found
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
         """Run a named query for many rows; how many rows it changed. Where there is a way to copy them, they are."""
@@ -120,7 +131,7 @@ class Postgres:
         with self._guard, told(self.server, self._connection):
             if self._writing:
                 raise AssertionError("a transaction within another")
-            self._connection.execute("BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off")
+            self._connection.execute(_DURABLE if durable else _SOON)  # a role may have its own idea of it
             self._writing = True
             try:
                 yield
@@ -132,13 +143,17 @@ class Postgres:
             finally:
                 self._writing = False
 
-    def whole(self, work: Callable[[], T]) -> T:
-        """Do what may be done again from its beginning: it is, where others came in between or a connection broke."""
+    def whole(self, work: Callable[[], T], *, patient: bool = True) -> T:
+        """Do what may be done again from its beginning: it is, where others came in between or a connection broke.
+
+        Not `patient`: a server that is away is looked for once, and not waited for.
+        """
         with self._guard:
             if self._writing:
                 return work()
             conflicts = 0
             while True:
+                began_s = time.monotonic()
                 try:
                     return work()
                 except Conflict:
@@ -146,29 +161,45 @@ class Postgres:
                     if conflicts > _MOST_CONFLICTS:
                         raise
                 except Lost as lost:
-                    self._connect_again(lost)
+                    self._connect_again(lost, max(began_s, self._heard_s), patient=patient)
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Let go of the server, for good."""
         with self._guard, suppress(psycopg.Error):
+            self._closed = True
             self._connection.close()
 
-    def _connect_again(self, why: Lost) -> None:
-        until_s, wait_s = time.monotonic() + PATIENCE_S, _FIRST_WAIT_S
+    def _connect_again(self, why: Lost, heard_s: float, *, patient: bool) -> None:
+        """Within the time that a server is waited for in all, since it was last heard."""
+        if self._away_s is None:
+            self._away_s = heard_s
+        until_s, wait_s = self._away_s + PATIENCE_S, _FIRST_WAIT_S
+        if self._closed or (self._given_up and time.monotonic() - self._tried_s < _LONGEST_WAIT_S):
+            raise why
         while True:
-            with suppress(psycopg.Error):
-                self._connection.close()
             try:
-                self._connection = _connected(self.server, self._mode)
-                for again in self.connected:
-                    again()
+                self._reconnect()
             except Lost:
-                if time.monotonic() + wait_s > until_s:
+                self._tried_s = time.monotonic()
+                self._given_up |= self._tried_s + wait_s > until_s
+                if self._given_up or not patient:
                     raise why from None
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
+                self._away_s, self._given_up, self._heard_s = None, False, time.monotonic()
                 return
+
+    def _reconnect(self) -> None:
+        with suppress(psycopg.Error):
+            self._connection.close()
+        self._connection = _connected(self.server, self._mode)
+        try:
+            for again in self.connected:
+                again()
+        except BaseException:  # whoever comes next is told the same
+            self._connection.close()
+            raise
 
 
 def has_tables(server: Server) -> bool:
@@ -186,6 +217,8 @@ def _connected(server: Server, mode: Mode) -> Connection:
     try:
         with told(server, connection):
             _check_server(connection, server)
+            limits = {"idle_in_transaction_session_timeout": f"{IDLE_S}s", **_SERVER_LINE}
+            connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in limits.items()))
             adapters = connection.adapters
             for dumper in (_TextInRows, _Text):  # the last is for values, the first for rows that are copied
                 adapters.register_dumper(str, dumper)
@@ -228,12 +261,15 @@ def _version(connection: Connection, server: Server) -> int | None:
     if "tokenmill" not in found:
         said, own = f"{server} has tables of another program", "?options=-csearch_path%3Dtokenmill"
         raise StoreError(said, hint=f"give tokenmill a database of its own, or a schema: {own}")
-    version = max(int(number) for (number,) in _ask(connection, "version").fetchall())
+    version = max((int(number) for (number,) in _ask(connection, "version").fetchall()), default=0)
     if version > VERSION:
         raise StoreError(
             f"{server} was written by a newer tokenmill: the store's version is {version}, {VERSION} is known here",
             hint="use that tokenmill, or another database",
         )
+    if version < VERSION:
+        raise StoreError(f"{server} is of an older version, {version}, which is not known here",
+                         hint="use the tokenmill that wrote it, or another database")  # fmt: skip
     return version
 
 

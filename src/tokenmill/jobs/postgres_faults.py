@@ -27,8 +27,16 @@ class Taken(StoreInUse):
     """A row with this key is there already."""
 
 
+# Beside those of class 08: ended by the server, or about to be, among them for being idle in a transaction (25P03).
+_ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "25P04")
 _CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ...] = (
     ((errors.DeadlockDetected, errors.SerializationFailure), Conflict, "the same command goes on from there"),
+    (
+        (errors.QueryCanceled, errors.LockNotAvailable),
+        StoreError,
+        "somebody ended it, or a statement_timeout or lock_timeout is too short for it: "
+        "ALTER ROLE ... SET statement_timeout = 0 allows any time",
+    ),
     ((errors.UniqueViolation,), Taken, "another process stores the same; the same command finds it"),
     ((errors.InsufficientPrivilege,), StoreError, "the user needs to create and change tables in the schema"),
     ((errors.ReadOnlySqlTransaction,), StoreError, "name the primary server, not a standby, and one that may write"),
@@ -47,7 +55,7 @@ def told(server: Server, connection: "psycopg.Connection[tuple[object, ...]] | N
 def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreError:
     """An error in our words."""
     words = server.unsaid(" ".join(str(error).split()))
-    if not connected or isinstance(error, errors.OperatorIntervention | errors.ConnectionException):
+    if not connected or error.sqlstate in _ENDED or (error.sqlstate or "").startswith("08"):
         return Lost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):
         return StoreFull(f"no room is left on the server of {server}", hint=f"free some space: {_GO_ON}")

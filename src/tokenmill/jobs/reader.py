@@ -95,10 +95,13 @@ class Reader:
         """Pending jobs with a deadline of their own up to a time, the nearest first."""
         return [*map(Waiting._make, self._database.all("due", before=before_s, now=self._now(), limit=limit))]
 
-    def next_retry_s(self) -> float | None:
-        """When the first job that waits out a failure may be started."""
-        time_s: float | None = self._database.one("next_retry")[0]
-        return time_s
+    def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
+        """When the first job that waits out a failure may be started, of these batches or of all."""
+        if batches is None:
+            rows = self._database.all("next_retry")
+        else:
+            rows = [self._database.one("next_retry_of", batch=batch) for batch in batches]
+        return min((row[0] for row in rows if row[0] is not None), default=None)
 
     def results(self, batch: int, after: int, limit: int) -> list[Result]:
         """The jobs behind a line, in the order of the file, finished or not."""
@@ -120,8 +123,12 @@ class Reader:
 
     def ask_cancel(self, batch: int) -> None:
         """Leave word that a batch is to be cancelled; needs the mode for it."""
-        with self._database.writing(durable=True):
-            self._database.run("ask_cancel", batch=batch, now=self._now())
+
+        def work() -> None:
+            with self._database.writing(durable=True):
+                self._database.run("ask_cancel", batch=batch, now=self._now())
+
+        self._database.whole(work)
 
     def _job(self, row: tuple[Any, ...]) -> Job:
         job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row

@@ -10,8 +10,9 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError, UsageError
@@ -55,6 +56,16 @@ def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concaten
     return alone
 
 
+def _repeated(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
+    """What may be done again from its beginning, where the connection broke before it was acknowledged."""
+
+    @wraps(method)
+    def done(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
+        return self._database.whole(lambda: method(self, *args, **named))
+
+    return done
+
+
 class Store(Reader):
     """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
@@ -94,11 +105,20 @@ class Store(Reader):
             "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": int(how.reuse),
             "priority": how.priority or 0, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
         }  # fmt: skip
-        with self._database.writing(durable=False):
-            batch: int = self._database.run("add_batch", **values).fetchone()[0]
-            self._database.run("add_counts", batch=batch)
-            self._standing.take_up(batch)
-        return batch
+        tries = count()
+
+        def work() -> int:
+            again = next(tries) > 0
+            with self._database.writing(durable=False):
+                found = self._database.run("batch_named", name=values["name"]).fetchone() if again else None
+                if found and self.batch(found[0]).created_s == values["now"]:  # only the word of it was lost
+                    return int(found[0])
+                batch: int = self._database.run("add_batch", **values).fetchone()[0]
+                self._database.run("add_counts", batch=batch)
+                self._standing.take_up(batch)
+            return batch
+
+        return self._database.whole(work)
 
     def add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
         """Store lines in one transaction (`line.Row`s, or plain tuples, and blocks of text); those answered are done.
@@ -108,6 +128,15 @@ class Store(Reader):
         if not rows:
             return
         self._standing.tend()
+        texts, tries = list(blocks), count()
+
+        def work() -> None:
+            if next(tries) == 0 or self.last_line(batch) < rows[-1][-1] & MOST_LINES:  # else only the word was lost
+                self._add(batch, rows, texts)
+
+        self._database.whole(work)
+
+    def _add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
         with self._database.writing(durable=False):
             run = self._database.run
             self._standing.take_up(batch)
@@ -125,12 +154,14 @@ class Store(Reader):
         row = self._database.one("last_job", first=job_id(batch, 0), last=job_id(batch, MOST_LINES))
         return (row[0] or 0) & MOST_LINES
 
+    @_repeated
     def seal(self, batch: int, key: bytes) -> Batch:
         """All lines are there, and on the disk when this returns."""
         with self._database.writing(durable=True):
             self._database.run("seal", batch=batch, key=key, now=self._now())
         return self.batch(batch)
 
+    @_repeated
     def set_deadline(self, batch: int, deadline_s: float) -> int:
         """Another deadline. Jobs that were given up for the one before are pending again; how many."""
         with self._database.writing(durable=True):
@@ -140,6 +171,10 @@ class Store(Reader):
     def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
         """Another priority for all jobs whose lines do not state one."""
         before = self.batch(batch)
+        self._database.whole(lambda: self._set_priority(before, priority, stated))
+
+    def _set_priority(self, before: Batch, priority: int, stated: Callable[[str], bool]) -> None:
+        batch = before.id
         with self._database.writing(durable=True):
             self._database.run("set_priority", batch=batch, priority=priority)
             if "priority" not in before.defaults:  # these are as good as stated
@@ -153,11 +188,13 @@ class Store(Reader):
                     for low, high in pairwise(ends):
                         self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
 
+    @_repeated
     def retire(self, batch: int) -> None:
         """The batch stays, but the same command makes a new one."""
         with self._database.writing(durable=False):
             self._database.run("drop_key", batch=batch)
 
+    @_repeated
     def forget(self, batch: int) -> None:
         """Remove a batch and its lines; answers stay. What a kill leaves of it is removed at the next opening."""
         with self._database.writing(durable=False):
@@ -318,7 +355,8 @@ class Store(Reader):
             for (batch,) in self._database.all("doomed"):
                 self.forget(batch)
         except StoreError:
-            self._database.close()
+            with suppress(StoreError):
+                self.close()
             raise
 
     def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:

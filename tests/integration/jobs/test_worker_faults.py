@@ -14,7 +14,7 @@ from support.jobs_store import Clock, submitted
 from support.worked import LIMIT_S, QUICK, lines, run_prompts, worked
 from tokenmill.engine.engine import Answer, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
-from tokenmill.jobs.job import State
+from tokenmill.jobs.job import NUMBER_BITS, Batch, Failure, State
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store, ask_to_cancel
@@ -117,6 +117,26 @@ def test_a_job_alone_at_work_when_the_engine_is_killed_again_and_again_is_set_as
     assert (report.counts.done, report.counts.set_aside) == (2, 1)
     assert found["poison"]["error"]
     assert report.deaths == 3
+
+
+def test_a_suspect_is_not_blamed_for_a_machine_that_is_lost_while_it_is_tried(tmp_path: Path) -> None:
+    async def lost(store: Store, batch: Batch) -> None:
+        engine = FakeEngine()
+        running = asyncio.create_task(worked(store, batch, engine))
+        async with asyncio.timeout(LIMIT_S):
+            await engine.changed.wait()
+            engine.die(KILLED)
+            with pytest.raises(EngineError):
+                await running
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["slow"])
+        (job,) = store.start([batch.id << NUMBER_BITS | 1]).running
+        store.died([job.id], Failure("engine_died", "it died"), retry_at_s=0.0)
+        asyncio.run(lost(store, batch))
+        after = store.job(job.id)
+        assert after is not None
+        assert (after.state, after.deaths) == (State.PENDING, 1)
 
 
 def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path: Path) -> None:

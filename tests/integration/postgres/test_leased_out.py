@@ -15,6 +15,8 @@ from tokenmill.jobs.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
 
+pytestmark = pytest.mark.usefixtures("unkept")
+
 
 @pytest.fixture
 def server(postgres: Cluster) -> Server:

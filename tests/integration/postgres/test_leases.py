@@ -8,13 +8,15 @@ import pytest
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import Cluster, asked
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs.address import Server
+from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
 BROKE = Failure("timeout", "too slow")
+
+pytestmark = pytest.mark.usefixtures("unkept")
 
 
 @pytest.fixture
@@ -160,11 +162,19 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: Server, tmp_path
             now = watching.job(job)
             assert now is not None
             found.append((now.state, now.deaths))
+            assert now.attempts == 0  # none of them was the job's
             runner.close()
         assert found == [(State.PENDING, 0), (State.PENDING, 1), (State.SET_ASIDE, 2)]
         (failure,) = watching.failures(batch.id, 0, 9)
         assert (failure.code, failure.message) == ("runner_lost", "the runner was lost with it at work")
         assert watching.retry(batch.id) == 1
+        with Store(server) as runner:
+            runner.start([job])
+            away(server, runner)
+            gathered(server)
+            again = watching.job(job)
+        assert again is not None
+        assert (again.state, again.deaths) == (State.PENDING, 0)  # all its chances are new
 
 
 def test_opening_leaves_those_alone_that_live(server: Server, tmp_path: Path) -> None:
@@ -253,6 +263,17 @@ def test_half_a_stream_of_one_that_lives_is_kept(server: Server) -> None:
             assert len(other.batches()) == 1
     with Store(server) as other:
         assert other.batches() == []
+
+
+def test_a_retry_is_waited_for_where_it_is_ones_own(address: Address, tmp_path: Path) -> None:
+    with Store(address) as store:
+        one, other, third = (submitted(store, tmp_path / name, [name]) for name in "abc")
+        for batch, retry_at_s in ((one, 7.0), (other, 5.0)):
+            (job,) = pending(store, batch)
+            store.start([job])
+            store.fail(job, BROKE, retry_at_s=retry_at_s)
+        found = [store.next_retry_s(asked) for asked in (None, [one.id], [one.id, other.id], [third.id], [])]
+        assert found == [5.0, 7.0, 5.0, None, None]
 
 
 def test_a_batch_cancelled_by_another_process_is_told_to_who_works_on_it(server: Server, tmp_path: Path) -> None:

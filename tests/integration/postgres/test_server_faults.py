@@ -18,6 +18,7 @@ from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.job import Counts, Submission
 from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -177,18 +178,57 @@ def test_nothing_there_to_look_at(server: Server) -> None:
         reader.ask_cancel(1)
 
 
-def test_what_is_not_ours(server: Server, postgres: Cluster) -> None:
-    asked(server, "CREATE TABLE jobs (theirs INT)")
+@pytest.mark.parametrize("what", ["TABLE jobs", "TABLE totals", "TABLE runners", "TABLE stretches", "VIEW runners"])
+def test_tables_of_others_are_left_alone(server: Server, what: str) -> None:
+    asked(server, f"CREATE {what} AS SELECT 1 AS theirs")
     with pytest.raises(StoreError, match="tables of another program"):
         Store(server)
+
+
+def test_what_is_not_ours(postgres: Cluster) -> None:
     newer = postgres.fresh()
     Store(newer).close()
     asked(newer, "UPDATE tokenmill SET version = 99")
     for opening in (Store, Reader):
         with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
             opening(newer)
+    for change in ("UPDATE tokenmill SET version = 0", "DELETE FROM tokenmill"):
+        asked(newer, change)
+        for opening in (Store, Reader):
+            with pytest.raises(StoreError, match="is of an older version, 0"):
+                opening(newer)
     with pytest.raises(StoreError, match="names no schema that is there"):
         Store(Server(postgres.url("nowhere")))
+
+
+def test_a_statement_that_a_timeout_ends_is_not_repeated(server: Server) -> None:
+    with Store(server) as store:
+        database, tries = database_of(store), list[int]()
+
+        def work() -> None:
+            tries.append(1)
+            with database.writing(durable=False):
+                database._connection.execute("SET LOCAL statement_timeout = '300ms'")
+                database._connection.execute("SELECT pg_sleep(600)")
+
+        with pytest.raises(StoreError, match="statement timeout") as caught:
+            database.whole(work)
+        assert not isinstance(caught.value, Lost)
+        assert "statement_timeout = 0" in (caught.value.hint or "")
+        assert tries == [1]
+        assert store.batches() == []
+
+
+def test_what_has_to_be_on_the_disk_is_whatever_the_role_is_set_to(server: Server) -> None:
+    with Store(server) as store:
+        database = database_of(store)
+        for role in ("off", "on"):
+            database._connection.execute(f"SET synchronous_commit = {role}")
+            found = list[Any]()
+            for durable in (True, False):
+                with database.writing(durable=durable):
+                    found.append(database._connection.execute("SHOW synchronous_commit").fetchone())
+            assert found == [("on",), ("off",)]
 
 
 def test_a_database_that_cannot_hold_every_text(postgres: Cluster) -> None:

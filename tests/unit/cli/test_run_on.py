@@ -31,6 +31,12 @@ def test_what_cannot_be_is_refused(store: str, options: EngineOptions, words: st
         pass
 
 
+def test_a_configuration_of_this_machine_is_refused(tmp_path: Path) -> None:
+    given = Common(config=tmp_path / "mine.toml")
+    with pytest.raises(UsageError, match="every machine reads its own"), on_ray("ray", tmp_path, None, OPTIONS, given):
+        pass
+
+
 def test_news_of_machines_are_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     told = Told()
     told.tell(News("alpha", "found", "16 processors, 1 GPU"))

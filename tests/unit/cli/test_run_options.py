@@ -7,8 +7,9 @@ import pytest
 
 from support.jobs_store import submitted
 from tokenmill.cli.batches import find, worker_of
-from tokenmill.cli.job_options import BodyOptions, moment_s
-from tokenmill.errors import UsageError
+from tokenmill.cli.job_options import BodyOptions, moment_s, store_at
+from tokenmill.cli.output import Common
+from tokenmill.errors import ConfigError, UsageError
 from tokenmill.jobs.store import Store
 
 NOW_S = time.mktime((2026, 11, 15, 22, 30, 0, 0, 0, -1))
@@ -34,6 +35,13 @@ def test_times_are_read_as_people_write_them(text: str, local: tuple[int, int, i
 
 def test_a_time_may_have_a_zone() -> None:
     assert moment_s("2026-12-01T06:30:00+00:00", NOW_S) == 1796106600
+
+
+def test_a_store_of_a_user_who_is_not_here_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "tokenmill.toml"
+    config.write_text('store = "~no-such-user/batches"\n')
+    with pytest.raises(ConfigError, match="store: ~no-such-user/batches names a user that is not here"):
+        store_at(None, Common(config=config))
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "12:99", "8x", "", "2026-13-01"])

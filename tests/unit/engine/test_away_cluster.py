@@ -1,6 +1,8 @@
 """Clusters that are not there, and what Ray says of a host that is gone."""
 
+import os
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -35,6 +37,23 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(EngineError, match="Ray is not installed here") as caught, connected("ray"):
         pass
     assert caught.value.hint == "pip install 'tokenmill[ray]'"
+
+
+@pytest.mark.parametrize(("said", "holds"), [(None, "0"), ("1", "1")])
+def test_a_cluster_that_is_started_tells_nobody_unless_somebody_wants_it(
+    monkeypatch: pytest.MonkeyPatch, said: str | None, holds: str
+) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", said or "")
+    if said is None:
+        monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    found: list[str | None] = []
+    ray, private, worker = ModuleType("ray"), ModuleType("ray._private"), ModuleType("ray._private.worker")
+    vars(ray).update(init=lambda **_: found.append(os.environ.get("RAY_USAGE_STATS_ENABLED")), shutdown=lambda: None)
+    vars(private).update(worker=worker)
+    for module in (ray, private, worker):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with connected("ray"):
+        assert found == [holds]
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])

@@ -16,6 +16,11 @@ from tokenmill.jobs.address import Server, address_of
     ("postgresql://mill:@host/b", "postgresql://mill:***@host/b"),
     ("postgresql://mill:w%40rd@host/b?sslmode=require", "postgresql://mill:***@host/b?sslmode=require"),
     ("postgresql://mill:w@rd@host/b", "postgresql://mill:***@host/b"),
+    ("postgresql://mill:123?word@host/b", "postgresql://mill:***@host/b"),
+    ("postgresql://mill:ge?word@host:5433/b?sslmode=require", "postgresql://mill:***@host:5433/b?sslmode=require"),
+    ("postgresql://mill:word@host/b?user=m@il", "postgresql://mill:***@host/b?user=m@il"),
+    ("postgresql://host:5433/b?user=m@il&password=wo@word", "postgresql://host:5433/b?user=m@il&password=***"),
+    ("postgresql://mill@[::1]:5433,other:5434/b", "postgresql://mill@[::1]:5433,other:5434/b"),
     ("postgresql://host/b?user=mill&password=word", "postgresql://host/b?user=mill&password=***"),
     ("postgresql://host/b?sslpassword=word&host=/tmp", "postgresql://host/b?sslpassword=***&host=/tmp"),
 ])  # fmt: skip
@@ -36,11 +41,21 @@ def test_words_about_it_do_not_say_the_password(text: str) -> None:
         assert server.unsaid(f"cannot use {said}: refused") == "cannot use ***: refused"
 
 
+def test_a_piece_that_is_taken_for_a_host_is_not_said_either() -> None:
+    """libpq ends a password at its first @."""
+    assert Server("postgresql://m:ge@heim@host/b").unsaid('no host "heim@host"') == 'no host "***@host"'
+
+
 def test_a_folder_is_a_folder() -> None:
     assert address_of("batches/here") == Path("batches/here")
 
 
-@pytest.mark.parametrize("text", ["mysql://host/b", "postgresql://m:word@host:port/b"])
+@pytest.mark.parametrize("text", [
+    "mysql://host/b", "postgresql://m:word@host:port/b", "postgresql://m:word/b", "postgresql:/m:word@host/b",
+    "postgresql:m:word@host/b", "postgres:///m:word@host/b", "PostgreSQL:/m:word@host/b", "postgresql//m:word@host/b",
+    "m:word@postgresql://host/b", "postgresql://m:wo/rd?word@host/b", "postgresql://m:12/word@host",
+    "postgresql://m:1/a?word@host/b",
+])  # fmt: skip
 def test_what_no_store_can_be_at(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         address_of(text)

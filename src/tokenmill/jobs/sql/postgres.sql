@@ -2,8 +2,9 @@
 -- LOCKS: locks of this store are told from those of others in the database by the number of its table of batches.
 
 -- name: tables
-SELECT tablename FROM pg_tables
-WHERE schemaname = current_schema() AND tablename IN ('tokenmill', 'batches', 'jobs', 'blocks', 'answers', 'counts');
+SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = current_schema() AND relname IN ('tokenmill', 'batches', 'jobs', 'blocks', 'answers', 'counts', 'totals',
+                                                 'runners', 'stretches');
 
 -- name: version
 SELECT version FROM tokenmill;
@@ -116,8 +117,17 @@ DELETE FROM runners WHERE id IN (SELECT id FROM runners WHERE lease_until < cloc
 
 -- name: lost
 UPDATE jobs SET lost = lost + 1, deaths = deaths + CASE WHEN lost > 0 THEN 1 ELSE 0 END, code = :code, message = :message,
+       attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END,
        state = CASE WHEN lost > 0 AND deaths + 1 >= :most THEN 5 ELSE 0 END
 WHERE state = 1 AND (runner IS NULL OR NOT EXISTS (SELECT 1 FROM runners WHERE runners.id = jobs.runner));
+
+-- name: retry_failed
+UPDATE jobs SET state = 0, attempts = 0, deaths = 0, lost = 0, code = NULL, message = NULL, not_before_s = NULL
+WHERE batch = :batch AND state IN (3, 5) AND code <> 'invalid_line';
+
+-- name: retry_cancelled
+UPDATE jobs SET state = 0, attempts = 0, deaths = 0, lost = 0, code = NULL, message = NULL, not_before_s = NULL
+WHERE id BETWEEN :first AND :last AND state = 4;
 
 -- name: hand_back
 UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END

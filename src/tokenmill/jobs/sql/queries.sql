@@ -98,6 +98,9 @@ ORDER BY deadline_s LIMIT :limit;
 -- name: next_retry
 SELECT min(not_before_s) FROM jobs WHERE state = 0 AND not_before_s IS NOT NULL;
 
+-- name: next_retry_of
+SELECT min(not_before_s) FROM jobs WHERE batch = :batch AND state = 0 AND not_before_s IS NOT NULL;
+
 -- name: job
 SELECT id, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths
 FROM jobs WHERE id = :job;

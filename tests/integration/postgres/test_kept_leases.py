@@ -1,0 +1,154 @@
+"""A lease is kept by a thread, from the opening of a store to its end, whatever else its process does."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from support.postgres import Cluster, asked
+from tokenmill.errors import StoreInUse
+from tokenmill.jobs import leases
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.job import Submission
+from tokenmill.jobs.leases import Leased
+from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+
+LIMIT_S = 120
+EXPIRE = "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second'"
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    return postgres.fresh()
+
+
+class Rounds:
+    """Counts how often the thread has looked after a lease."""
+
+    def __init__(self) -> None:
+        self._done = threading.Semaphore(0)
+
+    def end(self) -> None:
+        self._done.release()
+
+    def another(self) -> None:
+        """Wait for one that began after this."""
+        while self._done.acquire(blocking=False):
+            pass
+        for _ in range(2):  # the first may be under way
+            assert self._done.acquire(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
+    found, tend = Rounds(), Leased.tend
+
+    def counted(self: Leased, *, patient: bool = True) -> None:
+        try:
+            tend(self, patient=patient)
+        finally:
+            found.end()
+
+    monkeypatch.setattr(Leased, "tend", counted)
+    monkeypatch.setattr(leases, "TEND_S", 0.02)
+    yield found
+    for thread in keepers():
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def keepers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "lease"]
+
+
+def test_a_process_that_only_reads_or_loads_keeps_its_lease(server: Server, rounds: Rounds) -> None:
+    with Store(server) as reading:
+        reading.begin(Submission("m"), source="stdin", key=None)
+        asked(server, EXPIRE)
+        rounds.another()
+        with Reader(server) as reader:
+            assert [runner.alive for runner in reader.runners()] == [True]
+        with Store(server) as other:
+            assert len(other.batches()) == 1  # half a batch of one that lives
+
+
+def test_one_that_was_taken_for_lost_takes_its_place_again(server: Server, rounds: Rounds) -> None:
+    with Store(server) as store:
+        asked(server, "DELETE FROM runners")
+        rounds.another()
+        with Reader(server) as reader:
+            assert [runner.id for runner in reader.runners()] == [store._standing.id]
+
+
+def test_a_connection_that_broke_while_nothing_was_asked_is_made_anew(server: Server, rounds: Rounds) -> None:
+    with Store(server) as store:
+        assert isinstance(store._database, Postgres)
+        asked(server, "SELECT pg_terminate_backend(?, 60000)", store._database._connection.info.backend_pid)
+        asked(server, "DELETE FROM runners")
+        rounds.another()
+        with Reader(server) as reader:
+            assert [runner.id for runner in reader.runners()] == [store._standing.id]
+
+
+def test_who_left_does_not_stand_up_again(server: Server, rounds: Rounds) -> None:
+    with Store(server) as store:
+        rounds.another()
+        assert isinstance(store._standing, Leased)
+        store._standing.leave()
+        store._standing._renew()  # as the thread may, that was about to
+        assert asked(server, "SELECT id FROM runners") == []
+
+
+def test_it_does_not_keep_a_process_from_its_end(server: Server) -> None:
+    text = "import sys; from tokenmill.jobs.address import address_of; from tokenmill.jobs.store import Store\n" \
+           "store = Store(address_of(sys.argv[1])); sys.exit(7)"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", text, server.url], check=False, timeout=LIMIT_S)
+    assert done.returncode == 7
+
+
+@pytest.mark.usefixtures("unkept")
+def test_an_output_that_another_took_meanwhile_stays_its_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds that out, and however often the connection is made anew."""
+    monkeypatch.setattr(leases, "TEND_S", 0.0)
+    with Store(server) as one, Store(server) as other:
+        assert isinstance(one._database, Postgres)
+        assert isinstance(one._standing, Leased)
+        assert one.claim_output(1)
+        asked(server, "SELECT pg_terminate_backend(?, 60000)", one._database._connection.info.backend_pid)
+        assert other.claim_output(1)
+        with pytest.raises(StoreInUse, match="another runner writes the output"):
+            one._standing.tend(patient=False)
+        other.close()
+        with pytest.raises(StoreInUse, match="another runner writes the output"):
+            one.batches()
+
+
+@pytest.mark.parametrize(("raised", "gone"), [(ProcessLookupError, True), (PermissionError, False), (None, False)])
+def test_a_process_that_cannot_be_looked_at_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, raised: type[OSError] | None, *, gone: bool
+) -> None:
+    def kill(_pid: int, _signal: int) -> None:
+        if raised is not None:
+            raise raised
+
+    monkeypatch.setattr(leases, "_stat", lambda _: (None, None))
+    monkeypatch.setattr(os, "kill", kill)
+    assert leases._gone(1, 5) is gone
+
+
+def test_a_process_that_can() -> None:
+    ticks = leases._stat(os.getpid())[1]
+    assert ticks is not None
+    assert not leases._gone(os.getpid(), ticks)
+    assert leases._gone(os.getpid(), ticks + 1)  # its number is another's now
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    began = leases._stat(ended.pid)[1] or 0
+    assert leases._gone(ended.pid, began)  # its parent has not asked yet
+    ended.wait(LIMIT_S)
+    assert leases._gone(ended.pid, began)

@@ -1,0 +1,178 @@
+"""A server that is away, or that ends connections: waited for once, and what was under way is done again, once."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.jobs_store import pending, submitted, write_jobs
+from support.postgres import Cluster, asked, cluster
+from tokenmill.errors import StoreError
+from tokenmill.jobs import postgres as module
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.job import Counts, Submission
+from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.postgres_faults import Lost
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+
+pytestmark = pytest.mark.usefixtures("unkept")
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    return postgres.fresh()
+
+
+def database_of(store: Reader) -> Postgres:
+    assert isinstance(store._database, Postgres)
+    return store._database
+
+
+def cut(store: Store) -> None:
+    pid = database_of(store)._connection.info.backend_pid
+    asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)
+
+
+def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 1)
+    with Store(server) as asleep, Store(server) as other:
+        batch = submitted(other, tmp_path / "j", ["a", "b"])
+        portion = other.portion(1)
+        assert portion is not None
+        taken = list[int]()
+
+        def sleep_in_turn() -> None:
+            with database_of(asleep).writing(durable=False):
+                database_of(asleep).run("turn", key=-1)
+                # Returns when the server has ended this one.
+                taken.append(len(portion.window([batch.id], again=True, limit=5)))
+
+        with pytest.raises(Lost, match="idle-in-transaction"):
+            sleep_in_turn()
+        assert len(taken) == 1
+        assert taken[0] > 0
+        assert len(asleep.batches()) == 1
+        assert {runner.id for runner in asleep.runners()} == {asleep._standing.id, other._standing.id}
+
+
+def test_the_server_is_told_when_to_let_go(server: Server) -> None:
+    with Store(server) as store, Reader(server) as reader:
+        for one in (store, reader):
+            found = database_of(one)._connection.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+            assert found == ("20s",)
+
+
+class Clock:
+    """Time that only goes on where somebody waits."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, wait_s: float) -> None:
+        self.now_s += wait_s
+
+
+def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tries, connected = Clock(), list[float](), module._connected
+    monkeypatch.setattr(module, "time", clock)
+    with cluster() as own:
+        store = Store(own.fresh())
+        batch = submitted(store, tmp_path / "j", ["a"])
+        portion = store.portion(1)
+        assert portion is not None
+        clock.now_s += 500  # for so long nobody asked: that is not the server's fault
+        own.stop(signal.SIGQUIT)
+
+        def counted(*args: object) -> object:
+            tries.append(clock.now_s)
+            return connected(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "_connected", counted)
+        with pytest.raises(StoreError, match="the connection to .* was lost"):
+            store.batch(batch.id)
+        waited = len(tries)
+        assert 1540 < clock.now_s <= 1560
+        ends: list[Callable[[], object]] = [lambda: store.start([1]), portion.close, lambda: store.batch(batch.id)]
+        for end in ends:
+            with pytest.raises(StoreError, match="was lost"):
+                end()
+        store.close()
+        assert len(tries) == waited
+        assert clock.now_s <= 1560
+
+
+def test_one_that_comes_back_is_found_again_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    with cluster() as own, Store(own.fresh()) as store:
+        batch = submitted(store, tmp_path / "j", ["a"])
+        own.stop()
+        with pytest.raises(StoreError, match="was lost"):
+            store.batch(batch.id)
+        own.start()
+        clock.now_s += 10
+        assert store.batch(batch.id).counts == Counts(pending=1)
+        own.stop()
+        before_s = clock.now_s
+        with pytest.raises(StoreError, match="was lost"):
+            store.batch(batch.id)
+        assert clock.now_s > before_s + 40  # it is another time
+
+
+def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server, tmp_path: Path) -> None:
+    with Store(server) as store:
+        cut(store)
+        assert store.portion(2) is not None
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        asks: list[Callable[[], object]] = [
+            lambda: store.set_priority(batch.id, 3, stated=lambda _: False), lambda: store.set_deadline(batch.id, 1e12),
+            lambda: store.retire(batch.id), lambda: store.ask_cancel(batch.id), store.expire,
+            lambda: store.seal(store.begin(Submission("n"), source="x", key=None), b"key"),
+        ]  # fmt: skip
+        for ask in asks:
+            cut(store)
+            ask()
+        found = store.batch(batch.id)
+        assert (found.priority, found.deadline_s) == (3, 1e12)
+        assert store.asked_to_cancel() == [batch.id]
+        cut(store)
+        store.forget(batch.id)
+        assert [batch.model_id for batch in store.batches()] == ["n"]
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_what_was_done_and_not_acknowledged_is_not_done_twice(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """Of the transactions that store a batch one is committed, and the connection breaks before that is said."""
+    with Store(server) as store:
+        database, left = database_of(store), [which]
+        writing = database.writing
+
+        @contextmanager
+        def cut_off(*, durable: bool) -> Iterator[None]:
+            with writing(durable=durable):
+                yield
+            left[0] -= 1
+            if left[0] == -1:
+                cut(store)
+                raise Lost("gone", hint="")
+
+        monkeypatch.setattr(database, "writing", cut_off)
+        monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1)
+        path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(6000)])
+        batch = submit(store, path, Submission("m", priority=1), processes=0).batch
+        assert left[0] < -1  # it happened, and more followed
+        assert (batch.counts, batch.lines) == (Counts(pending=6000), 6000)
+        store.set_priority(batch.id, 4, stated=lambda _: False)
+        assert len(store.batches()) == 1
+        assert len(pending(store, batch)) > 0
