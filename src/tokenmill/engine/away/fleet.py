@@ -155,20 +155,8 @@ class Fleet:
         """Have a machine plan; it is left out where that comes to nothing."""
         if place.line is None:
             place.line = self._machines.host(place.node, self._prepare)
-        try:
-            asked = asyncio.ensure_future(place.line.call("outlook"))
-            await asyncio.wait({asked}, timeout=WAITS_S)
-            if not asked.done():
-                self._tell(News(place.name, "waits", "other work on the cluster has it, or it is slow to answer"))
-            found: Outlook | Fault = await asked
-        except Lost as lost:
-            self._lost(place, lost.message)
-            return
-        except EngineError as error:
-            self._leave_out(place, error)
-            return
-        if isinstance(found, Fault):
-            self._leave_out(place, error_of(found))
+        found = await self._heard(place, self._outlook(place, place.line))
+        if found is None:
             return
         place.outlook = found
         if found.version != __version__:
@@ -180,6 +168,30 @@ class Fleet:
             self._leave_out(place, EngineError(f"{found.model} does not fit: {found.lacks}"))
         else:
             self._check_model(place)
+
+    async def _outlook(self, place: Place, line: Line) -> Outlook | Fault:
+        """What a machine plans; told where it has to be waited for."""
+        asked = asyncio.ensure_future(line.call("outlook"))
+        await asyncio.wait({asked}, timeout=WAITS_S)
+        if not asked.done():
+            self._tell(News(place.name, "waits", "other work on the cluster has it, or it is slow to answer"))
+        found: Outlook | Fault = await asked
+        return found
+
+    async def _heard(self, place: Place, coming: Awaitable[T | Fault]) -> T | None:
+        """What a machine answers; None: it is lost or left out, and that was told."""
+        try:
+            found = await coming
+        except Lost as lost:
+            self._lost(place, lost.message)
+            return None
+        except EngineError as error:
+            self._leave_out(place, error)
+            return None
+        if isinstance(found, Fault):
+            self._leave_out(place, error_of(found))
+            return None
+        return found
 
     def _check_model(self, place: Place) -> None:
         ours, outlook = self.model_id, place.outlook
@@ -194,16 +206,8 @@ class Fleet:
         line, outlook = place.line, place.outlook
         if place.out or line is None or outlook is None:
             return
-        try:
-            found = await self._started(place, line)
-        except Lost as lost:
-            self._lost(place, lost.message)
-            return
-        except EngineError as error:
-            self._leave_out(place, error)
-            return
-        if isinstance(found, Fault):
-            self._leave_out(place, error_of(found))
+        found = await self._heard(place, self._started(place, line))
+        if found is None:
             return
         place.engine = engine_at(line, found, name=place.name)
         lanes = number_of(found.identity.lanes or 1, "lane")
