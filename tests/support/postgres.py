@@ -20,6 +20,8 @@ import psycopg
 
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.database import FILE
+from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.reader import Reader
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "tell nobody:@/?%"
@@ -144,3 +146,15 @@ def asked(address: Address, text: str, *values: Any) -> list[tuple[Any, ...]]:
 def text_of(address: Address) -> str:
     """For another process's command line."""
     return address.url if isinstance(address, Server) else str(address)
+
+
+def database_of(store: Reader) -> Postgres:
+    """The connection of an open store."""
+    assert isinstance(store._database, Postgres)
+    return store._database
+
+
+def cut(store: Reader) -> None:
+    """Somebody ends the connection on the server's side; that it is gone there is waited for."""
+    pid = database_of(store)._connection.info.backend_pid
+    asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)

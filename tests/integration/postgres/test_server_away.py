@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import pending, submitted, write_jobs
-from support.postgres import Cluster, asked, cluster
+from support.postgres import Cluster, cluster, cut, database_of
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Counts, Submission
-from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -25,16 +24,6 @@ pytestmark = pytest.mark.usefixtures("unkept")
 @pytest.fixture
 def server(postgres: Cluster) -> Server:
     return postgres.fresh()
-
-
-def database_of(store: Reader) -> Postgres:
-    assert isinstance(store._database, Postgres)
-    return store._database
-
-
-def cut(store: Store) -> None:
-    pid = database_of(store)._connection.info.backend_pid
-    asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)
 
 
 def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(

@@ -11,13 +11,12 @@ import psycopg
 import pytest
 
 from support.jobs_store import answer, pending, submitted
-from support.postgres import PASSWORD, Cluster, asked, cluster
+from support.postgres import PASSWORD, Cluster, asked, cluster, cut, database_of
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.job import Counts, Submission
-from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -28,17 +27,6 @@ from tokenmill.jobs.tables import has_batches
 @pytest.fixture
 def server(postgres: Cluster) -> Server:
     return postgres.fresh()
-
-
-def database_of(store: Store) -> Postgres:
-    assert isinstance(store._database, Postgres)
-    return store._database
-
-
-def cut(store: Store) -> None:
-    """Somebody ends the connection on the server's side; that it is gone there is waited for."""
-    pid = database_of(store)._connection.info.backend_pid
-    asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)
 
 
 def test_a_connection_that_breaks_is_made_anew(server: Server, tmp_path: Path) -> None:
