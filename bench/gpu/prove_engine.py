@@ -96,6 +96,8 @@ async def prove(bench: Bench, case: Case, stages: set[str], clock: Clock, cores:
     try:
         async with limited(case.card_bytes) as free, up(bench, case.plan, case.slug) as one:
             say(f"{case.name}: loaded in {one.load_s:.1f} s")
+            for note in one.engine.capabilities.notes:
+                say(f"  {note}")
             bench.load_s = one.load_s + 5
             if wants_ledger:
                 await held(bench, case, one, free)
@@ -159,6 +161,7 @@ async def held_as(bench: Bench, case: Case, engine: Engine, name: str, **more: A
                                                                "repack", "cache_type_k")}  # fmt: skip
     return bench.rows.add(
         "ledger", case.name, case=case.name, rows=rows, settings=settings, build=found.build,
+        notes=list(engine.capabilities.notes),
         card_bytes=case.card_bytes, **more, load_warm_s=plan.forecast.load_warm_s,
         load_cold_s=plan.forecast.load_cold_s, placement=[d.value for d in plan.decisions if d.name == "placement"],
     )  # fmt: skip

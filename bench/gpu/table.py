@@ -1,12 +1,13 @@
 """Tables of what bench/gpu/prove.py measured, for docs/validation and the README.
 
     python bench/gpu/table.py ROWS [ROWS ...] --name h200 [--docs docs/validation] [--raw proof.tar.gz]
-                              [--readme README.md]
+                              [--readme README.md] [--again machine.toml]
 
 ROWS are folders of JSON lines: a run's `rows`, or what it handed back; of several, what was measured last counts.
 Writes <docs>/<name>.md and, with --raw, the archive of rows and logs beside it. --readme writes the README's table
-between its marks `<!-- measured -->` and `<!-- /measured -->`; without it the table is printed. What was measured
-without a card is only printed.
+between its marks `<!-- measured -->` and `<!-- /measured -->`; without it the table is printed. --again predicts anew
+for the machine that was probed, with the present version, and says so. What was measured without a card
+is printed only.
 """
 
 import argparse
@@ -17,16 +18,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from prove_again import Again, slice_profile
 from prove_judge import AGAINST_ONE, AGAINST_UNTUNED, Verdict, batches, device_totals, holds, speeds, summary, within
 from prove_plans import CARD_12
 from prove_rows import STAGES, Row, read
 
+from tokenmill.hardware import machine_file
 from tokenmill.units import GIB, MIB
 
 SERVER = "llama-server"
 Tables = dict[str, dict[str, Row]]
 DIALS = ("sequences", "threads", "threads_batch", "ubatch")
+KINDS = ("decode", "prefill")
 MARKS = "<!-- measured -->", "<!-- /measured -->"
+AGAIN = (
+    "Predictions are those of the present version, which has learned from these very measurements; README.md says\n"
+    "what. What was predicted before them is in the raw rows."
+)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -229,7 +237,7 @@ def digest(found: Tables) -> list[str]:
                           rows)]  # fmt: skip
 
 
-def page(found: Tables, name: str) -> str:
+def page(found: Tables, name: str, again: str = "") -> str:
     """The whole page."""
     skipped = [f"- {row['case']}, {row['point']}: {row['skipped']}" for row in found["speed"].values()
                if "skipped" in row]  # fmt: skip
@@ -239,7 +247,8 @@ def page(found: Tables, name: str) -> str:
         f"# Predicted against measured: {name}", "",
         "Made by `bench/gpu/prove.py` and `bench/gpu/table.py`; [README.md](README.md) says how. A ratio is predicted",
         "over measured. A plan's first point is what its forecast is calibrated by, and is not judged after that.", "",
-        *facts(found), "## Targets", "", *target_table(found), "## Memory", "", *memory(found),
+        *([again, ""] if again else []), *facts(found), "## Targets", "", *target_table(found), "## Memory", "",
+        *memory(found),
         "## Decode", "", *speed(found, "decode"), "## Prefill", "", *speed(found, "prefill"),
         "## Loads", "", *loads(found), "## The operating point", "",
         f"`tokenmill tune`, all experts in host memory (the plan of {CARD_12}).", "", *tuned(found),
@@ -251,24 +260,23 @@ def page(found: Tables, name: str) -> str:
 
 
 def readme_table(found: Tables, name: str) -> str:
-    """What the README shows: memory and speed of every plan, then batches side by side."""
-    about = found["build"].get("about", {})
-    card = next((gpu["name"] for gpu in about.get("gpus", [])), "no card")
-    where = f"{card}, [{str(about.get('date', ''))[:10]}](docs/validation/{name}.md)"
-    rows = [
-        (f"memory of the card: {one.what.removesuffix(', gpu0')}", f"{mib(one.predicted)} MiB",
-         f"{mib(one.measured)} MiB", where)
-        for one in device_totals(found["ledger"].values())
-        if one.what.endswith("gpu0") and not one.what.startswith(SERVER)
-    ]  # fmt: skip
-    for row in found["speed"].values():
-        if row.get("axis") == "first" and "measured" in row:
-            rows += [(f"{kind}: {row['case']}", f"{number(row['before'][kind])} tok/s",
-                      f"{number(row['measured'][kind])} tok/s", where) for kind in ("decode", "prefill")]  # fmt: skip
-    lines = table(("five layers of Kimi-K2.5, nothing measured before", "predicted", "measured", "on"), rows)
+    """What the README shows: a row for every plan, predicted and measured, then batches side by side."""
+    devices = {one.what: one for one in device_totals(found["ledger"].values())}
+    firsts = {row["case"]: row for row in found["speed"].values() if row.get("axis") == "first" and "measured" in row}
+    rows = []
+    for case in (row["case"] for row in found["ledger"].values() if "rows" in row):
+        card, row = devices.get(f"{case}, gpu0"), firsts.get(case)
+        if card is not None and row is not None:
+            memory_ = f"{(card.predicted or 0) / MIB:.0f} / {(card.measured or 0) / MIB:.0f}"
+            speeds_ = (f"{number(row['before'][kind])} / {number(row['measured'][kind])}" for kind in KINDS)
+            rows.append((f"[{case}](docs/validation/{name}.md)", memory_, *speeds_))
+    head = ("predicted / measured", "memory of the card, MiB", *(f"{kind}, tok/s" for kind in KINDS))
+    lines = table(head, rows)
     compared = [(one.what, f"{number(one.predicted)} tok/s", f"{number(one.measured)} tok/s", f"{one.ratio:.2f}")
                 for one in batches(found["batch"].values()) if one.ratio is not None]  # fmt: skip
-    return "\n".join(lines + table(("experts in host memory", "tokenmill", "llama-server", "times"), compared))
+    if compared:
+        lines += table(("experts in host memory", "tokenmill", "llama-server", "times"), compared)
+    return "\n".join(lines)
 
 
 def load(folders: Sequence[Path]) -> Tables:
@@ -292,9 +300,12 @@ def main() -> int:
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--raw", type=Path)
     parser.add_argument("--readme", type=Path)
+    parser.add_argument("--again", type=Path, metavar="MACHINE", help="predict anew for this machine file")
     given: Any = parser.parse_args()
     found = load(given.rows)
-    text = page(found, given.name)
+    if given.again is not None:
+        found = Again(machine_file.read(given.again), slice_profile()).tables(found)
+    text = page(found, given.name, AGAIN if given.again else "")
     if given.docs is None:
         print(text)
     elif found["build"].get("about", {}).get("cpu_only", True):

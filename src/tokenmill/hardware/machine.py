@@ -251,6 +251,10 @@ class Machine:
         """Every memory of this machine, fastest kind first."""
         return (*self._gpu_tiers(), *self._host_tiers())
 
+    def capability(self, tier: str) -> str | None:
+        """Compute capability of the GPU that is this tier; None: it is none, or it is not known."""
+        return next((gpu.compute_capability for gpu in self.gpus if f"gpu{gpu.index}" == tier), None)
+
     def _gpu_tiers(self) -> list[Tier]:
         return [
             Tier(f"gpu{gpu.index}", "vram", gpu.vram_bytes, gpu.free_bytes, gpu.nominal_gb_s,

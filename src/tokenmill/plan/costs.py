@@ -25,6 +25,7 @@ from tokenmill.plan.ik_memory import (
 from tokenmill.plan.ik_options import IkOptions
 from tokenmill.plan.kv_cells import Context, context_of, kv_bytes, largest_batch, output_bytes
 from tokenmill.plan.plan import Settings
+from tokenmill.plan.pool import CONTEXT_BYTES, pool_bytes
 from tokenmill.plan.traits import TRAITS, Traits
 
 EXPERTS = TensorClass.ROUTED_EXPERTS
@@ -113,9 +114,9 @@ class Costs:
         """Weights that the engine makes out of others while loading."""
         return 0
 
-    def runtime(self, gpus: int) -> int:
-        """Driver context, kernels and workspaces on each of so many GPUs: estimated."""
-        return self.traits.runtime_bytes
+    def runtime(self, gpus: int, capability: str | None = None) -> int:
+        """Driver context, kernels, workspaces and scratch on each of so many GPUs of a compute capability."""
+        return CONTEXT_BYTES.get(capability or "", self.traits.runtime_bytes) + pool_bytes(self.profile, self.context)
 
     def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
         """What a GPU with these layers takes beyond its buffers with so many tokens in the context; None: all."""
@@ -140,7 +141,8 @@ class Costs:
 
     def _device_bytes(self, layers: tuple[int, ...], embed: bool, head: bool, staged: bool) -> int:
         old = self.traits.graph_of_2025
-        batch = replace(largest_batch(self.profile, self.context), mixes_embeddings=not old, casts_mask=old)
+        found = largest_batch(self.profile, self.context)
+        batch = replace(found, mixes_embeddings=not old, casts_mask=old, fuses=not (embed or old))
         sketch = draw(self.profile, batch, layers, embed=embed, head=head, staged=layers if staged else ())
         return buffer_bytes(sketch.steps)
 
@@ -177,7 +179,7 @@ class IkCosts(Costs):
         """`attn_kv_b`, made out of its two halves."""
         return ik_derived_bytes(self.profile, (layer,), options=self.options)
 
-    def runtime(self, gpus: int) -> int:
+    def runtime(self, gpus: int, capability: str | None = None) -> int:
         """Driver context and, with several GPUs, communicators: fitted on two reports."""
         return ik_runtime_bytes(gpus, options=self.options)
 

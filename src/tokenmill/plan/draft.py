@@ -97,7 +97,7 @@ def _place(
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
     every = range(count)
     beside = {
-        (head, staged): costs.runtime(len(gpus))
+        (head, staged): max(costs.runtime(len(gpus), machine.capability(gpu)) for gpu in gpus)
         + costs.growth(every)
         + costs.compute(every, head=head)
         + (costs.head if head else 0)

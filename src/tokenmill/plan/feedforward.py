@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from tokenmill.model.profile import Experts, Profile, Tensor
 from tokenmill.plan.sketch import Sketch
 
+MOST_FUSED = 15  # experts of a token that CUDA adds up in one kernel: ggml's MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
+
 
 def dense(sketch: Sketch, tensors: Mapping[str, Tensor], normed: int, suffix: str = "") -> int:
     """Gate and up, joined, then down."""
@@ -30,10 +32,13 @@ def experts(sketch: Sketch, profile: Profile, tensors: Mapping[str, Tensor], nor
     if before:
         read = sketch.add("weighted", embed * used, sketch.add("repeated", embed * used, read), weights, in_place=True)
     joined = _joined(sketch, tensors, inner * used, read, order, stage=stage)
-    result = _times(sketch, tensors, "ffn_down_exps", embed * used, joined, order, stage=stage)
+    made = result = _times(sketch, tensors, "ffn_down_exps", embed * used, joined, order, stage=stage)
+    fuses = sketch.batch.fuses and not before and 2 <= used <= MOST_FUSED
     if not before:
-        result = sketch.add("moe_weighted", embed * used, result, weights, in_place=True)
+        result = sketch.add("moe_weighted", embed * used, result, weights, in_place=not fuses)
     total = _added_up(sketch, result, embed, used)
+    if fuses:
+        sketch.hold(made, weights)
     if "ffn_down_shexp" in tensors:
         shared = dense(sketch, tensors, normed, "_shexp")
         total = sketch.add("moe_merged", embed, total, shared, in_place=True)

@@ -56,7 +56,8 @@ def _on_gpus(
     """Layers on the GPUs, experts there as far as they go, the first layers with the processors where need be."""
     count = costs.profile.layers
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
-    beside = costs.runtime(len(gpus)) + costs.compute(range(count), head=False)
+    runtime = max(costs.runtime(len(gpus), host.machine.capability(gpu)) for gpu in gpus)
+    beside = runtime + costs.compute(range(count), head=False)
     room = [max(0, capacity(host.machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
     found = split(layers, room, lambda _card, _head, _staged: beside, even=False)
     devices = [tier] * found.first
@@ -77,7 +78,8 @@ def _ledger(host: Host, costs: Costs, placement: Placement, goal: Goal) -> Ledge
         # a device that holds only experts computes their products alone: a layer's whole buffer is more than enough
         rows.append((device, "compute", costs.compute(own or range(costs.profile.layers), head=False)))
         if device.startswith("gpu"):
-            rows += [(device, "runtime", costs.runtime(1)), (device, "reserve", goal.gpu_margin_bytes)]
+            rows.append((device, "runtime", costs.runtime(1, host.machine.capability(device))))
+            rows.append((device, "reserve", goal.gpu_margin_bytes))
     rows += [
         (tier, "runtime", PROCESS_BYTES + DRIVER_BYTES * len(placement.gpus)),
         (tier, "reserve", os_reserve(host.machine) + goal.reserve_ram_bytes),

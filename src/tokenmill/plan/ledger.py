@@ -25,7 +25,7 @@ def ledger(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> 
     growth: Rows = []
     away = _staged(costs, placement)
     for gpu in placement.gpus:
-        rows += _card(costs, placement, gpu, goal, away)
+        rows += _card(costs, placement, gpu, goal, away, machine.capability(gpu))
         layers = _layers_on(placement, gpu)
         rows.append((gpu, "compute", costs.growth(layers, FIRST_PROMPT_TOKENS)))
         growth.append((gpu, "compute", costs.growth(layers) - costs.growth(layers, FIRST_PROMPT_TOKENS)))
@@ -57,7 +57,8 @@ def _host_layers(placement: Placement) -> list[int]:
     return [index for index, tier in enumerate(placement.layers) if not tier.startswith("gpu")]
 
 
-def _card(costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozenset[int]) -> Rows:
+def _card(costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozenset[int],
+          capability: str | None) -> Rows:  # fmt: skip
     layers = _layers_on(placement, gpu)
     head = placement.head == gpu
     lent = _host_layers(placement) if costs.lends_host_layers and gpu == placement.gpus[0] else []
@@ -69,7 +70,7 @@ def _card(costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozen
         (gpu, "compute", costs.compute(computed, head=head)),
         (gpu, "staging", costs.staging(computed, head=head, staged=staged) + costs.lent(lent)),
         (gpu, "staging", costs.expert_cache(len(layers))),
-        (gpu, "runtime", costs.runtime(len(placement.gpus))),
+        (gpu, "runtime", costs.runtime(len(placement.gpus), capability)),
         (gpu, "reserve", goal.gpu_margin_bytes),
     ]
 

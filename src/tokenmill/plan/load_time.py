@@ -31,8 +31,10 @@ def load_time(machine: Machine, profile: Profile, settings: Settings, placement:
     read = profile.bytes - on_disk
     in_memory = read - on_cards
     # a mapped file is used where it lies; what goes to a card, and all of an unmapped file, is copied by one thread
-    copied = on_cards + (0 if settings.mmap else in_memory)
-    copy_s = copied / rates.read_copy_gb_s / 1e9
+    kept_gb = 0 if settings.mmap else in_memory / 1e9
+    copy_s = on_cards / 1e9 / rates.read_copy_gb_s
+    copy_s += kept_gb / (rates.read_pinned_gb_s if placement.gpus else rates.read_copy_gb_s)
+    copy_s += rates.gpu_start_s if placement.gpus else 0.0
     notes = []
     warm_s: float | None = copy_s
     memory = _memory_bytes(machine)

@@ -103,6 +103,7 @@ class Rates:
     gpu_matmul_fraction: float
     gpu_matmul_rows: float
     gpu_attention_fraction: float
+    gpu_attention_row_tflops: float
     datacenter_fraction: float
     # between devices, and the engine itself
     host_hop_s: float
@@ -114,6 +115,8 @@ class Rates:
     vllm_matmul_fraction: float
     # loading
     read_copy_gb_s: float
+    read_pinned_gb_s: float
+    gpu_start_s: float
 
     def unpack_cost(self, family: Family) -> float:
         """Work of unpacking one weight, where a 4-bit linear one is 1."""

@@ -20,6 +20,7 @@ class Batch:
     cache_type_v: str = "f16"
     mixes_embeddings: bool = True  # room for ready-made embeddings beside tokens, since 2026
     casts_mask: bool = False  # the mask comes in 32 bits and is cast once, until 2025
+    fuses: bool = False  # CUDA adds up a token's experts in one kernel, which reads what came before their weighing
     copies: int = 1  # of every input; llama.cpp makes 4 when whole models run over several GPUs as a pipeline
 
 
@@ -64,6 +65,10 @@ class Sketch:
     def store(self, *reads: int) -> int:
         """A write into the cache."""
         return self._push("store", Step(0, reads, external=True))
+
+    def hold(self, *reads: int) -> int:
+        """Nothing but a reader, that keeps results alive until here."""
+        return self._push("held", Step(0, reads, external=True))
 
     def norm(self, read: int, size: int) -> int:
         """Normalise, then multiply by the weights."""

@@ -4,6 +4,7 @@ A step of decoding is one token of each sequence, a step of prefill is one micro
 is what reading it would take alone; what arithmetic adds to that is a term of its own, so the sum says what to buy.
 """
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
@@ -161,7 +162,8 @@ def _attention(group: Caches, step: Step, devices: Devices, processors: Processo
     reading = count / (card.gb_s * rates.gpu_cache_fraction) / GIGA
     if card.attention_tflops is None:
         return f"{group.device} attention", reading, count
-    return f"{group.device} attention", max(reading, flops / card.attention_tflops / GIGA / 1000), count
+    most = math.inf if step.prefill else rates.gpu_attention_row_tflops * step.tokens
+    return f"{group.device} attention", max(reading, flops / min(card.attention_tflops, most) / GIGA / 1000), count
 
 
 def _operations(work: Work, step: Step, settings: Settings) -> Counter[str]:

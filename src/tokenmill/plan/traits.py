@@ -15,7 +15,7 @@ class Traits:
     graph_of_2025: bool = False  # the mask comes in 32 bits, and there is no room for ready-made embeddings
     offload_rows: int | None = 32  # rows from which a product with host weights moves to the GPU, weights and all
     repacks: bool = True  # copies host weights into a layout for its kernels
-    runtime_bytes: int = 512 * MIB  # driver context, kernels and workspaces on each GPU: estimated
+    runtime_bytes: int = 512 * MIB  # driver context, kernels and workspaces on a GPU that nobody measured: estimated
     process_bytes: int = GIB  # the server itself, its vocabulary and HTTP buffers: estimated
     ik: IkOptions | None = None  # ik_llama.cpp's switches as that version has them
     loads_mtp: bool = False  # reads multi-token-prediction layers although ordinary decoding does not use them

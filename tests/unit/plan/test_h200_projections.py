@@ -11,6 +11,7 @@ from verify_plans import plans
 
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
+from tokenmill.plan.costs import Costs
 from tokenmill.plan.plan import Item, Plan
 from tokenmill.units import MIB
 
@@ -18,8 +19,7 @@ ROOT = Path(__file__).parents[3]
 RECORDED = json.loads((ROOT / "docs" / "validation" / "h200-dry-run.json").read_text())["plans"]
 MODELS = list(dict.fromkeys(row["model"] for row in RECORDED))
 ITEMS: dict[str, tuple[Item, ...]] = {"compute": ("compute", "staging"), "weights": ("weights",), "kv": ("kv",)}
-# Buffers are off by up to 72 MiB in one plan, a small model wholly on the card; everything else is inside 64 MiB or 10 %.
-COMPUTE_MIB = 73
+RUNTIME_BYTES = 512 * MIB  # that the plans had when they were recorded, whatever is reckoned today: it shifts layers
 
 
 def predicted_mib(plan: Plan, where: str, item: str) -> float:
@@ -28,7 +28,8 @@ def predicted_mib(plan: Plan, where: str, item: str) -> float:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_buffer_as_the_engine_projects_it(model: str) -> None:
+def test_every_buffer_as_the_engine_projects_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Costs, "runtime", lambda *_: RUNTIME_BYTES)
     recorded = {row["plan"]: row["projected_mib"] for row in RECORDED if row["model"] == model}
     made = dict(plans(read(model), find("h200-1x")))
     assert recorded.keys() <= made.keys()
@@ -38,7 +39,9 @@ def test_every_buffer_as_the_engine_projects_it(model: str) -> None:
         for key, mib in projected.items():
             where, item = key.split()
             found = predicted_mib(made[what], where, item)
-            if item == "compute":
-                assert found == pytest.approx(mib, rel=0.1, abs=COMPUTE_MIB), (what, key)
+            if item == "compute" and divided:
+                assert found == pytest.approx(mib, rel=0.05, abs=64), (what, key)
+            elif item == "compute":
+                assert found == pytest.approx(mib, abs=0.3), (what, key)
             elif not divided:
                 assert found == pytest.approx(mib, rel=0.001, abs=0.1), (what, key)

@@ -1,0 +1,97 @@
+"""What the present version predicts at the points that a proof has measured, in the place of what was predicted then.
+
+A proof teaches something, and the model is mended by it: a page made of its rows would show the mistakes of the day for
+ever. Whoever makes a page with `--again` has it say so, because these predictions have seen what they predict.
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import prove_slice
+from prove_batch import WAYS, Work, plan_of
+from prove_plans import Case, Point, calibrated, cases, forecast, ledger_at
+from prove_rows import Row
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile
+from tokenmill.model.read import read
+from tokenmill.plan.plan import Ledger, Plan
+from tokenmill.tune.point import Figures
+
+PLANNED = ("weights", "kv", "compute", "runtime", "total")  # items of a card that a plan knows by these names
+
+
+def slice_profile(layers: int = prove_slice.LAYERS) -> Profile:
+    """The slice as a plan sees it, without its weights."""
+    with TemporaryDirectory() as folder:
+        path, made = Path(folder) / "slice.gguf", prove_slice.head(layers)
+        with path.open("wb") as file:
+            file.write(made.raw)
+            file.truncate(made.header.file_bytes)
+        return read(str(path))
+
+
+def on_card(ledger: Ledger, tier: str, item: str = "total") -> int:
+    """Bytes of a card after loading, in the items that an engine and a driver report."""
+    rows = [row for row in ledger.after_load if row.tier == tier and row.item != "reserve"]
+    if item == "total":
+        return sum(row.bytes for row in rows)
+    names = ("compute", "staging") if item == "compute" else (item,)
+    return sum(row.bytes for row in rows if row.item in names)
+
+
+def point_of(row: Row) -> Point:
+    """Where a speed was measured."""
+    dials = row["dials"]
+    return Point(row["axis"], dials["threads"], dials["sequences"], dials["ubatch"], row["head"])
+
+
+class Again:
+    """Predicts anew."""
+
+    def __init__(self, machine: Machine, profile: Profile) -> None:
+        self.cases: dict[str, Case] = {case.name: case for case in cases(machine, profile)}
+        work = Work(machine, profile, Path(), {}, Path(), tiny=False)
+        servers = {f"llama-server, np{slots}": plan_of(work, way) for way, slots in WAYS.items()}
+        self.plans: dict[str, Plan] = {name: case.plan for name, case in self.cases.items()} | servers
+
+    def ledger(self, row: Row) -> Row:
+        """A ledger's row with the present plan's figures of the card; others as they are."""
+        plan = self.plans.get(row.get("case", ""))
+        if plan is None or "rows" not in row:
+            return row
+        ledger = plan.ledger
+        items = [
+            {**item, "predicted_bytes": on_card(ledger, item["tier"], item["item"])}
+            if item["tier"].startswith("gpu") and item["item"] in PLANNED else item
+            for item in row["rows"]
+        ]  # fmt: skip
+        return {**row, "rows": items}
+
+    def speed(self, row: Row, first: Row | None) -> Row:
+        """A speed's row with the present forecasts, calibrated by the plan's first point where there is one."""
+        case = self.cases.get(row.get("case", ""))
+        if case is None or "measured" not in row:
+            return row
+        point, known = point_of(row), None
+        if first is not None:
+            found = Figures(first["measured"]["decode"], first["measured"]["prefill"])
+            known = calibrated(case, point_of(first), found, machine_id="m", model_id="slice", when=first["when"])
+        after = None if known is None else _told(forecast(case.plan, point, known))
+        ledger = ledger_at(case.plan, point)
+        taken = {tier: on_card(ledger, tier) for tier in row["vram_predicted"]}
+        return {**row, "before": _told(forecast(case.plan, point)), "after": after, "vram_predicted": taken}
+
+    def tables(self, found: dict[str, dict[str, Row]]) -> dict[str, dict[str, Row]]:
+        """Everything that was read, with new predictions of memory and speed."""
+        speeds = found["speed"]
+        firsts = {row["case"]: row for row in speeds.values() if row.get("axis") == "first" and "measured" in row}
+        return {
+            **found,
+            "ledger": {key: self.ledger(row) for key, row in found["ledger"].items()},
+            "speed": {key: self.speed(row, firsts.get(row.get("case", ""))) for key, row in speeds.items()},
+        }
+
+
+def _told(figures: Figures) -> dict[str, float | None]:
+    return {"decode": figures.decode_tok_s, "prefill": figures.prefill_tok_s}
