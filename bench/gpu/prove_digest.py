@@ -139,8 +139,9 @@ async def _shared(bench: Bench, work: Work, shape: Shape, clock: Clock) -> None:
         async with up(bench, plan, "digest") as one:
             row = await _asked(work, shape, plan, native(one), clock)
     except (TokenmillError, TimeoutError) as error:
-        say(f"  digest: {error}")
-        bench.rows.add("digest", "shared / failed", error=str(error))
+        why = str(error) or "it did not end in its time"
+        say(f"  digest: {why}")
+        bench.rows.add("digest", "shared / failed", error=why)
         return
     bench.rows.add("digest", "shared", **row)
     say(f"  native: {row['running']} at once over {shape.digest} shared tokens, {row['cells_used']} cells in use, "
