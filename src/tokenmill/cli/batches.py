@@ -9,6 +9,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.database import LOCK
 from tokenmill.jobs.job import Batch
+from tokenmill.jobs.output import written_to
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.runners import Runner
 from tokenmill.units import number_of
@@ -63,11 +64,24 @@ class Workers:
              "seen_seconds_ago": round(runner.seen_s, 1)} for runner in self.runners]}  # fmt: skip
 
 
-def workers_of(address: Address, reader: Reader) -> Workers:
-    """Who works with a store now."""
+def workers_of(address: Address, reader: Reader, batch: Batch | None = None) -> Workers:
+    """Who works with a store now; on a server, of a batch: who has jobs of it."""
     if isinstance(address, Path):
         return Workers(worker_of(address))
-    return Workers(runners=tuple(runner for runner in reader.runners() if runner.alive))
+    runners = [] if batch is not None and batch.finished else reader.runners(None if batch is None else batch.id)
+    return Workers(runners=tuple(runner for runner in runners if runner.alive))
+
+
+def unwritten(reader: Reader, batch: Batch) -> str | None:
+    """What to say of an output that nobody writes though every job is done: its run was stopped, and others did the
+    rest. None: nothing."""
+    if not reader.shared or not batch.finished or batch.output is None or reader.being_written(batch.id):
+        return None
+    last = written_to(batch)
+    if last is None or last >= batch.lines:
+        return None
+    how_far = f"{last:,} of {number_of(batch.lines, 'line')} are" if last else "nothing is"
+    return f"{how_far} written to it yet: the same tokenmill run command, on the host of the output, writes it"
 
 
 def worker_of(folder: Path) -> int | None:

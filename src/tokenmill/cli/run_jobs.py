@@ -26,7 +26,9 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.jobs.apart import set_apart
 from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.keys import HIGHEST_PRIORITY
+from tokenmill.jobs.leased_out import announce
 from tokenmill.jobs.output import Output
+from tokenmill.jobs.portion import Means
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.reschedule import Rescheduled
 from tokenmill.jobs.retries import MOST_ATTEMPTS
@@ -129,6 +131,8 @@ def run(
             options.goal_for(KINDS[choice.config.kind])  # refuses what cannot be, before anything is stored
         how = replace(how, model_id=choice.model_id)
         opened = stack.enter_context(Store(address))
+        if deadline is not None:  # by the clock that all hosts of a store go by
+            how = replace(how, deadline_s=moment_s(deadline, opened.now_s()))
         folder = stack.enter_context(folder_beside(address, common))
         called = None if table.table is None else str(table.table)
         plans = _Plans(choice, options, common) if own else None
@@ -143,6 +147,8 @@ def run(
         if results is None:
             say(f"another runner writes the output of {batch.name}; this one works along")
         if not batch.finished:
+            room = wanted.plan.settings.context if wanted is not None else None
+            announce(opened, Means(batch.model_id, room, (batch.id,)))  # for loading takes a while
             measure = wanted is not None and options.sequences is None and not wanted.tuned
             report, load_s, code = asyncio.run(
                 _work(opened, batch, results, choice, wanted, settings, folder, measure=measure)
@@ -267,7 +273,7 @@ def _submitted(store: Store, source: str, how: Submission, called: str | None, p
         if plans is not None:
             plans.made()
 
-    found = submit(store, source, how, progress=progress, fresh=fresh, called=called)
+    found = submit(store, source, how, progress=progress, fresh=fresh, called=called, tell=say)
     _say_submitted(found)
     return found
 

@@ -69,6 +69,7 @@ class OnRay:
                     self._report = await crew(
                         store, [batch], hands, outputs={} if output is None else {batch.id: output}, options=settings,
                         stop=stop.event, tell=lambda now: tell(self._with_machines(now)),
+                        coming=lambda: self._fleet.coming,
                     )  # fmt: skip
         finally:
             await self._fleet.close()

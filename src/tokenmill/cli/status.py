@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from tokenmill.cli.batches import Workers, find, workers_of
+from tokenmill.cli.batches import Workers, find, unwritten, workers_of
 from tokenmill.cli.job_options import store_at, when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.run_view import near
@@ -45,28 +45,31 @@ def status(
     address = store_at(store, common)
     left = reserves_now(common.load_config().state_path)
     if batch is None and not has_batches(address):
-        _show_all([], Workers(), address, left, common)
+        if common.json:
+            show_json([])
+        else:
+            _show_all([], Workers(), address, left)
         return
     with Reader(address) as reader:
         workers = workers_of(address, reader)
         if batch is not None:
             found = find(reader, batch)
             failures = reader.failures(found.id, 0, _FAILURES)
+            own, missing = workers_of(address, reader, found), unwritten(reader, found)
             if common.json:
-                show_json({**_document(found, workers), "reserves": left})
+                show_json({**_document(found, workers, own), "reserves": left})
             else:
-                show(*_one(found, workers, [f"line {item.number}: {item.message}" for item in failures]), *_left(left))
+                said = [f"line {item.number}: {item.message}" for item in failures]
+                show(*_one(found, workers, own, said, missing), *_left(left))
             return
         batches = reader.batches()
-    _show_all(batches, workers, address, left, common)
+        if common.json:
+            show_json([_document(each, workers, workers_of(address, reader, each)) for each in batches])
+            return
+    _show_all(batches, workers, address, left)
 
 
-def _show_all(
-    batches: list[Batch], workers: Workers, address: Address, left: dict[str, Kept], common: Common
-) -> None:  # fmt: skip
-    if common.json:
-        show_json([_document(each, workers) for each in batches])
-        return
+def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, Kept]) -> None:
     none = [f"there are no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
     show(*(_many(batches, workers) if batches else none), *_left(left))
 
@@ -110,13 +113,15 @@ def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
     return batch.name, state_of(batch, workers), *numbers, Path(batch.source).name
 
 
-def _one(batch: Batch, workers: Workers, failures: list[str]) -> list[RenderableType]:
+def _one(
+    batch: Batch, workers: Workers, own: Workers, failures: list[str], missing: str | None
+) -> list[RenderableType]:
     counts, totals, state = batch.counts, batch.totals, state_of(batch, workers)
     parts = {"done": counts.done, "running": counts.running, "pending": counts.pending, "failed": counts.failed,
              "set aside": counts.set_aside, "cancelled": counts.cancelled}  # fmt: skip
     rows = {
         "batch": batch.name,
-        "state": f"{state}, worked on by {workers.words}" if state == "running" else state,
+        "state": f"{state}, worked on by {own.words}" if state == "running" else state,
         "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
         "from": batch.source,
         "begun": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
@@ -135,14 +140,16 @@ def _one(batch: Batch, workers: Workers, failures: list[str]) -> list[Renderable
     shown: list[RenderableType] = [facts(rows)]
     if failures:
         shown += ["", "the first that failed:", *(f"  {words}" for words in failures)]
+    if missing:
+        shown += ["", missing]
     if state == "stopped":
         shown += ["", "the same tokenmill run command goes on with it"]
     return shown
 
 
-def _document(batch: Batch, workers: Workers) -> dict[str, Any]:
+def _document(batch: Batch, workers: Workers, own: Workers) -> dict[str, Any]:
     counts = batch.counts
     return {
-        **jsonable(batch), "state": state_of(batch, workers), **workers.document(), "jobs": counts.total,
+        **jsonable(batch), "state": state_of(batch, workers), **own.document(), "jobs": counts.total,
         "succeeded": counts.done, "failed": counts.final - counts.done, "finished": batch.finished,
     }  # fmt: skip

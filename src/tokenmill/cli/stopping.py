@@ -6,6 +6,7 @@ import signal
 import sys
 
 from tokenmill.cli.output import say
+from tokenmill.jobs import hurry
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -16,6 +17,7 @@ class Stop:
     def __init__(self) -> None:
         self.event, self.code = asyncio.Event(), 0
         self._loading = asyncio.current_task()
+        hurry.over()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
 
@@ -30,6 +32,7 @@ class Stop:
             os._exit(128 + number)
         self.code = 128 + number
         self.event.set()
+        hurry.ask(self.code)  # a store whose server is away
         if self._loading is not None:
             self._loading.cancel()
         say("stopping; once more ends it at once")

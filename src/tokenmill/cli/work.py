@@ -18,6 +18,8 @@ from tokenmill.cli.stopping import Stop
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import UsageError
 from tokenmill.jobs.job import Batch
+from tokenmill.jobs.leased_out import announce
+from tokenmill.jobs.portion import Means
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.retries import MOST_ATTEMPTS
 from tokenmill.jobs.shape import EngineShape
@@ -28,6 +30,7 @@ from tokenmill.units import format_seconds, number_of
 
 DOES_NOT_FIT = 3
 LOOK_S = 2.0  # between two looks for batches that have come
+_OTHERS_HAVE_IT = "others are at work on all that is left; waiting until it is done, or one of them is lost"
 
 
 def work(
@@ -43,8 +46,9 @@ def work(
     """Work on the batches of a store on PostgreSQL, beside the runners on other hosts.
 
     Batches come from `tokenmill run --store postgresql://...`, which also writes their results, on its own host. Every
-    runner takes those that ask for its model. Jobs with a common beginning go to as few runners as possible. What a
-    runner that is lost had at work is done once more by another. Ends when there is nothing left to do.
+    runner takes those that ask for its model. Jobs with a common beginning go to as few runners as possible, and those
+    that are too long for one to those with a larger --context. Ends when all batches are done: while other runners have
+    all that is left, it waits, and does what one of them had at work that is lost.
 
     Parameters
     ----------
@@ -100,7 +104,9 @@ class _Runner:
 
     async def run(self) -> None:
         """Until there is nothing to do, or a signal comes."""
-        stop = Stop()
+        stop, wanted = Stop(), self._wanted
+        room = wanted.plan.settings.context if wanted is not None else None
+        await asyncio.to_thread(announce, self._store, Means(self._choice.model_id, room))
         try:
             batches = await self._awaited(stop.event)
             if not batches:
@@ -148,15 +154,18 @@ class _Runner:
                     joining.put_nowait(batch)
 
     async def _awaited(self, stop: asyncio.Event) -> list[Batch]:
-        """Batches with something to do; none: there are none, and nobody is to wait for any, or it is to stop."""
+        """Batches with something to do; none: all are done, and nobody is to wait for others, or it is to stop.
+
+        What other runners have is waited for here, so that no engine is loaded for it unless one of them is lost.
+        """
         said = False
         while not stop.is_set():
             if found := await asyncio.to_thread(self._open):
                 return found
-            if not self._stay:
+            if not self._stay and not await asyncio.to_thread(self._with_others):
                 break
             if not said:
-                say("nothing to do; waiting for batches")
+                say("nothing to do; waiting for batches" if self._stay else _OTHERS_HAVE_IT)
                 said = True
             await asyncio.to_thread(self._store.tend)
             with suppress(TimeoutError):
@@ -165,10 +174,13 @@ class _Runner:
         return []
 
     def _open(self) -> list[Batch]:
-        """Of our model, with every line stored, and not done."""
-        every = [batch for batch in self._store.batches()
-                 if batch.sealed_s is not None and batch.cancelled_s is None and batch.counts.pending]  # fmt: skip
-        return [batch for batch in every if batch.model_id == self._choice.model_id]
+        """Of our model, with every line stored, and something to do."""
+        return self._store.open_batches(self._choice.model_id)
+
+    def _with_others(self) -> bool:
+        """Whether other runners have jobs that would be ours if they were lost."""
+        ours = [batch for batch in self._store.batches() if batch.model_id == self._choice.model_id]
+        return any(batch.sealed_s is not None and not batch.finished for batch in ours)
 
 
 def _tell(runner: _Runner, seconds: float, common: Common) -> None:

@@ -11,6 +11,8 @@ SCHEMES = ("postgresql", "postgres")
 _HIDDEN = "***"
 _SECRET = re.compile(r"password|passwd|sslpassword|secret|token", re.IGNORECASE)
 _ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a URL that would pass for a folder
+# What psql takes beside a URL, and what would pass for a folder with a password in its name.
+_WORDS = re.compile(r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+)\s*=", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = r"(?:\[[^\]@/?]*\]|[^@/?:\[\],]*)(?::\d*)?"
 _HOSTS = rf"{_HOST}(?:,{_HOST})*(?:/[^@?]*)?"
@@ -87,9 +89,14 @@ def address_of(text: str) -> Address:
             f"a URL of a server begins with {almost[1]}://", hint=f"{_MEANT}, or ./ before a folder's name"
         )
     scheme, mark, rest = text.partition("://")
+    if _WORDS.match(text.strip()) or (_WORDS.search(text) and not mark):
+        raise UsageError("a store on a server is named by a URL, not by words such as host=...",
+                         hint=f"{_MEANT}, or ./ before a folder's name")  # fmt: skip
     if not mark:
         return Path(text)
-    if scheme not in SCHEMES:
+    if scheme.lower() in SCHEMES:  # libpq knows it in small letters only
+        text = f"{scheme.lower()}://{rest}"
+    else:
         what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "such a URL"
         raise UsageError(f"a store cannot be at {what}", hint="a folder, or postgresql://user@host/database")
     server = Server(text)

@@ -156,6 +156,11 @@ class AtHand:
             self._later = [(at_s, job) for at_s, job in self._later if job not in gone]
             heapq.heapify(self._later)
 
+    def below(self, priority: int) -> list[int]:
+        """Jobs of a lower priority that only wait for their turn."""
+        sent = {*self._away, *self.scheduler.in_flight}
+        return [job for job, record in self._records.items() if record.priority < priority and job not in sent]
+
     def of_batch(self, batch: int) -> list[int]:
         """Jobs of one batch."""
         return [job for job in self._records if job >> NUMBER_BITS == batch]

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.errors import StoreError, TokenmillError, TooLong
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Position, Started, Waiting
+from tokenmill.jobs.job import NUMBER_BITS, Batch, Counts, Failure, Finished, Outcome, Position, Started, State, Waiting
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.portion import Means, Portion
 from tokenmill.jobs.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
@@ -73,6 +73,7 @@ class Books:
         self._seen: dict[int, Waiting] = {}  # of a portion: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
+        self._over: dict[int, Counts] = {}  # batches that were finished when another joined
         self._thread = ThreadPoolExecutor(1, "store")
         self._output_later_s = 0.0
         self.output_error: TokenmillError | None = None
@@ -86,6 +87,38 @@ class Books:
     def call(self, job: int, line: str) -> Call:
         """A stored line as a call."""
         return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
+
+    async def ready(self, room: int | None, lanes: int, *, more: bool) -> None:
+        """What our worker can do; `more`: batches may join."""
+        if (portion := self._portion) is not None and self._batches:
+            batches = None if more else tuple(self._batches)
+            means = Means(next(iter(self._batches.values())).model_id, room, batches)
+            await self._do(lambda: portion.ready(means, lanes))
+
+    async def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        """A job is too long for our worker: what to fail it with; None: it is left to another."""
+        if (portion := self._portion) is None:
+            return error
+
+        def work() -> TooLong | None:
+            found = portion.too_long(job, error)
+            if found is None:
+                self._forget([job])
+            return found
+
+        return await self._do(work)
+
+    async def hopeless(self) -> list[tuple[int, TooLong]]:
+        """Jobs that wait for a worker with a larger context, and none lives."""
+        portion = self._portion
+
+        def work() -> list[tuple[int, TooLong]]:
+            found = portion.hopeless() if portion is not None else []
+            jobs = {job: self._store.job(job) for job, _ in found if job >> NUMBER_BITS in self.open}
+            waiting = {number for number, job in jobs.items() if job is not None and job.state is State.PENDING}
+            return [(job, error) for job, error in found if job in waiting]
+
+        return [] if portion is None else await self._do(work)
 
     async def window(self, after: Position | None, limit: int) -> list[Waiting]:
         """The next pending jobs, or those of our portion; None: from the beginning."""
@@ -127,7 +160,7 @@ class Books:
         def work() -> Look:
             asked, reopened = tuple(batch for batch in self._to_cancel() if batch in self.open), self._reopen()
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
-            if due or any(batch.deadline_s is not None for batch in self._batches.values()):
+            if due or any(self._batches[batch].deadline_s is not None for batch in self.open):
                 self._store.expire()
             self._store.tend()
             if self._portion is not None:
@@ -139,12 +172,18 @@ class Books:
         return await self._do(work)
 
     async def join(self, batch: Batch, limit: int) -> list[Waiting]:
-        """Another batch, to be worked on with the others; the first of its pending jobs."""
+        """Another batch, to be worked on with the others; the first of its pending jobs.
+
+        Those that are finished are not counted any more, only looked for among those that are open again.
+        """
 
         def work() -> list[Waiting]:
             self._batches[batch.id] = batch
-            others = (known for known in self.open if known != batch.id)
-            self.open = [*(known for known in others if not self._is_finished(known)), batch.id]
+            self._over.pop(batch.id, None)
+            for known in self._batches.keys() - self._over.keys() - {batch.id}:
+                if (now := self._now(known)) is not None and now.finished and now.cancelled_s is None:
+                    self._over[known] = now.counts
+            self.open = [*(known for known in self.open if known not in self._over and known != batch.id), batch.id]
             self._count()
             if self._portion is not None:
                 return self._noted(self._portion.window([batch.id], again=False, limit=limit))
@@ -239,21 +278,20 @@ class Books:
         now = self._now(batch)
         return now is None or now.cancelled_s is not None
 
-    def _is_finished(self, batch: int) -> bool:
-        now = self._now(batch)
-        return now is not None and now.finished
-
     def _reopen(self) -> tuple[int, ...]:
         """Batches that were cancelled or finished and have jobs again, because somebody wants them after all."""
-        closed = (self._now(batch) for batch in self._batches if batch not in self.open)
-        again = [batch for batch in closed if batch is not None and batch.cancelled_s is None and batch.counts.pending]
-        self._batches.update((batch.id, batch) for batch in again)
-        self.open += [batch.id for batch in again]
+        closed = self._batches.keys() - set(self.open)
+        again = [batch for batch in self._store.open_batches() if batch.id in closed] if closed else []
+        for batch in again:
+            self._batches[batch.id] = batch
+            self._over.pop(batch.id, None)
+            self.open.append(batch.id)
         return tuple(batch.id for batch in again)
 
     def _count(self) -> None:
-        every = {batch: now.counts for batch in self._batches if (now := self._now(batch)) is not None}
-        self.counts = _sum(every.values())
+        looked_at = (batch for batch in self._batches if batch not in self._over)
+        every = {batch: now.counts for batch in looked_at if (now := self._now(batch)) is not None}
+        self.counts = _sum([*every.values(), *self._over.values()])
         self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
 
     def _now(self, batch: int) -> Batch | None:

@@ -10,7 +10,6 @@ Engines are started and closed by who sends them.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tokenmill.jobs.progress import End, Failed, Report, Snapshot
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.shared_out import SharedOut
 from tokenmill.jobs.store import Store
-from tokenmill.jobs.worker import KEPT, Options, Worked, attempt
+from tokenmill.jobs.worker import KEPT, Options, Task, Worked, attempt
 
 _GRACE_TICKS = 5  # for a worker to see that all is done; one that waits for its engine does not look
 
@@ -71,25 +70,29 @@ async def crew(
     options: Options | None = None,
     stop: asyncio.Event | None = None,
     tell: Tell | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
     missed: Callable[[Miss], None] | None = None,
+    coming: Callable[[], Iterable[int | None]] = tuple,
 ) -> CrewReport:
     """Work with all hands until every job of the batches has its outcome, or until told to stop.
+
+    A job that is too long for one of them is left to those with a larger context; `coming` says the contexts of those
+    that are expected, in tokens, None: not known. It fails when none is there nor expected that could do it.
 
     EngineError when no hand is left and none can come; StoreError and what the output raises as `work`: all after what
     was running has been put back. Two hands of one name are told apart by a number.
     """
     settings = options or Options()
-    books = Books(store, batches, outputs or {}, clock=clock, most_deaths=settings.most_deaths)
+    books = Books(store, batches, outputs or {}, clock=clock or store.now_s, most_deaths=settings.most_deaths)
 
     def begin(hand: Hand, portions: SharedOut, halt: asyncio.Event, tell: Tell) -> "asyncio.Task[Worked]":
         portion = portions.portion(hand.name, hand.shape.width)
-        return asyncio.create_task(attempt(
+        return asyncio.create_task(attempt(Task(
             store, batches, hand.engine, hand.shape, options=settings, stop=halt, tell=tell, clock=clock,
             missed=missed, portion=portion,
-        ))  # fmt: skip
+        )))  # fmt: skip
 
-    at_work = _Crew(books, SharedOut(store), begin, tell or (lambda _: None), settings.tick_s)
+    at_work = _Crew(books, SharedOut(store, coming=coming), begin, tell or (lambda _: None), settings.tick_s)
     return await at_work.run(hands, stop or asyncio.Event())
 
 

@@ -35,6 +35,8 @@ T = TypeVar("T")
 class Database:
     """An open store.db; `tables.Tables` says what it does."""
 
+    shared, ahead_s = False, 0.0
+
     def __init__(self, folder: Path, mode: Mode) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old", hint="Python needs SQLite 3.35 or newer")

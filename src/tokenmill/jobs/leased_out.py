@@ -1,15 +1,17 @@
 """The pending jobs of a store shared out among runners on several hosts: `shared_out` with its state on the server.
 
 Who has which stretch is in the tables of runners and stretches. One runner at a time reads them, chooses and writes
-down what it chose; what a runner had goes with it when its lease is over. How far it has read is its own affair.
+down what it chose; what a runner had goes with it when its lease is over. How far it has read, and which jobs are too
+long for it, is its own affair: others meet that once themselves. How long those may be that it can do, all know.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tokenmill.errors import TooLong
 from tokenmill.jobs.job import Position, Waiting
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.portion import Means, Portion
 from tokenmill.jobs.runners import Standing
 from tokenmill.jobs.shared_out import Held, SharedOut, Sharer
 from tokenmill.jobs.store import Store
@@ -26,6 +28,7 @@ class LeasedOut(SharedOut):
         super().__init__(store)
         self._database, self._standing, self._runner = database, standing, standing.id
         self._known: dict[int, Held] = {}  # stretches by their numbers in the table
+        self._means: Means | None = None
         self._stale, self._closed = True, False
         self.own = Sharer(str(self._runner), lanes)
         database.whole(self._join)
@@ -46,6 +49,20 @@ class LeasedOut(SharedOut):
         if self._stale:
             self._load()
         return super().may_take(worker, position)
+
+    def ready(self, worker: Sharer, means: Means, lanes: int) -> None:
+        """What this runner can do, for all to see."""
+        super().ready(worker, means, lanes)
+        self._means = means
+        self._database.whole(self._join)
+
+    def too_long(self, worker: Sharer, job: int, error: TooLong) -> TooLong | None:
+        """A job is too long for this runner."""
+        known = worker.room
+        found = super().too_long(worker, job, error)
+        if worker.room != known:
+            self._database.whole(self._join)
+        return found
 
     def forget(self) -> None:
         """What is known of others is old by now."""
@@ -120,7 +137,15 @@ class LeasedOut(SharedOut):
                 self._database.run("owe", runner=int(worker.name), jobs=worker.jobs)
         self._sign_in()
 
+    def _rooms(self, batch: int) -> list[int | None]:
+        """Of all in the table: what one had that is gone from it is pending again."""
+        model_id = None if self._means is None else self._means.model_id
+        others = [each for each in self._database.all("means") if each[0] != self._runner and each[1] == model_id]
+        return [self.own.room, *(room for *_, room, batches in others if batches is None or batch in batches)]
+
     def _join(self) -> None:
+        if self._closed:
+            return
         with self._database.writing(durable=False):
             self._standing.stand()
             self._sign_in()
@@ -129,6 +154,10 @@ class LeasedOut(SharedOut):
         behind = self.own.behind.id if self.own.behind is not None else None
         self._database.run("sign", runner=self._runner, lanes=self.own.lanes, jobs=self.own.jobs,
                            jobs_s=self.own.jobs_s, behind=behind)  # fmt: skip
+        if (means := self._means) is not None:
+            batches = None if means.batches is None else list(means.batches)
+            self._database.run("able", runner=self._runner, model_id=means.model_id, room=self.own.room,
+                               batches=batches)  # fmt: skip
 
     def _job(self, job: int | None) -> Waiting | None:
         row = None if job is None else self._database.one("behind", job=job)
@@ -145,11 +174,20 @@ class _Portion:
     def __init__(self, shared: LeasedOut, store: Store) -> None:
         self._shared, self._store = shared, store
 
+    def ready(self, means: Means, lanes: int) -> None:
+        self._shared.ready(self._shared.own, means, lanes)
+
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         return self._shared.window(self._shared.own, batches, again=again, limit=limit)
 
     def has(self, waiting: Waiting) -> bool:
         return self._shared.may_take(self._shared.own, waiting.key)
+
+    def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        return self._shared.too_long(self._shared.own, job, error)
+
+    def hopeless(self) -> list[tuple[int, TooLong]]:
+        return self._shared.hopeless()
 
     def tend(self) -> None:
         self._store.tend()
@@ -162,3 +200,10 @@ class _Portion:
 def leased_portion(store: Store, database: Tables, standing: Standing, lanes: int) -> Portion:
     """For the one worker of a runner, with so many lanes."""
     return _Portion(LeasedOut(store, database, standing, lanes), store)
+
+
+def announce(store: Store, means: Means) -> None:
+    """Tell the other runners what this one will do as soon as it can: load an engine first, say."""
+    if (portion := store.portion(1)) is not None:
+        portion.ready(means, 1)
+        portion.close()  # it is no worker yet; what it will do stays known until it leaves the store

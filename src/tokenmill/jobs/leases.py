@@ -21,6 +21,7 @@ from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
+from tokenmill.jobs.runners import BeingStored, LinesLost
 from tokenmill.jobs.tables import Tables
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 LEASE_S = 45.0
 TEND_S = 5.0  # between two looks around; a tick that comes late eight times over costs nothing
 FOLD_S = 10.0
+GHOST_S = 40.0  # longer than the server believes in a connection of which nothing comes
+_GHOST_LOOK_S = 0.5
 MOST_DEATHS = 2
 LOST = "runner_lost"
 _FOLD = -2  # the number of a lock; those of outputs are the numbers of their batches
@@ -47,7 +50,7 @@ class Leased:
         self._claims: set[int] = set()
         self._taken: StoreInUse | None = None  # another has an output that was claimed here
         self._left = threading.Event()
-        with database.writing(durable=False):
+        with database.writing(durable=True):  # else its number could be given away once more after a crash
             self.id = int(database.run("add_runner", lease_s=lease_s, **self._who).fetchone()[0])
         database.connected.append(self._connected_again)
 
@@ -83,10 +86,6 @@ class Leased:
         # Asked after the lock is ours, so that what its last holder wrote is seen.
         return self._database.run("at_work", identity=identity).fetchone() is not None
 
-    def with_others(self, jobs: Collection[int]) -> set[int]:
-        """Which of these jobs another runner has, because the lease here was over for a while."""
-        return {row[0] for row in self._database.run("with_others", jobs=list(jobs), runner=self.id).fetchall()}
-
     def cancelled(self, jobs: Collection[int]) -> set[int]:
         """Another process cancelled these batches."""
         return {row[0] for row in self._database.all("cancelled_of", jobs=list(jobs))} if jobs else set()
@@ -94,7 +93,16 @@ class Leased:
     def take_up(self, batch: int) -> None:
         """Store the lines of a batch, unless another does."""
         if self._database.run("take_up", batch=batch, runner=self.id).rowcount == 0:
-            raise self._being_read(batch)
+            if self._database.run("batch", batch=batch).fetchone() is None:
+                raise LinesLost("this batch is gone from the store: removed, or lost by the server with its lines",
+                                hint="the same command stores it again")  # fmt: skip
+            who = self.storing(batch) or "another process"
+            raise BeingStored(f"{who} is storing the lines of this batch", hint="run the same again when it is done")
+
+    def storing(self, batch: int) -> str | None:
+        """Whoever has taken it up and has not left."""
+        row = self._database.one("reader_of", batch=batch, runner=self.id)
+        return f"process {row[1]} on {row[0]}" if row else None
 
     def claim_output(self, batch: int) -> bool:
         """The server's lock on it, held until the end."""
@@ -115,11 +123,6 @@ class Leased:
             self._database.run("hand_back", runner=self.id, kept=[])
             self._database.run("drop_runner", runner=self.id)
             self._database.run("unclaim")
-
-    def _being_read(self, batch: int) -> StoreInUse:
-        row = self._database.run("reader_of", batch=batch).fetchone()
-        who = f"process {row[1]} on {row[0]}" if row else "another process"
-        return StoreInUse(f"{who} is storing the lines of this batch", hint="run the same again when it is done")
 
     def _renew(self) -> None:
         with self._database.writing(durable=False):
@@ -148,10 +151,22 @@ class Leased:
             self.stand()
             self._database.run("hand_back", runner=self.id, kept=list(self._at_work()))
         for batch in self._claims:
-            if not self._database.run("claim", key=batch).fetchone()[0]:
+            if not self._claimed_again(batch):
                 self._taken = StoreInUse("another runner writes the output since the connection was lost",
                                          hint="the same command goes on from there")  # fmt: skip
                 raise self._taken
+
+    def _claimed_again(self, batch: int) -> bool:
+        """Whether an output is ours again. The server may not know yet that our old connection is gone."""
+        until_s = time.monotonic() + GHOST_S
+        while not self._database.run("claim", key=batch).fetchone()[0]:
+            if time.monotonic() >= until_s or not self._database.haunted():
+                # It may have gone between the two.
+                return bool(self._database.run("claim", key=batch).fetchone()[0])
+            self._database.pause(_GHOST_LOOK_S)
+            with self._database.writing(durable=False):
+                self.stand()
+        return True
 
 
 def _keep(runner: "weakref.ref[Leased]", left: threading.Event, every_s: float) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tokenmill.engine.engine import Answer, Engine, Status
-from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
+from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong, UsageError
 from tokenmill.jobs import flights, life, retries
 from tokenmill.jobs.accounts import Accounts
 from tokenmill.jobs.apart import Parts
@@ -34,7 +34,7 @@ class Outcomes:
 
     def __init__(
         self, books: Books, hand: AtHand, accounts: Accounts, engine: Engine, width: int, *, attempts: int,
-        first_delay_s: float, clock: Callable[[], float],
+        first_delay_s: float, clock: Callable[[], float], missed: Callable[[Miss], None],
     ) -> None:  # fmt: skip
         self._books, self._hand, self._accounts, self._engine, self._width = books, hand, accounts, engine, width
         now = life.of(engine)
@@ -47,7 +47,7 @@ class Outcomes:
         self._loop_s = asyncio.get_running_loop().time
         self.down: str | None = None  # why the engine cannot be used now
         self.gone: EngineError | None = None  # why it never can
-        self.missed: Callable[[Miss], None] = lambda _: None
+        self._missed = missed
 
     def there(self) -> list[Event]:
         """What has happened and was not taken yet."""
@@ -59,7 +59,10 @@ class Outcomes:
         """Note what happened; answers first, so that a death in the same breath does not cost them."""
         for event in events:
             if isinstance(event, Came | Ended) and self.flights.get(event.flight.id) is event.flight:
-                self._heard(event)
+                if isinstance(event, Ended) and await self._cut(event.flight, event.how):
+                    self._left(event.flight)
+                else:
+                    self._heard(event)
         for event in events:
             if isinstance(event, Ended) and self.flights.get(event.flight.id) is event.flight:
                 await self._ended(event.flight, event.how)
@@ -93,6 +96,13 @@ class Outcomes:
             spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
             self.settlement.answers.append(Finished(flight.id, encode(body), *spent))
 
+    async def _cut(self, flight: Flight, answer: Answer | TokenmillError) -> bool:
+        """Whether an answer was cut short here and another worker may go on to its end."""
+        if not self._books.shared or not isinstance(answer, Answer):
+            return False
+        cut = retries.cut_short(answer, flight.call.request().max_tokens, self._engine.identity.context)
+        return cut is not None and await self._books.too_long(flight.id, cut) is None
+
     async def _ended(self, flight: Flight, how: Answer | TokenmillError) -> None:
         """A stream broke off: the job's affair, or the engine's."""
         if isinstance(how, EngineError):
@@ -100,7 +110,11 @@ class Outcomes:
         if isinstance(how, EngineDied) and not await life.goes_on(self._engine, flight.life):
             await self._fell(how)
         elif isinstance(how, TokenmillError) and self.gone is None:
-            self._failed(flight, how)
+            error = await self._books.too_long(flight.id, how) if isinstance(how, TooLong) else how
+            if error is not None:
+                self._failed(flight, error)
+            else:
+                self._left(flight)
 
     def _failed(self, flight: Flight, error: TokenmillError) -> None:
         """One job has failed: for good, or to be tried again later."""
@@ -120,6 +134,20 @@ class Outcomes:
             if accounts.in_a_row >= retries.most_in_a_row(self._width):
                 words = f"the engine failed {accounts.in_a_row} times without one answer in between"
                 self.gone = EngineError(f"{words}: {failure.message}")
+
+    def _left(self, flight: Flight) -> None:
+        """One job is too long here, or its answer is, and another worker may do it."""
+        del self.flights[flight.id]
+        self.settlement.released.append(flight.id)
+        self._hand.failed(flight.id, retry_at_s=None, trial=flight.trial)
+        self._hand.drop([flight.id])
+
+    async def give_up(self) -> None:
+        """Fail what was left to workers with a larger context, of which none lives any more."""
+        for job, error in await self._books.hopeless():
+            failure = retries.verdict(error).failure
+            self.settlement.failures.append((job, failure, None))
+            self._accounts.failed = Failed(job & MOST_LINES, failure, again=False)
 
     async def _fell(self, death: EngineDied) -> None:
         """The engine died: whoever was at work is a suspect, and is tried alone when it is back."""
@@ -179,7 +207,7 @@ class Outcomes:
         miss = explain(sent, answer.usage, flight.prompt_bytes, evidence)
         if miss is not None:
             self._accounts.misses.add(miss)
-            self.missed(miss)
+            self._missed(miss)
 
     # -- put back ----------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ is tried again). A file that this batch did not write is not touched.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,11 @@ from typing import Self
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.job import Batch, Result, State
 from tokenmill.jobs.store import Store
-from tokenmill.units import MIB
+from tokenmill.units import KIB, MIB
 
 _PAGE_LINES = 512
 _WRITE_BYTES = MIB
+_TAIL_BYTES, _LINE_ENDS = 64 * KIB, 2
 _GO_ON = "what is answered is kept, and the same command goes on from there"
 
 
@@ -42,6 +45,26 @@ def _id_prefix(name: str) -> str:
     return f"batch_req_{name.removeprefix('batch_')}_"
 
 
+def written_to(batch: Batch) -> int | None:
+    """The number of the last line that is in the files of a batch, as far as they are here; None: none is."""
+    paths = [Path(path) for path in (batch.output, batch.errors) if path]
+    found = [_last_number(path, _id_prefix(batch.name)) for path in paths if path.is_file()]
+    return max(found) if found else None
+
+
+def _last_number(path: Path, prefix: str) -> int:
+    """Of the last whole line of a file, which may be a long one."""
+    start, tail = path.stat().st_size, b""
+    with path.open("rb") as file:
+        while start and tail.count(b"\n") < _LINE_ENDS:
+            start = max(0, start - max(_TAIL_BYTES, len(tail)))
+            file.seek(start)
+            tail = file.read()
+    whole = tail[: tail.rfind(b"\n") + 1].splitlines()
+    match = re.match(rb'\{"id":"%b(\d+)"' % re.escape(prefix).encode(), whole[-1]) if whole else None
+    return int(match[1]) if match else 0
+
+
 class Output:
     """The open output of a batch, and its file of errors where it has one; one writer at a time."""
 
@@ -51,6 +74,7 @@ class Output:
             raise UsageError(f"{batch.name} has no output file", hint="name one with --output")
         self._store, self._batch = store, batch
         self._number = 0  # of the last line written
+        self._failed = 0  # of failures up to it: see `_sum`
         self._answers, self._errors = _File(Path(batch.output)), None
         try:
             self._errors = _File(Path(batch.errors)) if batch.errors else None
@@ -77,15 +101,25 @@ class Output:
         count = 0
         for result in self._final():
             self._number = result.number  # first: a line that could not be written stays with its file
-            self._file(result).append(output_line(self._batch.name, result))
+            line = output_line(self._batch.name, result)
+            self._failed += self._sum(result, line)
+            self._file(result).append(line)
             count += 1
         for file in self._files():
             file.flush()
         return count
 
     def finish(self) -> bool:
-        """Append what is final and bring it to the disk; whether that is every line."""
+        """Append what is final and bring it to the disk; whether that is every line.
+
+        Another process may have had jobs tried again whose errors are in the file: these lines are mended first.
+        """
         self.advance()
+        if self._store.shared and self._store.batch(self._batch.id).finished and self._outdated():
+            for file in self._files():
+                file.rewind()
+            self._repair(replace=False)
+            self.advance()
         for file in self._files():
             file.sync()
         batch = self._store.batch(self._batch.id)
@@ -114,18 +148,41 @@ class Output:
                 yield result
             number = page[-1].number
 
+    def _outdated(self) -> bool:
+        """Whether failures that are in the files are others by now, in the store."""
+        if not all(file.regular for file in self._files()):
+            return False  # what went through a pipe is gone
+        number, failed = 0, 0
+        while page := self._store.failures(self._batch.id, number, _PAGE_LINES):
+            number = page[-1].number
+            failed += sum(self._sum(result, output_line(self._batch.name, result)) for result in page
+                          if result.number <= self._number)  # fmt: skip
+        return failed != self._failed
+
+    def _sum(self, result: Result, line: bytes) -> int:
+        """A line of a failure as a number. Added up, they tell whether failures are the same, however many they are.
+
+        No other lines change: an answer never does, and to take up what was cancelled takes the right to the output.
+        """
+        if not self._store.shared or result.state not in (State.FAILED, State.SET_ASIDE):
+            return 0
+        return int.from_bytes(hashlib.blake2b(line, digest_size=16).digest())
+
     def _repair(self, *, replace: bool) -> None:
         """Hold the files against the store and cut them where they part."""
+        self._number = self._failed = 0
         for result in self._final():
-            if not self._file(result).matches(output_line(self._batch.name, result)):
+            line = output_line(self._batch.name, result)
+            if not self._file(result).matches(line):
                 break  # where one file is torn, both are written again from there
             self._number = result.number
+            self._failed += self._sum(result, line)
         own = f'{{"id":"{_id_prefix(self._batch.name)}'.encode()
         foreign = [file for file in self._files() if not file.goes_on_with(own)]
         if foreign and not replace:
             raise foreign[0].foreign()
         if foreign:
-            self._number = 0
+            self._number = self._failed = 0
         for file in self._files():
             file.cut(whole=bool(foreign))
 
@@ -147,14 +204,21 @@ class _File:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}", hint="name a file that you may write") from error
         info = os.fstat(self._fd)
-        self._regular, self._inode = stat.S_ISREG(info.st_mode), info.st_ino
+        self.regular, self._inode = stat.S_ISREG(info.st_mode), info.st_ino
         try:
-            if self._regular:
+            if self.regular:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise StoreInUse(f"another process writes {path}", hint="wait for it, or name another output") from None
-        self._reader = os.fdopen(os.dup(self._fd), "rb") if self._regular else None
+        self._reader = os.fdopen(os.dup(self._fd), "rb") if self.regular else None
+
+    def rewind(self) -> None:
+        """To be held against the store from its beginning again."""
+        if self._reader is not None:
+            self._reader.close()  # with what it has read ahead
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            self._reader, self._ends = os.fdopen(os.dup(self._fd), "rb"), 0
 
     def matches(self, line: bytes) -> bool:
         """Whether the next bytes of the file are this line; if so, it counts as written."""
@@ -202,7 +266,7 @@ class _File:
             while done < len(data):
                 done += os.write(self._fd, data[done:])
         except OSError as error:
-            if self._regular:
+            if self.regular:
                 self._truncate()
             raise self._unwritable(error) from error
         self._ends += len(data)
@@ -211,7 +275,7 @@ class _File:
     def sync(self) -> None:
         """Bring it to the disk."""
         try:
-            if self._regular:
+            if self.regular:
                 os.fsync(self._fd)
         except OSError as error:
             raise self._unwritable(error) from error
@@ -228,7 +292,7 @@ class _File:
 
     def _check_here(self) -> None:
         try:
-            here = not self._regular or self.path.stat().st_ino == self._inode
+            here = not self.regular or self.path.stat().st_ino == self._inode
         except OSError:
             here = False
         if not here:

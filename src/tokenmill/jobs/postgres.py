@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import version as version_of
 from typing import Any, TypeVar
 
 try:
     import psycopg
+    from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
 except ImportError as error:
     from tokenmill.errors import StoreError as _StoreError
@@ -21,15 +23,18 @@ except ImportError as error:
                       hint="pip install 'tokenmill[postgres]'") from error  # fmt: skip
 
 from tokenmill.errors import StoreError
+from tokenmill.jobs import hurry
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.postgres_faults import Conflict, Lost, told, unreachable
-from tokenmill.jobs.queries import postgres_queries, postgres_schema
+from tokenmill.jobs.postgres_backend import Backend, Connection, ask, backend_of, end, lives
+from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, told, unreachable
+from tokenmill.jobs.queries import postgres_migrations, postgres_queries, postgres_schema
 from tokenmill.jobs.tables import Mode, Rows
 
-VERSION = 1
+VERSION, OLDEST = 2, 1  # that is written, and that can be brought there
 OLDEST_SERVER = 120000  # 12
 PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_LOOK_S = 0.5  # whether it is to be waited for at all
 _MOST_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": whoever makes the tables
 # A network that drops packets without a word is noticed within half a minute.
@@ -37,7 +42,8 @@ _LINE: dict[str, Any] = {"connect_timeout": 10, "tcp_user_timeout": 25_000, "kee
                          "keepalives_interval": 5, "keepalives_count": 3, "application_name": "tokenmill"}  # fmt: skip
 # The server lets go of what a host holds that sleeps or is gone, well before its lease is over.
 IDLE_S = 20
-_SERVER_LINE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
+_SERVER_LINE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
+                "tcp_user_timeout": "25s"}  # fmt: skip
 _DURABLE, _SOON = "BEGIN; SET LOCAL synchronous_commit TO on", "BEGIN; SET LOCAL synchronous_commit TO off"
 _COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
 
@@ -47,8 +53,6 @@ _MARK = "\uffff"
 _NUL = _MARK + "0"
 
 T = TypeVar("T")
-Connection = psycopg.Connection[tuple[Any, ...]]
-Cursor = psycopg.Cursor[tuple[Any, ...]]
 
 
 def _kept(text: str) -> str:
@@ -82,6 +86,8 @@ class _SaidInBinary(TextBinaryLoader):
 class Postgres:
     """An open store on a server; `tables.Tables` says what it does."""
 
+    shared = True
+
     def __init__(self, server: Server, mode: Mode) -> None:
         self.server, self._mode = server, mode
         self._guard = threading.RLock()
@@ -92,6 +98,14 @@ class Postgres:
         self._tried_s = 0.0  # when it was last looked for in vain
         self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
         self._connection = _connected(server, mode)
+        with told(server, self._connection):
+            self._backend = backend_of(self._connection)
+        self._ghosts = list[Backend]()  # others that served us, and may not know that we are gone
+
+    @property
+    def ahead_s(self) -> float:
+        """As it was when the connection was made."""
+        return self._backend.ahead_s
 
     def run(self, name: str, /, **values: Any) -> Rows:
         """Run a named query; inside `writing`, or reading."""
@@ -174,8 +188,11 @@ class Postgres:
         if self._away_s is None:
             self._away_s = heard_s
         until_s, wait_s = self._away_s + PATIENCE_S, _FIRST_WAIT_S
-        if self._closed or (self._given_up and time.monotonic() - self._tried_s < _LONGEST_WAIT_S):
+        lately = time.monotonic() - self._tried_s < _LONGEST_WAIT_S
+        if self._closed or (self._given_up and lately):
             raise why
+        if lately and (code := hurry.asked()) is not None:
+            raise Stopped(self.server, code)
         while True:
             try:
                 self._reconnect()
@@ -184,17 +201,37 @@ class Postgres:
                 self._given_up |= self._tried_s + wait_s > until_s
                 if self._given_up or not patient:
                     raise why from None
-                time.sleep(wait_s)
+                self.pause(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
                 self._away_s, self._given_up, self._heard_s = None, False, time.monotonic()
                 return
+
+    def haunted(self) -> bool:
+        """Whether a connection that broke here is still there for the server, with all that it holds."""
+        with told(self.server, self._connection):
+            self._ghosts = [ghost for ghost in self._ghosts if lives(self._connection, ghost)]
+        return bool(self._ghosts)
+
+    def pause(self, wait_s: float) -> None:
+        """Let time go by for what is away; Stopped: nobody is to wait any more."""
+        until_s = time.monotonic() + wait_s
+        while (code := hurry.asked()) is None and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+        if code is not None:
+            raise Stopped(self.server, code)
 
     def _reconnect(self) -> None:
         with suppress(psycopg.Error):
             self._connection.close()
         self._connection = _connected(self.server, self._mode)
         try:
+            with told(self.server, self._connection):
+                self._ghosts.append(self._backend)
+                self._backend = backend_of(self._connection)
+                for ghost in self._ghosts:
+                    end(self._connection, ghost)
+                self.haunted()
             for again in self.connected:
                 again()
         except BaseException:  # whoever comes next is told the same
@@ -226,7 +263,7 @@ def _connected(server: Server, mode: Mode) -> Connection:
                 adapters.register_loader("text", loader)
             if mode == "work":
                 _bring_up(connection, server)
-                _ask(connection, "coming")
+                ask(connection, "coming")
             else:
                 _look_into(connection, server)
             if mode == "read":
@@ -239,7 +276,8 @@ def _connected(server: Server, mode: Mode) -> Connection:
 
 def _reached(server: Server) -> Connection:
     try:
-        return psycopg.connect(server.url, autocommit=True, **_LINE)
+        given = conninfo_to_dict(server.url)  # whoever says how the line is to be kept has reasons
+        return psycopg.connect(server.url, autocommit=True, **{k: v for k, v in _LINE.items() if k not in given})
     except psycopg.Error as error:
         raise unreachable(server, error) from None  # what libpq says of a URL may hold the password
 
@@ -255,40 +293,47 @@ def _check_server(connection: Connection, server: Server) -> None:
 
 def _version(connection: Connection, server: Server) -> int | None:
     """The version of the store, None where there is none; refuses what is not ours to touch."""
-    found = [name for (name,) in _ask(connection, "tables").fetchall()]
+    found = [name for (name,) in ask(connection, "tables").fetchall()]
     if not found:
         return None
     if "tokenmill" not in found:
         said, own = f"{server} has tables of another program", "?options=-csearch_path%3Dtokenmill"
         raise StoreError(said, hint=f"give tokenmill a database of its own, or a schema: {own}")
-    version = max((int(number) for (number,) in _ask(connection, "version").fetchall()), default=0)
+    version = max((int(number) for (number,) in ask(connection, "version").fetchall()), default=0)
     if version > VERSION:
         raise StoreError(
             f"{server} was written by a newer tokenmill: the store's version is {version}, {VERSION} is known here",
-            hint="use that tokenmill, or another database",
+            hint=f"upgrade tokenmill on this host, {version_of('tokenmill')} is installed: pip install --upgrade "
+            "'tokenmill[postgres]'",
         )
-    if version < VERSION:
+    if version < OLDEST:
         raise StoreError(f"{server} is of an older version, {version}, which is not known here",
                          hint="use the tokenmill that wrote it, or another database")  # fmt: skip
     return version
 
 
 def _look_into(connection: Connection, server: Server) -> None:
-    if _version(connection, server) is None:
+    version = _version(connection, server)
+    if version is None:
         raise StoreError(f"there are no batches in {server}", hint="tokenmill run starts one")
+    if version < VERSION:
+        raise StoreError(
+            f"{server} is of an older version, {version}", hint="tokenmill run or work brings it up to date"
+        )
 
 
 def _bring_up(connection: Connection, server: Server) -> None:
-    """Create the tables where there are none; of several that come at once, one does."""
-    if _version(connection, server) is not None:
+    """Create the tables, or bring older ones up to date; of several that come at once, one does."""
+    if _version(connection, server) == VERSION:
         return
     with connection.transaction():
-        _ask(connection, "set_up_turn", key=_SET_UP)
-        if _version(connection, server) is None:
-            if _ask(connection, "schema_there").fetchone() == (None,):
+        ask(connection, "set_up_turn", key=_SET_UP)
+        version = _version(connection, server)
+        if version is None:
+            if ask(connection, "schema_there").fetchone() == (None,):
                 raise StoreError(f"{server} names no schema that is there", hint="create it: CREATE SCHEMA tokenmill")
             connection.execute(postgres_schema())
-
-
-def _ask(connection: Connection, name: str, **values: Any) -> Cursor:
-    return connection.execute(postgres_queries()[name], values)
+            return
+        for number, text in postgres_migrations().items():
+            if number > version:
+                connection.execute(text)

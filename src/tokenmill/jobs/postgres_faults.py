@@ -23,6 +23,15 @@ class Lost(StoreError):
     """The connection is gone, and what was not acknowledged may be lost with it or not."""
 
 
+class Stopped(Lost):
+    """The server is away, and this process is to end rather than to wait for it."""
+
+    def __init__(self, server: Server, code: int) -> None:
+        super().__init__(f"stopped while {server} was away", hint=_GO_ON)
+        # A signal's, not the class's.
+        self.exit_code = code  # type: ignore[misc]
+
+
 class Taken(StoreInUse):
     """A row with this key is there already."""
 
@@ -37,7 +46,6 @@ _CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ..
         "somebody ended it, or a statement_timeout or lock_timeout is too short for it: "
         "ALTER ROLE ... SET statement_timeout = 0 allows any time",
     ),
-    ((errors.UniqueViolation,), Taken, "another process stores the same; the same command finds it"),
     ((errors.InsufficientPrivilege,), StoreError, "the user needs to create and change tables in the schema"),
     ((errors.ReadOnlySqlTransaction,), StoreError, "name the primary server, not a standby, and one that may write"),
 )
@@ -59,6 +67,8 @@ def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreErr
         return Lost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):
         return StoreFull(f"no room is left on the server of {server}", hint=f"free some space: {_GO_ON}")
+    if isinstance(error, errors.UniqueViolation):  # the server's words are about an index
+        return Taken(f"another process stores the same in {server}", hint="the same command finds it")
     for causes, kind, hint in _CAUSES:
         if isinstance(error, causes):
             return kind(f"{server}: {words}", hint=hint)

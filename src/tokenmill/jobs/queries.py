@@ -39,9 +39,19 @@ def postgres_schema() -> str:
 
 
 @cache
+def postgres_migrations() -> Mapping[int, str]:
+    """What leads from the version before to each version on PostgreSQL; the first is the schema as it was then."""
+    return _migrations("postgres_migrations")
+
+
+@cache
 def migrations() -> Mapping[int, str]:
     """What leads from the version before to each version."""
-    folder = resources.files("tokenmill.jobs") / "sql" / "migrations"
+    return _migrations("migrations")
+
+
+def _migrations(folder_name: str) -> Mapping[int, str]:
+    folder = resources.files("tokenmill.jobs") / "sql" / folder_name
     found = {int(match[1]): item.read_text(encoding="utf-8") for item in folder.iterdir()
              if (match := _MIGRATION.fullmatch(item.name))}  # fmt: skip
     return dict(sorted(found.items()))

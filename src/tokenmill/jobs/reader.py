@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from types import TracebackType
@@ -15,6 +15,7 @@ from tokenmill.jobs.line import line_in
 from tokenmill.jobs.runners import Runner
 from tokenmill.jobs.tables import Mode, opened
 
+_FEW = 20  # batches that are asked for one by one
 _START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
     "id", "name", "key", "created_s", "sealed_s", "cancelled_s", "asked_s", "source", "model_id", "output", "errors",
@@ -26,9 +27,10 @@ _BATCH_COLUMNS = (
 class Reader:
     """An open store of batches; other processes may be at work on them."""
 
-    def __init__(self, address: Address, *, clock: Callable[[], float] = time.time, mode: Mode = "read") -> None:
+    def __init__(self, address: Address, *, clock: Callable[[], float] | None = None, mode: Mode = "read") -> None:
+        """`clock`: instead of the database's, which is that of its server."""
         self._database = opened(address, mode)
-        self._now = clock
+        self._clock = clock
 
     def __enter__(self) -> Self:
         return self
@@ -42,16 +44,41 @@ class Reader:
         """Let go of it."""
         self._database.close()
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may work with it at the same time."""
+        return self._database.shared
+
+    def now_s(self) -> float:
+        """The time that everything here is measured by, on a server the same on all hosts."""
+        return self._now()
+
     def batches(self) -> list[Batch]:
         """Every batch, oldest first."""
-        return [self._batch(row) for row in self._database.all("batches")]
+        rows, counts = self._database.all("batches"), dict[int, dict[int, int]]()
+        for batch, state, jobs in self._database.all("counts_of_all"):  # second: one that is sealed has all its lines
+            counts.setdefault(batch, {})[state] = jobs
+        return [self._batch(row, counts.get(row[0], {})) for row in rows]
+
+    def open_batches(self, model_id: str | None = None) -> list[Batch]:
+        """Those with every line stored and jobs that wait, oldest first; of a model, or of all."""
+        found = {row[0] for row in self._database.all("open_batches", model_id=model_id)}
+        if len(found) > _FEW:
+            return [batch for batch in self.batches() if batch.id in found]
+        rows = [(batch, self._database.one("batch", batch=batch)) for batch in sorted(found)]
+        return [self._batch(row, dict(self._database.all("counts", batch=batch))) for batch, row in rows if row]
 
     def batch(self, batch: int) -> Batch:
         """One batch as it is now."""
         row = self._database.one("batch", batch=batch)
         if row is None:
             raise StoreError(f"there is no batch {batch}", hint="tokenmill status lists them")
-        return self._batch(row)
+        counts = self._database.all("counts", batch=batch)
+        return self._batch(row, dict(counts))
+
+    def pending(self, batch: int) -> int:
+        """Jobs of a batch that wait; none of one that somebody has removed."""
+        return sum(jobs for state, jobs in self._database.all("counts", batch=batch) if state == State.PENDING)
 
     def named(self, name: str) -> Batch:
         """One batch by its name."""
@@ -117,9 +144,15 @@ class Reader:
         """How many jobs failed or were set aside, by why."""
         return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
 
-    def runners(self) -> list[Runner]:
-        """Those that work with a store which several may work with; one in a folder does not know."""
-        return [Runner(*row) for row in self._database.all("runners")]
+    def runners(self, batch: int | None = None) -> list[Runner]:
+        """Those that work with a store which several may work with, or that have jobs of one batch, with how many of
+        these run; one in a folder does not know."""
+        rows = self._database.all("runners") if batch is None else self._database.all("runners_of", batch=batch)
+        return [Runner(*row) for row in rows]
+
+    def being_written(self, batch: int) -> bool:
+        """Whether a process that writes the output of a batch lives; only a server knows."""
+        return self._database.one("claimed", key=batch) is not None
 
     def ask_cancel(self, batch: int) -> None:
         """Leave word that a batch is to be cancelled; needs the mode for it."""
@@ -130,6 +163,9 @@ class Reader:
 
         self._database.whole(work)
 
+    def _now(self) -> float:
+        return time.time() + self._database.ahead_s if self._clock is None else self._clock()
+
     def _job(self, row: tuple[Any, ...]) -> Job:
         job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row
         block = self._database.one("block_of", job=job)
@@ -137,9 +173,9 @@ class Reader:
         return Job(job, custom_id, State(state), identity, place, -rank, prompt_bytes, max_tokens, deadline_s,
                    attempts, deaths, line)  # fmt: skip
 
-    def _batch(self, row: tuple[Any, ...]) -> Batch:
+    def _batch(self, row: tuple[Any, ...], states: Mapping[int, int]) -> Batch:
         columns = dict(zip(_BATCH_COLUMNS, row, strict=True))
-        counts = {State(state).name.lower(): jobs for state, jobs in self._database.all("counts", batch=columns["id"])}
+        counts = {State(state).name.lower(): jobs for state, jobs in states.items()}
         totals = Totals(*(columns[name] for name in Totals.__dataclass_fields__))
         kept = {name: columns[name] for name in Batch.__dataclass_fields__ if name in columns}
         kept |= {"reuse": bool(columns["reuse"]), "defaults": json.loads(columns["defaults"])}

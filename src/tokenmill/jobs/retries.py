@@ -5,6 +5,7 @@ Pure: errors and numbers in, verdicts out.
 
 from dataclasses import dataclass
 
+from tokenmill.engine.engine import Answer
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError, TooLong, UsageError
 from tokenmill.jobs.job import Failure
 from tokenmill.units import number_of
@@ -16,6 +17,10 @@ _IN_A_ROW = 12  # failures of the engine without one answer in between, at least
 
 OF_THE_ENGINE = frozenset(("engine_failed", "engine_died"))
 """Codes of failures that may be nothing of the job's."""
+
+
+class CutShort(TooLong):
+    """An answer ended where the context did, before the job's ceiling: one with more room would have gone on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,16 @@ def verdict(error: TokenmillError) -> Verdict:
     if isinstance(error, EngineError):
         return Verdict(Failure("engine_failed", _words(error)), can_pass=True)
     return Verdict(Failure("failed", _words(error)), can_pass=False)
+
+
+def cut_short(answer: Answer, max_tokens: int | None, context: int | None) -> CutShort | None:
+    """That an answer was cut by a context of so many tokens; None: it was not, or has all that was asked for."""
+    usage = answer.usage
+    if answer.finish_reason != "length" or max_tokens is None or usage.completion_tokens >= max_tokens:
+        return None
+    there = usage.prompt_tokens + usage.completion_tokens if context is None else context
+    words = f"the answer may have {max_tokens} tokens, and the context ended after {usage.completion_tokens}"
+    return CutShort(words, needed_tokens=there + 1, context_tokens=there)  # any that is larger goes further
 
 
 def after(failure: Failure, attempts: int) -> Failure:

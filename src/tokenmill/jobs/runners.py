@@ -4,12 +4,21 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.database import Database
 from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.tables import Tables
 
 if TYPE_CHECKING:
     from tokenmill.jobs.store import Store
+
+
+class BeingStored(StoreInUse):
+    """Another process is storing the lines of the same batch; it is sealed when that is done."""
+
+
+class LinesLost(StoreError):
+    """What is stored of a batch is not what was acknowledged; storing goes on from what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +51,14 @@ class Standing(Protocol):
     def busy(self, identity: bytes) -> bool:
         """Whether another works on an equal job; if not, nobody else begins one before the transaction ends. Inside."""
 
-    def with_others(self, jobs: Collection[int]) -> set[int]:
-        """Which of these jobs are another's by now. Inside."""
-
     def cancelled(self, jobs: Collection[int]) -> set[int]:
         """Batches that were cancelled with some of these jobs at work here."""
 
     def take_up(self, batch: int) -> None:
-        """This process stores the lines of a batch; StoreInUse: another does. Inside."""
+        """This process stores the lines of a batch; BeingStored: another does, LinesLost: it is gone. Inside."""
+
+    def storing(self, batch: int) -> str | None:
+        """Which other process stores the lines of a batch, in words; None: none."""
 
     def claim_output(self, batch: int) -> bool:
         """Whether this process may write the output of a batch: one may."""
@@ -85,11 +94,6 @@ class Alone:
         del identity
         return False
 
-    def with_others(self, jobs: Collection[int]) -> set[int]:
-        """None are."""
-        del jobs
-        return set()
-
     def cancelled(self, jobs: Collection[int]) -> set[int]:
         """Whoever wants that asks."""
         del jobs
@@ -97,6 +101,11 @@ class Alone:
 
     def take_up(self, batch: int) -> None:
         """No other can."""
+
+    def storing(self, batch: int) -> str | None:
+        """None does."""
+        del batch
+        return None
 
     def claim_output(self, batch: int) -> bool:
         """No other writes."""

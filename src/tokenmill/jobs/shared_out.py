@@ -6,7 +6,8 @@
 
 Every worker has stretches of the store's order; what lies in none is free. A worker that has read all of its own gets
 the next free stretch, behind the last one of its own if that was cut inside a head; when nothing is free, a part of
-another's. What becomes pending again (a failure, an engine that died) belongs to who has the stretch it lies in.
+another's. What becomes pending again (a failure, an engine that died) belongs to who has the stretch it lies in. What
+is too long for a worker is none of its business any more, wherever it lies.
 
 A few thousand rows are read at a time, however many there are. Nothing is kept on a disk: that a job is taken once is
 the store's affair, and workers of other processes do not see any of this.
@@ -14,19 +15,22 @@ the store's affair, and workers of other processes do not see any of this.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from tokenmill.errors import TooLong
 from tokenmill.jobs.forest import WORTH_BYTES
-from tokenmill.jobs.job import Position, Waiting
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.job import NUMBER_BITS, Position, Waiting
+from tokenmill.jobs.portion import Means, Portion, most_room, of_the_largest
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.retries import CutShort
 from tokenmill.jobs.stretches import MOST_JOBS, Stretch, before, cut, elsewhere, fair, fair_share, halved, joined
 
 _PAGE = 4096  # rows read at once
 _LOOK = 256  # rows at least that are looked at for the end of a head
 _COUNTED = 512  # pending jobs of a stretch that are counted; one with more counts as untouched
 _LEAST_SPEED = 0.05  # of all together, that a worker is taken to have
+_WALK = 8  # pages of jobs that are too long for a worker, read at once in search of one that is not
 
 
 @dataclass(slots=True, eq=False)
@@ -49,15 +53,25 @@ class Sharer:
     began_s: float | None = None
     jobs: int = 0  # of all that it got
     jobs_s: float | None = None  # a second, when it last came back for more; None: it has not yet
+    room: int | None = None  # tokens of a job that it can do at most; None: not known, or not yet
+    walked: Position | None = None  # how far it looked for a free job that is not too long for it; None: to the end
 
 
 class SharedOut:
     """Who has which stretch. Methods may be called from several threads."""
 
-    def __init__(self, store: Reader, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self,
+        store: Reader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        coming: Callable[[], Iterable[int | None]] = tuple,
+    ) -> None:
+        """`coming`: the contexts of workers that will be there soon, in tokens; None: one that is not known."""
+        self._store, self._clock, self._coming = store, clock, coming
         self._turn = threading.Lock()
         self._workers: list[Sharer] = []
+        self._needs: dict[int, TooLong] = {}  # jobs that were too long for a worker
 
     def portion(self, name: str, lanes: int) -> Portion:
         """For one more worker with so many lanes; its stretches are anyone's again when it is closed."""
@@ -83,10 +97,10 @@ class SharedOut:
             if again:
                 for held in worker.held:
                     held.read = None
-            rows = self._unread(worker, batches, limit)
-            if len(rows) < min(limit, worker.lanes):
+            rows, enough = self._unread(worker, batches, limit), min(limit, worker.lanes)
+            if len(rows) < enough:
                 self._clock_in(worker)
-            while len(rows) < min(limit, worker.lanes) and self._next(worker, batches, again=again):
+            while len(rows) < enough and self._next(worker, batches, again=again):
                 rows += self._unread(worker, batches, limit - len(rows))
             # Only who has nothing at all takes from others: two that have a little would take it from each other.
             if not rows and again and self._take_over(worker, batches):
@@ -94,10 +108,41 @@ class SharedOut:
             return rows
 
     def may_take(self, worker: Sharer, position: Position) -> bool:
-        """Whether a job is no other worker's."""
+        """Whether a job is no other worker's, nor too long for this one."""
         with self._turn:
+            if not self._fits(worker, position):
+                return False
             others = (held.stretch for each in self._workers if each is not worker for held in each.held)
             return not any(position in stretch for stretch in others)
+
+    def ready(self, worker: Sharer, means: Means, lanes: int) -> None:
+        """What a worker can do."""
+        with self._turn:
+            worker.room, worker.lanes = means.room, lanes
+
+    def too_long(self, worker: Sharer, job: int, error: TooLong) -> TooLong | None:
+        """A job is too long for a worker: it is left to others (None), or nobody can do it."""
+        with self._turn:
+            # What an engine refuses says more than what it is said to take.
+            room = min(error.context_tokens, error.needed_tokens - 1)
+            worker.room = room if worker.room is None else min(room, worker.room)
+            largest = most_room(self._rooms(job >> NUMBER_BITS))
+            if largest < error.needed_tokens:
+                return of_the_largest(error, largest)
+            self._needs[job] = error
+            return None
+
+    def hopeless(self) -> list[tuple[int, TooLong]]:
+        """Jobs that are too long for all that live; they are told of once.
+
+        Where only the answer was, a short one is better than none: it is given out again.
+        """
+        with self._turn:
+            rooms = {batch: most_room(self._rooms(batch)) for batch in {job >> NUMBER_BITS for job in self._needs}}
+            found = [(job, of_the_largest(error, rooms[job >> NUMBER_BITS])) for job, error in self._needs.items()
+                     if rooms[job >> NUMBER_BITS] < error.needed_tokens]  # fmt: skip
+            cut = {job for job, _ in found if isinstance(self._needs.pop(job), CutShort)}
+            return [(job, error) for job, error in found if job not in cut]
 
     def close(self, worker: Sharer) -> None:
         """A worker is gone."""
@@ -105,35 +150,84 @@ class SharedOut:
             worker.held.clear()
             self._workers = [each for each in self._workers if each is not worker]
 
-    # -- reading: mutates nothing but how far stretches are read -------------------------------------------------------
+    # -- what is too long for whom: mutates nothing --------------------------------------------------------------------
+
+    def _fits(self, worker: Sharer, position: Position) -> bool:
+        error = self._needs.get(position[3])
+        return error is None or worker.room is None or error.needed_tokens <= worker.room
+
+    def _rooms(self, batch: int) -> list[int | None]:
+        """The contexts of all that work on a batch, or will soon."""
+        del batch  # all have the same
+        return [*(each.room for each in self._workers), *self._coming()]
+
+    # -- reading: mutates nothing but how far was read -----------------------------------------------------------------
 
     def _unread(self, worker: Sharer, batches: Sequence[int], limit: int) -> list[Waiting]:
-        """The next pending jobs of a worker's stretches."""
+        """The next pending jobs of a worker's stretches, none behind one of a better priority that is free."""
         rows = list[Waiting]()
-        for held in worker.held:
-            if held.stretch.first[1] in batches and len(rows) < limit:
-                new = self._pending(held.stretch, limit - len(rows), after=held.read)
+        unread = sorted((held for held in worker.held if held.stretch.first[1] in batches),
+                        key=lambda held: held.stretch.first)  # fmt: skip
+        free = self._first_free(worker, batches, self._taken, None) if unread else None
+        for held in unread:
+            if len(rows) < limit and (free is None or held.stretch.first[0] <= free.rank):
+                new = self._pending(worker, held.stretch, limit - len(rows), after=held.read)
                 held.read = new[-1].key if new else held.read
                 rows += new
         return rows
 
-    def _pending(self, stretch: Stretch, limit: int, *, after: Position | None = None) -> list[Waiting]:
-        """Pending jobs of a stretch."""
-        reached = after or before(stretch.first)
-        return self._read([stretch.first[1]], limit, after=reached, inside=stretch.__contains__)[0]
+    def _pending(
+        self, worker: Sharer, stretch: Stretch, limit: int, *, after: Position | None = None
+    ) -> list[Waiting]:  # fmt: skip
+        """Pending jobs of a stretch, for a worker that may not be able to do all of them."""
+        rows, reached, more = list[Waiting](), after or before(stretch.first), True
+        while more and len(rows) < limit:
+            found, more = self._read([stretch.first[1]], limit - len(rows), after=reached, inside=stretch.__contains__)
+            rows += [row for row in found if self._fits(worker, row.key)]
+            reached = found[-1].key if found else reached
+        return rows
 
-    def _free(self, batches: Sequence[int], limit: int, *, after: Position | None) -> tuple[list[Waiting], bool]:
-        """The first pending jobs behind a position that lie in no stretch, up to the next one; whether they go on."""
-        every = sorted((held.stretch for each in self._workers for held in each.held), key=lambda each: each.first)
-        first = self._store.waiting(batches, after=after, limit=1)
-        while first and (around := next((each for each in every if first[0].key in each), None)) is not None:
-            first = self._store.waiting(batches, after=around.last, limit=1)
-        if not first:
+    def _free(
+        self, worker: Sharer, batches: Sequence[int], limit: int, *, after: Position | None
+    ) -> tuple[list[Waiting], bool]:
+        """The first pending jobs behind a position that lie in no stretch, up to the next one or to one that is too
+        long for the worker; whether they go on."""
+        every = self._taken
+        first = self._first_free(worker, batches, every, after)
+        if first is None:
             return [], False
-        end = next((each.first for each in every if each.first > first[0].key), None)
+        end = next((each.first for each in every if each.first > first.key), None)
         return self._read(
-            batches, limit, after=before(first[0].key), inside=lambda position: end is None or position < end
-        )
+            batches, limit, after=before(first.key),
+            inside=lambda position: (end is None or position < end) and self._fits(worker, position),
+        )  # fmt: skip
+
+    @property
+    def _taken(self) -> list[Stretch]:
+        """All stretches, in their order."""
+        return sorted((held.stretch for each in self._workers for held in each.held), key=lambda each: each.first)
+
+    def _first_free(
+        self, worker: Sharer, batches: Sequence[int], every: Sequence[Stretch], after: Position | None
+    ) -> Waiting | None:
+        """The first pending job behind a position that a worker can do and that is in no stretch; None: there is none
+        as far as was looked, and the next look goes on from there."""
+        walked, worker.walked = worker.walked, None
+        after, pages = after if walked is None or (after is not None and after > walked) else walked, 0
+        while page := self._store.waiting(batches, after=after, limit=_PAGE if pages else 1):
+            if pages > _WALK:
+                worker.walked = after
+                return None
+            for row in page:
+                after = row.key
+                if (around := next((each for each in every if row.key in each), None)) is not None:
+                    after = around.last
+                    break
+                if self._fits(worker, row.key):
+                    return row
+            else:
+                pages += 1
+        return None
 
     def _read(
         self, batches: Sequence[int], limit: int, *, after: Position, inside: Callable[[Position], bool]
@@ -153,9 +247,9 @@ class SharedOut:
 
     def _next(self, worker: Sharer, batches: Sequence[int], *, again: bool) -> bool:
         """Give a worker the next free stretch; whether there was one."""
-        worker.held = [held for held in worker.held if self._pending(held.stretch, 1)]
+        worker.held = [held for held in worker.held if self._pending(worker, held.stretch, 1)]
         workers, speed = len(self._workers), self._speed(worker)
-        pending = sum(self._store.batch(batch).counts.pending for batch in batches)
+        pending = sum(self._store.pending(batch) for batch in batches)
         most = fair(max(0, pending - self._claimed(batches)), workers, worker.lanes, speed=speed)
         whole = fair_share(pending, workers, speed=speed)  # others have still to do what they have
         rows, more = self._begin(worker, batches, max(most, whole, _LOOK) + 1)
@@ -168,12 +262,12 @@ class SharedOut:
 
     def _begin(self, worker: Sharer, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
         """Free jobs for a worker: the rest of its own head, else the first that are not the rest of another's."""
-        rows, more = self._free(batches, limit, after=None)
+        rows, more = self._free(worker, batches, limit, after=None)
         if not rows:
             return rows, more
         own = worker.behind
         if own is not None and _alike(own, rows[0]):
-            behind, go_on = self._free(batches, limit, after=own.key)
+            behind, go_on = self._free(worker, batches, limit, after=own.key)
             if behind and _alike(own, behind[0]) and joined(own, behind[0]) >= WORTH_BYTES:
                 return behind, go_on
         others = [each.behind for each in self._workers if each is not worker]
@@ -185,7 +279,7 @@ class SharedOut:
         that is worth it; whether there was such."""
         others = [(each, held) for each in self._workers if each is not worker for held in each.held
                   if held.stretch.first[1] in batches]  # fmt: skip
-        left = [(self._pending(held.stretch, MOST_JOBS), owner, held) for owner, held in others]
+        left = [(self._pending(worker, held.stretch, MOST_JOBS), owner, held) for owner, held in others]
         left.sort(key=lambda each: -len(each[0]))
         for rows, owner, held in left:
             if held.ahead and rows and len(rows) == held.stretch.jobs:
@@ -219,8 +313,9 @@ class SharedOut:
 
     def _claimed(self, batches: Sequence[int]) -> int:
         """About how many pending jobs lie in stretches. Mutates nothing."""
-        every = [held.stretch for each in self._workers for held in each.held if held.stretch.first[1] in batches]
-        left = [(len(self._pending(stretch, _COUNTED)), stretch.jobs) for stretch in every]
+        every = [(each, held.stretch) for each in self._workers for held in each.held
+                 if held.stretch.first[1] in batches]  # fmt: skip
+        left = [(len(self._pending(owner, stretch, _COUNTED)), stretch.jobs) for owner, stretch in every]
         return sum(found if found < _COUNTED else jobs for found, jobs in left)
 
     def _speed(self, worker: Sharer) -> float | None:
@@ -234,11 +329,20 @@ class _Portion:
     def __init__(self, shared: SharedOut, worker: Sharer) -> None:
         self._shared, self._worker = shared, worker
 
+    def ready(self, means: Means, lanes: int) -> None:
+        self._shared.ready(self._worker, means, lanes)
+
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         return self._shared.window(self._worker, batches, again=again, limit=limit)
 
     def has(self, waiting: Waiting) -> bool:
         return self._shared.may_take(self._worker, waiting.key)
+
+    def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        return self._shared.too_long(self._worker, job, error)
+
+    def hopeless(self) -> list[tuple[int, TooLong]]:
+        return self._shared.hopeless()
 
     def tend(self) -> None:
         pass  # it lives in this process

@@ -5,38 +5,21 @@ is stored once for its identity and never changes. Which job runs when, and on w
 form of an answer known. Methods may be called from several threads.
 """
 
-import json
-import secrets
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
-from itertools import count, pairwise
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import (
-    MOST_LINES,
-    NUMBER_BITS,
-    Batch,
-    Failure,
-    Finished,
-    Job,
-    Outcome,
-    Started,
-    State,
-    Submission,
-    job_id,
-)
+from tokenmill.jobs.intake import Intake
+from tokenmill.jobs.job import MOST_LINES, NUMBER_BITS, Failure, Finished, Job, Outcome, Started, State, job_id
 from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.runners import standing
 
 MOST_DEATHS = 2
-_FORGET_LINES = 50_000  # deleted in one transaction
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,20 +39,10 @@ def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concaten
     return alone
 
 
-def _repeated(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
-    """What may be done again from its beginning, where the connection broke before it was acknowledged."""
-
-    @wraps(method)
-    def done(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
-        return self._database.whole(lambda: method(self, *args, **named))
-
-    return done
-
-
-class Store(Reader):
+class Store(Intake):
     """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
-    def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, address: Address, *, clock: Callable[[], float] | None = None) -> None:
         super().__init__(address, clock=clock, mode="work")
         self._turn = threading.RLock()
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
@@ -95,119 +68,6 @@ class Store(Reader):
     def portion(self, lanes: int) -> Portion | None:
         """What a worker of this process may take, where others work on the same; None: nobody does."""
         return self._standing.portion(self, lanes)
-
-    # Submitting.
-
-    def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
-        """A new batch without lines; `key` None: it is found again only when it is sealed with one."""
-        values = {
-            "name": how.name or f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
-            "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": int(how.reuse),
-            "priority": how.priority or 0, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
-        }  # fmt: skip
-        tries = count()
-
-        def work() -> int:
-            again = next(tries) > 0
-            with self._database.writing(durable=False):
-                found = self._database.run("batch_named", name=values["name"]).fetchone() if again else None
-                if found and self.batch(found[0]).created_s == values["now"]:  # only the word of it was lost
-                    return int(found[0])
-                batch: int = self._database.run("add_batch", **values).fetchone()[0]
-                self._database.run("add_counts", batch=batch)
-                self._standing.take_up(batch)
-            return batch
-
-        return self._database.whole(work)
-
-    def add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Store lines in one transaction (`line.Row`s, or plain tuples, and blocks of text); those answered are done.
-
-        UsageError names a custom_id that is there already, and both lines; none of these lines is stored then.
-        """
-        if not rows:
-            return
-        self._standing.tend()
-        texts, tries = list(blocks), count()
-
-        def work() -> None:
-            if next(tries) == 0 or self.last_line(batch) < rows[-1][-1] & MOST_LINES:  # else only the word was lost
-                self._add(batch, rows, texts)
-
-        self._database.whole(work)
-
-    def _add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]]) -> None:
-        with self._database.writing(durable=False):
-            run = self._database.run
-            self._standing.take_up(batch)
-            if self._database.many("add_job", rows) != len(rows):
-                raise self._twice(batch, rows)
-            self._database.many("add_block", blocks)
-            for state, count in run("added", first=rows[0][-1], last=rows[-1][-1]).fetchall():
-                run("count_added", batch=batch, state=state, jobs=count)
-                if state == State.DONE:
-                    run("count_reused", batch=batch, jobs=count)
-            run("set_lines", batch=batch, lines=rows[-1][-1] & MOST_LINES)
-
-    def last_line(self, batch: int) -> int:
-        """The last line that is stored; 0: none."""
-        row = self._database.one("last_job", first=job_id(batch, 0), last=job_id(batch, MOST_LINES))
-        return (row[0] or 0) & MOST_LINES
-
-    @_repeated
-    def seal(self, batch: int, key: bytes) -> Batch:
-        """All lines are there, and on the disk when this returns."""
-        with self._database.writing(durable=True):
-            self._database.run("seal", batch=batch, key=key, now=self._now())
-        return self.batch(batch)
-
-    @_repeated
-    def set_deadline(self, batch: int, deadline_s: float) -> int:
-        """Another deadline. Jobs that were given up for the one before are pending again; how many."""
-        with self._database.writing(durable=True):
-            self._database.run("set_deadline", batch=batch, deadline_s=deadline_s)
-            return self._database.run("revive_expired", batch=batch, now=self._now(), deadline_s=deadline_s).rowcount
-
-    def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
-        """Another priority for all jobs whose lines do not state one."""
-        before = self.batch(batch)
-        self._database.whole(lambda: self._set_priority(before, priority, stated))
-
-    def _set_priority(self, before: Batch, priority: int, stated: Callable[[str], bool]) -> None:
-        batch = before.id
-        with self._database.writing(durable=True):
-            self._database.run("set_priority", batch=batch, priority=priority)
-            if "priority" not in before.defaults:  # these are as good as stated
-                ranks = {"rank": -priority, "was": -before.priority}
-                for first, data in self._blocks(batch):
-                    texts = data.split(b"\n") if b"priority" in data else []
-                    kept = [first + index for index, text in enumerate(texts)
-                            if b"priority" in text and stated(text.decode(errors="replace").strip())]  # fmt: skip
-                    # Between two lines that state one, all others.
-                    ends = [first - 1, *kept, first + data.count(b"\n") + (not data.endswith(b"\n"))]
-                    for low, high in pairwise(ends):
-                        self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
-
-    @_repeated
-    def retire(self, batch: int) -> None:
-        """The batch stays, but the same command makes a new one."""
-        with self._database.writing(durable=False):
-            self._database.run("drop_key", batch=batch)
-
-    @_repeated
-    def forget(self, batch: int) -> None:
-        """Remove a batch and its lines; answers stay. What a kill leaves of it is removed at the next opening."""
-        with self._database.writing(durable=False):
-            self._database.run("doom", batch=batch)
-        last = self.last_line(batch)
-        for first in range(0, last + 1, _FORGET_LINES):
-            span = {"first": job_id(batch, first), "last": job_id(batch, first + _FORGET_LINES - 1)}
-            with self._database.writing(durable=False):
-                self._database.run("forget_blocks", **span)
-                self._database.run("forget_jobs", **span)
-        with self._database.writing(durable=False):
-            self._database.run("forget_counts", batch=batch)
-            self._database.run("forget_batch", batch=batch)
 
     # Working.
 
@@ -275,10 +135,9 @@ class Store(Reader):
     def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[Outcome, ...]:
         """No answer: for good, or to be tried again from a time on. Held equals are free again."""
         with self._database.writing(durable=retry_at_s is None):
-            values = {"job": job, "code": failure.code, "message": failure.message}
-            if self._standing.with_others([job]):
-                changed = 0
-            elif retry_at_s is None:
+            # Another runner's by now, if the lease here was over for a while, it is not ours to change.
+            values = {"job": job, "code": failure.code, "message": failure.message, "runner": self._standing.id}
+            if retry_at_s is None:
                 changed = self._database.run("fail", **values).rowcount
             else:
                 changed = self._database.run("retry_later", not_before=retry_at_s, **values).rowcount
@@ -292,8 +151,9 @@ class Store(Reader):
         """The engine died with these at work: to be tried again, or set aside when it was once too often."""
         outcomes, suspects = list[Outcome](), list(jobs)
         with self._database.writing(durable=True):
-            for job in self._ours(suspects):
-                values = {"code": failure.code, "message": failure.message, "not_before": retry_at_s}
+            for job in suspects:
+                values = {"code": failure.code, "message": failure.message, "runner": self._standing.id,
+                          "not_before": retry_at_s}  # fmt: skip
                 if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
                     outcomes.append(Outcome(job, State(row[0])))
         return (*outcomes, *self._freed(suspects))
@@ -303,8 +163,8 @@ class Store(Reader):
         """Jobs that were put back unfinished; this was no attempt."""
         released = list(jobs)
         with self._database.writing(durable=False):
-            for job in self._ours(released):
-                self._database.run("release", job=job)
+            for job in released:
+                self._database.run("release", job=job, runner=self._standing.id)
         return self._freed(released)
 
     @_in_turn
@@ -359,35 +219,12 @@ class Store(Reader):
                 self.close()
             raise
 
-    def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
-        """The text of a batch with the number of each block's first job."""
-        after, last = job_id(batch, 0) - 1, job_id(batch, MOST_LINES)
-        while row := self._database.run("block_after", after=after, last=last).fetchone():
-            yield row
-            after = row[0]
-
-    def _ours(self, jobs: Sequence[int]) -> list[int]:
-        """Without those that another runner has by now."""
-        others = self._standing.with_others(jobs)
-        return [job for job in jobs if job not in others]
-
     def _freed(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
         held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]
         return tuple(Outcome(job, State.PENDING) for job in held)
 
-    def _twice(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> UsageError:
-        for row in rows:
-            custom_id, job = row[1], row[-1]
-            found = self._database.run("holder_of_custom_id", batch=batch, custom_id=custom_id).fetchone()
-            if custom_id is not None and found[0] != job:
-                return UsageError(
-                    f"custom_id {custom_id!r} is on line {found[0] & MOST_LINES} and again on line {job & MOST_LINES}",
-                    hint="every line of a file needs its own; without one a line is called line-N",
-                )
-        raise AssertionError("a row was refused that nothing stands against")
 
-
-def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] = time.time) -> None:
+def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] | None = None) -> None:
     """Leave word for the process that works: this batch is to be cancelled."""
     with Reader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)

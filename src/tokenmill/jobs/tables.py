@@ -30,6 +30,14 @@ class Rows(Protocol):
 class Tables(Protocol):
     """An open database."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether it is a server's: others write to it, too, and it may crash while this process goes on."""
+
+    @property
+    def ahead_s(self) -> float:
+        """How far its clock is ahead of the one here."""
+
     def run(self, name: str, /, **values: Any) -> Rows:
         """Run a named query; inside `writing`, or reading."""
 

@@ -5,7 +5,6 @@ it; here they meet. Stopping, a dead engine or a full disk leave everything as t
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ GATHER_S = 0.003  # answers that come within this are written down together
 TICK_S = 1.0  # between two looks at the store, the clock and the output
 KEPT = "what is answered is kept, and the same command goes on from there"
 _AGAIN_S = 0.05  # between two readings of what another worker may be about to answer
+_REST = 10  # times as long as it took: until a shared store is read once more for want of anything else
 _JOINING = 512  # jobs of a batch that joins, taken at once; the rest comes with the stream
 _LOW = 2  # jobs at hand for each lane: with fewer, the next stretch of a portion is asked for
 
@@ -51,6 +51,24 @@ class Options:
     count_least: bool = False  # at the end, make tokens of the prompts once more to say what they cost at least
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Batches to be worked on, with what, and whom to tell; see `work`."""
+
+    store: Store
+    batches: Sequence[Batch]
+    engine: Engine
+    shape: EngineShape
+    outputs: Mapping[int, Output] | None = None
+    options: Options | None = None
+    stop: asyncio.Event | None = None
+    tell: Tell | None = None
+    clock: Callable[[], float] | None = None  # None: the store's
+    joining: "asyncio.Queue[Batch] | None" = None
+    missed: Callable[[Miss], None] | None = None
+    portion: Portion | None = None
+
+
 async def work(
     store: Store,
     batches: Sequence[Batch],
@@ -61,7 +79,7 @@ async def work(
     options: Options | None = None,
     stop: asyncio.Event | None = None,
     tell: Tell | None = None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] | None = None,
     joining: "asyncio.Queue[Batch] | None" = None,
     missed: Callable[[Miss], None] | None = None,
     portion: Portion | None = None,
@@ -69,15 +87,13 @@ async def work(
     """Work until every job of the batches has its outcome, or until told to stop.
 
     EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
-    been put back. `clock` is the store's. Batches that come through `joining` are worked on, too; one that comes too
-    late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
+    been put back. `clock`: None: the store's. Batches that come through `joining` are worked on, too; one that comes
+    too late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
     prompt that was computed though it need not have been. With a `portion`, others work on the same batches: this
     returns when all of them are done.
     """
-    worked = await attempt(
-        store, batches, engine, shape, outputs=outputs, options=options, stop=stop, tell=tell, clock=clock,
-        joining=joining, missed=missed, portion=portion,
-    )  # fmt: skip
+    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, portion)
+    worked = await attempt(task)
     if worked.gone is not None:
         raise EngineError(worked.gone.message, hint="\n".join(filter(None, (KEPT, worked.gone.hint))))
     return worked.report
@@ -91,43 +107,24 @@ class Worked:
     gone: EngineError | None
 
 
-async def attempt(
-    store: Store,
-    batches: Sequence[Batch],
-    engine: Engine,
-    shape: EngineShape,
-    *,
-    outputs: Mapping[int, Output] | None = None,
-    options: Options | None = None,
-    stop: asyncio.Event | None = None,
-    tell: Tell | None = None,
-    clock: Callable[[], float] = time.time,
-    joining: "asyncio.Queue[Batch] | None" = None,
-    missed: Callable[[Miss], None] | None = None,
-    portion: Portion | None = None,
-) -> Worked:
+async def attempt(task: Task) -> Worked:
     """As `work`; an engine that is gone for good is told beside what was done until then."""
-    settings = options or Options()
-    books = Books(store, batches, outputs or {}, clock=clock, most_deaths=settings.most_deaths,
-                  portion=portion)  # fmt: skip
-    worker = _Worker(books, engine, shape, settings, stop or asyncio.Event(), tell or (lambda _: None), clock)
-    if missed is not None:
-        worker.outcomes.missed = missed
-    return await worker.run(joining)
+    return await _Worker(task).run(task.joining)
 
 
 class _Worker:
-    def __init__(
-        self, books: Books, engine: Engine, shape: EngineShape, options: Options, stop: asyncio.Event, tell: Tell,
-        clock: Callable[[], float],
-    ) -> None:  # fmt: skip
+    def __init__(self, task: Task) -> None:
+        engine, shape, options = task.engine, task.shape, task.options or Options()
+        clock = task.clock or task.store.now_s
+        books = Books(task.store, task.batches, task.outputs or {}, clock=clock, most_deaths=options.most_deaths,
+                      portion=task.portion)  # fmt: skip
         self._books, self._engine, self._options, self._clock = books, engine, options, clock
-        self._stop, self._tell, self._width = stop, tell, shape.width
+        self._stop, self._tell, self._width = task.stop or asyncio.Event(), task.tell or (lambda _: None), shape.width
         self._hand = AtHand(Scheduler(shape))
         self._accounts = Accounts(shape, engine.identity.kind)
         self.outcomes = Outcomes(
             books, self._hand, self._accounts, engine, shape.width, attempts=options.attempts,
-            first_delay_s=options.first_delay_s, clock=clock,
+            first_delay_s=options.first_delay_s, clock=clock, missed=task.missed or (lambda _: None),
         )  # fmt: skip
         self._flights, self._inbox = self.outcomes.flights, self.outcomes.inbox
         self._read: Position | None = None  # how far the stream of pending jobs was
@@ -136,6 +133,7 @@ class _Worker:
         self._began_s = self._turned_s = self._loop_s()
         self._looked_s: float | None = None
         self._again_s = float("-inf")  # when the stream was read again for want of anything else
+        self._reading_s = 0.0  # how long the last reading took
         self._done = False
 
     async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Worked:
@@ -145,6 +143,7 @@ class _Worker:
         if joining is not None:
             beside.append(self._beside(self._await_joining(joining)))
         try:
+            await self._books.ready(self._engine.identity.context, self._width, more=joining is not None)
             while not self._over:
                 await self._look()
                 written = self._hand.trying and await self.outcomes.record()  # the next suspect may take us with it
@@ -194,8 +193,13 @@ class _Worker:
             self._inbox.put_nowait(await joining.get())
 
     async def _join(self, batch: Batch) -> None:
-        """Its first jobs at once, past the stream, which may be far from them; for the rest it is read again."""
+        """Its first jobs at once, past the stream, which may be far from them; for the rest it is read again.
+
+        What is at hand of a lower priority makes room for that: it is read once more behind it.
+        """
         rows = await self._books.join(batch, _JOINING)
+        if rows:
+            self._hand.drop(self._hand.below(-rows[0].rank))
         self._hand.come(rows, deadline_s=self._books.deadline_s, more=None)
         self._done = False
         self._read_again()
@@ -242,7 +246,9 @@ class _Worker:
         return any(more)
 
     async def _fetch(self, limit: int) -> bool:
+        began_s = self._loop_s()
         rows = await self._books.window(self._read, limit)
+        self._reading_s = self._loop_s() - began_s
         self._read = rows[-1].key if rows else self._read
         known, pending = all(row.id in self._hand for row in rows), self._hand.scheduler.pending
         self._more = len(rows) >= limit
@@ -268,13 +274,16 @@ class _Worker:
 
     async def _idle(self) -> None:
         """Nothing is at hand: all is done, or there is more behind what was read."""
-        pause_s = self._options.tick_s if self._books.shared else _AGAIN_S
-        retry_s = await self._books.next_retry_s() if self._books.left.pending else None
+        pause_s = max(self._options.tick_s, _REST * self._reading_s) if self._books.shared else _AGAIN_S
+        # Of a shared store anything may have become ours meanwhile.
+        alone = self._books.left.pending and not self._books.shared
+        retry_s = await self._books.next_retry_s() if alone else None
         if not self._books.left.pending:
             self._done = not self._books.elsewhere
         elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= pause_s:
             self._again_s = self._loop_s()
             self._hand.unheld()
+            await self.outcomes.give_up()
             self._read_again()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:

@@ -17,7 +17,10 @@ _WHOLE = ("F32", "F64")
 _HALVES = ("F16", "BF16")
 
 # Driver context, kernels and workspaces, by compute capability: what is left of the driver's figure for the process.
-CONTEXT_BYTES = {"9.0": 690 * MIB}  # H200, driver 580, llama.cpp b11549, 2026-11-15
+CONTEXT_BYTES = {
+    "8.6": 470 * MIB,  # three RTX 3090, ik_llama.cpp, July 2025: see ik_memory
+    "9.0": 690 * MIB,  # H200, driver 580, llama.cpp b11549, 2026-11-15
+}
 
 
 def pool_bytes(profile: Profile, context: Context) -> int:

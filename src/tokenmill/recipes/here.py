@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 from tokenmill.engine.engine import Engine, Identity
 from tokenmill.jobs.accounts import Tell
 from tokenmill.jobs.job import Batch, Result, Submission
+from tokenmill.jobs.leased_out import announce
+from tokenmill.jobs.portion import Means
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
@@ -171,6 +173,8 @@ class Here:
 
     async def _worked(self, stage: str, batch: Batch) -> End:
         """Work until all is done or one of the limits is reached."""
+        # for loading takes a while, and others must not give up what is too long for them alone
+        await asyncio.to_thread(announce, self._store, Means(batch.model_id, None, (batch.id,)))
         found = await self._unless_stopped(self._crew.ready(batch))
         if found is None:
             return self._over(0) or "stopped"

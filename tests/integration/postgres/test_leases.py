@@ -7,7 +7,6 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import Cluster, asked
-from tokenmill.errors import StoreInUse
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
 from tokenmill.jobs.reader import Reader
@@ -237,15 +236,20 @@ def test_one_runner_writes_the_output(server: Server, tmp_path: Path) -> None:
 def test_one_process_stores_the_lines_of_a_batch(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another that is given the same file meanwhile is told who does; when that one is gone, it goes on."""
+    """Another that is given the same file meanwhile waits, and says for whom; when that one is gone, it goes on."""
     monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1000)
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(5000)])
     how = Submission("m", output="/out")
     with Store(server) as one, Store(server) as other:
 
+        def impatient(words: str) -> None:
+            raise InterruptedError(words)
+
         def meanwhile(_: int) -> None:
-            with pytest.raises(StoreInUse, match=f"process {os.getpid()} on .* is storing the lines"):
-                submit(other, path, how, processes=0)
+            with pytest.raises(
+                InterruptedError, match=f"process {os.getpid()} on .* is storing the same jobs; waiting"
+            ):
+                submit(other, path, how, processes=0, tell=impatient)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -153,7 +153,7 @@ def test_several_that_come_first_make_one_store(server: Server) -> None:
     for thread in threads:
         thread.join(60)
     assert not failed
-    assert asked(server, "SELECT version FROM tokenmill") == [(1,)]
+    assert asked(server, "SELECT version FROM tokenmill") == [(2,)]
 
 
 def test_nothing_there_to_look_at(server: Server) -> None:

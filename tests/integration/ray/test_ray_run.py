@@ -66,6 +66,7 @@ def test_where_the_model_does_not_fit_every_machine_is_named(
     left_out = re.findall(r"^(\S+) is left out: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
     assert sorted(left_out) == names(cluster)
     assert "error: no machine of the Ray cluster can be used\nhint: " in done.stderr
+    assert "try a smaller --context" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -47,11 +47,9 @@ def test_a_cluster_that_is_started_tells_nobody_unless_somebody_wants_it(
     if said is None:
         monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
     found: list[str | None] = []
-    ray, private, worker = ModuleType("ray"), ModuleType("ray._private"), ModuleType("ray._private.worker")
+    ray = ModuleType("ray")
     vars(ray).update(init=lambda **_: found.append(os.environ.get("RAY_USAGE_STATS_ENABLED")), shutdown=lambda: None)
-    vars(private).update(worker=worker)
-    for module in (ray, private, worker):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "ray", ray)
     with connected("ray"):
         assert found == [holds]
 

@@ -116,7 +116,9 @@ def test_without_any_machine_of_use_it_says_why_of_each() -> None:
     async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
         with pytest.raises(EngineError, match="no machine of the Ray cluster can be used") as caught:
             await fleet.survey()
-        assert caught.value.hint == "small: fake does not fit: dram lacks 5 GiB\nbare: kimi is not here"
+        *why, way_out = (caught.value.hint or "").splitlines()
+        assert why == ["small: fake does not fit: dram lacks 5 GiB", "bare: kimi is not here"]
+        assert way_out.startswith("try a smaller --context")
 
     with_fleet(
         lambda: NearMachines(
@@ -215,3 +217,23 @@ def test_machines_of_one_name_are_told_apart() -> None:
             assert {(await anext(engines)).name, (await anext(engines)).name} == {"mill", "mill-2"}
 
     with_fleet(Twins, work)
+
+
+def test_what_is_being_loaded_is_expected_with_its_context() -> None:
+    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+        await fleet.survey()
+        before = fleet.coming
+        assert before == ()  # nothing is loaded yet
+        expected = list[tuple[int | None, ...]]()
+
+        async def made(ready: Ready) -> str:
+            expected.append(fleet.coming)
+            return ready.name
+
+        async with aclosing(fleet.engines(made)) as engines:
+            assert await anext(engines) == "alpha"
+            while fleet.coming:  # it is handed out
+                await asyncio.sleep(0.01)
+        assert expected == [(2048,)]
+
+    with_fleet(lambda: NearMachines(alpha=FakeHost(Outlook(__version__, "fake", "m", None, False, 2048))), work)

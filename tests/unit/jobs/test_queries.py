@@ -11,7 +11,7 @@ from tokenmill.jobs.database import APPLICATION_ID, migrate
 from tokenmill.jobs.queries import migrations, newest, postgres_queries, queries, schema
 
 SOURCES = list(Path(tokenmill.jobs.__path__[0]).glob("*.py"))
-CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"|_ask\(connection, "(\w+)\"""")
+CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"|\bask\(connection, "(\w+)\"""")
 
 
 @pytest.fixture

@@ -90,14 +90,13 @@ def connected(where: str) -> Iterator[Cluster]:
     """The cluster at an address: HERE, HOST:PORT, or ray://HOST:PORT. Hosts end with the connection at the latest."""
     if where != HERE and not _ADDRESS.fullmatch(where):
         raise UsageError(f"{where!r} is no Ray cluster", hint=f"{HERE}, HOST:6379, or ray://HOST:10001")
+    # What Ray has to say of lost machines goes to stdout, between our data, whatever `log_to_driver` says. It is read
+    # when Ray is imported; the pattern is of lines that are not to be printed, and this one is of all.
+    os.environ |= {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
     try:
         import ray  # noqa: PLC0415  an extra
     except ImportError as error:
         raise EngineError("Ray is not installed here", hint="pip install 'tokenmill[ray]'") from error
-    from ray._private import worker  # noqa: PLC0415  as above
-
-    # What Ray has to say of lost machines goes to stdout otherwise, between our data, and no option changes that.
-    worker._worker_logs_enabled = False
     _check_there(where)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that we start tells nobody of itself
     before = signal.getsignal(signal.SIGTERM)

@@ -27,6 +27,7 @@ WAITS_S = 30.0  # after which it is said that a machine is not free
 PATIENCE_S = 20.0  # without any engine, for a machine that comes back
 MOST_TRIES = 3  # of a host that is lost while its machine lives
 _LOADING_S = 1.0  # between two looks at a load
+_SMALLER = "try a smaller --context, fewer --sequences or a smaller model; tokenmill plan on a machine says what it has"
 
 T = TypeVar("T")
 
@@ -129,6 +130,8 @@ class Fleet:
     def none_left(self) -> EngineError:
         """That no machine can be used, and why."""
         why = [f"{name}: {words}" for name, words in self._why.items()]
+        if any(place.lacks for place in self._places.values()):
+            why.append(_SMALLER)
         return EngineError("no machine of the Ray cluster can be used", hint="\n".join(why) or None)
 
     @property
@@ -136,6 +139,12 @@ class Fleet:
         """Machines whose engines can be used now."""
         places = self._places.values()
         return tuple(each.name for each in places if each.engine is not None and not each.engine.died.done())
+
+    @property
+    def coming(self) -> tuple[int | None, ...]:
+        """The contexts of engines that are being loaded or made ready, in tokens; None: not known. For any thread."""
+        loading = [each for each in list(self._places.values()) if each.task is not None and not each.out]
+        return tuple(each.outlook.context for each in loading if each.outlook is not None)
 
     @property
     def _outlooks(self) -> list[Outlook]:
@@ -165,6 +174,7 @@ class Fleet:
                 place, EngineError(f"it has tokenmill {found.version}, and here is {__version__}", hint=hint)
             )
         elif found.lacks is not None:
+            place.lacks = True
             self._leave_out(place, EngineError(f"{found.model} does not fit: {found.lacks}"))
         else:
             self._check_model(place)

@@ -49,6 +49,7 @@ class Outlook:
     model_id: str
     lacks: str | None  # why the model does not fit; None: it does
     tuned: bool
+    context: int | None = None  # tokens of one sequence that are planned for
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class Host:
         plan = prepared.plan
         lacks = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in plan.shortfalls)
         model_id = await asyncio.to_thread(identity_of, prepared.model_path)
-        return Outlook(__version__, plan.profile.name, model_id, lacks or None, prepared.tuned)
+        return Outlook(__version__, plan.profile.name, model_id, lacks or None, prepared.tuned, plan.settings.context)
 
     async def _start(self) -> Facts:
         prepared = self._prepared

@@ -52,6 +52,7 @@ class Place:
     outlook: Outlook | None = None
     engine: AwayEngine | None = None
     out: bool = False  # it is not used
+    lacks: bool = False  # because the model does not fit there
     tries: int = 0
     task: "asyncio.Task[None] | None" = None
 

@@ -15,11 +15,26 @@ SELECT current_schema();
 -- name: set_up_turn
 SELECT pg_advisory_xact_lock(:key);
 
+-- name: backend
+SELECT pg_backend_pid(), (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()),
+       extract(epoch FROM clock_timestamp())::float8;
+
+-- name: end_backend
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = :pid AND backend_start = :began;
+
+-- name: backend_there
+SELECT 1 FROM pg_stat_activity WHERE pid = :pid AND backend_start = :began;
+
 -- name: coming
 CREATE TEMPORARY TABLE coming (
     state BIGINT, custom_id TEXT, identity BYTEA, place BYTEA, rank BIGINT, prompt_bytes BIGINT, max_tokens BIGINT,
     deadline_s DOUBLE PRECISION, code TEXT, message TEXT, id BIGINT
 ) ON COMMIT DELETE ROWS;
+
+-- name: add_batch
+INSERT INTO batches (name, key, created_s, source, model_id, output, errors, reuse, priority, deadline_s, defaults)
+VALUES (:name, :key, :now, :source, :model_id, :output, :errors, :reuse, :priority, :deadline_s, :defaults)
+ON CONFLICT (key) DO NOTHING RETURNING id;
 
 -- name: add_job_rows
 COPY coming FROM STDIN (FORMAT BINARY);
@@ -37,6 +52,9 @@ INSERT INTO counts (batch, state, jobs) VALUES (:batch, :state, :jobs);
 
 -- name: counts
 SELECT state, sum(jobs)::bigint FROM counts WHERE batch = :batch GROUP BY state ORDER BY state;
+
+-- name: counts_of_all
+SELECT batch, state, sum(jobs)::bigint FROM counts GROUP BY batch, state;
 
 -- name: count_reused
 INSERT INTO totals (batch, reused) VALUES (:batch, :jobs);
@@ -74,6 +92,10 @@ FROM jobs WHERE id = :job AND state = 0 FOR UPDATE SKIP LOCKED;
 -- name: start
 UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL, runner = :runner WHERE id = :job AND state = 0;
 
+-- name: overdue_batches
+SELECT id FROM batches
+WHERE deadline_s <= :now AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id AND state = 0);
+
 -- name: doomed
 SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN (SELECT id FROM runners);
 
@@ -81,11 +103,14 @@ SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN 
 WITH gone AS (DELETE FROM totals WHERE batch = :batch) DELETE FROM counts WHERE batch = :batch;
 
 -- name: fold_counts
-WITH gone AS (DELETE FROM counts RETURNING batch, state, jobs)
+WITH many AS (SELECT batch, state FROM counts GROUP BY batch, state HAVING count(*) > 1),
+     gone AS (DELETE FROM counts USING many WHERE counts.batch = many.batch AND counts.state = many.state
+              RETURNING counts.batch, counts.state, counts.jobs)
 INSERT INTO counts SELECT batch, state, sum(jobs) FROM gone GROUP BY batch, state;
 
 -- name: fold_totals
-WITH gone AS (DELETE FROM totals RETURNING *)
+WITH many AS (SELECT batch FROM totals GROUP BY batch HAVING count(*) > 1),
+     gone AS (DELETE FROM totals USING many WHERE totals.batch = many.batch RETURNING totals.*)
 INSERT INTO totals SELECT batch, sum(computed), sum(reused), sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens),
                           sum(engine_s)
 FROM gone GROUP BY batch;
@@ -105,6 +130,14 @@ SELECT id, host, pid, extract(epoch FROM clock_timestamp() - started)::float8,
        extract(epoch FROM clock_timestamp() - seen)::float8, lease_until > clock_timestamp(),
        (SELECT count(*) FROM jobs WHERE state = 1 AND runner = runners.id)
 FROM runners ORDER BY id;
+
+-- name: runners_of
+SELECT id, host, pid, extract(epoch FROM clock_timestamp() - started)::float8,
+       extract(epoch FROM clock_timestamp() - seen)::float8, lease_until > clock_timestamp(), running
+FROM runners, LATERAL (SELECT count(*) AS running FROM jobs WHERE batch = :batch AND state = 1 AND runner = runners.id) AS at
+WHERE running > 0 OR id IN (SELECT reader FROM batches WHERE id = :batch AND sealed_s IS NULL)
+   OR id IN (SELECT runner FROM stretches WHERE first_batch = :batch OR last_batch = :batch)
+ORDER BY id;
 
 -- name: runners_here
 SELECT id, pid, ticks FROM runners WHERE kernel = :kernel;
@@ -133,8 +166,22 @@ WHERE id BETWEEN :first AND :last AND state = 4;
 UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END
 WHERE state = 1 AND runner = :runner AND NOT id = ANY (:kept);
 
--- name: with_others
-SELECT id FROM jobs WHERE id = ANY (:jobs) AND state = 1 AND runner <> :runner;
+-- name: fail
+UPDATE jobs SET state = 3, code = :code, message = :message
+WHERE id = :job AND (state = 0 OR state = 1 AND runner = :runner);
+
+-- name: retry_later
+UPDATE jobs SET state = 0, code = :code, message = :message, not_before_s = :not_before
+WHERE id = :job AND state = 1 AND runner = :runner;
+
+-- name: died
+UPDATE jobs SET deaths = deaths + 1, state = CASE WHEN deaths + 1 >= :most THEN 5 ELSE 0 END,
+       code = :code, message = :message, not_before_s = :not_before
+WHERE id = :job AND state = 1 AND runner = :runner RETURNING state;
+
+-- name: release
+UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END
+WHERE id = :job AND state = 1 AND runner = :runner;
 
 -- name: cancelled_of
 SELECT DISTINCT batch FROM jobs WHERE id = ANY (:jobs) AND state = 4;
@@ -150,10 +197,15 @@ UPDATE batches SET reader = :runner
 WHERE id = :batch AND (reader IS NULL OR reader = :runner OR reader NOT IN (SELECT id FROM runners));
 
 -- name: reader_of
-SELECT host, pid FROM runners JOIN batches ON reader = runners.id WHERE batches.id = :batch;
+SELECT host, pid FROM runners JOIN batches ON reader = runners.id WHERE batches.id = :batch AND reader <> :runner;
 
 -- name: claim
 SELECT pg_try_advisory_lock('batches'::regclass::oid::int, :key);
+
+-- name: claimed
+SELECT 1 FROM pg_locks
+WHERE locktype = 'advisory' AND classid = 'batches'::regclass::oid AND objid::bigint = :key AND objsubid = 2 AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
 -- name: unclaim
 SELECT pg_advisory_unlock_all();
@@ -197,3 +249,11 @@ DELETE FROM stretches WHERE id = :stretch;
 
 -- name: drop_stretches
 DELETE FROM stretches WHERE runner = :runner;
+
+-- What runners can do, for `leased_out`.
+
+-- name: able
+UPDATE runners SET model_id = :model_id, room = :room, batches = :batches WHERE id = :runner;
+
+-- name: means
+SELECT id, model_id, room, batches FROM runners WHERE model_id IS NOT NULL;

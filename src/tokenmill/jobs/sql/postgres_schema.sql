@@ -89,7 +89,10 @@ CREATE TABLE runners (
     lanes       BIGINT,                    -- NULL: it takes no jobs yet, or no more
     jobs        BIGINT NOT NULL DEFAULT 0, -- of all that it got
     jobs_s      DOUBLE PRECISION,          -- a second, as far as that is known
-    behind      BIGINT                     -- the last job of what it got last
+    behind      BIGINT,                    -- the last job of what it got last
+    model_id    TEXT,                      -- that it works for, or will; NULL: none yet
+    room        BIGINT,                    -- the most tokens of a job that it can do; NULL: not known
+    batches     BIGINT[]                   -- that it works on; NULL: all of its model
 );
 
 -- What of the pending jobs belongs to whom, both ends included; a job of no stretch is anyone's.
@@ -130,4 +133,4 @@ END $$;
 CREATE TRIGGER jobs_counted AFTER UPDATE ON jobs REFERENCING OLD TABLE AS before NEW TABLE AS after
     FOR EACH STATEMENT EXECUTE FUNCTION jobs_counted();
 
-INSERT INTO tokenmill (version) VALUES (1);
+INSERT INTO tokenmill (version) VALUES (2);

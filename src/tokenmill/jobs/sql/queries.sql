@@ -71,6 +71,12 @@ SELECT id, name, key, created_s, sealed_s, cancelled_s, asked_s, source, model_i
        defaults, lines, computed, reused, prompt_tokens, cached_tokens, completion_tokens, engine_s
 FROM batches WHERE id = :batch;
 
+-- name: open_batches
+SELECT id FROM batches
+WHERE sealed_s IS NOT NULL AND cancelled_s IS NULL AND model_id = coalesce(:model_id, model_id)
+  AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id AND state = 0)
+ORDER BY id;
+
 -- name: batch_named
 SELECT id FROM batches WHERE name = :name;
 
@@ -82,6 +88,9 @@ SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL;
 
 -- name: counts
 SELECT state, jobs FROM counts WHERE batch = :batch;
+
+-- name: counts_of_all
+SELECT batch, state, jobs FROM counts;
 
 -- name: waiting
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs

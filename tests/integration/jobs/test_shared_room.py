@@ -1,0 +1,232 @@
+"""Workers with unequal contexts on one batch: what is too long for one is done by another, or fails if none can."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.crews import LIMIT_S, crewed, hand
+from support.fake_engine import KILLED, FakeEngine
+from support.jobs_store import submitted
+from support.roomy_engine import Roomy, prompt
+from support.worked import QUICK, run_prompts
+from tokenmill.engine.engine import Answer, FinishReason, Usage
+from tokenmill.errors import TooLong
+from tokenmill.jobs import shared_out
+from tokenmill.jobs.crew import CrewReport, Hand
+from tokenmill.jobs.job import Batch, Counts
+from tokenmill.jobs.portion import Means, of_the_largest
+from tokenmill.jobs.retries import cut_short
+from tokenmill.jobs.shared_out import SharedOut
+from tokenmill.jobs.store import Store
+
+LONG = [prompt(f"l{number}", 60) for number in range(24)]
+SHORT = [prompt(f"s{number}", 20) for number in range(24)]
+
+
+def counts(store: Store, batch: Batch) -> Counts:
+    return store.batch(batch.id).counts
+
+
+def why(store: Store, batch: Batch) -> set[str]:
+    return {found.message or "" for found in store.failures(batch.id, 0, 100)}
+
+
+@pytest.mark.parametrize("says", [True, False])
+@pytest.mark.parametrize("first", ["small", "large"])
+def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str, says: bool) -> None:
+    async def run() -> tuple[CrewReport, Roomy, Roomy]:
+        small, large = Roomy(30, says=says), Roomy(100, says=says)
+        hands = [hand("small", small), hand("large", large)]
+        return await crewed(store, [batch], hands if first == "small" else hands[::-1]), small, large
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", [*LONG, *SHORT])
+        _, small, large = asyncio.run(run())
+        assert counts(store, batch) == Counts(done=48)
+        jobs = [store.job(batch.id << 32 | line) for line in range(1, 49)]
+        assert {job.attempts for job in jobs if job is not None} == {1}
+    assert max(Counter(small.refusals).values(), default=0) <= 1  # none is given to it twice
+    assert set(LONG) <= set(large.seen.streams)
+
+
+def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
+    async def run() -> list[Roomy]:
+        one, other, large = Roomy(30), Roomy(30), Roomy(100)
+        coming = asyncio.Queue[Hand | None]()
+        coming.put_nowait(hand("one", one))
+        working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: () if large.at_work else (100,)))
+        async with asyncio.timeout(LIMIT_S):
+            while len(one.refusals) < len(LONG):
+                await one.refused.wait()
+                one.refused.clear()
+        for each in (hand("other", other), hand("large", large), None):
+            coming.put_nowait(each)
+        await working
+        return [one, other, large]
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", LONG)
+        one, other, large = asyncio.run(run())
+        assert counts(store, batch) == Counts(done=24)
+    assert sorted(one.refusals) == sorted(large.seen.streams) == sorted(LONG)
+    assert other.seen.streams == []
+
+
+def test_what_none_has_room_for_fails_by_the_largest(tmp_path: Path) -> None:
+    async def run() -> CrewReport:
+        return await crewed(store, [batch], [hand("small", Roomy(30)), hand("large", Roomy(50))])
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", [*LONG, *SHORT])
+        asyncio.run(run())
+        assert counts(store, batch) == Counts(done=24, failed=24)
+        assert store.failures_by_code(batch.id) == {"too_long": 24}
+        said = why(store, batch)
+    assert all("60 tokens" in words and "context" in words and " 50: 10 " in words for words in said), said
+
+
+def test_it_fails_when_the_one_with_room_is_lost(tmp_path: Path) -> None:
+    async def run() -> tuple[Roomy, CrewReport]:
+        small, large = Roomy(30), Roomy(100)
+
+        async def lose() -> None:
+            await large.changed.wait()
+            await small.refused.wait()
+            large.die(KILLED)
+
+        losing = asyncio.create_task(lose())
+        found = await crewed(store, [batch], [hand("small", small), hand("large", large)])
+        await losing
+        return small, found
+
+    prompts = [f"slow {text}" for text in LONG]
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", [*prompts, *SHORT])
+        small, report = asyncio.run(run())
+        assert counts(store, batch) == Counts(done=24, failed=24)
+        assert store.failures_by_code(batch.id) == {"too_long": 24}
+    assert max(Counter(small.refusals).values()) == 1
+    assert report.whole.end == "finished"
+
+
+def test_one_that_is_expected_is_waited_for(tmp_path: Path) -> None:
+    expected: list[int | None] = [100]
+
+    async def run() -> None:
+        small, coming = Roomy(30), asyncio.Queue[Hand | None]()
+        coming.put_nowait(hand("small", small))
+        working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: expected))
+        async with asyncio.timeout(LIMIT_S):
+            while len(small.refusals) < len(LONG):
+                await small.refused.wait()
+                small.refused.clear()
+            while counts(store, batch) != Counts(pending=24):  # they were put back
+                await asyncio.sleep(QUICK.tick_s)
+        assert not working.done()
+        expected.clear()  # its machine does not come up
+        await working
+
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", LONG)
+        asyncio.run(run())
+        assert counts(store, batch) == Counts(failed=24)
+
+
+def test_alone_it_fails_at_once_as_ever(tmp_path: Path) -> None:
+    report, lines = run_prompts(tmp_path, ["too long", "fine"], FakeEngine)
+    assert report.counts == Counts(done=1, failed=1)
+    error = lines["too long"]["error"]
+    assert error["code"] == "too_long"
+    assert error["message"] == "the prompt has 5000 tokens and the context 4096 (904 tokens too many)"
+
+
+@pytest.mark.parametrize(("room", "said"), [(0, "as it came"), (512, "as it came"), (600, "27 tokens too many")])
+def test_an_error_tells_of_the_largest_context(room: int, said: str) -> None:
+    error = TooLong("as it came", needed_tokens=627, context_tokens=512, hint="shorten it")
+    found = of_the_largest(error, room)
+    assert said in found.message
+    assert (found.needed_tokens, found.context_tokens, found.hint) == (627, max(512, room), "shorten it")
+
+
+@pytest.mark.parametrize(("rooms", "lengths"), [((30, 100), [50]), ((30, 60), [40]), ((100, 30), [50])])
+def test_an_answer_that_one_would_cut_short_is_written_by_another(
+    tmp_path: Path, rooms: tuple[int, int], lengths: list[int]
+) -> None:
+    """As far as the largest can."""
+
+    async def run() -> CrewReport:
+        engines = [Roomy(room) for room in rooms]
+        return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+
+    with Store(tmp_path / "store") as store:
+        prompts = [prompt(f"wordy{number}", 20) for number in range(12)]
+        batch = submitted(store, tmp_path / "jobs.jsonl", prompts, max_tokens=50)
+        asyncio.run(run())
+        assert counts(store, batch) == Counts(done=12)
+        bodies = [json.loads(each.body or b"{}") for each in store.results(batch.id, 0, 20)]
+    assert sorted({body["usage"]["completion_tokens"] for body in bodies}) == lengths
+
+
+def test_an_answer_is_cut_short_where_the_one_with_more_room_is_lost(tmp_path: Path) -> None:
+    async def run() -> None:
+        small, large = Roomy(30), Roomy(100)
+
+        async def lose() -> None:
+            await large.changed.wait()
+            while not large.at_work or len(small.seen.streams) < 2:
+                await asyncio.sleep(QUICK.tick_s)
+            large.die(KILLED)
+
+        losing = asyncio.create_task(lose())
+        await crewed(store, [batch], [hand("small", small), hand("large", large)])
+        await losing
+
+    with Store(tmp_path / "store") as store:
+        prompts = [prompt(f"steady wordy{number}", 20) for number in range(12)]
+        batch = submitted(store, tmp_path / "jobs.jsonl", prompts, max_tokens=50)
+        asyncio.run(run())
+        assert counts(store, batch) == Counts(done=12)
+
+
+@pytest.mark.parametrize(
+    ("reason", "written", "ceiling", "cut"),
+    [("length", 10, 50, True), ("length", 50, 50, False), ("stop", 10, 50, False), ("length", 10, None, False)],
+)
+def test_an_answer_is_cut_short_by_the_context_alone(
+    reason: FinishReason, written: int, ceiling: int | None, cut: bool
+) -> None:
+    found = cut_short(Answer("", reason, Usage(20, written, 0)), ceiling, 30)
+    assert (found is not None) == cut
+    if found is not None:
+        assert (found.needed_tokens, found.context_tokens) == (31, 30)
+
+
+def test_what_can_be_done_is_found_behind_what_cannot_a_few_pages_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_out, "_PAGE", 4)
+    monkeypatch.setattr(shared_out, "_WALK", 2)
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(60)])
+        *unfit, last = store.waiting([batch.id], limit=100)
+        out = SharedOut(store)
+        small, large = out.portion("small", 1), out.portion("large", 1)
+        small.ready(Means("m", 30), 1)
+        large.ready(Means("m", 100), 1)
+        for row in unfit:
+            assert small.too_long(row.id, TooLong("x", needed_tokens=60, context_tokens=30)) is None
+            assert not small.has(row)
+            assert large.has(row)
+        looks = 1
+        while not (found := small.window([batch.id], again=True, limit=10)):
+            looks += 1
+            assert looks < 20
+        assert found == [last]
+        assert looks > 1
+        assert small.hopeless() == []
+        large.close()
+        assert sorted(job for job, _ in small.hopeless()) == sorted(row.id for row in unfit)
+        assert small.hopeless() == []

@@ -1,0 +1,148 @@
+"""The same new command on two hosts in one moment: one batch, stored by one of them, worked on by both."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from support.jobs_store import write_jobs
+from support.postgres import Cluster, asked
+from tokenmill.errors import StoreError
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.job import Counts, Submission
+from tokenmill.jobs.runners import BeingStored
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import Submitted, submit
+
+pytestmark = pytest.mark.usefixtures("unkept")
+LIMIT_S = 120.0
+HOW = Submission("m", output="/out")
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    return postgres.fresh()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("tokenmill.jobs.submit.FIRST_GROUP_LINES", 10)
+    monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 10)
+    monkeypatch.setattr("tokenmill.jobs.submit._LOOK_S", 0.01)
+    monkeypatch.setattr("tokenmill.jobs.read.BLOCK_BYTES", 256)
+    return write_jobs(tmp_path / "j", [f"prompt {number}" for number in range(60)])
+
+
+@contextmanager
+def beside(work: Callable[[], Submitted]) -> Iterator["Future[Submitted]"]:
+    """On another host at the same time."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(work)
+
+
+def test_both_find_nothing_and_one_begins(server: Server, path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def fresh() -> None:
+        both.wait(LIMIT_S)  # neither has found it by now
+
+    with (
+        Store(server) as one,
+        Store(server) as two,
+        beside(lambda: submit(two, path, HOW, processes=0, fresh=fresh)) as other,
+    ):
+        here, there = submit(one, path, HOW, processes=0, fresh=fresh), other.result(LIMIT_S)
+        assert here.batch.id == there.batch.id
+        assert sorted((here.continued, there.continued)) == [False, True]
+        assert (here.batch.counts, there.batch.counts) == (Counts(pending=60), Counts(pending=60))
+        assert len(one.batches()) == 1
+
+
+def test_one_that_comes_in_between_waits_for_the_other(server: Server, path: Path) -> None:
+    waiting, said = threading.Event(), list[str]()
+
+    def tell(words: str) -> None:
+        said.append(words)
+        waiting.set()
+
+    with (
+        Store(server) as one,
+        Store(server) as two,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        others = list[Future[Submitted]]()
+
+        def progress(_: int) -> None:
+            if not others:
+                others.append(thread.submit(lambda: submit(two, path, HOW, processes=0, tell=tell)))
+                assert waiting.wait(LIMIT_S)
+
+        here = submit(one, path, HOW, processes=0, progress=progress)
+        there = others[0].result(LIMIT_S)
+    assert (here.batch.id, there.continued) == (there.batch.id, True)
+    assert there.batch.counts == Counts(pending=60)
+    assert [f"process {os.getpid()} on " in words for words in said] == [True]
+
+
+def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
+    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.jobs.leases.TEND_S", 0.0)  # whoever waits looks around each time
+    said = list[str]()
+
+    def lose(words: str) -> None:
+        said.append(words)
+        asked(server, "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
+                      "WHERE id = ?", one._standing.id)  # fmt: skip
+
+    def progress(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with Store(server) as one, Store(server) as two:
+        with pytest.raises(KeyboardInterrupt):
+            submit(one, path, HOW, processes=0, progress=progress)
+        there = submit(two, path, HOW, processes=0, tell=lose)
+        assert (len(said), there.continued, there.batch.counts) == (1, True, Counts(pending=60))
+        with pytest.raises(BeingStored):  # it is another's now
+            one.add(there.batch.id, [(0,) * 10 + (there.batch.id << 32 | 61,)], [])
+
+
+def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path) -> None:
+    waiting = threading.Event()
+    out, into = os.pipe()
+    with os.fdopen(into, "wb") as pipe:
+        pipe.write(path.read_bytes())
+    with (
+        os.fdopen(out) as stdin,
+        patch.object(sys, "stdin", stdin),
+        Store(server) as one,
+        Store(server) as two,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        others = list[Future[Submitted]]()
+
+        def progress(_: int) -> None:
+            if not others:
+                tell: Callable[[str], None] = lambda _: waiting.set()  # noqa: E731
+                others.append(thread.submit(lambda: submit(two, "-", HOW, processes=0, tell=tell)))
+                assert waiting.wait(LIMIT_S)
+
+        here = submit(one, path, HOW, processes=0, progress=progress)
+        there = others[0].result(LIMIT_S)
+        assert (there.batch.id, there.continued) == (here.batch.id, True)
+        assert there.batch.counts == Counts(pending=60)
+        assert [batch.id for batch in one.batches()] == [here.batch.id]
+
+
+def test_what_the_server_says_of_its_index_is_not_shown(server: Server) -> None:
+    with Store(server) as one, Store(server) as two:
+        one.seal(one.begin(HOW, source="x", key=None), b"key")
+        with pytest.raises(StoreError, match="another process stores the same") as said:
+            two.seal(two.begin(HOW, source="x", key=None), b"key")
+        assert "constraint" not in said.value.message

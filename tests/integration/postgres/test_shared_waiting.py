@@ -1,0 +1,152 @@
+"""`tokenmill work` beside others: it waits while they have all that is left, and costs little for what is done."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from support.fake_engine import FakeEngine
+from support.jobs_store import answer, pending, submitted
+from support.postgres import Cluster
+from support.worked import LIMIT_S, QUICK
+from tokenmill.cli import work as command
+from tokenmill.cli.engine_for import Choice
+from tokenmill.config import EngineConfig
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.books import Books
+from tokenmill.jobs.job import Batch, Counts
+from tokenmill.jobs.store import Store
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    return postgres.fresh()
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Store]:
+    with Store(server) as opened:
+        yield opened
+
+
+class Loaded:
+    """Engines that were loaded."""
+
+    def __init__(self) -> None:
+        self.engines: list[FakeEngine] = []
+
+    @asynccontextmanager
+    async def up(self, *_: object) -> AsyncIterator[FakeEngine]:
+        self.engines.append(FakeEngine())
+        yield self.engines[-1]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    found = Loaded()
+    monkeypatch.setattr(command, "engine_up", found.up)
+    monkeypatch.setattr(command, "LOOK_S", 0.02)
+    return found
+
+
+def runner(store: Store, folder: Path, *, stay: bool = False) -> command._Runner:
+    choice = Choice("m", "m", EngineConfig(), folder)
+    return command._Runner(store, choice, None, QUICK, folder, stay=stay, measure=False)
+
+
+async def until(there: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not there():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_lost(
+    server: Server, store: Store, loaded: Loaded, tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: bool
+) -> None:
+    """Without an engine as long as that has nothing to do."""
+    batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
+    other = Store(server)
+    jobs = pending(other, batch)
+    other.start(jobs)
+
+    async def run() -> None:
+        one = runner(store, tmp_path)
+        working = asyncio.create_task(one.run())
+        await until(lambda: "others are at work on all that is left" in said())
+        assert not working.done()
+        assert loaded.engines == []
+        if not lost:
+            other.commit([answer(job) for job in jobs])
+        other.close()  # what it has is pending again
+        async with asyncio.timeout(LIMIT_S):
+            await working
+
+    texts = ""
+
+    def said() -> str:
+        nonlocal texts
+        texts += capsys.readouterr().err
+        return texts.replace("\n", " ")
+
+    asyncio.run(run())
+    assert store.batch(batch.id).counts == Counts(done=3)
+    assert len(loaded.engines) == lost
+    assert sum(len(engine.seen.streams) for engine in loaded.engines) == (3 if lost else 0)
+
+
+def test_a_batch_that_was_done_and_is_retried_joins_again(
+    store: Store, server: Server, loaded: Loaded, tmp_path: Path
+) -> None:
+    held = submitted(store, tmp_path / "held", ["gated"])
+    done = submitted(store, tmp_path / "done", ["late", "fine"])
+    third = ["x"]
+
+    async def run(other: Store) -> None:
+        working = asyncio.create_task(runner(store, tmp_path).run())
+        await until(lambda: other.batch(done.id).finished)
+        assert other.batch(done.id).counts == Counts(done=1, failed=1)
+        more = await asyncio.to_thread(submitted, other, tmp_path / "more", third)  # now the other is forgotten
+        await until(lambda: other.batch(more.id).finished)
+        assert await asyncio.to_thread(other.retry, done.id) == 1
+        await until(lambda: loaded.engines[0].seen.streams.count("late") == 2 * QUICK.attempts)
+        loaded.engines[0].gate_open.set()
+        async with asyncio.timeout(LIMIT_S):
+            await working
+
+    with Store(server) as other:
+        asyncio.run(run(other))
+    assert store.batch(held.id).counts == Counts(done=1)
+    assert store.batch(done.id).counts == Counts(done=1, failed=1)
+
+
+def test_batches_that_are_done_are_not_looked_at_any_more(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = list[int]()
+    batch = Store.batch
+
+    def counted(self: Store, number: int) -> Batch:
+        looked_at.append(number)
+        return batch(self, number)
+
+    async def run() -> Counts:
+        first = submitted(store, tmp_path / "first", ["a"])
+        books = Books(store, [first], {}, clock=store._now, most_deaths=2, portion=store.portion(4))
+        for number in range(12):
+            joins = submitted(store, tmp_path / str(number), [f"{number}"])
+            rows = await books.join(joins, 10)
+            store.commit([answer(job.id) for job in store.start([row.id for row in rows]).running])
+        await books.look()
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "batch", counted)
+            await books.look()
+        counts = books.counts
+        await books.close()
+        return counts
+
+    assert asyncio.run(run()) == Counts(pending=1, done=12)
+    assert len(set(looked_at)) <= 2  # the first and the last
+    assert len(looked_at) <= 6
