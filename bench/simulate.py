@@ -1,19 +1,23 @@
-"""How cost grows from one engine to a thousand: a million jobs through the real scheduler on simulated engines.
+"""How cost grows from one engine to a thousand: a million jobs on simulated engines, shared out as the product does.
 
     python bench/simulate.py [--jobs 1000000] [--processes 2] [--page]
 
-Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/). Nothing is
-measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs one by one
-against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page writes the
-last two again from the first.
+Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/); jobs are
+shared out by the pure functions of `jobs/stretches.py`, through a store with the measured costs of PostgreSQL. Nothing
+is measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs one by
+one against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page writes
+the last two again from the first.
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -23,20 +27,27 @@ sys.path.insert(0, str(HERE.parent))
 
 from bench.simulation import recorded  # noqa: E402
 from bench.simulation.fleet import Fleet, Outcome  # noqa: E402
-from bench.simulation.loads import LOADS, assigned, kinds, scattered  # noqa: E402
+from bench.simulation.loads import LOADS, kinds, scattered  # noqa: E402
 from bench.simulation.page import page  # noqa: E402
 from bench.simulation.plot import plot  # noqa: E402
-from bench.simulation.recorded import CALM_HOURS, HARSH_HOURS, LANES, Recorded  # noqa: E402
+from bench.simulation.recorded import HARSH_HOURS, LANES, Recorded  # noqa: E402
+from bench.simulation.sharing import quickly_joined  # noqa: E402
+from bench.simulation.store import StoreCosts  # noqa: E402
+from bench.simulation.table import Table  # noqa: E402
 
-from tokenmill.jobs.assign import Runner  # noqa: E402
+from tokenmill.jobs import stretches  # noqa: E402
+from tokenmill.jobs.leases import LEASE_S, TEND_S  # noqa: E402
+from tokenmill.jobs.worker import TICK_S  # noqa: E402
 
 MANY = "four digests for each 48 jobs"
-ENGINES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
-FEW = (1, 16, 256, 1000)
-WORKS = 10_000  # that a batch is cut into, at least
-ORDER = ("engine", "load", "way", "failures", "engines")
-CHECKED_JOBS, CHECKED_WORKS = 10_000, 100
-FAILURES: dict[str, float | None] = {"none": None, "calm": CALM_HOURS, "harsh": HARSH_HOURS}
+ENGINES = (1, 16, 64, 256, 1000)
+FEW = (1, 64)  # for secondary questions, with a tenth of the jobs
+SMALL = (1, 64)
+WORKS = 80_000  # that a batch is cut into, at least
+ORDER = ("jobs", "engine", "load", "way", "store", "failures", "engines")
+CHECKED_JOBS, CHECKED_WORKS = 5_000, 400
+STORES = {"measured": 1, "eight writers": 8, "free": None}
+FAILURES: dict[str, float | None] = {"none": None, "harsh": HARSH_HOURS, "hourly": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,7 @@ class Case:
     failures: str
     jobs: int
     least_works: int | None = WORKS
+    store: str = "measured"  # one of STORES
     seed: str = "1"
 
 
@@ -58,17 +70,26 @@ def engine_of(name: str) -> Recorded:
     return recorded.small() if name == "small" else recorded.giant()
 
 
+def store_of(name: str) -> StoreCosts | None:
+    """By name; None: it costs no time."""
+    writers = STORES[name]
+    return None if writers is None else recorded.store(writers)
+
+
 def simulate(case: Case) -> Outcome:
     """One batch from load to last answer."""
     engine = engine_of(case.engine)
     all_kinds = kinds(case.load, case.jobs, recorded.nights())
+    shares = None
     if case.way == "assigned":
-        runner = Runner(engine.rates.prefill_tok_s or 0.0, engine.rates.decode_at(LANES) or 0.0, free_s=engine.load_s)
-        pieces, _ = assigned(all_kinds, [runner] * case.engines)
+        table = Table(all_kinds, seed=case.seed)
     else:
         pieces = scattered(all_kinds, case.engines, case.seed)
+        ends = [0, *accumulate(sum(jobs for _, jobs in own) for own in pieces)]
+        shares = list(pairwise(ends))
+        table = Table(all_kinds, [piece for own in pieces for piece in own], seed=case.seed)
     fleet = Fleet(
-        engine, all_kinds, pieces, seed=case.seed, least_works=case.least_works,
+        engine, table, case.engines, store_of(case.store), seed=case.seed, shares=shares, least_works=case.least_works,
         hours_between_failures=FAILURES[case.failures],
     )  # fmt: skip
     outcome = fleet.run()
@@ -80,23 +101,23 @@ def simulate(case: Case) -> Outcome:
 def cases(jobs: int) -> Iterator[Case]:
     """All of the page, the longest first."""
     for count in reversed(ENGINES):
-        for engine in ("giant", "small"):
-            for way in ("scattered", "assigned"):
-                yield Case(engine, MANY, way, count, "harsh", jobs)
-        if count in (ENGINES[0], ENGINES[-1]):
-            yield Case("giant", MANY, "assigned", count, "calm", jobs)
+        for way in ("scattered", "assigned"):
+            yield Case("giant", MANY, way, count, "harsh", jobs)
         yield Case("giant", MANY, "assigned", count, "none", jobs)
+        if count in SMALL:
+            for store in ("measured", "eight writers"):
+                yield Case("small", MANY, "assigned", count, "harsh", jobs, store=store)
+    for count in FEW:
         for load in LOADS:
-            if load != MANY and count in FEW:
-                for way in ("scattered", "assigned"):
-                    yield Case("giant", load, way, count, "harsh", jobs)
+            for way in ("scattered", "assigned"):
+                yield Case("giant", load, way, count, "harsh", jobs // 10)
 
 
 def checks() -> Iterator[tuple[Case, Case]]:
     """The same batch job by job, and in works as large as those of a million."""
     for load in LOADS:
         for way in ("assigned", "scattered"):
-            for count, failures in ((1, "none"), (10, "none"), (10, "harsh")):
+            for count, failures in ((1, "none"), (10, "none"), (10, "hourly")):
                 case = Case("giant", load, way, count, failures, CHECKED_JOBS, None)
                 yield case, Case("giant", load, way, count, failures, CHECKED_JOBS, CHECKED_WORKS)
 
@@ -113,9 +134,13 @@ def row(case: Case, outcome: Outcome) -> dict[str, Any]:
 def played(case: Case) -> dict[str, Any]:
     """For a process of its own."""
     began = time.perf_counter()
+    stretches.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
+    gc.disable()  # millions of objects, and no rubbish among them until the end
     made = row(case, simulate(case))
-    print(f"{case.engine}, {case.load}, {case.way}, {case.engines} engines, failures {case.failures}: "
-          f"{made['engine_hours']:.0f} engine-hours, {time.perf_counter() - began:.0f} s", file=sys.stderr)  # fmt: skip
+    gc.collect()
+    took_s = time.perf_counter() - began
+    print(f"{case.engine}, {case.load}, {case.way}, {case.engines} engines, failures {case.failures}, "
+          f"store {case.store}: {made['engine_hours']:.0f} engine-hours, {took_s:.0f} s", file=sys.stderr)  # fmt: skip
     return made
 
 
@@ -124,10 +149,9 @@ def night_rows() -> list[dict[str, Any]]:
     made = []
     for night in recorded.nights():
         engine = recorded.small()
-        bare = Recorded(engine.name, engine.rates, 0.0, engine.commit_s)
+        bare = Recorded(engine.name, engine.rates, 0.0)
         all_kinds = kinds(night.load.removesuffix(" shuffled"), night.jobs, [night])
-        pieces = [[(group, kind.jobs) for group, kind in enumerate(all_kinds) if kind.jobs]]
-        outcome = Fleet(bare, all_kinds, pieces, seed=None).run()
+        outcome = Fleet(bare, Table(all_kinds, seed=None), 1, None, seed=None).run()
         measured_s = sorted(night.seconds)[len(night.seconds) // 2]
         made.append({"load": night.load, "jobs": night.jobs, "measured_s": measured_s, "predicted_s": outcome.wall_s})
     return made
@@ -149,9 +173,11 @@ def main() -> int:
             runs = pool.map(played, list(cases(options.jobs)), chunksize=1)
         digest = kinds(MANY, 48, recorded.nights())[0]
         document = {
-            "figures": "predicted", "jobs": options.jobs, "simulated_in_s": round(time.perf_counter() - began),
+            "figures": "predicted", "date": datetime.now(UTC).date().isoformat(), "jobs": options.jobs,
+            "simulated_in_s": round(time.perf_counter() - began),
             "assumptions": {
-                "lanes": LANES, "lease_s": recorded.ASSUMED_LEASE_S, "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,
+                "lanes": LANES, "lease_s": LEASE_S, "renewed_s": TEND_S, "tick_s": TICK_S,
+                "store": asdict(recorded.store()), "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,
                 "hours_between_failures": FAILURES, "works": WORKS,
                 "head_tokens": digest.path[0][1], "tail_tokens": digest.prompt_tokens,
                 "engines": {name: asdict(engine_of(name)) for name in ("small", "giant")},

@@ -6,6 +6,7 @@ whose head another is computing waits for it; more may be sent than run. What wa
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
@@ -16,7 +17,7 @@ Path = tuple[tuple[int, float], ...]
 """Heads in each other, the outermost first: a number, and the tokens that it adds."""
 
 
-_MOST_TURNS = 16
+_MOST_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,17 @@ class Work:
     prompt_tokens: float  # behind the path, of all of them
     output_tokens: float  # of all of them
     jobs: int = 1
+    first: int = 0  # where they are in a table: it and those behind it
+
+    @property
+    def end(self) -> int:
+        """Behind the last of them."""
+        return self.first + self.jobs
 
     @property
     def turns(self) -> int:
         """Times that its lane goes from a prompt to an answer: once for each job, or for each so many."""
         return min(self.jobs, _MOST_TURNS)
-
-    def rest(self, number: int, done: int) -> "Work":
-        """What is left when so many of them have ended."""
-        share = (self.jobs - done) / self.jobs
-        return Work(number, self.path, self.prompt_tokens * share, self.output_tokens * share, self.jobs - done)
 
 
 class Event(NamedTuple):
@@ -55,6 +57,7 @@ class Engine:
             raise ValueError("an engine without a measured prefill cannot be simulated")
         self.now_s = 0.0
         self.computed_tokens = self.written_tokens = self.busy_s = 0.0
+        self.left = 0.0  # jobs that were sent and have not ended
         self._prefill_tok_s = rates.prefill_tok_s
         self._lane_tok_s = [0.0, *((rates.decode_at(count) or 0.0) / count for count in range(1, lanes + 1))]
         self._lanes, self._cells = lanes, cells
@@ -70,9 +73,11 @@ class Engine:
         """Lanes at work."""
         return len(self._prompts) + len(self._answers)
 
-    def send(self, work: Work) -> None:
-        """Mutates."""
-        self._queue.append(work)
+    def send(self, works: Sequence[Work], at_s: float) -> None:
+        """Not later than the next report; mutates."""
+        self._pass(at_s)
+        self._queue.extend(works)
+        self.left += sum(work.jobs for work in works)
         self._admit()
 
     def next_s(self) -> float | None:
@@ -80,7 +85,7 @@ class Engine:
         if self._prompts:
             return self.now_s + self._prompts[0][1] / self._prefill_tok_s
         if self._answers:
-            return self.now_s + (self._answers[0][0] - self._written) / self._lane_tok_s[len(self._answers)]
+            return self.now_s + max(0.0, self._answers[0][0] - self._written) / self._lane_tok_s[len(self._answers)]
         return None
 
     def step(self) -> Event | None:
@@ -101,6 +106,7 @@ class Engine:
             return Event("first token", work)
         self._written, _, work, turns = heappop(self._answers)
         self.written_tokens += work.output_tokens / work.turns
+        self.left -= work.jobs / work.turns
         if turns + 1 < work.turns:
             self._prompts.append((work, work.prompt_tokens / work.turns, turns + 1))
             return None
@@ -109,14 +115,26 @@ class Engine:
 
     def die(self, at_s: float) -> list[tuple[Work, int]]:
         """All is gone; mutates. What was sent, and how many of its jobs had ended."""
-        if self.running:
-            self.busy_s += at_s - self.now_s
+        self._pass(at_s)
         begun = [(work, turns) for work, _, turns in self._prompts] + [(each[2], each[3]) for each in self._answers]
         lost = [(work, 0) for work in self._queue] + [(work, work.jobs * turns // work.turns) for work, turns in begun]
         for state in (self._queue, self._prompts, self._answers, self._warm, self._cold):
             state.clear()
-        self.now_s = at_s
+        self.left = 0.0
         return lost
+
+    def _pass(self, to_s: float) -> None:
+        """Time in which nothing is reported; mutates."""
+        passed_s, self.now_s = to_s - self.now_s, to_s
+        if self.running:
+            self.busy_s += passed_s
+        if self._prompts:
+            work, left, turns = self._prompts[0]
+            computed = min(left, passed_s * self._prefill_tok_s)
+            self.computed_tokens += computed
+            self._prompts[0] = (work, left - computed, turns)
+        elif self._answers:
+            self._written += passed_s * self._lane_tok_s[len(self._answers)]
 
     def _admit(self) -> None:
         """Those that need not wait, in turn; mutates."""

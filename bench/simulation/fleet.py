@@ -1,8 +1,8 @@
-"""Many engines at one batch: each with a scheduler of its own, all on one clock. Engines fail and come back.
+"""Many runners at one batch, each with an engine and a scheduler of its own, all on one clock. Runners fail.
 
-    an engine fails          what it had in hand is lost; when its lease has run out, those without work may take what
-                             was its share, and another engine is started in its place
-    an engine has no work    it takes half of what waits at the engine that has most, if that is worth the heads
+A runner does as `tokenmill.jobs.worker` does: it asks what to send, fetches more where it has little, starts jobs and
+commits answers, and waits for the end of each call before the next, while its engine goes on with what it has. One that
+fails is lost with all it had in hand; when its lease has run out that is anyone's, and another is started in its place.
 
 The schedulers are the real ones. Seconds are simulated; nothing here waits or reads a clock.
 """
@@ -11,21 +11,26 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count
 from typing import Literal
 
+from bench.simulation.anywhere import Anywhere
 from bench.simulation.engine import Engine, Work
-from bench.simulation.loads import SIZE, Kind, Piece, Texts, works
-from bench.simulation.recorded import ASSUMED_LEASE_S, LANES, Recorded
+from bench.simulation.recorded import LANES, Recorded
+from bench.simulation.sharing import Range, Sharer, Sharing
+from bench.simulation.store import Queue, StoreCosts
+from bench.simulation.table import Table
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
-from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.decisions import Dispatch, Fetch
+from tokenmill.jobs.leases import LEASE_S, TEND_S
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.worker import _LOW, TICK_S
 
+_FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back
 _WINDOW = 256  # works at hand where they are of several jobs
-What = Literal["step", "fails", "back", "wake"]
+What = Literal["step", "fails", "over", "back", "turn", "written", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,13 @@ class Outcome:
     computed_tokens: float  # of prompts
     written_tokens: float
     busy_s: float  # of all engines
-    failed: int  # times that an engine did
-    redone: int  # works that were in hand when an engine failed
-    taken: int  # times that an engine without work took some
+    failed: int  # times that a runner did
+    redone: int  # works that were in hand then
+    stretches: int  # that were shared out
+    taken: int  # of these, from others
+    turns: int  # of runners at the store
+    turns_s: float  # that these took, one after the other
+    writing_s: float  # of the store, for jobs started and answers committed
 
     @property
     def engine_hours(self) -> float:
@@ -51,217 +60,281 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Seat:
-    """A place for an engine, and its share of the batch."""
+    """A place for a runner."""
 
     number: int
     engine: Engine
-    scheduler: Scheduler
     chance: random.Random  # of failures
-    stream: list[Pending]  # not given to the scheduler yet, the next last
-    waiting: dict[int, Work]  # not sent, in head order
-    waiting_s: float
-    next_number: int
-    sent: dict[int, Work] = field(default_factory=dict)
+    scheduler: Scheduler
+    runner: Sharer
+    unread: list[Work] = field(default_factory=list)  # its own, not given to the scheduler yet
+    hand: dict[int, Work] = field(default_factory=dict)  # with the scheduler, not sent
+    at_hand: int = 0  # jobs of these
+    sent: dict[int, Work] = field(default_factory=dict)  # no answer of these is committed
+    starting: list[Work] = field(default_factory=list)  # not with the engine yet
+    done: list[Work] = field(default_factory=list)  # answered
+    committing: list[Work] = field(default_factory=list)
     up: bool = False
-    open_s: float = 0.0  # others may take its share from then on
-    turn: int = 0  # steps that were announced before are void
+    calling: bool = False  # the store has not answered yet
+    more: bool = True  # to be fetched
+    fed: bool = True  # the last fetching brought something
+    again_s: float = float("-inf")  # when it was last asked for more, though there was none
+    asks_again: bool = True  # with nothing at hand
+    limit: int = 0  # works that it asked for
+    look_s: float = float("-inf")  # when it will look again
+    life: int = 0  # what was announced in an earlier one is void
+    step: int = 0  # and steps that were announced before this one
 
 
 class Fleet:
-    """All engines."""
+    """All runners."""
 
     def __init__(
-        self, recorded: Recorded, kinds: Sequence[Kind], pieces: Sequence[Sequence[Piece]], *,
-        seed: str | None, least_works: int | None = None, hours_between_failures: float | None = None,
-        cells: int | None = None,
+        self, recorded: Recorded, table: Table, engines: int, costs: StoreCosts | None, *, seed: str | None,
+        shares: Sequence[Range] | None = None, least_works: int | None = None,
+        hours_between_failures: float | None = None, cells: int | None = None,
     ) -> None:  # fmt: skip
-        """Without a seed answers have one length; without a number of works, each job is one."""
-        self._recorded, self._texts = recorded, Texts()
+        """With shares, jobs go anywhere. Without a number of works, each job is one; a store without costs is free."""
+        self._recorded, self._table, self._costs = recorded, table, costs
         self._each = least_works is None
+        self._tick_s = TICK_S if costs is not None else _FREE_TICK_S
         self._mean_s = hours_between_failures * 3600 if hours_between_failures is not None else None
         self._events: list[tuple[float, int, What, int, int]] = []
         self._order = count()
-        self._idle: set[int] = set()
-        self._failures = self._redone = self._taken = self._answered = 0
-        self._decode_tok_s = recorded.rates.decode_at(LANES) or 0.0
-        self._prefill_tok_s = recorded.rates.prefill_tok_s or 0.0
-        shape = EngineShape("shares", LANES, None, LANES, cells, recorded.rates)
-        seconds = [sum(self._kind_s(kinds[group], jobs) for group, jobs in own) for own in pieces]
-        self._seats = list[_Seat]()
-        for number, own in enumerate(pieces):
-            jobs = sum(jobs for _, jobs in own)
-            most = max(1, int(sum(seconds) / least_works / seconds[number] * jobs)) if least_works and jobs else 1
-            draw = random.Random(f"answers {seed} {number}") if seed is not None else None
-            found = {work.number: work for work in works(kinds, own, LANES, draw, most)}
-            stream = sorted((self._record(work) for work in found.values()), key=lambda record: record[1::-1])
-            waiting = {record.job: found[record.job] for record in stream}
-            scheduler = Scheduler(shape, window=None if self._each else _WINDOW)
-            self._seats.append(
-                _Seat(
-                    number, Engine(recorded.rates, LANES, cells), scheduler, random.Random(f"fails {seed} {number}"),
-                    stream[::-1], waiting, sum(map(self._seconds, found.values())), len(found),
-                )
-            )  # fmt: skip
-        self._jobs = sum(jobs for own in pieces for _, jobs in own)
-        self._left = sum(len(seat.waiting) for seat in self._seats)  # works
+        self._turn, self._writers = Queue(1), Queue(costs.writers if costs is not None else 1)
+        self._turns = self._failures = self._redone = self._answered = 0
+        self._lost: dict[int, list[Range]] = {}  # of runners whose lease is not over, by seat
+        most = max(1, table.jobs // least_works) if least_works is not None else 1
+        self._way: Sharing | Anywhere = (
+            Sharing(table, most, self._moved) if shares is None
+            else Anywhere(table, shares, most, LANES, recorded.rates, self._moved)
+        )  # fmt: skip
+        self._shape = EngineShape("shares", LANES, None, LANES, cells, recorded.rates)
+        self._seats = [
+            _Seat(number, Engine(recorded.rates, LANES, cells), random.Random(f"fails {seed} {number}"),
+                  self._scheduler(), Sharer(number, LANES))
+            for number in range(engines)
+        ]  # fmt: skip
 
     def run(self) -> Outcome:
-        """Until the last answer; mutates."""
+        """Until the last answer is committed; mutates."""
         for seat in self._seats:
             self._announce(self._recorded.load_s, "back", seat)
         now_s = 0.0
-        while self._left:
-            now_s, _, what, number, turn = heappop(self._events)
+        while self._answered < self._table.jobs:
+            now_s, _, what, number, mark = heappop(self._events)
             seat = self._seats[number]
-            if what == "step" and turn == seat.turn:
-                self._step(seat)
-            elif what == "fails" and seat.up:
-                self._fails(seat, now_s)
-            elif what == "back":
-                self._back(seat, now_s)
-            elif what == "wake":
-                for other in sorted(self._idle):
-                    self._go_on(self._seats[other], now_s)
-                    if other in self._idle:  # nor will the next one find any
-                        break
+            if mark == (seat.step if what == "step" else seat.life):
+                self._happens(what, seat, now_s)
+        engines = [seat.engine for seat in self._seats]
         return Outcome(
-            len(self._seats), self._jobs, self._answered, now_s,
-            sum(seat.engine.computed_tokens for seat in self._seats),
-            sum(seat.engine.written_tokens for seat in self._seats), sum(seat.engine.busy_s for seat in self._seats),
-            self._failures, self._redone, self._taken,
+            len(engines), self._table.jobs, self._answered, now_s, sum(engine.computed_tokens for engine in engines),
+            sum(engine.written_tokens for engine in engines), sum(engine.busy_s for engine in engines),
+            self._failures, self._redone, self._way.stretches, self._way.taken, self._turns, self._turn.busy_s,
+            self._writers.busy_s,
         )  # fmt: skip
 
+    def _happens(self, what: What, seat: _Seat, now_s: float) -> None:
+        match what:
+            case "step":
+                if not self._step(seat) and (seat.more or seat.calling or self._pending(seat) > _LOW * LANES):
+                    self._announce_step(seat)
+                    return
+            case "fails":
+                self._fails(seat, now_s)
+                return
+            case "over":
+                self._way.leave(seat.runner, self._lost.pop(seat.number))
+                seat.runner = Sharer(seat.number, LANES)
+                self._announce(now_s + self._recorded.load_s, "back", seat)
+                for other in self._seats:  # who has nothing may take it
+                    if not other.sent:
+                        self._go_on(other, now_s)
+                return
+            case "back":
+                self._back(seat, now_s)
+            case "turn":
+                self._fetched(seat, now_s)
+            case "written":
+                self._written(seat, now_s)
+            case "look":
+                pass
+        # What a turn brought is sent, and what has come meanwhile committed, before the next.
+        self._go_on(seat, now_s, reach=what != "turn")
+
     def _announce(self, at_s: float, what: What, seat: _Seat) -> None:
-        heappush(self._events, (at_s, next(self._order), what, seat.number, seat.turn))
+        mark = seat.step if what == "step" else seat.life
+        heappush(self._events, (at_s, next(self._order), what, seat.number, mark))
 
-    def _record(self, work: Work) -> Pending:
-        return self._texts.pending(work, lengths=not self._each)
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(self._shape, window=None if self._each else _WINDOW)
 
-    def _seconds(self, work: Work) -> float:
-        """Of an engine, without its head."""
-        return work.prompt_tokens / self._prefill_tok_s + work.output_tokens / self._decode_tok_s
-
-    def _kind_s(self, kind: Kind, jobs: int) -> float:
-        """The same of so many jobs of a kind, with its heads."""
-        tokens = sum(tokens for _, tokens in kind.path) + jobs * kind.prompt_tokens
-        return tokens / self._prefill_tok_s + jobs * SIZE.output_tokens / self._decode_tok_s
-
-    def _step(self, seat: _Seat) -> None:
-        event = seat.engine.step()
-        if event is None:
-            self._announce_step(seat)
-            return
-        work = event.work
-        if event.kind == "first token":
-            seat.scheduler.first_token(work.number)
-        else:
-            del seat.sent[work.number]
-            self._left -= 1
-            self._answered += work.jobs
-            seat.scheduler.finished(work.number, self._usage(work) if self._each else None)
-        self._go_on(seat, seat.engine.now_s)
-
-    @staticmethod
-    def _usage(work: Work) -> Usage:
-        prompt = sum(tokens for _, tokens in work.path) + work.prompt_tokens
-        return Usage(int(prompt), int(work.output_tokens), None)
+    # -- runners -----------------------------------------------------------------------------------------------------
 
     def _back(self, seat: _Seat, now_s: float) -> None:
-        """An engine is loaded, and cold."""
-        seat.up = True
-        seat.scheduler.back()
+        """An engine is loaded, and cold; its runner is a new one."""
+        seat.up, seat.scheduler = True, self._scheduler()
+        seat.more, seat.fed, seat.asks_again = True, True, True
+        seat.again_s = seat.look_s = float("-inf")
+        seat.engine.now_s = now_s
+        self._way.join(seat.runner)
         if self._mean_s is not None:
             self._announce(now_s + seat.chance.expovariate(1 / self._mean_s), "fails", seat)
-        self._go_on(seat, now_s)
 
     def _fails(self, seat: _Seat, now_s: float) -> None:
-        """Jobs that had ended stay so; the others of its works are pending again."""
+        """Jobs that had ended stay so; the others of its works are pending again when its lease is over."""
         self._failures += 1
-        seat.up, seat.turn = False, seat.turn + 1
-        self._idle.discard(seat.number)
-        had = seat.engine.running
-        lost = seat.engine.die(now_s)
-        seat.scheduler.lost()
-        self._redone += had
-        for work, done in lost:
-            del seat.sent[work.number]
-            again = work
+        self._redone += seat.engine.running
+        ended = {work.number: done for work, done in seat.engine.die(now_s)}
+        lost = list[Range]()
+        for work in seat.sent.values():
+            done = ended.get(work.number, 0)
             self._answered += done
-            if done:
-                again = work.rest(seat.next_number, done)
-                seat.next_number += 1
-                seat.scheduler.withdrawn([work.number])
-                seat.scheduler.available([self._record(again)])
-            seat.waiting[again.number] = again
-            seat.waiting_s += self._seconds(again)
-        seat.open_s = now_s + ASSUMED_LEASE_S
-        self._announce(seat.open_s, "wake", seat)
-        self._announce(seat.open_s + self._recorded.load_s, "back", seat)
+            lost.append((work.first + done, work.end))
+        self._lost[seat.number] = lost
+        for state in (seat.sent, seat.hand, seat.unread, seat.starting, seat.done, seat.committing):
+            state.clear()
+        seat.up, seat.calling, seat.at_hand, seat.life, seat.step = False, False, 0, seat.life + 1, seat.step + 1
+        if isinstance(self._way, Anywhere):
+            self._way.fail(seat.runner)
+        # It was renewed not long ago.
+        self._announce(now_s + LEASE_S - seat.chance.uniform(0.0, TEND_S), "over", seat)
 
-    def _go_on(self, seat: _Seat, now_s: float) -> None:
-        """Send what is decided, after taking some where nothing is left; announce the next step."""
+    def _moved(self, runner: Sharer, gone: Sequence[Work], instead: Sequence[Work]) -> None:
+        """Another has taken some of what a runner had."""
+        seat = self._seats[runner.seat]
         if not seat.up:
             return
-        if not seat.waiting and not seat.sent and not self._takes(seat, now_s):
-            self._idle.add(seat.number)
-            return
-        self._idle.discard(seat.number)
-        if not seat.engine.running:
-            seat.engine.now_s = now_s
-        self._act(seat)
+        numbers = {work.number for work in gone}
+        seat.unread = [work for work in seat.unread if work.number not in numbers]
+        read = [number for number in numbers if number in seat.hand]
+        seat.at_hand -= sum(seat.hand.pop(number).jobs for number in read)
+        seat.scheduler.withdrawn(read)
+        if instead:
+            self._available(seat, instead, more=None)
+
+    # -- a runner's loop -----------------------------------------------------------------------------------------------
+
+    def _go_on(self, seat: _Seat, now_s: float, *, reach: bool = True) -> None:
+        """What is decided, as far as the next call; announce what comes next."""
+        if reach:
+            self._reach_on(seat, now_s)
+        while seat.up and not seat.calling:
+            decisions = seat.scheduler.decide()
+            for decision in decisions:
+                if isinstance(decision, Dispatch):
+                    self._send(seat, decision.job)
+            fetch = next((decision for decision in decisions if isinstance(decision, Fetch)), None)
+            if fetch is None:
+                self._write(seat, now_s)
+                break
+            self._fetch(seat, fetch.jobs, now_s)
+        self._announce_look(seat, now_s)
         self._announce_step(seat)
+
+    def _reach_on(self, seat: _Seat, now_s: float) -> None:
+        """Ask for more while something is left; again from time to time where there was none."""
+        if not seat.up or seat.calling or seat.more or self._pending(seat) > _LOW * LANES:
+            return
+        if isinstance(self._way, Anywhere):
+            asks = not seat.at_hand and not seat.sent
+        else:
+            asks = seat.fed or (now_s >= seat.again_s + self._tick_s and bool(seat.sent or self._way.pending))
+        if asks:
+            seat.again_s, seat.asks_again = now_s, self._pending(seat) < 1
+            seat.more, seat.fed = True, False
+            seat.scheduler.again()
+
+    def _pending(self, seat: _Seat) -> float:
+        """Jobs at hand that would not be with the engine if each were sent by itself."""
+        return seat.at_hand + max(0.0, seat.engine.left - self._shape.width - self._shape.look_ahead)
+
+    def _announce_look(self, seat: _Seat, now_s: float) -> None:
+        """For runners that have little and could get no more."""
+        little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= _LOW * LANES
+        if little and seat.look_s <= now_s and isinstance(self._way, Sharing) and (seat.sent or self._way.pending):
+            seat.look_s = now_s if seat.fed else max(now_s, seat.again_s + self._tick_s)
+            self._announce(seat.look_s, "look", seat)
 
     def _announce_step(self, seat: _Seat) -> None:
         next_s = seat.engine.next_s()
         if next_s is not None:
-            seat.turn += 1
+            seat.step += 1
             self._announce(next_s, "step", seat)
 
-    def _act(self, seat: _Seat) -> None:
-        while True:
-            decisions = seat.scheduler.decide()
-            for decision in decisions:
-                if isinstance(decision, Fetch):
-                    page = [seat.stream.pop() for _ in range(min(decision.jobs, len(seat.stream)))]
-                    seat.scheduler.available(page, more=bool(seat.stream))
-                elif isinstance(decision, Dispatch):
-                    work = seat.waiting.pop(decision.job)
-                    seat.waiting_s -= self._seconds(work)
-                    seat.sent[work.number] = work
-                    seat.engine.send(work)
-                    seat.scheduler.started(work.number)
-            if isinstance(decisions[-1], Wait):
-                return
-
-    def _takes(self, seat: _Seat, now_s: float) -> bool:
-        """Half of what waits where most waits; False: it would not be worth it."""
-        open_seats = (other for other in self._seats if other.up or other.open_s <= now_s)
-        victim = max(open_seats, key=lambda other: (other.waiting_s, -other.number))
-        chosen, seconds, heads = list[Work](), 0.0, dict[int, float]()
-        half_s = victim.waiting_s / 2 if victim.up else victim.waiting_s
-        for work in islice(reversed(victim.waiting.values()), len(victim.waiting)):
-            if seconds >= half_s:
-                break
-            chosen.append(work)
-            seconds += self._seconds(work)
-            heads |= dict(work.path)
-        if victim is seat or seconds <= sum(heads.values()) / self._prefill_tok_s:
+    def _step(self, seat: _Seat) -> bool:
+        """An engine reports something; False: nothing that its runner would hear of."""
+        event = seat.engine.step()
+        if event is None:
             return False
-        self._taken += 1
-        gone = {work.number for work in chosen}
-        for number in gone:
-            del victim.waiting[number]
-        victim.waiting_s -= seconds
-        victim.scheduler.withdrawn(gone)
-        if victim.stream:
-            victim.stream = [record for record in victim.stream if record.job not in gone]
-        self._give(seat, chosen)
+        work = event.work
+        if event.kind == "first token":
+            seat.scheduler.first_token(work.number)
+        else:
+            usage = Usage(self._table.tokens(work), int(work.output_tokens), None) if self._each else None
+            seat.scheduler.finished(work.number, usage)
+            seat.done.append(work)
         return True
 
-    def _give(self, seat: _Seat, chosen: Sequence[Work]) -> None:
-        for work in chosen:
-            own = Work(seat.next_number, work.path, work.prompt_tokens, work.output_tokens, work.jobs)
-            seat.next_number += 1
-            seat.waiting[own.number] = own
-            seat.waiting_s += self._seconds(own)
-            seat.scheduler.available([self._record(own)])
+    def _send(self, seat: _Seat, number: int) -> None:
+        work = seat.sent[number] = seat.hand.pop(number)
+        seat.at_hand -= work.jobs
+        self._way.sent(work)
+        seat.starting.append(work)
+
+    def _available(self, seat: _Seat, works: Sequence[Work], *, more: bool | None) -> None:
+        seat.hand.update((work.number, work) for work in works)
+        seat.at_hand += sum(work.jobs for work in works)
+        seat.scheduler.available([self._table.record(work, lengths=not self._each) for work in works], more=more)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, seat: _Seat, limit: int, now_s: float) -> None:
+        """From what it has; where that is too little, it takes its turn."""
+        seat.limit = limit
+        if sum(work.jobs for work in seat.unread[:LANES]) >= LANES:
+            self._read(seat)
+        elif self._costs is None or isinstance(self._way, Anywhere):
+            self._fetched(seat, now_s)
+        else:
+            self._turns += 1
+            seat.calling = True
+            others = len(self._way.runners) - 1
+            self._announce(self._turn.end_s(now_s, self._costs.turn_s(others)), "turn", seat)
+
+    def _fetched(self, seat: _Seat, now_s: float) -> None:
+        """It is its turn."""
+        seat.calling = False
+        own = sum(work.jobs for work in seat.unread)
+        seat.unread += self._way.window(seat.runner, now_s, own, again=seat.asks_again)
+        self._read(seat)
+
+    def _read(self, seat: _Seat) -> None:
+        page, seat.unread = seat.unread[: seat.limit], seat.unread[seat.limit :]
+        seat.more, seat.fed = len(page) >= seat.limit, bool(page)
+        seat.asks_again = seat.asks_again and not page
+        self._available(seat, page, more=seat.more)
+
+    def _write(self, seat: _Seat, now_s: float) -> None:
+        """Start what was decided, commit what has come."""
+        if not seat.starting and not seat.done:
+            return
+        seat.committing, seat.done = seat.done, []
+        if self._costs is None:
+            self._written(seat, now_s)
+            return
+        started, ended = (sum(work.jobs for work in works) for works in (seat.starting, seat.committing))
+        seat.calling = True
+        takes_s = started * self._costs.start_s + ended * self._costs.commit_s
+        self._announce(self._writers.end_s(now_s, takes_s), "written", seat)
+
+    def _written(self, seat: _Seat, now_s: float) -> None:
+        seat.calling = False
+        for work in seat.starting:
+            seat.scheduler.started(work.number)
+        seat.engine.send(seat.starting, now_s)
+        seat.starting = []
+        for work in seat.committing:
+            del seat.sent[work.number]
+            self._answered += work.jobs
+        seat.committing = []

@@ -47,12 +47,15 @@ def plot(document: Any) -> str:
 
 
 def _lines(document: Any, figure: str) -> list[Line]:
-    ways = (("heads assigned", "a", "assigned", "harsh"), ("at random", "b", "scattered", "harsh"),
-            ("assigned, no failures", "c", "assigned", "none"))  # fmt: skip
+    ways = (
+        ("by stretches", "a", "assigned", "harsh", "measured"),
+        ("at random", "b", "scattered", "harsh", "measured"),
+        ("no failures", "c", "assigned", "none", "measured"),
+    )
     return [
         Line(label, colour, tuple((count, run[figure]) for count, run in sorted(own.items())))
-        for label, colour, way, failures in ways
-        if (own := runs(document, "giant", MANY, way, failures))
+        for label, colour, way, failures, store in ways
+        if (own := runs(document, "giant", MANY, way, failures, store=store))
     ]
 
 

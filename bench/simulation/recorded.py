@@ -6,9 +6,12 @@ dimensions, and how long it loads is assumed.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.simulation.store import StoreCosts
 
 from tokenmill.jobs.expected import Rates
 
@@ -16,9 +19,6 @@ ROOT = Path(__file__).parents[2]
 LANES = 16
 GIANT_BYTES = 538.8 * 2**30
 ASSUMED_DISK_BYTES_S = 2e9
-ASSUMED_LEASE_S = 60.0
-CALM_HOURS = 54 * 24 * (16384 / 8) / 419
-"""Between two failures of one machine with eight cards: 419 interruptions in 54 days of 16 384 of them."""
 HARSH_HOURS = 24.0  # assumed: machines that are taken back, as cheap ones are
 
 # Tokens generated for the first 100 requests of a public trace of conversations; only their spread is used.
@@ -38,7 +38,6 @@ class Recorded:
     name: str
     rates: Rates
     load_s: float
-    commit_s: float  # of one answer in the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ def small() -> Recorded:
         "small",
         Rates(prefill_tok_s, decode),
         _read("docs/validation/h200-native.json")["back_after_kill_s"],
-        _commit_s(),
     )
 
 
@@ -100,8 +98,20 @@ def giant() -> Recorded:
         if int(count) <= LANES
     )
     load_s = GIANT_BYTES / ASSUMED_DISK_BYTES_S
-    return Recorded("giant", Rates(one["prefill_by_threads"]["16"], decode), load_s, _commit_s())
+    return Recorded("giant", Rates(one["prefill_by_threads"]["16"], decode), load_s)
 
 
-def _commit_s() -> float:
-    return float(_read("bench/results/million.json")["variants"][0]["best"]["commit_ms"]) / 1000
+def store(writers: int = 1) -> StoreCosts:
+    """PostgreSQL on the disk of the same machine."""
+    turns = _read("bench/simulation/turns.json")["turns"]
+    return StoreCosts(
+        _cost_s("start 16 jobs") / 16, _cost_s("commit 16 answers") / 16,
+        tuple((each["others"], sorted(each["choose_s"])[len(each["choose_s"]) // 2]) for each in turns), writers,
+    )  # fmt: skip
+
+
+def _cost_s(what: str) -> float:
+    """From the table of docs/postgres.md, its last column."""
+    text = (ROOT / "docs/postgres.md").read_text(encoding="utf-8")
+    (cell,) = re.findall(rf"^\| {what}.*\| ([0-9.]+) ms \|$", text, re.MULTILINE)
+    return float(cell) / 1000

@@ -29,7 +29,7 @@ from tokenmill.jobs.stretches import MOST_JOBS, Stretch, before, cut, elsewhere,
 _PAGE = 4096  # rows read at once
 _LOOK = 256  # rows at least that are looked at for the end of a head
 _COUNTED = 512  # pending jobs of a stretch that are counted; one with more counts as untouched
-_LEAST_SPEED = 0.05  # of all together, that a worker is taken to have
+_LEAST_SPEED = 0.1  # of an equal share, that a worker is taken to have
 _WALK = 8  # pages of jobs that are too long for a worker, read at once in search of one that is not
 
 
@@ -361,5 +361,5 @@ def _part(own: float | None, every: Sequence[float | None]) -> float | None:
     known = [speed for speed in every if speed is not None]
     if own is None or not known:
         return None
-    total = len(every) * sum(known) / len(known)
-    return min(1 - _LEAST_SPEED, max(_LEAST_SPEED, own / total)) if len(every) > 1 else 1.0
+    total, least = len(every) * sum(known) / len(known), _LEAST_SPEED / len(every)
+    return min(1 - least, max(least, own / total)) if len(every) > 1 else 1.0

@@ -106,7 +106,7 @@ def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, worke
         return None
     first = next((at for at in range(jobs - 1, 0, -1) if shared[at - 1] < again), 0)
     gained = sum(_cost(row, again) for row in rows[first:end]) * workers
-    return end if gained < 2 * again else None  # as `assign` has it for two parts
+    return end if gained < 2 * again else None  # for two parts
 
 
 def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:

@@ -1,0 +1,125 @@
+"""The jobs of a load as a store has them in order, and the works that some of them make for an engine.
+
+A job is a position in that order. Its row is as the store would give it: places share what heads do, in the chunks of
+`tokenmill.jobs.identity`, so that what is shared out is decided from the same few bytes as it really is. Prompts have
+four bytes to a token, which is what a scheduler assumes until it knows better.
+"""
+
+import random
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, count
+from zlib import crc32
+
+from bench.simulation.engine import Path, Work
+from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
+
+from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.identity import ENDS, KEY_BYTES, head_of
+from tokenmill.jobs.job import MOST_LINES, Waiting, job_id
+
+_BYTES = 4  # of prompt for a token
+_BATCH = 1
+
+
+class Table:
+    """Jobs in their order, each with its kind and the length of its answer."""
+
+    def __init__(self, kinds: Sequence[Kind], pieces: Sequence[Piece] | None = None, *, seed: str | None) -> None:
+        """Pieces: another order than that of a store. Without a seed answers have one length."""
+        self._kinds = kinds
+        self._keys = [_key(kind.path) for kind in kinds]
+        if pieces is None:
+            pieces = [(at, kinds[at].jobs) for at in sorted(range(len(kinds)), key=lambda at: (self._keys[at], at))]
+        self._kind, self._starts = array("L"), array("L")
+        for at, jobs in pieces:
+            self._starts.append(len(self._kind))
+            self._kind.extend(array("L", [at]) * jobs)
+        self.jobs = len(self._kind)
+        self._prompts = array("d", accumulate((kinds[at].prompt_tokens for at in self._kind), initial=0.0))
+        mean = float(SIZE.output_tokens)
+        draw = random.Random(f"answers {seed}")
+        answers = draw.choices(SPREAD, k=self.jobs) if seed is not None else [1.0] * self.jobs
+        self._answers = array("d", accumulate((mean * each for each in answers), initial=0.0))
+        self._bytes = [int(_BYTES * (_tokens(kind.path) + kind.prompt_tokens)) for kind in kinds]
+        self._rows: list[Waiting | None] = [None] * self.jobs
+        self._numbers = count()
+
+    def row(self, position: int) -> Waiting:
+        """As a store has it; what lies behind a job's heads is its own."""
+        if (row := self._rows[position]) is None:
+            kind = self._kind[position]
+            place = self._keys[kind] + position.to_bytes(KEY_BYTES, "big") + b"own"
+            row = Waiting(job_id(_BATCH, position + 1), 0, place, self._bytes[kind], None, None, 0, 0)
+            self._rows[position] = row
+        return row
+
+    def work(self, first: int, end: int) -> Work:
+        """The jobs from a position up to another as one work; mutates the numbering.
+
+        Of several kinds: behind what all of their paths begin with, and each other head once.
+        """
+        number, jobs = next(self._numbers), end - first
+        prompts, answers = (values[end] - values[first] for values in (self._prompts, self._answers))
+        path = self._kinds[self._kind[first]].path
+        if self._kind[first] != self._kind[end - 1]:
+            paths = [self._kinds[at].path for at in dict.fromkeys(self._kind[first:end])]
+            shared = 0
+            while all(len(each) > shared and each[shared] == path[shared] for each in paths):
+                shared += 1
+            prompts += sum({head: tokens for each in paths for head, tokens in each[shared:]}.values())
+            path = path[:shared]
+        return Work(number, path, prompts, answers, jobs, first)
+
+    def works(self, first: int, end: int, most: int, *, finer: int | None = None) -> Iterator[Work]:
+        """Works of no more jobs each than are allowed; whole heads may add to that, if they are together in one.
+
+        `finer`: ever smaller, down to single jobs, so that so many lanes end together.
+        """
+        at = first
+        while at < end:
+            size = most if finer is None else max(1, min(most, (end - at) // finer))
+            stop = self._end(at, end)
+            if stop - at < size and at in (first, self._starts[bisect_right(self._starts, at) - 1]):
+                while stop < end and stop - at < size and self._end(stop, end) - stop <= size:
+                    stop = self._end(stop, end)
+            stop = min(stop, at + size) if self._kind[at] == self._kind[stop - 1] else stop
+            yield self.work(at, stop)
+            at = stop
+
+    def record(self, work: Work, *, lengths: bool) -> Pending:
+        """For a scheduler; lengths: its answer's is known beforehand, which is so only where works are of several."""
+        row = self.row(work.first)
+        tokens = work.output_tokens if lengths else None
+        return Pending(work.number, head_of(row.place), row.prompt_bytes, tokens, 0, None, None)
+
+    def tokens(self, work: Work) -> int:
+        """Of the prompt of a single job."""
+        return int(_tokens(work.path) + work.prompt_tokens)
+
+    def _end(self, position: int, end: int) -> int:
+        """Of the jobs that are alike from here on."""
+        at = bisect_right(self._starts, position)
+        return min(end, self._starts[at] if at < len(self._starts) else self.jobs)
+
+
+def position_of(row: Waiting) -> int:
+    """Where it is in the table."""
+    return (row.id & MOST_LINES) - 1
+
+
+def _tokens(path: Path) -> float:
+    return sum(tokens for _, tokens in path)
+
+
+def _key(path: Path) -> bytes:
+    """Checksums of the whole chunks in a path: for each, of the heads that lie in it."""
+    ends = list(accumulate((_BYTES * tokens for _, tokens in path), initial=0.0))
+    chunks = bisect_right(ENDS, ends[-1]) - 1
+    made = []
+    for chunk in range(chunks):
+        heads = [head for (head, _), start, end in zip(path, ends, ends[1:], strict=False)
+                 if start < ENDS[chunk + 1] and end > ENDS[chunk]]  # fmt: skip
+        made.append(crc32(repr((chunk, heads)).encode()).to_bytes(KEY_BYTES, "big"))
+    return b"".join(made)
