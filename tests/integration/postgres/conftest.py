@@ -1,11 +1,29 @@
 """What the tests of a store on a server have in common."""
 
+from collections.abc import Iterator
+
 import pytest
 
+from support.postgres import Cluster
 from tokenmill.jobs import leases
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.store import Store
 
 
 @pytest.fixture
 def unkept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed when a test says so, and not beside it."""
     monkeypatch.setattr(leases, "_keep", lambda *_: None)
+
+
+@pytest.fixture
+def server(postgres: Cluster) -> Server:
+    """A database that nobody has used."""
+    return postgres.fresh()
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Store]:
+    """A store in it."""
+    with Store(server) as opened:
+        yield opened

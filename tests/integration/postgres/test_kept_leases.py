@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.postgres import Cluster, asked
+from support.postgres import asked
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs import leases
 from tokenmill.jobs.address import Server
@@ -20,11 +20,6 @@ from tokenmill.jobs.store import Store
 
 LIMIT_S = 120
 EXPIRE = "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second'"
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 class Rounds:

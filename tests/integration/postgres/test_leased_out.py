@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import answer, submitted
-from support.postgres import Cluster, asked
+from support.postgres import asked
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Batch, Waiting
 from tokenmill.jobs.portion import Portion
@@ -16,11 +16,6 @@ from tokenmill.jobs.store import Store
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
 
 pytestmark = pytest.mark.usefixtures("unkept")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
-from support.postgres import Cluster, asked
+from support.postgres import asked
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
 from tokenmill.jobs.reader import Reader
@@ -16,11 +16,6 @@ from tokenmill.jobs.submit import submit
 BROKE = Failure("timeout", "too slow")
 
 pytestmark = pytest.mark.usefixtures("unkept")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 def runner_of(store: Store) -> int:

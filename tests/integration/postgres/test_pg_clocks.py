@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import pending, submitted
-from support.postgres import Cluster, cut
+from support.postgres import cut
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Counts, Failure
 from tokenmill.jobs.store import Store
@@ -31,11 +31,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     one = Host()
     monkeypatch.setattr(time, "time", one.time)
     return one
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 def test_a_host_with_a_clock_that_is_ahead_gives_nothing_up(server: Server, host: Host, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.jobs_store import answer, pending, submitted
-from support.postgres import Cluster, asked, cluster, database_of
+from support.postgres import asked, cluster, database_of
 from tokenmill.cli import run
 from tokenmill.cli.stopping import Stop
 from tokenmill.errors import StoreError
@@ -32,11 +32,6 @@ LONG = "x" * 200_000
 def one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 @pytest.fixture

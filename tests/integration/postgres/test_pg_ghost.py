@@ -19,11 +19,6 @@ pytestmark = pytest.mark.usefixtures("unkept")
 
 
 @pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
-
-
-@pytest.fixture
 def wire(postgres: Cluster) -> Iterator[Line]:
     with line(postgres.folder / ".s.PGSQL.5432") as one:
         yield one

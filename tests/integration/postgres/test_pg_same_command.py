@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from support.jobs_store import write_jobs
-from support.postgres import Cluster, asked
+from support.postgres import asked
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Counts, Submission
@@ -23,11 +23,6 @@ from tokenmill.jobs.submit import Submitted, submit
 pytestmark = pytest.mark.usefixtures("unkept")
 LIMIT_S = 120.0
 HOW = Submission("m", output="/out")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 @pytest.fixture

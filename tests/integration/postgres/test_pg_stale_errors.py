@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from support.jobs_store import answer, write_jobs
-from support.postgres import Cluster
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Counts, Failure, Submission
 from tokenmill.jobs.output import Output
@@ -16,11 +15,6 @@ from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 def said(path: Path) -> list[Any]:

@@ -10,7 +10,6 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from support.jobs_store import answer, submitted
-from support.postgres import Cluster
 from support.worked import LIMIT_S
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.accounts import Tell
@@ -25,11 +24,6 @@ from tokenmill.recipes.mill import Line, Origin
 
 QUICK = Options(attempts=1, tick_s=0.05)
 TURNS = 3  # of the worker's loop with nothing left but what another has: one that does not wait ends before
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 class Beside:

@@ -13,7 +13,6 @@ import pytest
 
 from support import runner_process
 from support.jobs_store import submitted
-from support.postgres import Cluster
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.job import Batch, Counts
 from tokenmill.jobs.output import Output
@@ -84,17 +83,6 @@ def runner(server: Server) -> Iterator[Runner]:
             yield one
         finally:
             process.kill()
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
-
-
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    with Store(server) as opened:
-        yield opened
 
 
 @pytest.fixture

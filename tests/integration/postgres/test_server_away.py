@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import pending, submitted, write_jobs
-from support.postgres import Cluster, cluster, cut, database_of
+from support.postgres import cluster, cut, database_of
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Server
@@ -19,11 +19,6 @@ from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(

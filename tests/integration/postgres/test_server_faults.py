@@ -24,11 +24,6 @@ from tokenmill.jobs.submit import submit
 from tokenmill.jobs.tables import has_batches
 
 
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
-
-
 def test_a_connection_that_breaks_is_made_anew(server: Server, tmp_path: Path) -> None:
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import submitted
-from support.postgres import Cluster
 from support.roomy_engine import Roomy, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.address import Server
@@ -22,11 +21,6 @@ from tokenmill.jobs.worker import work
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
 SHORT = [prompt(f"s{number}", 20) for number in range(24)]
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """`tokenmill work` beside others: it waits while they have all that is left, and costs little for what is done."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -9,7 +9,6 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from support.jobs_store import answer, pending, submitted
-from support.postgres import Cluster
 from support.worked import LIMIT_S, QUICK
 from tokenmill.cli import work as command
 from tokenmill.cli.engine_for import Choice
@@ -18,17 +17,6 @@ from tokenmill.jobs.address import Server
 from tokenmill.jobs.books import Books
 from tokenmill.jobs.job import Batch, Counts
 from tokenmill.jobs.store import Store
-
-
-@pytest.fixture
-def server(postgres: Cluster) -> Server:
-    return postgres.fresh()
-
-
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    with Store(server) as opened:
-        yield opened
 
 
 class Loaded:
