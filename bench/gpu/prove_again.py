@@ -66,7 +66,8 @@ class Again:
             if item["tier"].startswith("gpu") and item["item"] in PLANNED else item
             for item in row["rows"]
         ]  # fmt: skip
-        return {**row, "rows": items}
+        load = {"load_warm_s": plan.forecast.load_warm_s, "load_cold_s": plan.forecast.load_cold_s}
+        return {**row, "rows": items, **load}
 
     def speed(self, row: Row, first: Row | None) -> Row:
         """A speed's row with the present forecasts, calibrated by the plan's first point where there is one."""
