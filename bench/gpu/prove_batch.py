@@ -44,7 +44,7 @@ from bench.batch_ways import by_worker
 LOADS = ("one digest", "four digests shuffled")
 SIZE = Size(jobs=32, alone_jobs=8, digest_tokens=1024, tail_tokens=32, alone_tokens=64, output_tokens=64)
 TINY = Size(jobs=6, alone_jobs=4, digest_tokens=200, tail_tokens=8, alone_tokens=16, output_tokens=8)
-CONTEXT, TINY_CONTEXT = 4096, 1024
+CONTEXT, TINY_CONTEXT = 2048, 1024
 NATIVE = "native, tuned"
 WAYS: dict[str, int] = {"-np 1": 1, "-np 32, untuned": 32, "-np 8": 8}
 WINDOWS_S = {"one digest": 28.0, "four digests shuffled": 20.0}
@@ -74,8 +74,8 @@ def plan_of(work: Work, way: str) -> Plan:
     goal = Goal(context=work.context, cpu_only=work.tiny, gpu_margin_bytes=MARGIN, threads=threads)
     where = None if work.tiny else placed(work.machine, work.profile, [])
     if way == NATIVE:
-        kept = ("threads", "threads_batch", "sequences", "ubatch", "cache_type_k", "cache_type_v")
-        own = replace(goal, **{name: work.dials[name] for name in kept})
+        kept = ("threads", "threads_batch", "sequences", "ubatch", "cache_type_k", "cache_type_v", "offload_min_batch")
+        own = replace(goal, **{name: work.dials.get(name) for name in kept})
         return make(work.machine, work.profile, goal_for(own), placement=where)
     slots = WAYS[way]
     goal = replace(goal, sequences=slots, cache_ram_bytes=(1 if work.tiny else 8) * GIB)
@@ -132,6 +132,7 @@ async def _native(bench: Bench, work: Work, left: list[str], clock: Clock, spare
         engine = native(one)
         words_per_token = len(WORDS) / len(await engine.tokenize(" ".join(WORDS)))
         size = replace(TINY if work.tiny else SIZE, words_per_token=words_per_token)
+        size = replace(size, jobs=max(size.jobs, work.dials["sequences"]))
         for number, load in enumerate(left):
             if number and spare < 60 and not work.tiny:
                 return

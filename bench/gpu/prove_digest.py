@@ -31,6 +31,7 @@ from tokenmill.tune.point import Dials
 from tokenmill.tune.work import vocabulary
 
 SERVER_S = 30.0
+ROOM = 64  # cells of each answer, at most, that the native engine keeps before another sequence begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,8 @@ class Shape:
 
     @property
     def cells(self) -> int:
-        """What all of them need together, the digest once."""
-        return -(-(self.digest + self.sequences * (self.tail + self.out + 8)) // 256) * 256
+        """What all of them need together, the digest once; the engine lets nobody in without room for an answer."""
+        return -(-(self.digest + self.sequences * (self.tail + max(self.out, ROOM) + 8)) // 256) * 256
 
 
 FULL, TINY = Shape(16384, 48, 16, 96, 2048), Shape(512, 8, 120, 8, 128)

@@ -119,7 +119,7 @@ def points(case: Case, cores: int, *, tiny: bool = False) -> list[Point]:
         for tensor, home in zip(case.plan.profile.tensors, case.plan.placement.homes, strict=True)
     )
     rarely = case.name not in (EXPERTS, ALL)
-    widths = (16, 8) if rarely else (16, 32, 8, 4, 2, 64)
+    widths = (16, 8) if rarely else (16, 224, 32, 8, 4, 2, 64) if on_host else (16, 32, 8, 4, 2, 64)
     cut = () if rarely else (4, 8, 12, 14, 16) if on_host else (1,)
     sizes = (2048,) if rarely else (2048, 512, 256)
     depths = (8192,) if on_host else (8192, 32768)

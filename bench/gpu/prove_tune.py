@@ -21,7 +21,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.hardware.machine import Machine
 from tokenmill.plan.draft import capacity
 
-CONTEXT, HEAD, TAIL, OUT = 1024, 512, 64, 64
+CONTEXT, HEAD, TAIL, OUT = 1024, 512, 32, 64
 TRIALS, TRIAL_S = 18, 2.0
 STOP_S, VERDICT_S = 10.0, 25.0
 

@@ -38,7 +38,7 @@ from tokenmill.units import number_of
 
 DOES_NOT_FIT, INTERRUPTED = 3, 130
 NOISE = 0.03
-MOST_SEQUENCES = 64
+MOST_SEQUENCES = 224
 
 
 @dataclass(frozen=True, slots=True)

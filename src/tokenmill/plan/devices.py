@@ -49,6 +49,7 @@ class Devices:
     prefill: Processors  # with those of prefill
     cards: dict[str, Card]
     step_s: float  # the engine's own work in every step
+    draw_s: float  # for each sequence and token of the vocabulary
     host_hop_s: float
     card_hop_s: float
     measured: frozenset[str]  # tiers whose rate was measured
@@ -95,6 +96,7 @@ def devices(
     step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
     return Devices(
         decode=sides[0], prefill=sides[1], cards=cards, step_s=step_s * slow, host_hop_s=rates.host_hop_s * slow,
+        draw_s=0.0 if settings.engine == "vllm" else rates.draw_ns * slow * 1e-9,
         card_hop_s=rates.gpu_hop_s, measured=frozenset(measured), missing=missing, notes=tuple(notes),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from tokenmill.plan.costs import Costs, IkCosts, costs_of
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.ik_fit import fit_sizes, free_at_start, own_fit
 from tokenmill.plan.ledger import ledger
-from tokenmill.plan.offload import set_rows
+from tokenmill.plan.offload import rows_in_force, set_rows, there
 from tokenmill.plan.place import assemble, host_tier, spill, usable_gpus
 from tokenmill.plan.plan import Decision, Ledger, Placement, Settings, Shortfall
 from tokenmill.plan.split import Layer, split
@@ -50,9 +50,24 @@ def make_draft(
     found = ledger(machine, costs, placement, goal)
     placement, found = _spilled(machine, costs, placement, goal, found)
     if not given or goal.offload_min_batch is not None:  # a placement of somebody else's is run with their environment
-        rows = set_rows(profile, settings, placement, goal.offload_min_batch)
+        rows = set_rows(machine, profile, settings, placement, goal.offload_min_batch)
         settings = replace(settings, offload_min_batch=rows)
+        decisions = (*decisions, *_moved(machine, profile, settings, placement))
     return Draft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
+
+
+def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
+    """Why the GPU decodes with experts that live in host memory, where it does."""
+    rows = rows_in_force(profile, settings, placement)
+    if rows is None or settings.sequences < rows:
+        return
+    found = there(machine, profile, settings, placement)
+    if found is not None and found.pays:
+        yield Decision(
+            "decoding", "experts copied to the GPU in every step",
+            f"{settings.sequences} sequences at once: {found.moved_tok_s:.3g} tok/s forecast so, "
+            f"{found.processors_tok_s:.3g} on the processors",
+        )  # fmt: skip
 
 
 def _vllm_draft(

@@ -102,6 +102,7 @@ class Rates:
     gpu_dense_fraction: float
     gpu_matmul_fraction: float
     gpu_matmul_rows: float
+    gpu_matmul_half: float
     gpu_attention_fraction: float
     gpu_attention_row_tflops: float
     datacenter_fraction: float
@@ -111,6 +112,7 @@ class Rates:
     pcie_fraction: float
     pageable_gb_s: float
     step_s: float
+    draw_ns: float
     vllm_step_s: float
     vllm_matmul_fraction: float
     # loading

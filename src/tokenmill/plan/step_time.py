@@ -17,6 +17,7 @@ from tokenmill.plan.work import PROCESSORS, Caches, Pile, Work
 ACTIVATION_BYTES = 4
 QUANTISED_CACHE_OPS = 3  # a layer's K and V are quantised, and turned first
 GIGA = 1e9
+DRAWING = "drawing tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ def step_terms(step: Step, work: Work, devices: Devices, processors: Processors,
     for name, seconds in _hops(work, step, devices).items():
         add(name, seconds)
     add("engine", devices.step_s)
+    if not step.prefill:
+        add(DRAWING, (step.caches - 1) * work.vocabulary * devices.draw_s)  # the first is in the engine's step
     return [
         Term(name, seconds, moved[name] or None, moved[name] / seconds / GIGA if moved[name] and seconds else None)
         for name, seconds in terms.items()
@@ -126,9 +129,11 @@ def _card_seconds(pile: Pile, step: Step, work: Work, card: Card, name: str, rat
             if step.tokens > FEW:
                 raise Missing(f"the arithmetic of {name}")
             return singly
-        padded = pile.elements * (used + rates.gpu_matmul_rows * touched)
+        # kernels cut products into smaller tiles where a batch has fewer rows
+        tiles = rates.gpu_matmul_rows * step.tokens / (step.tokens + rates.gpu_matmul_half)
+        padded = pile.elements * (used + tiles * touched)
         grouped = max(pile.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
-        return min(singly, grouped)
+        return singly if step.tokens <= FEW else grouped
     reading = pile.bytes / card.gb_s / GIGA
     if step.tokens <= FEW:
         return reading

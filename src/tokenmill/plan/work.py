@@ -55,6 +55,7 @@ class Work:
     experts: Experts | None
     embedding: int
     streams_to: dict[str, float]  # bytes of host weights by the card that would compute them in large batches
+    vocabulary: int = 0  # tokens that the next one is drawn from
 
     def resident_bytes(self) -> dict[str, float]:
         """Weights in each memory."""
@@ -111,6 +112,7 @@ def work(profile: Profile, placement: Placement) -> Work:
         experts=profile.experts,
         embedding=profile.embedding_length or 0,
         streams_to=dict(streams),
+        vocabulary=profile.vocabulary or 0,
     )
 
 

@@ -147,9 +147,11 @@ def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
         if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
             yield name, getattr(dials, name)
     rows = dials.offload_min_batch
-    # with so many sequences that decoding would reach it, the planner sets another
-    if goal.offload_min_batch is None and rows is not None and (goal.sequences or dials.sequences) < rows:
-        yield "offload_min_batch", rows
+    # where decoding would reach it and did not when it was measured, the planner sets another
+    if goal.offload_min_batch is None and rows is not None:
+        reaches, reached = (goal.sequences or dials.sequences) >= rows, dials.sequences >= rows
+        if reached or not reaches:
+            yield "offload_min_batch", rows
     if goal.cache_type_k is None and goal.cache_type_v is None:
         yield "cache_type_k", dials.cache_type_k
         yield "cache_type_v", dials.cache_type_v

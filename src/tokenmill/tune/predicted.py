@@ -53,7 +53,7 @@ def _jobs_tok_s(plan: Plan, aim: Aim, dials: Dials) -> float | None:
 def settings_at(plan: Plan, dials: Dials) -> Settings:
     """A plan's settings at other dials, with the offload threshold that an engine started for them would be given."""
     settings = settings_with(plan.settings, dials)
-    rows = set_rows(plan.profile, settings, plan.placement, dials.offload_min_batch)
+    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
     return replace(settings, offload_min_batch=rows)
 
 

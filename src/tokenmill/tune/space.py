@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenmill.model.blocks import BY_NAME
 from tokenmill.plan.fingerprint import fingerprint
-from tokenmill.plan.offload import rows_in_force
-from tokenmill.plan.plan import Plan
+from tokenmill.plan.offload import rows_in_force, there
+from tokenmill.plan.plan import Plan, Settings
 from tokenmill.tune.point import Aim, Dials
 from tokenmill.tune.predicted import fits, forecaster, settings_at
 
@@ -23,6 +23,7 @@ FREE = (*ORDERED, *KINDS)  # turned without loading anew, in the order in which 
 RELOAD = ("mmap", "repack", "offload_min_batch", "placement")
 
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+MANY = (96, 128, 160, 192, 224)  # where the experts cross PCIe in every step, however many share it
 UBATCHES = (128, 256, 512, 1024, 2048)
 FEW_CORES = 4  # up to so many, hyper-threads are worth a look
 NOISE = 0.03
@@ -173,14 +174,35 @@ def space_for(
         placement=(fingerprint(plan.profile, plan.placement),),
     )
     held = _within_memory(plan, plain)
+    many = _within_memory(plan, replace(plain, sequences=(*plain.sequences, *_many(plan, plain, most_sequences))))
+    if many.sequences != held.sequences and _moves(plan, many):
+        held = many
     return _with_reloads(plan, aim, replace(held, offload_min_batch=(_rows(plan, held),)))
 
 
 def _rows(plan: Plan, space: Space) -> int | None:
     """The offload threshold of all trials: that of an engine which is loaded for the most sequences."""
+    return rows_in_force(plan.profile, _widest(plan, space), plan.placement)
+
+
+def _widest(plan: Plan, space: Space) -> Settings:
     start, asked = start_for(plan, space), plan.goal.offload_min_batch
-    widest = settings_at(plan, replace(start, sequences=max(space.sequences), offload_min_batch=asked))
-    return rows_in_force(plan.profile, widest, plan.placement)
+    return settings_at(plan, replace(start, sequences=max(space.sequences), offload_min_batch=asked))
+
+
+def _many(plan: Plan, space: Space, most: int) -> Iterator[int]:
+    """More sequences than are worth a trial where nothing is copied in a step."""
+    return (count for count in MANY if max(space.sequences) < count <= most) if plan.placement.gpus else iter(())
+
+
+def _moves(plan: Plan, space: Space) -> bool:
+    """Whether the most sequences are best decoded where their experts are copied to."""
+    widest = _widest(plan, space)
+    rows = rows_in_force(plan.profile, widest, plan.placement)
+    if rows is None or widest.sequences < rows:
+        return False
+    found = there(plan.machine, plan.profile, widest, plan.placement)
+    return found is not None and found.pays
 
 
 def start_for(plan: Plan, space: Space) -> Dials:

@@ -58,7 +58,8 @@ class Turnable(Started, Protocol):
 def plan_at(plan: Plan, dials: Dials, *, native: bool) -> Plan:
     """A plan's own placement at other dials."""
     asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
-    rows = set_rows(plan.profile, replace(plan.settings, sequences=dials.sequences), plan.placement, asked)
+    settings = replace(plan.settings, sequences=dials.sequences, mmap=dials.mmap)
+    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, asked)
     goal = replace(
         plan.goal, threads=dials.threads, threads_batch=dials.threads_batch, sequences=dials.sequences,
         ubatch=dials.ubatch, context=dials.context, cache_type_k=dials.cache_type_k, cache_type_v=dials.cache_type_v,

@@ -33,7 +33,7 @@ def streamed(speed: Speed | None) -> bool:
 def test_rows_by_sequences(sequences: int, asked: int | None, rows: int | None, in_force: int) -> None:
     plan = hybrid(8)
     settings = replace(plan.settings, sequences=sequences)
-    assert set_rows(plan.profile, settings, plan.placement, asked) == rows
+    assert set_rows(plan.machine, plan.profile, settings, plan.placement, asked) == rows
     set_so = replace(settings, offload_min_batch=rows)
     assert rows_in_force(plan.profile, set_so, plan.placement) == in_force
 

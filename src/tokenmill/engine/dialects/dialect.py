@@ -145,7 +145,7 @@ def visible_gpus(plan: Plan) -> dict[str, str]:
 
 def offload_floor(plan: Plan) -> int | None:
     """Rows from which host products may move to the GPU, where the plan says so: see `plan.offload`."""
-    return set_rows(plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
+    return set_rows(plan.machine, plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
 
 
 def _gpus_seen(plan: Plan) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import ModelSettings
 from tokenmill.plan.goal import Goal
 
-MOST_SEQUENCES = 127  # ids in use: cells can tell 256 apart, and some models need two for each
+MOST_SEQUENCES = 127  # ids in use, so that models which need two of each have them: cells can tell 256 apart
+MOST_ALONE = 255  # where more run than such models could
 INTERACTIVE_LANES = 4  # sequences beyond the plan's, for interactive requests
 KEPT_HEADS = 48  # ids for heads that no sequence is using
 
@@ -42,4 +43,5 @@ def goal_for(goal: Goal) -> Goal:
 def sequences_for(lanes: int, interactive_lanes: int) -> int:
     """Ids that a context needs: for what runs and for heads that are kept."""
     running = lanes + interactive_lanes
-    return max(running, min(MOST_SEQUENCES, running + KEPT_HEADS))
+    most = MOST_SEQUENCES if running <= MOST_SEQUENCES else MOST_ALONE
+    return max(running, min(most, running + KEPT_HEADS))
