@@ -10,8 +10,8 @@ Needs the repository, Python with tokenmill's own packages, cmake, ninja and nvc
     build    5 min    llama.cpp with CUDA: library and llama-server
     ledger   2 min    five plans loaded, every item predicted beside measured
     speed    6 min    decode and prefill by threads, micro-batch, depth and sequences, on the same loads
-    tune     3 min    `tokenmill tune` with the experts in host memory
-    batch    4 min    shared digests: native at the tuned point, llama-server -np 1, -np 8 and -np 32
+    tune     5 min    `tokenmill tune` with the experts in host memory
+    batch    6 min    shared digests: native at the tuned point, llama-server -np 1, -np 8 and -np 32
     digest   2 min    sequences over a digest of 16 K tokens on a card of 12 GB
 
 `--stage tune:170,batch,digest` gives a stage so many seconds, `--budget-s` the whole run. Rows are kept in the state

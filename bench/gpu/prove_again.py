@@ -9,15 +9,19 @@ from tempfile import TemporaryDirectory
 
 import prove_slice
 from prove_batch import WAYS, Work, plan_of
+from prove_digest import FULL, server_plan
 from prove_plans import Case, Point, calibrated, cases, forecast, ledger_at
 from prove_rows import Row
 
+from tokenmill.engine.reconcile import spanned_bytes
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 from tokenmill.plan.plan import Ledger, Plan
 from tokenmill.tune.point import Figures
 
+DIGEST = "llama-server, digest-np"
+MAPPED = (("host", "weights"), ("host", "mapped"))
 PLANNED = ("weights", "kv", "compute", "runtime", "total")  # items of a card that a plan knows by these names
 
 
@@ -51,19 +55,28 @@ class Again:
 
     def __init__(self, machine: Machine, profile: Profile) -> None:
         self.cases: dict[str, Case] = {case.name: case for case in cases(machine, profile)}
-        work = Work(machine, profile, Path(), {}, Path(), tiny=False)
-        servers = {f"llama-server, np{slots}": plan_of(work, way) for way, slots in WAYS.items()}
+        self._work = Work(machine, profile, Path(), {}, Path(), tiny=False)
+        servers = {f"llama-server, np{slots}": plan_of(self._work, way) for way, slots in WAYS.items()}
         self.plans: dict[str, Plan] = {name: case.plan for name, case in self.cases.items()} | servers
 
+    def plan(self, case: str) -> Plan | None:
+        """Of a ledger's row."""
+        if case.startswith(DIGEST):
+            return server_plan(self._work, FULL, int(case.removeprefix(DIGEST)))
+        return self.plans.get(case)
+
     def ledger(self, row: Row) -> Row:
-        """A ledger's row with the present plan's figures of the card; others as they are."""
-        plan = self.plans.get(row.get("case", ""))
+        """A ledger's row with the present plan's figures of the card and of mapped files; others as they are."""
+        plan = self.plan(row.get("case", ""))
         if plan is None or "rows" not in row:
             return row
         ledger = plan.ledger
         items = [
             {**item, "predicted_bytes": on_card(ledger, item["tier"], item["item"])}
-            if item["tier"].startswith("gpu") and item["item"] in PLANNED else item
+            if item["tier"].startswith("gpu") and item["item"] in PLANNED
+            else {**item, "predicted_bytes": spanned_bytes(plan) or item["predicted_bytes"]}
+            if plan.settings.mmap and (item["tier"], item["item"]) in MAPPED
+            else item
             for item in row["rows"]
         ]  # fmt: skip
         load = {"load_warm_s": plan.forecast.load_warm_s, "load_cold_s": plan.forecast.load_cold_s}

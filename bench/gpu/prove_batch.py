@@ -75,7 +75,7 @@ def plan_of(work: Work, way: str) -> Plan:
     where = None if work.tiny else placed(work.machine, work.profile, [])
     if way == NATIVE:
         kept = ("threads", "threads_batch", "sequences", "ubatch", "cache_type_k", "cache_type_v", "offload_min_batch")
-        own = replace(goal, **{name: work.dials.get(name) for name in kept})
+        own = replace(goal, **{name: work.dials[name] for name in kept if name in work.dials})
         return make(work.machine, work.profile, goal_for(own), placement=where)
     slots = WAYS[way]
     goal = replace(goal, sequences=slots, cache_ram_bytes=(1 if work.tiny else 8) * GIB)

@@ -218,7 +218,7 @@ async def measured(bench: Bench, case: Case, engine: NativeEngine, point: Point,
 
 
 def inside(before: Counters, after: Counters) -> dict[str, float] | None:
-    """What its steps took inside llama.cpp and beside it, in seconds, and how many there were; None: it does not say."""
+    """What its steps took inside llama.cpp and in all, in seconds, and how many there were; None: nothing is said."""
     pairs = {name: (getattr(before, name), getattr(after, name)) for name in ("steps", "decode_s", "busy_s")}
     if any(value is None for pair in pairs.values() for value in pair):
         return None

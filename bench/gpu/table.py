@@ -189,13 +189,13 @@ def tuned(found: Tables) -> list[str]:
     """The operating point and every trial."""
     point = found["tune"].get("point", {}).get("point")
     lines = []
-    if point:
-        dials = point["dials"]
-        lines += [f"{dials['threads']} threads ({dials['threads_batch']} for prefill), {dials['sequences']} sequences, "
-                  f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, found in "
-                  f"{point['seconds']:.0f} s and {point['loads']} load(s). {point['knee']}.", ""]  # fmt: skip
     trials = [row for key, row in found["tune"].items() if key.startswith("trial")]
     trials.sort(key=lambda row: tuple(row["dials"][name] for name in DIALS))
+    if point:
+        dials, seconds = point["dials"], sum(row["seconds"] for row in trials)
+        lines += [f"{dials['threads']} threads ({dials['threads_batch']} for prefill), {dials['sequences']} sequences, "
+                  f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, found in "
+                  f"{seconds:.0f} s and {point['loads']} load(s). {point['knee']}.", ""]  # fmt: skip
     rows = [(*(row["dials"][name] for name in DIALS), number(row["figures"]["decode_tok_s"]),
              number(row["figures"]["jobs_tok_s"]), row["outcome"]) for row in trials]  # fmt: skip
     head = ("sequences", "threads", "for prefill", "ubatch", "decode, tok/s", "batch, tok/s", "outcome")

@@ -20,8 +20,11 @@ from tokenmill.engine.loading_process import ProcessMemory
 from tokenmill.engine.logs.ik_llama import SPLIT
 from tokenmill.engine.logs.said import Asked, EngineLog
 from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process
+from tokenmill.model.profile import TensorClass
 from tokenmill.plan.kv_cells import context_of, output_bytes
 from tokenmill.plan.plan import Item, Plan
+from tokenmill.plan.repack import WHEEL_ISA, is_repacked
+from tokenmill.plan.traits import TRAITS
 from tokenmill.units import MIB
 
 TOLERANCE = 0.05
@@ -117,8 +120,11 @@ def _engine_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
     if not seen.buffers:
         return
     for tier, buffers in _by_tier(plan, seen).items():
-        for item, measured in _measured(buffers, mapped=_is_mapped(plan, seen)).items():
+        mapped = _is_mapped(plan, seen)
+        for item, measured in _measured(buffers, mapped=mapped).items():
             predicted = _predicted(plan, tier, item)
+            if mapped and plan.settings.mmap and (tier, item) == (HOST, "weights"):
+                predicted = spanned_bytes(plan) or predicted
             if not predicted and (plan.settings.engine == "vllm" or not measured):
                 continue  # what vLLM takes besides is one estimate, its runtime
             if plan.settings.engine == "vllm" and not measured:
@@ -175,6 +181,28 @@ def _predicted(plan: Plan, tier: str, item: RowItem) -> int:
     return sum(row.bytes for row in rows if row.item in _ENGINE_ITEMS[item] and in_tier(row.tier, tier))
 
 
+def spanned_bytes(plan: Plan) -> int | None:
+    """What a mapped buffer shows: of each file, all from its first host tensor to its last; None: no file was read.
+
+    Tensors between them that went to a GPU or were rewritten are pages that the system may take back: the ledger does
+    not count them, and whoever looks at the process sees them.
+    """
+    isa = plan.machine.cpu.isa or tuple(WHEEL_ISA)
+    rewrites = plan.settings.repack and TRAITS[plan.settings.engine].repacks
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    if len({(tensor.file, tensor.offset) for tensor in plan.profile.tensors}) < len(plan.profile.tensors):
+        return None
+    for tensor, home in zip(plan.profile.tensors, plan.placement.homes, strict=True):
+        if home not in HOST_TIERS or (tensor.cls is TensorClass.MTP and not TRAITS[plan.settings.engine].loads_mtp):
+            continue
+        if rewrites and plan.placement.device_of(tensor) in HOST_TIERS and is_repacked(tensor, isa):
+            continue
+        first[tensor.file] = min(tensor.offset, first.get(tensor.file, tensor.offset))
+        last[tensor.file] = max(tensor.offset + tensor.bytes, last.get(tensor.file, 0))
+    return sum(last[file] - first[file] for file in first)
+
+
 def in_tier(name: str, tier: str) -> bool:
     """Whether a ledger's tier is part of a row's."""
     if tier == HOST:
@@ -185,13 +213,14 @@ def in_tier(name: str, tier: str) -> bool:
 def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
     memory, mapped = seen.memory, _is_mapped(plan, seen)
     rows = [row for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item != "reserve"]
-    pages = sum(row.bytes for row in rows if row.item == "weights") if mapped else 0
+    weights = sum(row.bytes for row in rows if row.item == "weights")
+    pages = max(weights, (spanned_bytes(plan) if plan.settings.mmap else None) or 0) if mapped else 0
     if mapped and pages and memory.file_bytes is not None:
         why = why_process("mapped", plan, pages, memory.file_bytes, seen.buffers)
         yield Row(HOST, "mapped", pages, memory.file_bytes, "process", None, _if_differs(pages, memory.file_bytes, why))
     if memory.anon_bytes is not None and not plan.placement.gpus:  # what the driver pins is resident nowhere
         measured = memory.anon_bytes + (memory.swap_bytes or 0)
-        own = sum(row.bytes for row in rows) - pages
+        own = sum(row.bytes for row in rows) - (weights if mapped else 0)
         why = why_process("own", plan, own, measured, seen.buffers)
         yield Row(HOST, "own", own, measured, "process", None, _if_differs(own, measured, why))
     cache = sum(row.bytes for row in rows if row.item == "prompt_cache")

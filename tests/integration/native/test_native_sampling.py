@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,24 @@ def test_greedy_takes_the_largest(model: Model, logits: list[Logits]) -> None:
 def test_top_k_one_is_greedy_whatever_the_seed(model: Model, logits: list[Logits]) -> None:
     sampler = Sampler(model.vocab, Sampling(temperature=2.0, top_k=1, seed=5))
     assert drawn(sampler, logits) == [int(each.argmax()) for each in logits]
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("top_k", [1, 40, 100])
+def test_the_k_largest_alone_give_the_same_draws(
+    model: Model, logits: list[Logits], monkeypatch: pytest.MonkeyPatch, top_k: int, ignore_eos: bool
+) -> None:
+    hot = replace(HOT, top_k=top_k, top_p=0.9, min_p=0.01)
+    quick = drawn(Sampler(model.vocab, hot, ignore_eos=ignore_eos), logits)
+    monkeypatch.setattr(Sampler, "_likeliest", lambda *_: None)
+    assert quick == drawn(Sampler(model.vocab, hot, ignore_eos=ignore_eos), logits)
+
+
+def test_a_forbidden_token_is_not_among_the_largest(model: Model) -> None:
+    logits = np.zeros(model.vocab.n_tokens, np.float32)
+    logits[[5, 9]], logits[list(model.vocab.ends)] = 20.0, 30.0
+    sampler = Sampler(model.vocab, replace(HOT, top_k=2), ignore_eos=True)
+    assert {sampler.choose(logits) for _ in range(40)} == {5, 9}
 
 
 def test_penalties_see_the_prompt_and_the_answer(model: Model, logits: list[Logits]) -> None:

@@ -4,11 +4,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Sampling
 from tokenmill.engine.native.defaults import Defaults, defaults_of
 from tokenmill.engine.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, check_size, grammar_of
-from tokenmill.engine.native.sampling import logprobs, resolve, seed_of
+from tokenmill.engine.native.order import sequences_for
+from tokenmill.engine.native.sampling import largest, logprobs, resolve, seed_of
 from tokenmill.errors import RequestRefused
 
 
@@ -90,3 +93,18 @@ def test_an_empty_schema_means_any_object() -> None:
 def test_a_grammar_has_an_end() -> None:
     with pytest.raises(RequestRefused, match="too long"):
         check_size("x" * (MOST_GRAMMAR_BYTES + 1))
+
+
+@given(st.data())
+def test_the_largest_are_the_first_of_a_stable_sort(data: st.DataObject) -> None:
+    size, count = data.draw(st.sampled_from([1, 255, 256, 257, 3000, 20_000])), data.draw(st.integers(0, 80))
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    logits = random.normal(size=size).astype(np.float32).round(data.draw(st.sampled_from([0, 1, 7])))  # some are equal
+    assert largest(logits, count).tolist() == np.argsort(-logits, kind="stable")[:count].tolist()
+
+
+@pytest.mark.parametrize(
+    ("lanes", "ids"), [(1, 53), (64, 116), (76, 127), (123, 127), (124, 176), (192, 244), (224, 255), (251, 255)]
+)
+def test_ids_for_what_runs_and_for_heads_that_are_kept(lanes: int, ids: int) -> None:
+    assert sequences_for(lanes, 4) == ids

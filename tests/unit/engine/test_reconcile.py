@@ -21,6 +21,7 @@ from tokenmill.engine.reconcile import (
     differs,
     observed,
     reconcile,
+    spanned_bytes,
 )
 from tokenmill.hardware.catalog import find
 from tokenmill.model import synth
@@ -67,7 +68,7 @@ def test_a_real_log_agrees_with_its_plan(moe: Profile) -> None:
 
 def seen(plan: Plan, **changes: object) -> Observed:
     """An engine that took what the plan said."""
-    host = Buffer("CPU_Mapped", of(plan, "dram", "weights"))
+    host = Buffer("CPU_Mapped", spanned_bytes(plan) or of(plan, "dram", "weights"))
     parts = [host, Buffer("CPU_REPACK", of(plan, "dram", "repack")),
              Buffer("CPU", 0, of(plan, "dram", "kv"), of(plan, "dram", "compute"))]  # fmt: skip
     for index, tier in enumerate(plan.placement.gpus):
@@ -103,11 +104,25 @@ def test_a_smaller_context_is_the_reason() -> None:
 
 
 def test_mapped_stretches_hold_tensors_of_the_gpu() -> None:
-    plan = placed(KIMI, settings(), cards=1, resident=range(4))
+    plan = placed(KIMI, replace(settings(), repack=False), cards=1, resident=range(4))
+    needed = of(plan, "dram", "weights")
+    row = rows(reconcile(plan, seen(plan)))["host", "weights"]
+    assert needed < row.predicted_bytes < KIMI.bytes, "what went to the GPU lies between what did not"
+    # where nothing is known of the file, the reason is at least told
+    unread = replace(KIMI, tensors=tuple(replace(tensor, offset=0) for tensor in KIMI.tensors))
+    blind = replace(plan, profile=unread)
     whole = replace(seen(plan).buffers[0], model_bytes=KIMI.bytes)
-    (row,) = reconcile(plan, seen(plan, buffers=(whole, *seen(plan).buffers[1:]))).flagged
-    assert (row.tier, row.item) == ("host", "weights")
+    (row,) = reconcile(blind, seen(blind, buffers=(whole, *seen(blind).buffers[1:]))).flagged
+    assert (row.tier, row.item, row.predicted_bytes) == ("host", "weights", needed)
     assert "spans whole stretches of the file" in (row.explanation or "")
+
+
+def test_rewritten_tensors_are_not_in_the_mapped_buffer(moe: Profile) -> None:
+    """Sizes from llama.cpp's own words of this very file, to the hundredth of a MiB that it prints."""
+    plan = placed(moe, settings(1024, 2))
+    log = logs.read("llama-server", (DATA / "llama.cpp-moe-mmap-v4.log").read_text(encoding="utf-8"))
+    row = rows(reconcile(plan, observed(log)))["host", "weights"]
+    assert row.predicted_bytes == pytest.approx(row.measured_bytes, abs=0.011 * MIB)
 
 
 def test_a_file_that_was_copied_although_it_was_to_be_mapped() -> None:

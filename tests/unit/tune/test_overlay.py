@@ -114,6 +114,14 @@ def test_the_offload_threshold_goes_with_the_point() -> None:
     assert overlay(Goal(), POINT).goal.offload_min_batch is None, "of an old point it is unknown"
 
 
+@pytest.mark.parametrize("sequences", [None, 16, 40, 224])
+def test_a_point_beyond_its_threshold_is_run_beyond_it(sequences: int | None) -> None:
+    """It was measured so: the planner, which would keep decoding below, does not know better."""
+    point = replace(POINT, dials=replace(DIALS, sequences=224, offload_min_batch=32))
+    goal = overlay(Goal(sequences=sequences), point).goal
+    assert (goal.offload_min_batch, goal.sequences) == (32, sequences or 224)
+
+
 def test_a_threshold_that_was_tuned_under_is_no_other_circumstance() -> None:
     tuned = Goal(offload_min_batch=64)
     point = replace(POINT, dials=replace(DIALS, offload_min_batch=64), under=circumstances(tuned))

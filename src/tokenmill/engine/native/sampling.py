@@ -164,7 +164,7 @@ class Sampler:
         wanted = self._few + len(self._never)
         if wanted * _BLOCK > len(logits):
             return None
-        found = _largest(logits, wanted)
+        found = largest(logits, wanted)
         if len(self._never):
             found = found[~np.isin(found, self._never)]
         return found[: self._few] if len(found) else None
@@ -199,13 +199,13 @@ class Sampler:
 
 def logprobs(logits: Logits, token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """A token's logarithmic probability, and the n likeliest tokens with theirs, best first."""
-    largest = float(logits.max())
-    norm = largest + math.log(float(np.exp(logits - largest, dtype=np.float32).sum(dtype=np.float64)))
-    best = _largest(logits, min(n, MOST_LOGPROBS, len(logits)))
+    most = float(logits.max())
+    norm = most + math.log(float(np.exp(logits - most, dtype=np.float32).sum(dtype=np.float64)))
+    best = largest(logits, min(n, MOST_LOGPROBS, len(logits)))
     return float(logits[token]) - norm, tuple((int(one), float(logits[one]) - norm) for one in best)
 
 
-def _largest(logits: Logits, n: int) -> NDArray[np.intp]:
+def largest(logits: Logits, n: int) -> NDArray[np.intp]:
     """Places of the n largest, largest first; of equal ones the first.
 
     The n-th largest of the blocks' largest is a floor under all of them, and few others stand on it. A block is every
