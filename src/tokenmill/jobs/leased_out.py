@@ -15,10 +15,11 @@ from tokenmill.jobs.portion import Means, Portion
 from tokenmill.jobs.runners import Standing
 from tokenmill.jobs.shared_out import Held, SharedOut, Sharer
 from tokenmill.jobs.store import Store
-from tokenmill.jobs.stretches import Stretch
+from tokenmill.jobs.stretches import MOST_JOBS, Between, Stretch, gaps
 from tokenmill.jobs.tables import Tables
 
 _ALLOT = -1  # the number of a lock; see `leases`
+_SPAN = ((0, "rank"), (2, "place"), (3, "id"))  # of a position, within its batch
 
 
 class LeasedOut(SharedOut):
@@ -81,6 +82,42 @@ class LeasedOut(SharedOut):
 
         self._database.whole(sign_out)
 
+    # -- reading for a choice, at one go however many runners there are: mutates nothing -----------------------------
+
+    def _first_free(
+        self, worker: Sharer, batches: Sequence[int], every: Sequence[Stretch], after: Position | None
+    ) -> Waiting | None:
+        """The server passes over what is too long, so that it is never looked for in parts."""
+        row = self._database.one("first_between", **self._among(gaps(every, batches, after), worker))
+        return None if row is None else Waiting._make(row)
+
+    def _several(self, worker: Sharer, stretches: Sequence[Stretch]) -> list[list[Waiting]]:
+        found: list[list[Waiting]] = [[] for _ in stretches]
+        values = self._among([each.between for each in stretches], worker)
+        for at, *row in self._database.all("waiting_between", limit=MOST_JOBS, **values):
+            found[at - 1].append(Waiting._make(row))
+        return found
+
+    def _counts(self, every: Sequence[tuple[Sharer, Stretch]], most: int) -> list[int]:
+        found = [0] * len(every)
+        for whose in (self.own, None):  # of others it is not known what is too long for them
+            places = [at for at, (worker, _) in enumerate(every) if (worker is self.own) == (whose is self.own)]
+            if places:
+                values = self._among([every[at][1].between for at in places], whose)
+                rows = self._database.all("count_between", most=most, **values)
+                for at, (jobs,) in zip(places, rows, strict=True):
+                    found[at] = jobs
+        return found
+
+    def _among(self, spans: Sequence[Between], worker: Sharer | None) -> dict[str, Any]:
+        """The values of a query for parts of the order, of jobs that are not too long for a worker."""
+        room = None if worker is None else worker.room
+        unfit = [job for job, error in self._needs.items() if room is not None and error.needed_tokens > room]
+        ends = {f"to_{name}s": [span.until[at] for span in spans] for at, name in _SPAN}
+        starts = {f"{name}s": [span.after[at] for span in spans] for at, name in _SPAN}
+        batches = [span.after[1] for span in spans]
+        return {"batches": batches, **starts, **ends, "unfit": unfit, "now": self._store.now_s()}
+
     # -- the tables --------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -98,11 +135,12 @@ class LeasedOut(SharedOut):
     def _load(self) -> None:
         """Others as they are in the tables; of one's own only what others took of it."""
         others, known = dict[int, Sharer](), dict[int, Held]()
-        for number, lanes, jobs, jobs_s, behind in self._database.all("signed_in"):
+        for number, lanes, jobs, jobs_s, *behind in self._database.all("signed_in"):
             if number == self._runner:
                 self.own.jobs = jobs
             else:
-                others[number] = Sharer(str(number), lanes, behind=self._job(behind), jobs=jobs, jobs_s=jobs_s)
+                others[number] = Sharer(str(number), lanes, jobs=jobs, jobs_s=jobs_s,
+                                        behind=None if behind[0] is None else Waiting._make(behind))  # fmt: skip
         own = list[Held]()
         for number, runner, *ends, jobs, ahead in self._database.all("stretches"):
             stretch = Stretch((*ends[:4],), (*ends[4:],), jobs)
@@ -158,10 +196,6 @@ class LeasedOut(SharedOut):
             batches = None if means.batches is None else list(means.batches)
             self._database.run("able", runner=self._runner, model_id=means.model_id, room=self.own.room,
                                batches=batches)  # fmt: skip
-
-    def _job(self, job: int | None) -> Waiting | None:
-        row = None if job is None else self._database.one("behind", job=job)
-        return None if row is None else Waiting._make(row)
 
 
 def _columns(end: str, position: Position) -> dict[str, Any]:

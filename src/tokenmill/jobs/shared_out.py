@@ -15,7 +15,7 @@ the store's affair, and workers of other processes do not see any of this.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from tokenmill.errors import TooLong
@@ -24,7 +24,7 @@ from tokenmill.jobs.job import NUMBER_BITS, Position, Waiting
 from tokenmill.jobs.portion import Means, Portion, most_room, of_the_largest
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.retries import CutShort
-from tokenmill.jobs.stretches import MOST_JOBS, Stretch, before, cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.stretches import MOST_JOBS, Stretch, before, cut, elsewhere_of, fair, fair_share, halved, joined
 
 _PAGE = 4096  # rows read at once
 _LOOK = 256  # rows at least that are looked at for the end of a head
@@ -182,10 +182,19 @@ class SharedOut:
         """Pending jobs of a stretch, for a worker that may not be able to do all of them."""
         rows, reached, more = list[Waiting](), after or before(stretch.first), True
         while more and len(rows) < limit:
-            found, more = self._read([stretch.first[1]], limit - len(rows), after=reached, inside=stretch.__contains__)
+            size = min(limit - len(rows), stretch.jobs + 1)  # one more than there should be shows that it ends
+            found, more = self._read([stretch.first[1]], size, after=reached, inside=stretch.__contains__)
             rows += [row for row in found if self._fits(worker, row.key)]
             reached = found[-1].key if found else reached
         return rows
+
+    def _several(self, worker: Sharer, stretches: Sequence[Stretch]) -> list[list[Waiting]]:
+        """Pending jobs of each of some stretches, for a worker that may not be able to do all of them."""
+        return [self._pending(worker, stretch, MOST_JOBS) for stretch in stretches]
+
+    def _counts(self, every: Sequence[tuple[Sharer, Stretch]], most: int) -> list[int]:
+        """How many pending jobs each stretch has that a worker can do, counted up to so many."""
+        return [len(self._pending(worker, stretch, most)) for worker, stretch in every]
 
     def _free(
         self, worker: Sharer, batches: Sequence[int], limit: int, *, after: Position | None
@@ -247,7 +256,8 @@ class SharedOut:
 
     def _next(self, worker: Sharer, batches: Sequence[int], *, again: bool) -> bool:
         """Give a worker the next free stretch; whether there was one."""
-        worker.held = [held for held in worker.held if self._pending(worker, held.stretch, 1)]
+        left = self._counts([(worker, held.stretch) for held in worker.held], 1)
+        worker.held = [held for held, jobs in zip(worker.held, left, strict=True) if jobs]
         workers, speed = len(self._workers), self._speed(worker)
         pending = sum(self._store.pending(batch) for batch in batches)
         most = fair(max(0, pending - self._claimed(batches)), workers, worker.lanes, speed=speed)
@@ -272,22 +282,24 @@ class SharedOut:
                 return behind, go_on
         others = [each.behind for each in self._workers if each is not worker]
         near = [each for each in others if each is not None and _alike(each, rows[0]) and each.key < rows[0].key]
-        return rows[max((elsewhere(each.place, rows) for each in near), default=0) :], more
+        return rows[elsewhere_of((each.place for each in near), rows) :], more
 
     def _take_over(self, worker: Sharer, batches: Sequence[int]) -> bool:
         """Give a worker what another got in advance and has not begun, else the last part of the largest stretch where
         that is worth it; whether there was such."""
         others = [(each, held) for each in self._workers if each is not worker for held in each.held
                   if held.stretch.first[1] in batches]  # fmt: skip
-        left = [(self._pending(worker, held.stretch, MOST_JOBS), owner, held) for owner, held in others]
-        left.sort(key=lambda each: -len(each[0]))
-        for rows, owner, held in left:
-            if held.ahead and rows and len(rows) == held.stretch.jobs:
+        counts = self._counts([(worker, held.stretch) for _, held in others], MOST_JOBS)
+        left = [(jobs, *each) for jobs, each in zip(counts, others, strict=True) if jobs]
+        left.sort(key=lambda each: -each[0])
+        unbegun = [(jobs, owner, held) for jobs, owner, held in left if held.ahead and jobs == held.stretch.jobs]
+        for rows, owner, held in self._read_in_turn(worker, unbegun):
+            if len(rows) == held.stretch.jobs:  # its owner may begin at any moment
                 owner.held.remove(held)
                 owner.jobs -= held.stretch.jobs
                 self._give(worker, held.stretch, rows[-1])
                 return True
-        for rows, owner, held in left:
+        for rows, owner, held in self._read_in_turn(worker, left):
             stay = halved(rows, speed=_part(worker.jobs_s, [worker.jobs_s, owner.jobs_s]) or 0.5)
             if stay is None:
                 continue
@@ -297,6 +309,21 @@ class SharedOut:
             self._give(worker, given, rows[-1])
             return True
         return False
+
+    def _read_in_turn(
+        self, worker: Sharer, left: Sequence[tuple[int, Sharer, Held]]
+    ) -> Iterator[tuple[list[Waiting], Sharer, Held]]:
+        """Stretches of which the numbers of pending jobs are known with these jobs, about a page at a time."""
+        start = 0
+        while start < len(left):
+            end, jobs = start, 0
+            while end < len(left) and (end == start or jobs + left[end][0] <= _PAGE):
+                jobs += left[end][0]
+                end += 1
+            group = left[start:end]
+            found = self._several(worker, [held.stretch for *_, held in group])
+            yield from ((rows, owner, held) for rows, (_, owner, held) in zip(found, group, strict=True))
+            start = end
 
     def _clock_in(self, worker: Sharer) -> None:
         """A worker comes for more: all it got is done, or nearly."""
@@ -315,8 +342,8 @@ class SharedOut:
         """About how many pending jobs lie in stretches. Mutates nothing."""
         every = [(each, held.stretch) for each in self._workers for held in each.held
                  if held.stretch.first[1] in batches]  # fmt: skip
-        left = [(len(self._pending(owner, stretch, _COUNTED)), stretch.jobs) for owner, stretch in every]
-        return sum(found if found < _COUNTED else jobs for found, jobs in left)
+        left = zip(self._counts(every, _COUNTED), every, strict=True)
+        return sum(found if found < _COUNTED else stretch.jobs for found, (_, stretch) in left)
 
     def _speed(self, worker: Sharer) -> float | None:
         """A worker's part of the speed of all; None: it is not known. Mutates nothing."""

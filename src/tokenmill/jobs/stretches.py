@@ -8,11 +8,13 @@ computes its heads. Four choices, each from the few thousand rows that are looke
     elsewhere           where to begin, so that another worker keeps the head that it is at
     halved              what a worker without work takes of another's, if computing its head again is worth that
 
+`gaps` says where to look for jobs that lie in no stretch.
+
 Costs are reckoned in bytes, of prompts and of answers alike: computing a token of a prompt takes about as long as
 writing one with all lanes at work. Pure: knows no stores, clocks or workers, and is the same for all that share out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
@@ -27,6 +29,7 @@ _ANSWER_TOKENS = 64  # of an answer without a ceiling
 _MOST_ANSWER_TOKENS = 256  # a ceiling is not what is written
 _TOKEN_BYTES = 4
 _EPSILON = 1e-9
+_LEAST_RANK, _MOST_RANK = -(1 << 62), 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,48 @@ class Stretch:
     def __contains__(self, position: object) -> bool:
         return isinstance(position, tuple) and self.first <= position <= self.last
 
+    @property
+    def between(self) -> "Between":
+        """As the positions that it lies between."""
+        rank, batch, place, job = self.last
+        return Between(before(self.first), (rank, batch, place, job + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A part of one batch's order between two positions of that batch, neither included."""
+
+    after: Position
+    until: Position
+
 
 def before(position: Position) -> Position:
     """For reading from a position on: right before it."""
     rank, batch, place, job = position
     return rank, batch, place, job - 1
+
+
+def gaps(every: Iterable[Stretch], batches: Sequence[int], after: Position | None) -> list[Between]:
+    """What of some batches lies behind a position and in none of these stretches; there may be no jobs in it."""
+    taken = dict[int, list[Stretch]]()
+    for stretch in sorted(every, key=lambda each: each.first):
+        taken.setdefault(stretch.first[1], []).append(stretch)
+    found = list[Between]()
+    for batch in batches:
+        reached = _entered(batch, after)
+        for stretch in taken.get(batch, ()):
+            if reached < stretch.first:
+                found.append(Between(reached, stretch.first))
+            reached = max(reached, stretch.last)
+        found.append(Between(reached, (_MOST_RANK, batch, b"", 0)))
+    return found
+
+
+def _entered(batch: int, after: Position | None) -> Position:
+    """A position as one of a batch: older ones have had their turn at its priority, newer ones have not."""
+    if after is None:
+        return _LEAST_RANK, batch, b"", -1
+    return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
 
 
 def joined(one: Waiting, other: Waiting) -> int:
@@ -116,9 +156,20 @@ def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
     """
     if not rows:
         return 0
-    begun = worth_bytes(min(_shared(place, rows[0].place), rows[0].prompt_bytes))
+    begun = _begun(place, rows[0])
     ends = (at for at, (one, other) in enumerate(pairwise(rows), 1) if joined(one, other) + WORTH_BYTES <= begun)
     return next(ends, 0) if begun else 0
+
+
+def elsewhere_of(places: Iterable[bytes], rows: Sequence[Waiting]) -> int:
+    """The most that `elsewhere` says for some places; each length of a begun head is looked at once."""
+    begun = {_begun(place, rows[0]): place for place in places} if rows else {}
+    return max((elsewhere(place, rows) for place in begun.values()), default=0)
+
+
+def _begun(place: bytes, row: Waiting) -> int:
+    """Bytes of a job's head that lie before it at a place."""
+    return worth_bytes(min(_shared(place, row.place), row.prompt_bytes))
 
 
 def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:

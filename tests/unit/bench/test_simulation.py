@@ -229,8 +229,8 @@ def test_figures_are_those_that_were_recorded() -> None:
     assert len(recorded.GENERATED) == 100
     store = recorded.store()
     assert [store.start_s, store.commit_s] == pytest.approx([0.010 / 16, 0.0057 / 16])
-    assert store.turn_s(0) == pytest.approx(0.08, abs=0.01)
-    assert store.turn_s(1000) == pytest.approx(1.8, abs=0.1)
+    assert store.turn_s(0) == pytest.approx(0.09, abs=0.01)
+    assert store.turn_s(1000) == pytest.approx(0.15, abs=0.01)
 
 
 def test_the_page_and_the_plot_are_made_of_the_results() -> None:

@@ -223,10 +223,9 @@ UPDATE runners SET lanes = :lanes, jobs = :jobs, jobs_s = :jobs_s, behind = :beh
 UPDATE runners SET jobs = :jobs WHERE id = :runner;
 
 -- name: signed_in
-SELECT id, lanes, jobs, jobs_s, behind FROM runners WHERE lanes IS NOT NULL ORDER BY id;
-
--- name: behind
-SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs WHERE id = :job;
+SELECT runners.id, lanes, runners.jobs, jobs_s,
+       at.id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths
+FROM runners LEFT JOIN jobs AS at ON at.id = behind WHERE lanes IS NOT NULL ORDER BY runners.id;
 
 -- name: stretches
 SELECT id, runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id, jobs, ahead
@@ -249,6 +248,58 @@ DELETE FROM stretches WHERE id = :stretch;
 
 -- name: drop_stretches
 DELETE FROM stretches WHERE runner = :runner;
+
+-- Pending jobs between positions of one batch, neither included, for many pairs at once. An index is read up to an end only
+-- by the first column of a comparison: hence not (rank, place, id) < (...), which would read on as long as rank is the
+-- same. ORDER BY inside, so that it is that index. NOT IN (SELECT ...) is hashed by servers of every version, where
+-- NOT id = ANY (...) is gone through for every row.
+
+-- name: first_between
+SELECT job.*
+FROM unnest(:batches::bigint[], :ranks::bigint[], :places::bytea[], :ids::bigint[],
+            :to_ranks::bigint[], :to_places::bytea[], :to_ids::bigint[])
+     AS span (batch, rank, place, id, to_rank, to_place, to_id),
+LATERAL (
+    (SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+     WHERE span.rank < span.to_rank AND batch = span.batch AND state = 0
+       AND (rank, place, id) > (span.rank, span.place, span.id) AND rank < span.to_rank
+       AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT unnest(:unfit::bigint[]))
+     ORDER BY rank, place, id LIMIT 1)
+    UNION ALL
+    (SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+     WHERE batch = span.batch AND state = 0 AND rank = span.to_rank
+       AND (place, id) > (CASE WHEN span.rank < span.to_rank THEN '' ELSE span.place END,
+                          CASE WHEN span.rank < span.to_rank THEN -1 ELSE span.id END)
+       AND (place, id) < (span.to_place, span.to_id)
+       AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT unnest(:unfit::bigint[]))
+     ORDER BY place, id LIMIT 1)) AS job
+ORDER BY job.rank, span.batch, job.place, job.id LIMIT 1;
+
+-- Of one priority each, as stretches are.
+
+-- name: count_between
+SELECT (SELECT count(*) FROM (
+            SELECT 1 FROM jobs
+            WHERE batch = span.batch AND state = 0 AND rank = span.rank
+              AND (place, id) > (span.place, span.id) AND (place, id) < (span.to_place, span.to_id)
+              AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT unnest(:unfit::bigint[]))
+            ORDER BY place, id LIMIT :most) AS found)
+FROM unnest(:batches::bigint[], :ranks::bigint[], :places::bytea[], :ids::bigint[],
+            :to_ranks::bigint[], :to_places::bytea[], :to_ids::bigint[])
+     WITH ORDINALITY AS span (batch, rank, place, id, to_rank, to_place, to_id, at)
+ORDER BY at;
+
+-- name: waiting_between
+SELECT at, job.*
+FROM unnest(:batches::bigint[], :ranks::bigint[], :places::bytea[], :ids::bigint[],
+            :to_ranks::bigint[], :to_places::bytea[], :to_ids::bigint[])
+     WITH ORDINALITY AS span (batch, rank, place, id, to_rank, to_place, to_id, at),
+LATERAL (SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+         WHERE batch = span.batch AND state = 0 AND rank = span.rank
+           AND (place, id) > (span.place, span.id) AND (place, id) < (span.to_place, span.to_id)
+           AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT unnest(:unfit::bigint[]))
+         ORDER BY place, id LIMIT :limit) AS job
+ORDER BY at, job.place, job.id;
 
 -- What runners can do, for `leased_out`.
 
