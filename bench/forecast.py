@@ -28,7 +28,7 @@ from tokenmill.plan.decode_time import decode_terms  # noqa: E402
 from tokenmill.plan.devices import devices  # noqa: E402
 from tokenmill.plan.prefill_time import prefill_terms  # noqa: E402
 from tokenmill.plan.rates import Rates, standard, table  # noqa: E402
-from tokenmill.plan.step_time import DRAWING, Missing  # noqa: E402
+from tokenmill.plan.step_time import Missing  # noqa: E402
 from tokenmill.plan.work import Work, work  # noqa: E402
 
 RATES = ROOT / "src" / "tokenmill" / "plan" / "rates.toml"
@@ -82,7 +82,7 @@ def predict(point: Point, rates: Rates) -> float | None:
         if figure.kind == "decode":
             terms = decode_terms(step, found, figure.settings, rates, depth=figure.depth, sequences=figure.sequences,
                                  min_batch=figure.min_batch)  # fmt: skip
-            return figure.sequences / sum(term.seconds for term in terms if figure.draws or term.name != DRAWING)
+            return figure.sequences / sum(term.seconds for term in terms)
         prompt = figure.prompt or figure.settings.ubatch
         terms = prefill_terms(step, found, figure.settings, rates, depth=figure.depth, prompt=prompt,
                               ubatch=figure.settings.ubatch, min_batch=figure.min_batch)  # fmt: skip

@@ -28,7 +28,7 @@ from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.bring_up import Up, bring_up, hold
-from tokenmill.engine.engine import Counters, Engine, Request, Sampling, answer
+from tokenmill.engine.engine import Engine, Request, Sampling, answer
 from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.measured import machine_id
 from tokenmill.engine.native.engine import NativeEngine
@@ -200,10 +200,8 @@ async def measured(bench: Bench, case: Case, engine: NativeEngine, point: Point,
     await turn(engine, dials)
     work = Drawn(Aim(prompt_tokens=point.head, tail_tokens=TAIL, output_tokens=OUT), words, seed=number)
     head_s = await prepare(engine, work, number, lanes)
-    before = (await engine.status()).counters
     found = await measure(engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch,
                           context=dials.context, head_s=head_s)  # fmt: skip
-    after = (await engine.status()).counters
     pids = pids_of(engine)
     vram = this_driver()(pids) if case.plan.placement.gpus else None
     ledger = ledger_at(case.plan, point)
@@ -213,16 +211,8 @@ async def measured(bench: Bench, case: Case, engine: NativeEngine, point: Point,
         "case": case.name, "point": point.name, "axis": point.axis, "dials": asdict(dials), "head": point.head,
         "measured": _told(found.figures), "spread": found.spread, "waves": found.waves,
         "vram": {f"gpu{index}": size for index, size in (vram or {}).items()}, "vram_predicted": taken,
-        "seconds": round(time.monotonic() - began, 1), "inside": inside(before, after),
+        "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
-
-
-def inside(before: Counters, after: Counters) -> dict[str, float] | None:
-    """What its steps took inside llama.cpp and in all, in seconds, and how many there were; None: nothing is said."""
-    pairs = {name: (getattr(before, name), getattr(after, name)) for name in ("steps", "decode_s", "busy_s")}
-    if any(value is None for pair in pairs.values() for value in pair):
-        return None
-    return {name: last - first for name, (first, last) in pairs.items()}
 
 
 async def turn(engine: NativeEngine, dials: Dials, *, cells: int | None = None) -> None:

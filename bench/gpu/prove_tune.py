@@ -71,7 +71,8 @@ def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
     config.write_text(config_text(tuning), encoding="utf-8")
     most = 6 if tuning.tiny else TRIALS
     text = _run(command(tuning, config, most), clock.part(max(10.0, clock.left_s - VERDICT_S)), log)
-    if text is None and (made := trials_made(tuning.state)):
+    stopped = text is None
+    if stopped and (made := trials_made(tuning.state)):
         say(f"tune: stopped after {made} trials; the point of those")
         text = _run(command(tuning, config, made), clock, log)
     if text is None:
@@ -82,7 +83,7 @@ def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
                  seconds=trial["seconds"])  # fmt: skip
     short = {name: point[name] for name in ("dials", "figures", "noise", "knee", "given_up", "loads", "seconds")}
     say(f"tune: {point['knee']}")
-    return rows.add("tune", "point", point=short, trials=len(point["trials"]))
+    return rows.add("tune", "point", point=short, trials=len(point["trials"]), stopped=stopped)
 
 
 def trials_made(state: Path) -> int:

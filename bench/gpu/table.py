@@ -29,6 +29,11 @@ from tokenmill.units import GIB, MIB
 SERVER = "llama-server"
 Tables = dict[str, dict[str, Row]]
 DIALS = ("sequences", "threads", "threads_batch", "ubatch")
+UNTUNED = (
+    "Servers are measured for a window of time, unfinished answers counted, the native engine for the whole file. The "
+    "untuned -np 32 gets the same jobs without their digest, which it would compute for minutes: that can only make it "
+    "faster."
+)
 KINDS = ("decode", "prefill")
 MARKS = "<!-- measured -->", "<!-- /measured -->"
 AGAIN = (
@@ -187,14 +192,15 @@ def loads(found: Tables) -> list[str]:
 
 def tuned(found: Tables) -> list[str]:
     """The operating point and every trial."""
-    point = found["tune"].get("point", {}).get("point")
+    point, stopped = (found["tune"].get("point", {}).get(name) for name in ("point", "stopped"))
     lines = []
     trials = [row for key, row in found["tune"].items() if key.startswith("trial")]
     trials.sort(key=lambda row: tuple(row["dials"][name] for name in DIALS))
     if point:
         dials, seconds = point["dials"], sum(row["seconds"] for row in trials)
+        how = f"the best of {len(trials)} trials when the time was over," if stopped else "found"
         lines += [f"{dials['threads']} threads ({dials['threads_batch']} for prefill), {dials['sequences']} sequences, "
-                  f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, found in "
+                  f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, {how} in "
                   f"{seconds:.0f} s and {point['loads']} load(s). {point['knee']}.", ""]  # fmt: skip
     rows = [(*(row["dials"][name] for name in DIALS), number(row["figures"]["decode_tok_s"]),
              number(row["figures"]["jobs_tok_s"]), row["outcome"]) for row in trials]  # fmt: skip
@@ -211,6 +217,8 @@ def batch(found: Tables) -> list[str]:
     ratios = [(one.what, f"{one.ratio:.2f}", one.target, met(one.met)) for one in batches(found["batch"].values())
               if one.ratio is not None]  # fmt: skip
     lines += table(("", "times", "target", "met"), ratios)
+    if any("untuned" in str(row.get("way")) for row in found["batch"].values()):
+        lines += [UNTUNED, ""]
     return lines + [f"- {row['way']}: {row['error']}\n" for row in found["batch"].values() if "error" in row]
 
 

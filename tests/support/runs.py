@@ -15,7 +15,6 @@ from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.plan.forecast import decode_speed, prefill_speed
 from tokenmill.plan.plan import Placement, Settings
-from tokenmill.plan.step_time import DRAWING
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -38,7 +37,6 @@ class Figure:
     sequences: int = 1
     prompt: int | None = None
     min_batch: int | None = None
-    draws: bool = True  # tokens are sampled; llama-batched-bench takes any
     note: str = ""
 
     def error(self, tok_s: float) -> float:
@@ -214,8 +212,7 @@ def h200() -> Iterator[Figure]:
     for case, (values, threads, placement, least) in rows.items():
         for sequences, value in values.items():
             yield _figure(case, "H200", "decode", value, *common, settings("llama.cpp", threads), placement,
-                          tier="h200", sequences=sequences, depth=128, min_batch=least, draws=False,
-                          note=f"{sequences} sequences")  # fmt: skip
+                          tier="h200", sequences=sequences, depth=128, min_batch=least, note=f"{sequences} sequences")  # fmt: skip
     for ubatch, value in {256: 98, 512: 194, 2048: 530}.items():
         chosen = settings("llama.cpp", 14, ubatch=ubatch)
         yield _figure("h200-prefill", "H200", "prefill", value, *common, chosen, hybrid, tier="h200", prompt=2048,
@@ -229,6 +226,4 @@ def predicted(figure: Figure) -> float | None:
         speed = decode_speed(*common, depth=figure.depth, sequences=figure.sequences, min_batch=figure.min_batch)
     else:
         speed = prefill_speed(*common, depth=figure.depth, prompt=figure.prompt, min_batch=figure.min_batch)
-    if speed is not None and not figure.draws:
-        return figure.sequences / sum(term.seconds for term in speed.terms if term.name != DRAWING)
     return None if speed is None else speed.tok_s

@@ -16,6 +16,7 @@ from tokenmill.cli.starting import EngineOptions, Wanted, load_shown, planned
 from tokenmill.cli.tune_view import announced, outcome_shown, progress_line
 from tokenmill.cli.tune_wishes import aim_of, requests_in
 from tokenmill.engine.engine import Request
+from tokenmill.engine.native.order import most_lanes
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.plan.plan import Plan
 from tokenmill.tune import history, remember
@@ -255,7 +256,8 @@ def _task(
             f"the build of {config.kind} cannot be told, so nothing could be remembered of it",
             hint="set engine.binary to a program that states its version",
         )
-    space = space_for(plan, aim, cores=_cores(plan), most_sequences=options.sequences or MOST_SEQUENCES)
+    most = min(MOST_SEQUENCES, most_lanes(plan.profile)) if config.kind == "native" else MOST_SEQUENCES
+    space = space_for(plan, aim, cores=_cores(plan), most_sequences=options.sequences or most)
     if config.kind != "native":
         space = thinned(plan, space)
     needed = max(space.context)

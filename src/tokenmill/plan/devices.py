@@ -39,6 +39,7 @@ class Card:
     op_s: float  # launched one by one
     graph_op_s: float  # launched as one graph
     link_gb_s: float | None  # copying weights from host memory
+    tiled: bool = False  # beyond a few rows, experts' products are always computed in tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def devices(
     step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
     return Devices(
         decode=sides[0], prefill=sides[1], cards=cards, step_s=step_s * slow, host_hop_s=rates.host_hop_s * slow,
-        draw_s=0.0 if settings.engine == "vllm" else rates.draw_ns * slow * 1e-9,
+        draw_s=rates.draw_ns * slow * 1e-9 if settings.output_rows is not None else 0.0,  # native: others are unknown
         card_hop_s=rates.gpu_hop_s, measured=frozenset(measured), missing=missing, notes=tuple(notes),
     )  # fmt: skip
 
@@ -161,6 +162,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> Card 
         op_s=rates.gpu_op_s,
         graph_op_s=rates.gpu_graph_op_s,
         link_gb_s=_link(machine, gpu, settings, rates),
+        tiled=not vllm and TRAITS[settings.engine].ik is None,
     )
 
 

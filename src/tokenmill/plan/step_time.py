@@ -17,7 +17,6 @@ from tokenmill.plan.work import PROCESSORS, Caches, Pile, Work
 ACTIVATION_BYTES = 4
 QUANTISED_CACHE_OPS = 3  # a layer's K and V are quantised, and turned first
 GIGA = 1e9
-DRAWING = "drawing tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def step_terms(step: Step, work: Work, devices: Devices, processors: Processors,
         add(name, seconds)
     add("engine", devices.step_s)
     if not step.prefill:
-        add(DRAWING, (step.caches - 1) * work.vocabulary * devices.draw_s)  # the first is in the engine's step
+        add("drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s)  # the first is in the engine's step
     return [
         Term(name, seconds, moved[name] or None, moved[name] / seconds / GIGA if moved[name] and seconds else None)
         for name, seconds in terms.items()
@@ -129,11 +128,14 @@ def _card_seconds(pile: Pile, step: Step, work: Work, card: Card, name: str, rat
             if step.tokens > FEW:
                 raise Missing(f"the arithmetic of {name}")
             return singly
-        # kernels cut products into smaller tiles where a batch has fewer rows
-        tiles = rates.gpu_matmul_rows * step.tokens / (step.tokens + rates.gpu_matmul_half)
+        tiles = rates.gpu_matmul_rows
+        if card.tiled:  # llama.cpp cuts products into smaller tiles where a batch has fewer rows
+            tiles *= step.tokens / (step.tokens + rates.gpu_matmul_half)
         padded = pile.elements * (used + tiles * touched)
         grouped = max(pile.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
-        return singly if step.tokens <= FEW else grouped
+        if card.tiled:
+            return singly if step.tokens <= FEW else grouped
+        return min(singly, grouped)
     reading = pile.bytes / card.gb_s / GIGA
     if step.tokens <= FEW:
         return reading

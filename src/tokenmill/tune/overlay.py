@@ -147,10 +147,11 @@ def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
         if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
             yield name, getattr(dials, name)
     rows = dials.offload_min_batch
-    # where decoding would reach it and did not when it was measured, the planner sets another
+    # where decoding would reach it and nothing was measured so far beyond it, the planner sets another
     if goal.offload_min_batch is None and rows is not None:
-        reaches, reached = (goal.sequences or dials.sequences) >= rows, dials.sequences >= rows
-        if reached or not reaches:
+        asked = goal.sequences or dials.sequences
+        as_measured = rows <= dials.sequences <= asked and goal.mmap in (None, dials.mmap)
+        if asked < rows or as_measured:
             yield "offload_min_batch", rows
     if goal.cache_type_k is None and goal.cache_type_v is None:
         yield "cache_type_k", dials.cache_type_k

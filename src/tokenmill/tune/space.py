@@ -174,7 +174,8 @@ def space_for(
         placement=(fingerprint(plan.profile, plan.placement),),
     )
     held = _within_memory(plan, plain)
-    many = _within_memory(plan, replace(plain, sequences=(*plain.sequences, *_many(plan, plain, most_sequences))))
+    wide = tuple(sorted({*plain.sequences, *_many(plan, most_sequences)}))
+    many = _within_memory(plan, replace(plain, sequences=wide))
     if many.sequences != held.sequences and _moves(plan, many):
         held = many
     return _with_reloads(plan, aim, replace(held, offload_min_batch=(_rows(plan, held),)))
@@ -190,9 +191,9 @@ def _widest(plan: Plan, space: Space) -> Settings:
     return settings_at(plan, replace(start, sequences=max(space.sequences), offload_min_batch=asked))
 
 
-def _many(plan: Plan, space: Space, most: int) -> Iterator[int]:
+def _many(plan: Plan, most: int) -> tuple[int, ...]:
     """More sequences than are worth a trial where nothing is copied in a step."""
-    return (count for count in MANY if max(space.sequences) < count <= most) if plan.placement.gpus else iter(())
+    return tuple(count for count in MANY if count <= most) if plan.placement.gpus else ()
 
 
 def _moves(plan: Plan, space: Space) -> bool:

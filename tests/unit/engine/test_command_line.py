@@ -171,6 +171,7 @@ FORK = "/opt/ik_llama.cpp/llama-server -m x.gguf "
         (FORK + "-ngl 99 -ctk q5_0", ("GGML_IQK_FA_ALL_QUANTS",), "note"),
         (SERVER + "--host 0.0.0.0", ("listens on every address",), "warning"),
         ("llama-server -m x -np 40 -ngl 999 -cmoe", ("40 slots", "five times slower"), "warning"),
+        ("llama-server -m x -np 224 -ngl 999 -cmoe --load-mode none", ("224 slots", "see the forecast"), "note"),
         ("llama-server -m x --cache-ram -1", ("without end",), "warning"),
         ("llama-server -m x -np 1", ("without --cache-ram up to 8.0 GiB",), "note"),
         (SERVER + "-n 64", ("-n 64", "cuts every answer"), "warning"),

@@ -68,17 +68,18 @@ def test_speeds_and_memory_at_every_point(key: str) -> None:
 
 def test_most_speeds_meet_their_targets() -> None:
     rows = list(tables()["speed"].values())
-    errors = {
-        when: [abs(row[when]["decode"] / row["measured"]["decode"] - 1) for row in rows] for when in ("before", "after")
-    }
-    assert sum(error <= DECODE_BEFORE for error in errors["before"]) >= 44
-    assert (
-        sum(error <= DECODE_AFTER for error in errors["after"]) >= 40
-    )  # five of them what the others are calibrated by
+    later = [row for row in rows if row["axis"] != "first"]  # they are calibrated by the others
+
+    def errors(rows: list[Row], when: str) -> list[float]:
+        return [abs(row[when]["decode"] / row["measured"]["decode"] - 1) for row in rows]
+
+    assert sum(error <= DECODE_BEFORE for error in errors(rows, "before")) >= 44
+    assert len(later) == 40
+    assert sum(error <= DECODE_AFTER for error in errors(later, "after")) >= 35
 
 
-def test_batches_and_the_digest() -> None:
-    """What the targets ask for, of the rows as they were measured."""
+def test_the_rows_of_batches_and_the_digest_are_what_the_pages_say() -> None:
+    """A check of the data alone: rows that are replaced by another run's have to meet the targets too."""
     batch, digest = read([FOLDER], "batch"), read([FOLDER], "digest")
     native = batch["one digest / native, tuned"]["tok_s"]
     assert native >= 1.8 * batch["one digest / -np 1"]["tok_s"]

@@ -13,11 +13,12 @@ from prove_plans import placed
 from prove_rows import read as read_rows
 
 from support.run_models import model
-from tokenmill.engine.native.order import goal_for
+from tokenmill.engine.native.order import goal_for, most_lanes, sequences_for
 from tokenmill.hardware import machine_file
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
-from tokenmill.plan.goal import Goal
+from tokenmill.plan.forecast import decode_speed
+from tokenmill.plan.goal import DialectName, Goal
 from tokenmill.plan.make import make
 from tokenmill.plan.offload import rows_in_force, set_rows, there
 from tokenmill.plan.plan import Plan
@@ -129,3 +130,32 @@ def test_a_tuning_finds_the_many() -> None:
     best = search.best()
     assert best is not None
     assert (best.dials.sequences, best.dials.offload_min_batch) == (224, 32)
+
+
+def test_a_plan_that_has_many_is_tuned_without_gaps() -> None:
+    space = space_for(hybrid(224), AIM, cores=16, most_sequences=224)
+    assert space.sequences == (*SEQUENCES, *MANY)
+
+
+def test_a_model_with_windows_has_fewer_lanes() -> None:
+    """Its cells need two ids each: see the native engine's contexts."""
+    assert most_lanes(model("gpt-oss-120b:MXFP4_MOE")) == 123
+    assert sequences_for(123, 4) == 127
+    assert most_lanes(slice_profile()) == 251
+    assert sequences_for(251, 4) == 255
+
+
+def test_other_engines_tiles_and_draws_were_not_measured() -> None:
+    """Nine sequences on a card are no slower than eight, and nothing is said of drawing."""
+    plan = hybrid()
+    on_card = placed(h200(), plan.profile, list(range(plan.profile.layers)))
+    engines: tuple[DialectName, ...] = ("ik_llama", "vllm")
+    for engine in engines:
+        settings = replace(plan.settings, engine=engine, output_rows=None)
+        eight, nine = (
+            decode_speed(plan.machine, plan.profile, settings, on_card, depth=512, sequences=count) for count in (8, 9)
+        )
+        assert eight is not None
+        assert nine is not None
+        assert nine.tok_s > eight.tok_s
+        assert not any(term.name == "drawing tokens" for term in nine.terms)

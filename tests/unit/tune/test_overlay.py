@@ -114,12 +114,17 @@ def test_the_offload_threshold_goes_with_the_point() -> None:
     assert overlay(Goal(), POINT).goal.offload_min_batch is None, "of an old point it is unknown"
 
 
-@pytest.mark.parametrize("sequences", [None, 16, 40, 224])
-def test_a_point_beyond_its_threshold_is_run_beyond_it(sequences: int | None) -> None:
-    """It was measured so: the planner, which would keep decoding below, does not know better."""
-    point = replace(POINT, dials=replace(DIALS, sequences=224, offload_min_batch=32))
-    goal = overlay(Goal(sequences=sequences), point).goal
-    assert (goal.offload_min_batch, goal.sequences) == (32, sequences or 224)
+@pytest.mark.parametrize(
+    ("sequences", "mmap", "rows"),
+    [(None, None, 32), (224, None, 32), (224, False, 32), (16, None, 32), (40, None, None), (224, True, None)],
+)
+def test_a_point_beyond_its_threshold_holds_where_it_was_measured(
+    sequences: int | None, mmap: bool | None, rows: int | None
+) -> None:
+    """With so many sequences from pinned memory; of fewer beyond it, or of a mapped file, the planner knows more."""
+    point = replace(POINT, dials=replace(DIALS, sequences=224, offload_min_batch=32, mmap=False))
+    goal = overlay(Goal(sequences=sequences, mmap=mmap), point).goal
+    assert (goal.offload_min_batch, goal.sequences) == (rows, sequences or 224)
 
 
 def test_a_threshold_that_was_tuned_under_is_no_other_circumstance() -> None:

@@ -175,12 +175,16 @@ def _batches(read: ReadCommand) -> Iterator[Finding]:
     told = read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
     floor = int(told) if told.isdigit() else 32
     if read.hybrid and not read.fork and read.slots >= CLIFF_SEQUENCES and read.slots >= floor:
-        yield Finding(
-            "warning",
-            f"{read.slots} slots reach the batch of {floor} rows from which llama.cpp copies host "
-            "experts to the GPU at every decoding step; 32 sequences were measured five times slower than 16",
-            f"GGML_OP_OFFLOAD_MIN_BATCH={max(128, 1 << read.slots.bit_length())}",
-        )
+        reach = f"{read.slots} slots reach the batch of {floor} rows from which llama.cpp copies host "
+        moved = f"GGML_OP_OFFLOAD_MIN_BATCH={max(128, 1 << read.slots.bit_length())}"
+        if read.goal.mmap is not False:
+            words = "experts to the GPU at every decoding step; 32 sequences were measured five times slower than 16"
+            yield Finding("warning", reach + words, f"{moved}, or load without mmap")
+        else:
+            words = (
+                "experts to the GPU at every decoding step; from pinned memory that may pay, or not: see the forecast"
+            )
+            yield Finding("note", reach + words, f"{moved} leaves decoding to the processors")
 
 
 def _slots(read: ReadCommand) -> Iterator[Finding]:

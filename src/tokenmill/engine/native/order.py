@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 
 from tokenmill.engine.native.context_settings import ContextSettings
 from tokenmill.engine.native.model import ModelSettings
+from tokenmill.model.profile import Profile
 from tokenmill.plan.goal import Goal
 
 MOST_SEQUENCES = 127  # ids in use, so that models which need two of each have them: cells can tell 256 apart
@@ -38,6 +39,12 @@ def goal_for(goal: Goal) -> Goal:
     """A goal with what this engine does its own way: whole windows, and logits only of tokens that are drawn from."""
     lanes = goal.sequences or 1
     return replace(goal, full_windows=True, unified=True, output_rows=sequences_for(lanes, INTERACTIVE_LANES))
+
+
+def most_lanes(profile: Profile) -> int:
+    """Lanes that a context of a model can have beside those for interactive requests."""
+    windowed = any(cache.span_tokens is not None for cache in profile.cache)
+    return (MOST_SEQUENCES if windowed else MOST_ALONE) - INTERACTIVE_LANES
 
 
 def sequences_for(lanes: int, interactive_lanes: int) -> int:
