@@ -107,7 +107,7 @@ def _where(document: Any) -> dict[str, str]:
         "harsh_most": _percent(harsh[most]["engine_hours"] / last - 1),
         "harsh_one": _percent(harsh[one]["engine_hours"] / first - 1),
         "turn_one": f"{document['assumptions']['store']['turns_s'][0][1]:.2f}",
-        "turn_most": f"{document['assumptions']['store']['turns_s'][-1][1]:.1f}",
+        "turn_most": f"{document['assumptions']['store']['turns_s'][-1][1]:.2f}",
     }  # fmt: skip
 
 
