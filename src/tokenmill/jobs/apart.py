@@ -28,7 +28,7 @@ MOST_SHARED = 0.75 * GAIN
 MOST_ROWS, PAGE_ROWS = 65_536, 4096  # jobs whose places are looked at; places are checksums, so the first are as any
 SAMPLE = 48  # jobs whose tokens are compared: heads shorter than a chunk, and what a template puts before all
 LANE_HEAD = 64  # tokens: so short a head of all jobs is no loss, because every lane goes on with what it has of it
-LEAST_ANSWER = 32  # tokens that an answer counts as: a ceiling is seldom reached
+LEAST_ANSWER = 32  # tokens that an answer counts as: a ceiling is seldom reached. Shorter ones do not pay, see `pays`
 WORTH = 4  # times the lanes that a batch must have jobs for
 
 
@@ -82,8 +82,13 @@ async def set_apart(engine: Engine, store: Reader, batch: Batch) -> str | None:
 
 
 def pays(found: Sharing, jobs: int, lanes: int) -> bool:
-    """Whether so many jobs are done sooner when lanes are apart."""
-    return lanes > 1 and jobs >= WORTH * lanes and found.share <= MOST_SHARED
+    """Whether so many jobs are done sooner when lanes are apart.
+
+    Not where answers are short: llama.cpp computes streams in equal parts, so that every prompt costs about one pass
+    more, for what it has over. Measured with answers of 24 tokens, that was more than is gained.
+    """
+    long_enough = found.answer_tokens >= LEAST_ANSWER
+    return lanes > 1 and jobs >= WORTH * lanes and long_enough and found.share <= MOST_SHARED
 
 
 async def sharing(engine: Engine, store: Reader, batch: Batch) -> Sharing | None:

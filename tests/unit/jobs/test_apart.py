@@ -86,6 +86,11 @@ def test_what_is_lost_is_held_against_what_is_gained(shared: float, jobs: int, l
     assert pays(Sharing(168, shared, 32), jobs, lanes) is wanted
 
 
+@pytest.mark.parametrize(("answer_tokens", "wanted"), [(24.0, False), (31.5, False), (32.0, True)])
+def test_short_answers_do_not_pay_for_the_passes_that_are_more(answer_tokens: float, wanted: bool) -> None:
+    assert pays(Sharing(105, 0.0, answer_tokens), 64, 8) is wanted
+
+
 def test_it_never_gives_up_more_than_it_gains() -> None:
     assert 0 < MOST_SHARED < GAIN
     assert Sharing(0, 0, 0).share == 0
