@@ -243,8 +243,8 @@ def test_whatever_is_drawn_satisfies_the_schema(inner: Any, seed: int) -> None:
     schema = {"anyOf": [inner, {"type": "null"}]}
     try:
         made = grammar(schema)
-    except RequestRefused as error:  # only for what no document, or no finite one, can be
-        assert any(why in error.message for why in ("no document", "leads back")), error.message
+    except RequestRefused as error:  # only for what no document, or no finite one, can be, or what grows without end
+        assert any(why in error.message for why in ("no document", "leads back", "combinations of anyOf")), error.message
         return
     chance = random.Random(seed)
     for _ in range(3):
