@@ -244,7 +244,9 @@ def test_whatever_is_drawn_satisfies_the_schema(inner: Any, seed: int) -> None:
     try:
         made = grammar(schema)
     except RequestRefused as error:  # only for what no document, or no finite one, can be, or what grows without end
-        assert any(why in error.message for why in ("no document", "leads back", "combinations of anyOf")), error.message
+        assert any(why in error.message for why in ("no document", "leads back", "combinations of anyOf")), (
+            error.message
+        )
         return
     chance = random.Random(seed)
     for _ in range(3):
