@@ -13,7 +13,7 @@ from tokenmill.plan.costs import Costs, IkCosts, costs_of
 from tokenmill.plan.goal import Goal
 from tokenmill.plan.ik_fit import fit_sizes, free_at_start, own_fit
 from tokenmill.plan.ledger import ledger
-from tokenmill.plan.offload import rows_in_force, set_rows, there
+from tokenmill.plan.offload import left_to_cards, set_rows
 from tokenmill.plan.place import assemble, host_tier, spill, usable_gpus
 from tokenmill.plan.plan import Decision, Ledger, Placement, Settings, Shortfall
 from tokenmill.plan.split import Layer, split
@@ -58,11 +58,8 @@ def make_draft(
 
 def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
     """Why the GPU decodes with experts that live in host memory, where it does."""
-    rows = rows_in_force(profile, settings, placement)
-    if rows is None or settings.sequences < rows:
-        return
-    found = there(machine, profile, settings, placement)
-    if found is not None and found.pays:
+    found = left_to_cards(machine, profile, settings, placement)
+    if found is not None:
         yield Decision(
             "decoding", "experts copied to the GPU in every step",
             f"{settings.sequences} sequences at once: {found.moved_tok_s:.3g} tok/s forecast so, "

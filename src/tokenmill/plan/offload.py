@@ -72,6 +72,15 @@ def there(machine: Machine, profile: Profile, settings: Settings, placement: Pla
     return None if moved is None or still is None else There(moved.tok_s, still.tok_s)
 
 
+def left_to_cards(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> There | None:
+    """Why cards decode with experts of host memory under these settings; None: they do not, or it does not pay."""
+    rows = rows_in_force(profile, settings, placement)
+    if rows is None or settings.sequences < rows:
+        return None
+    found = there(machine, profile, settings, placement)
+    return found if found is not None and found.pays else None
+
+
 def rows_in_force(profile: Profile, settings: Settings, placement: Placement) -> int | None:
     """The threshold that an engine with these settings has, whoever set it; None: nothing ever moves."""
     own = _own_rows(profile, settings, placement)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.model.blocks import BY_NAME
 from tokenmill.plan.fingerprint import fingerprint
-from tokenmill.plan.offload import rows_in_force, there
+from tokenmill.plan.offload import left_to_cards, rows_in_force
 from tokenmill.plan.plan import Plan, Settings
 from tokenmill.tune.point import Aim, Dials
 from tokenmill.tune.predicted import fits, forecaster, settings_at
@@ -198,12 +198,7 @@ def _many(plan: Plan, most: int) -> tuple[int, ...]:
 
 def _moves(plan: Plan, space: Space) -> bool:
     """Whether the most sequences are best decoded where their experts are copied to."""
-    widest = _widest(plan, space)
-    rows = rows_in_force(plan.profile, widest, plan.placement)
-    if rows is None or widest.sequences < rows:
-        return False
-    found = there(plan.machine, plan.profile, widest, plan.placement)
-    return found is not None and found.pays
+    return left_to_cards(plan.machine, plan.profile, _widest(plan, space), plan.placement) is not None
 
 
 def start_for(plan: Plan, space: Space) -> Dials:
