@@ -3,10 +3,12 @@
     python bench/batch.py [--rounds 3] [--threads 2] [--models moe,smollm2] [--loads ...] [--width N] [--no-write]
 
 Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, model, threads, context and micro-batch in
-all of them, greedy, the same lengths of answers. Every round runs every way once, in turn, on texts of its own. Medians
-and their ratios are printed with the prompt tokens computed against the least that the forest of prompts allows. The
-native engine's width is the one that `jobs/width.py` measures for each load before its first round, as `tokenmill run`
-does; what that took is told. Exits 1 when a goal is missed. Writes results/batch.json.
+all of them, greedy, the same lengths of answers. Every round runs every way once, on texts of its own, all at the same
+time in short turns (batch_turns.py), so that a machine with neighbours is the same for all. Medians and their ratios
+are printed with the prompt tokens computed against the least that the forest of prompts allows. The native engine's
+width is the one that `jobs/width.py` measures for each load before its first round, as `tokenmill run` does; what that
+took is told. So is the part of its time inside llama.cpp, from a pass alone. Exits 1 when a goal is missed. Writes
+results/batch.json.
 """
 
 import argparse
@@ -27,6 +29,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from bench.batch_loads import LOADS, WORDS, Size, write  # noqa: E402
+from bench.batch_turns import in_turns  # noqa: E402
 from bench.batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fresh, run, up  # noqa: E402
 
 from tokenmill.config import Config  # noqa: E402
@@ -67,6 +70,7 @@ class Load:
     width: Width = field(default_factory=lambda: Width(NATIVE_LANES, "as it is"))  # of the native engine
     calibration_s: float = 0.0
     passes: dict[str, list[Pass]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    alone: list[Pass] = field(default_factory=list)  # of the native engine, without turns
 
     def jobs_min(self, way: str) -> float:
         """The median."""
@@ -89,7 +93,7 @@ class Load:
 
     def decode_share(self) -> float:
         """Of the native engine's busy time, inside llama.cpp."""
-        return median(each.decode_share or 0.0 for each in self.passes["native"])
+        return median(each.decode_share or 0.0 for each in self.alone)
 
 
 def model_file(name: str, folder: Path) -> Path:
@@ -116,7 +120,7 @@ async def calibrate(native: NativeEngine, load: Load, size: Size, folder: Path, 
     print(f"{load.name}: {load.width.value} at once, {load.width.reason} ({load.calibration_s:.1f} s)", file=sys.stderr)
 
 
-async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, order: Sequence[str]) -> None:
+async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int) -> None:
     """One round of one load, in every way."""
     path = folder / f"{load.name.replace(' ', '-')}-{number}.jsonl"
     lines = write(path, load.name, size, f"round {number}")
@@ -126,15 +130,20 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int, or
     load.prompt_tokens.append(sum(map(len, prompts)))
     ways.width = load.width.value
     await fresh(ways)
-    for way in order:
-        done = await run(way, ways, path, lines)
+    done = await in_turns({way: run(way, ways, path, lines) for way in WAYS}, ways.pids())
+    for way, (found, seconds) in done.items():
         expected = len(lines) * size.output_tokens
-        if done.written_tokens != expected:
-            raise RuntimeError(f"{way} wrote {done.written_tokens} tokens of {expected}")
-        load.passes[way].append(done)
-        rate, cost = 60 * len(lines) / done.seconds, f"{done.cpu_s:5.1f} s of processors"
-        print(f"    {way:12} {done.seconds:6.2f} s  {rate:6.0f} jobs/min  {done.computed_tokens:6} tokens  {cost}",
+        if found.written_tokens != expected:
+            raise RuntimeError(f"{way} wrote {found.written_tokens} tokens of {expected}")
+        load.passes[way].append(replace(found, seconds=seconds))
+        rate, cost = 60 * len(lines) / seconds, f"{found.cpu_s:5.1f} s of processors"
+        print(f"    {way:12} {seconds:6.2f} s  {rate:6.0f} jobs/min  {found.computed_tokens:6} tokens  {cost}",
               file=sys.stderr)  # fmt: skip
+    if not load.alone:
+        await fresh(ways)
+        again = path.with_name(f"{path.stem}-alone.jsonl")
+        again.write_bytes(path.read_bytes())
+        load.alone.append(await run("native", ways, again, lines, counted=True))
 
 
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -150,10 +159,9 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
         for load in loads:
             await calibrate(ways.native, load, size, texts, asked.width)
         for number in range(rounds):
-            order = WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]
             for load in loads:
                 print(f"  {load.name}, round {number + 1}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-                await play(ways, load, size, texts, number, order)
+                await play(ways, load, size, texts, number)
     missed = [text for load in loads for text in misses(name, load)]
     show(name, loads, missed)
     return {

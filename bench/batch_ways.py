@@ -48,7 +48,7 @@ class Pass:
     seconds: float
     computed_tokens: int  # of prompts
     written_tokens: int
-    cpu_s: float  # of processors, in the engine and in who feeds it: what other programs take does not count
+    cpu_s: float  # of processors, in the engine: what other programs take does not count
     decode_share: float | None = None  # of the engine's busy time, inside llama.cpp
     lanes: float | None = None  # at work on average
 
@@ -77,6 +77,16 @@ class Ways:
     eight: ServerEngine
     pinned: ServerEngine
     width: int = NATIVE_LANES
+
+    def pids(self) -> dict[str, int]:
+        """The engines' processes, by way."""
+        engines: dict[str, Engine] = {
+            "a: -np 1": self.alone,
+            "b: -np 8": self.eight,
+            "c: pinned": self.pinned,
+            "native": self.native,
+        }
+        return {way: engine.identity.pid for way, engine in engines.items() if engine.identity.pid is not None}
 
 
 @asynccontextmanager
@@ -131,15 +141,18 @@ async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) 
 
 
 def cpu_s(engine: Engine) -> float:
-    """Processor time of an engine's process and of ours so far."""
+    """Processor time of an engine's process so far."""
     words = Path(f"/proc/{engine.identity.pid}/stat").read_text().rpartition(")")[2].split()
-    return time.process_time() + (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def by_worker(engine: Engine, path: Path, width: int | None) -> Pass:
-    """Through store, scheduler, worker and output file; the time is that of the whole, submitting included."""
+async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: bool = False) -> Pass:
+    """Through store, scheduler, worker and output file; the time is that of the whole, submitting included.
+
+    `counted`: with the part of the time inside llama.cpp, for which it waits before and after, outside of that time.
+    """
     folder = path.parent / f"{path.stem}.store"
-    before = await _counters(engine)
+    before = await _counters(engine) if counted else None
     spent, began = cpu_s(engine), time.perf_counter()
     with Store(folder) as store:
         how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
@@ -151,10 +164,10 @@ async def by_worker(engine: Engine, path: Path, width: int | None) -> Pass:
     seconds, spent = time.perf_counter() - began, cpu_s(engine) - spent
     if report.counts.done != report.counts.total:
         raise RuntimeError(f"{report.counts.total - report.counts.done} jobs have no answer")
-    after = await _counters(engine)
     share = None
-    if after.busy_s and after.decode_s is not None and before.decode_s is not None and before.busy_s is not None:
-        share = (after.decode_s - before.decode_s) / (after.busy_s - before.busy_s)
+    after = await _counters(engine) if counted else None
+    if before is not None and after is not None and after.busy_s and after.decode_s is not None:
+        share = (after.decode_s - (before.decode_s or 0.0)) / (after.busy_s - (before.busy_s or 0.0))
     return Pass(seconds, report.tokens.computed, report.tokens.generated, spent, share, report.lanes)
 
 
@@ -168,7 +181,7 @@ async def _counters(engine: Engine) -> Counters:
 WAYS = ("a: -np 1", "b: -np 8", "c: pinned", "native")
 
 
-async def run(way: str, ways: Ways, path: Path, lines: Sequence[Line]) -> Pass:
+async def run(way: str, ways: Ways, path: Path, lines: Sequence[Line], *, counted: bool = False) -> Pass:
     """One pass in one way."""
     if way == "a: -np 1":
         return await by_clients(ways.alone, lines, 1)
@@ -177,5 +190,5 @@ async def run(way: str, ways: Ways, path: Path, lines: Sequence[Line]) -> Pass:
     own = path.with_name(f"{path.stem}-{way[:1]}.jsonl")
     own.write_bytes(path.read_bytes())
     if way == "c: pinned":
-        return await by_worker(ways.pinned, own, None)
-    return await by_worker(ways.native, own, ways.width)
+        return await by_worker(ways.pinned, own, None, counted=counted)
+    return await by_worker(ways.native, own, ways.width, counted=counted)

@@ -146,7 +146,7 @@ async def _native(bench: Bench, work: Work, left: list[str], clock: Clock, spare
                 warm_s = time.monotonic() - began
             store = work.folder / f"{path.stem}-{int(time.time())}.jsonl"  # a store of its own for every try
             store.write_bytes(path.read_bytes())
-            done = await by_worker(engine, store, work.dials["sequences"])
+            done = await by_worker(engine, store, work.dials["sequences"], counted=True)
             _keep(bench, load, NATIVE, done.written_tokens, done.seconds, done.computed_tokens, warm_s,
                   jobs=len(lines), lanes=work.dials["sequences"], decode_share=done.decode_share)  # fmt: skip
             if not clock.allows(30.0):
