@@ -1,4 +1,4 @@
-"""An executable model of llama.cpp's unified KV cache: cells with a position and a set of sequences.
+"""An executable model of llama.cpp's KV cache, unified or in streams: cells with a position and a set of sequences.
 
 It is as strict as the cache is when its assertions are on: positions follow each other without a gap, a cell is never
 given twice to one sequence, ids are in range. Unlike the cache it remembers each cell's token.
@@ -21,8 +21,8 @@ class Cell:
 
 
 class KvCells:
-    def __init__(self, total: int, sequences: int, *, shares: bool = True) -> None:
-        self.total, self.sequences, self.shares = total, sequences, shares
+    def __init__(self, total: int, sequences: int, *, shares: bool = True, streams: bool = False) -> None:
+        self.total, self.sequences, self.shares, self.streams = total, sequences, shares, streams
         self.cells: list[Cell] = []  # those in use
         self.copies: list[tuple[int, int, int]] = []
         self.cuts: list[tuple[int, int]] = []
@@ -35,11 +35,15 @@ class KvCells:
         self._check(source, target)
         assert self.shares, "a recurrent state cannot be shared in part"
         assert source != target
-        assert not self._of(target), "a sequence that holds something was copied into"
         cells = [cell for cell in self._of(source) if cell.position < end]
         assert len(cells) == end, f"{source} has only {len(cells)} of {end} tokens"
-        for cell in cells:
-            cell.sequences.add(target)
+        if self.streams:
+            self.cells = [cell for cell in self.cells if target not in cell.sequences]
+            self.cells += [Cell(cell.position, cell.token, {target}) for cell in cells]
+        else:
+            assert not self._of(target), "a sequence that holds something was copied into"
+            for cell in cells:
+                cell.sequences.add(target)
         self.copies.append((source, target, end))
 
     def cut(self, sequence: int, start: int) -> None:
@@ -136,15 +140,16 @@ class Mill:
 
     def __init__(
         self, cells: int, *, lanes: int = 4, interactive_lanes: int = 1, budget: int = 16, context: int | None = None,
-        sequences: int | None = None, shares: bool = True, ubatch: int | None = None,
+        sequences: int | None = None, shares: bool = True, ubatch: int | None = None, streams: bool = False,
     ) -> None:  # fmt: skip
         count = sequences or 2 * (lanes + interactive_lanes)
-        self.cells = KvCells(cells, count, shares=shares)
-        self.forest = Forest(self.cells, total_cells=cells, sequences=count, shares=shares)
+        self.cells = KvCells(cells, count, shares=shares or streams, streams=streams)
+        self.forest = Forest(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
         self.schedule = Schedule(
             self.forest, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, ubatch=ubatch or budget,
             context=context or cells,
         )  # fmt: skip
+        self.schedule.streams, self.schedule.mixes = streams, not streams
         self.jobs: dict[Id, Asked] = {}
         self.done: dict[Id, Asked] = {}
         self.steps = 0
@@ -187,7 +192,7 @@ class Mill:
         for exhausted in step.exhausted:
             self.jobs[exhausted].cut_short = True
             self._end(exhausted, self.schedule.finish(exhausted))
-        assert self.forest.used == self.cells.used
+        assert self.forest.used == self.cells.used or (self.cells.streams and self.forest.used < self.cells.used)
 
     def cancel(self, id: Id) -> None:
         self.schedule.cancel(id)

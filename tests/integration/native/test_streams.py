@@ -77,6 +77,21 @@ def test_streams_compute_what_one_cache_computes(pair: tuple[Context, Context]) 
     assert [pair[1].length(lane) for lane in range(LANES)] == [42, 56, 32, 261]
 
 
+def test_a_stream_begins_with_a_copy_of_anothers_head(pair: tuple[Context, Context]) -> None:
+    """Though both have gone on since, and the one that is copied to held something else."""
+    together, streams = pair
+    head, tail = words(50, 1), words(20, 2)
+    for context in pair:
+        computed(context, [Work(0, [*head, *words(30, 3)], 0), Work(2, words(90, 4), 0)])
+    streams.copy(0, 2, 50)
+    together.cut(2, 0)
+    together.copy(0, 2, 50)
+    for rows in ([Work(2, tail, 50)], [Work(0, [5], 80), Work(2, [6], 70)], [Work(0, [7], 81), Work(2, [8], 71)]):
+        for one, other in zip(*(computed(context, rows) for context in pair), strict=True):
+            assert np.abs(one - other).max() < CLOSE * np.abs(one).max()
+    assert [streams.length(lane) for lane in range(LANES)] == [82, 0, 72, 0]
+
+
 def test_streams_take_no_more_memory(pair: tuple[Context, Context]) -> None:
     together, streams = ([(each.context_bytes, each.compute_bytes) for each in made.buffers()] for made in pair)
     assert sum(cells for cells, _ in together) == sum(cells for cells, _ in streams) > 0
@@ -148,7 +163,10 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             assert (engine.identity.lanes, engine.most_lanes, engine.identity.context) == (3, 3, 512)
             assert not engine.capabilities.shares_prefixes
             assert not engine.capabilities.pins_heads
-            assert any("no lane has what others computed: every lane has" in note for note in engine.capabilities.notes)
+            assert any(
+                "lanes copy what others have, and keep only their last prompt: every lane has" in note
+                for note in engine.capabilities.notes
+            )
             cells = [sum(each.context_bytes for each in said.buffers) for said in (before, hello)]
             assert cells[1] <= cells[0]
             began = await fresh(engine)

@@ -51,6 +51,46 @@ def test_who_claims_first() -> None:
     assert shape(mill.step()) == [decodes[1], ("batch prefill 2", 9, False)]
 
 
+def test_where_they_do_not_mix_prompts_come_before_answers() -> None:
+    """So that all lanes answer at once; but beside urgent work as ever."""
+    mill = Mill(400, lanes=3, budget=8)
+    mill.schedule.mixes = False
+    mill.submit("first", [1] * 4, 4)
+    assert shape(mill.step()) == [("first", 4, True)]
+    assert shape(mill.step()) == [("first", 1, True)]
+    mill.submit("second", [2] * 12, 2)
+    mill.submit("third", [3] * 3, 2)
+    assert shape(mill.step()) == [("second", 8, False)]
+    assert shape(mill.step()) == [("second", 4, True), ("third", 3, True)]
+    assert shape(mill.step()) == [("first", 1, True), ("second", 1, True), ("third", 1, True)]
+    mill.submit("chat", [4] * 6, 9, "interactive")
+    assert shape(mill.step()) == [("first", 1, True), ("chat", 6, True)]
+    mill.submit("fourth", [5] * 20)
+    assert shape(mill.step()) == [("chat", 1, True), ("fourth", 2, False)]  # a quarter of a micro-batch
+
+
+def test_where_they_do_not_mix_an_answer_is_not_held_up_by_who_comes_later() -> None:
+    mill = Mill(400, lanes=3, interactive_lanes=0, budget=8)
+    mill.schedule.mixes = False
+    mill.submit("long", [1] * 4, 5)
+    for number in range(200):
+        mill.submit(number, [2 + number] * 8, 1)
+    steps = [mill.step() for _ in range(20)]
+    assert [number for number, step in enumerate(steps) if "long" in ids(step)] == [0, 3, 6, 9, 12]
+    assert "long" in mill.done
+
+
+def test_cells_are_kept_for_answers_that_wait_for_a_prompt() -> None:
+    mill = Mill(24, lanes=2, interactive_lanes=0, budget=32)
+    mill.schedule.mixes = False
+    mill.submit("first", [1] * 10, 5)
+    mill.step()
+    mill.submit("second", [2] * 13, 1)
+    mill.run()
+    assert mill.schedule.totals.preemptions == 0
+    assert len(mill.done["first"].answer) == 5
+
+
 def test_a_budget_smaller_than_the_decodes_is_kept() -> None:
     mill = Mill(100, lanes=4, budget=2)
     for number in range(4):

@@ -17,17 +17,18 @@ class MillMachine(RuleBasedStateMachine):
     @initialize(
         cells=st.integers(8, 60), lanes=st.integers(1, 5), interactive_lanes=st.integers(0, 2),
         budget=st.integers(1, 20), ubatch=st.integers(1, 20), spare_ids=st.integers(0, 6),
-        shares=st.integers(0, 5).map(bool), context=st.none() | st.integers(6, 40),
+        shares=st.integers(0, 5).map(bool), context=st.none() | st.integers(6, 40), mixes=st.booleans(),
     )  # fmt: skip
     def begin(
         self, cells: int, lanes: int, interactive_lanes: int, budget: int, ubatch: int, spare_ids: int, shares: bool,
-        context: int | None,
+        context: int | None, mixes: bool,
     ) -> None:  # fmt: skip
         self.limit = min(context or cells, cells)
         self.mill = Mill(
             cells, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, ubatch=ubatch, context=context,
             shares=shares, sequences=lanes + interactive_lanes + spare_ids,
         )  # fmt: skip
+        self.mill.schedule.mixes = mixes
         self.submitted = 0
         self.tokens = 0  # of all prompts and answers: what would be computed without sharing and preemption
         self.interactive: set[int] = set()

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from support.kv_cells import KvCells, Mill
 from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.forest import Forest
-from tokenmill.engine.native.model import Facts
-from tokenmill.engine.native.streams import PAD, apart, check, padded
+from tokenmill.engine.native.forest import Forest, Match
+from tokenmill.engine.native.model import Facts, ModelSettings
+from tokenmill.engine.native.streams import PAD, apart, check, least_copied, mixes, padded
+from tokenmill.engine.native.work import Id
 from tokenmill.errors import EngineError, UsageError
+from tokenmill.jobs.forest import common_length
 
 TOGETHER = ContextSettings(cells=8192, context=1000, sequences=60)
 FACTS = Facts("a model", "llama", 1, 1, 4096, None, shares=True, why_not=None)
@@ -55,13 +57,35 @@ def test_models_with_another_memory_are_refused_and_told_why(facts: Facts, why: 
         check(facts)
 
 
+HOST, CARD = ModelSettings(), ModelSettings(gpus=(0,), gpu_layers=20)
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "expected"),
+    [
+        (TOGETHER, HOST, False),
+        (TOGETHER, CARD, True),
+        (TOGETHER, replace(CARD, gpu_layers=0), False),
+        (replace(TOGETHER, streams=True), CARD, False),
+        (replace(TOGETHER, cache_type_k="q8_0", cache_type_v="q8_0"), HOST, True),
+        (replace(TOGETHER, cache_type_k="f32"), HOST, True),
+        (replace(TOGETHER, flash_attention=False), HOST, True),
+    ],
+)
+def test_where_prompts_and_answers_mix(settings: ContextSettings, model: ModelSettings, expected: bool) -> None:
+    assert mixes(settings, model) is expected
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12), st.integers(1, 5))
 def test_work_is_in_the_order_of_sequences_and_answers_do_not_change(jobs: list[tuple[int, int]], lanes: int) -> None:
     answers = []
     for streams in (False, True):
-        mill = Mill(lanes * 64, lanes=lanes, interactive_lanes=0, budget=16, context=64, sequences=lanes, shares=False)
-        mill.schedule.streams = streams
+        mill = Mill(
+            lanes * 64, lanes=lanes, interactive_lanes=0, budget=16, context=64, sequences=lanes, shares=False,
+            streams=streams,
+        )  # fmt: skip
         asked = [(number, [number + 1] * prompt, most) for number, (prompt, most) in enumerate(jobs)]
+        prompts: dict[Id, int] = {number: len(prompt) for number, prompt, _ in asked}
         for number, prompt, most in asked:
             mill.submit(number, prompt, most)
         while mill.jobs:
@@ -69,6 +93,8 @@ def test_work_is_in_the_order_of_sequences_and_answers_do_not_change(jobs: list[
             sequences = [work.sequence for work in step.work]
             if streams:
                 assert sequences == sorted(sequences)
+                beyond = {work.position >= prompts[work.id] for work in step.work}
+                assert len(beyond) <= 1, "prompts and answers in one step"
         answers.append([mill.done[number].answer for number, _, _ in asked])
     assert answers[0] == answers[1]
 
@@ -77,11 +103,11 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_siz
 
 
 @given(PROMPTS, st.integers(1, 3), st.randoms(use_true_random=False))
-def test_a_lane_goes_on_with_what_its_last_prompt_began_with(
+def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
     prompts: list[list[int]], lanes: int, chance: Random
 ) -> None:
     """Whenever sequences end, and however far they came: what a new one begins with are its own tokens."""
-    cells = KvCells(lanes * 20, lanes)
+    cells = KvCells(lanes * 20, lanes, streams=True)
     forest = Forest(cells, total_cells=lanes * 20, sequences=lanes, shares=False, streams=True)
     running: dict[int, list[int]] = {}
     for prompt in prompts:
@@ -98,8 +124,10 @@ def test_a_lane_goes_on_with_what_its_last_prompt_began_with(
         lane, reused = opened.sequence, opened.reused
         assert lane == min(set(range(lanes)) - running.keys())
         assert reused < len(prompt)
-        same = [one == other for one, other in zip(last[lane], prompt[:-1], strict=False)]
-        assert reused == [*same, False].index(False)
+        assert reused == max(common_length(tuple(prompt[:-1]), tuple(content)) for content in last.values())
+        if reused == common_length(tuple(prompt[:-1]), tuple(last[lane])):
+            assert not cells.copies, "what is there was copied"
+        cells.copies.clear()
         rest = prompt[reused : reused + chance.randint(0, 12)]
         if rest:
             cells.decode(lane, reused, rest)
@@ -107,11 +135,59 @@ def test_a_lane_goes_on_with_what_its_last_prompt_began_with(
         running[lane] = prompt
         assert cells.content(lane) == prompt[: forest.length(lane)]
         assert forest.used == sum(forest.length(each) for each in running)
-    assert not cells.copies
+
+
+def test_a_copy_must_save_more_than_it_costs() -> None:
+    """Twenty tokens, here."""
+    cells = KvCells(2 * 2560, 2, streams=True)
+    forest = Forest(cells, total_cells=2 * 2560, sequences=2, shares=False, streams=True, least_copied=20)
+    first = list(range(100))
+    opened = forest.open(first)
+    assert opened is not None
+    assert forest.look([*first[:19], 500, 501]) == Match(0, 0)  # too little to wait for
+    assert forest.look([*first[:20], 500, 501]) == Match(0, 20, leader=opened.sequence)
+    cells.decode(opened.sequence, 0, first[:30])
+    forest.filled(opened.sequence, 30)
+    assert forest.look([*first[:30], 500]) == Match(30, 30)
+    assert forest.look([*first[:19], 500]) == Match(0, 0)  # it is there, and not worth a copy
+    assert forest.look([*first[:50], 500]) == Match(30, 50, leader=opened.sequence)
+    for begins, reused in ((19, 0), (20, 20), (30, 20), (0, 0), (39, 30)):
+        second = forest.open([*first[:begins], 500, 501])
+        assert second is not None
+        assert second.reused == reused, begins
+        forest.close(second.sequence, "nothing")
+
+
+def test_what_a_copy_must_save_grows_with_the_stream() -> None:
+    assert least_copied(TOGETHER) == 1
+    assert [least_copied(apart(replace(TOGETHER, cells=2 * cells, context=cells), 2)) for cells in (256, 8192)] == [
+        16,
+        64,
+    ]
+
+
+def test_every_lane_is_filled_though_prompts_take_all_of_it() -> None:
+    mill = Mill(4 * 64, lanes=4, interactive_lanes=0, budget=64, context=64, sequences=4, shares=False, streams=True)
+    for number in range(4):
+        mill.submit(number, [number] * 62, answer_tokens=2)
+    for _ in range(4):
+        mill.step()
+    assert len(mill.step().work) == 4
+
+
+def test_the_head_of_all_is_computed_once_and_copied() -> None:
+    mill = Mill(4 * 64, lanes=4, interactive_lanes=0, budget=16, context=64, sequences=4, shares=False, streams=True)
+    for number in range(12):
+        mill.submit(number, [*range(1, 11), 20 + number, 40 + number], answer_tokens=3)
+    while mill.jobs:
+        mill.step()
+    totals = mill.schedule.totals
+    assert totals.prompt_tokens_computed == 10 + 12 * 2
+    assert len(mill.cells.copies) == 3  # to the other lanes; later jobs go on with what their lane has
 
 
 def test_what_lanes_left_is_gone_with_the_context() -> None:
-    cells = KvCells(40, 2)
+    cells = KvCells(40, 2, streams=True)
     forest = Forest(cells, total_cells=40, sequences=2, shares=False, streams=True)
     for _ in range(2):
         opened = forest.open([1, 2, 3])

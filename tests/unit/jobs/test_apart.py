@@ -86,9 +86,9 @@ def test_what_is_lost_is_held_against_what_is_gained(shared: float, jobs: int, l
     assert pays(Sharing(168, shared, 32), jobs, lanes) is wanted
 
 
-@pytest.mark.parametrize(("answer_tokens", "wanted"), [(24.0, False), (31.5, False), (32.0, True)])
-def test_short_answers_do_not_pay_for_the_passes_that_are_more(answer_tokens: float, wanted: bool) -> None:
-    assert pays(Sharing(105, 0.0, answer_tokens), 64, 8) is wanted
+@pytest.mark.parametrize("answer_tokens", [1.0, 24.0, 32.0])
+def test_short_answers_are_no_reason_to_stay_together(answer_tokens: float) -> None:
+    assert pays(Sharing(105, 0.0, answer_tokens), 64, 8)
 
 
 def test_it_never_gives_up_more_than_it_gains() -> None:

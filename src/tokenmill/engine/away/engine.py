@@ -125,7 +125,7 @@ class AwayNative(AwayEngine):
 
     @property
     def streams(self) -> bool:
-        """Whether each lane has cells of its own, and no head is shared."""
+        """Whether each lane has cells of its own, and no head is kept."""
         return bool(self._facts.streams)
 
     async def set_lanes(self, lanes: int) -> None:

@@ -133,7 +133,14 @@ class Context:
         return np.frombuffer(self._ffi.buffer(found, 4 * size), np.float32, size)
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let a sequence share another's cells before position `end`: nothing is computed, no cell is taken."""
+        """Let a sequence have another's cells before position `end`, without computing them.
+
+        In one cache it shares them. A stream gets a copy of the other's, made with the next batch, and is cut.
+        """
+        if self.settings.streams:
+            self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+            self.cut(target, end)
+            return
         for owner in self._owners[target]:
             self._lib.llama_memory_seq_cp(self._memory, source, owner, 0, end)
 

@@ -19,4 +19,4 @@ class ContextSettings:
     threads_batch: int = 4
     moe_cache_bytes: int = 0
     op_offload: bool = True
-    streams: bool = False  # each sequence has cells / sequences of its own, and nothing is shared: see streams.py
+    streams: bool = False  # each sequence has cells / sequences of its own: see streams.py

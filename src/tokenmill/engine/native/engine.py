@@ -188,7 +188,7 @@ class NativeEngine:
 
     @property
     def streams(self) -> bool:
-        """Whether each lane has cells of its own, and no head is shared."""
+        """Whether each lane has cells of its own, and no head is kept."""
         return self.hello.streams
 
     async def set_lanes(self, lanes: int) -> None:

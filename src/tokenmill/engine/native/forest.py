@@ -69,23 +69,33 @@ class Forest:
     digest each and end together, all eight are wanted.
     """
 
-    def __init__(self, cells: Cells, *, total_cells: int, sequences: int, shares: bool, streams: bool = False) -> None:
-        """`streams`: each sequence has cells of its own; what it left there, it may begin with again."""
+    def __init__(
+        self, cells: Cells, *, total_cells: int, sequences: int, shares: bool, streams: bool = False,
+        least_copied: int = 1,
+    ) -> None:  # fmt: skip
+        """`streams`: each sequence has cells of its own; it begins with what is there, or with a copy of another's.
+
+        `least_copied`: tokens that such a copy must save.
+        """
         self.total_cells, self.sequences, self.shares, self.streams = total_cells, sequences, shares, streams
         self.evicted = 0  # tokens dropped to make room, ever
         self._cells = cells
         self._least_trimmed = max(1, min(_MOST_TRIMMED, total_cells // _TRIMMED_SHARE))
-        self._holders = Holders(cells, sequences, leaves=streams)
-        self._tree = self._holders.tree
+        self._least_copied = least_copied
         self._taken: set[int] = set()
+        self._begin_anew()
 
     def clear(self) -> None:
         """Forget all sequences and heads, because the cache was emptied or built anew; mutates. Pins stay."""
         pins = self._holders.pins
-        self._holders = Holders(self._cells, self.sequences, leaves=self.streams)
+        self._begin_anew()
         self._holders.pins = pins
-        self._tree = self._holders.tree
         self._taken.clear()
+
+    def _begin_anew(self) -> None:
+        """Nobody holds anything; mutates."""
+        self._holders = Holders(self._cells, self.sequences, leaves=self.streams, least_copied=self._least_copied)
+        self._tree = self._holders.tree
 
     @property
     def used(self) -> int:
@@ -111,18 +121,18 @@ class Forest:
 
     def look(self, tokens: Sequence[int]) -> Match:
         """How much of a prompt is there or coming; never its last token, whose logits are wanted. Mutates nothing."""
-        if not self.shares:
+        if not self.shares and not self.streams:
             return Match(0, 0)
         wanted = as_tokens(tokens)
         limit = len(wanted) - 1
-        _, ready = self._tree.walk(wanted, limit)
+        ready = self._tree.walk(wanted, limit)[1] if self.shares else self._holders.head_for(wanted)[1]
         coming, leader = ready, None
         for sequence, held in self._holders.held.items():
             prompt = held.prompt
             # Without the token right after what is known to come, it cannot give more: a cheap test that mostly fails.
             if held.running and coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
                 promised = common(prompt, wanted, 0, limit)
-                if promised > coming:
+                if promised >= coming + self._least_copied:
                     coming, leader = promised, sequence
         return Match(ready, coming, leader)
 

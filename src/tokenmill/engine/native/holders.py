@@ -3,6 +3,7 @@
 Every change of the tree that frees cells or ids is made here, together with the same change of the cache.
 """
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -10,12 +11,17 @@ from typing import Protocol
 
 from tokenmill.engine.native.radix import Node, Tokens, Tree, common
 
+_NOTHING: Tokens = array("i")
+
 
 class Cells(Protocol):
-    """What can be done to the cells of a unified cache without computing."""
+    """What can be done to the cells of a cache without computing."""
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let `target`, which is empty, hold the cells of `source` before position `end`; mutates the cache."""
+        """Let `target` hold what `source` has before position `end`, and nothing else; mutates the cache.
+
+        It is empty, unless each sequence has cells of its own.
+        """
 
     def cut(self, sequence: int, start: int) -> object:
         """Let go of a sequence's cells from position `start` on; mutates the cache."""
@@ -34,10 +40,13 @@ class Held:
 class Holders:
     """The tree with the sequences that hold it."""
 
-    def __init__(self, cells: Cells, sequences: int, *, leaves: bool = False) -> None:
-        """`leaves`: an id that is put back keeps its cells, which nobody else could use, until it begins anew."""
+    def __init__(self, cells: Cells, sequences: int, *, leaves: bool = False, least_copied: int = 1) -> None:
+        """`leaves`: an id that is put back keeps its cells, of which others may have a copy, until it begins anew.
+
+        `least_copied`: tokens that it must gain by beginning with a copy of what another id has instead.
+        """
         self.tree = Tree()
-        self._leaves, self._left = leaves, dict[int, Tokens]()
+        self._leaves, self._left, self._least_copied = leaves, dict[int, Tokens](), least_copied
         self.held: dict[int, Held] = {}
         self.pins: dict[bytes, Tokens] = {}
         self._cells = cells
@@ -105,18 +114,41 @@ class Holders:
         return head
 
     def take_up(self, sequence: int) -> int:
-        """Let a sequence that holds nothing yet begin with what its id has left of its prompt; mutates tree and cache.
+        """Let a sequence that holds nothing yet begin with what is there of its prompt, see `head_for`.
 
-        Returns how many tokens that are, never the last one.
+        Mutates tree and cache. Returns how many tokens that are.
         """
-        left, prompt = self._left.pop(sequence, None), self.held[sequence].prompt
-        if left is None:
-            return 0
-        same = common(left, prompt, 0, len(prompt) - 1)
-        self._cells.cut(sequence, same)
-        if same:
-            self.tree.extend(sequence, prompt[:same])
-        return same
+        prompt = self.held[sequence].prompt
+        source, count = self.head_for(prompt, sequence)
+        left = self._left.pop(sequence, None)
+        if source is not None:
+            self._cells.copy(source, sequence, count)
+        elif left is not None:
+            self._cells.cut(sequence, count)
+        if count:
+            self.tree.extend(sequence, prompt[:count])
+        return count
+
+    def head_for(self, prompt: Tokens, sequence: int | None = None) -> tuple[int | None, int]:
+        """What an id, the next if none is named, would begin a prompt with: whose cells, and how many. Mutates nothing.
+
+        Its own (None), or a copy of another's where that is worth it. The last token never counts: its logits are
+        wanted.
+        """
+        if sequence is None and self._unused:
+            sequence = self._unused[0]
+        left = self._left.get(sequence, _NOTHING) if sequence is not None else _NOTHING
+        limit = len(prompt) - 1
+        source, most = None, common(left, prompt, 0, limit)
+        worth = most + self._least_copied
+        running = ((other, self.tree.ends[other].tokens) for other in self.held) if self._leaves else ()
+        for other, tokens in (*self._left.items(), *running):
+            # Without the token after the most so far it cannot have more: a cheap test that mostly fails.
+            if other != sequence and most < min(limit, len(tokens)) and tokens[most] == prompt[most]:
+                same = common(tokens, prompt, 0, limit)
+                if same > most and same >= worth:
+                    source, most = other, same
+        return source, most
 
     def release(self, sequence: int) -> None:
         """Let an id go with all it holds; mutates tree and cache."""

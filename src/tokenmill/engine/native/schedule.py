@@ -11,6 +11,7 @@ Commands belong before `plan`, not between it and the decoder. No clocks, thread
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority
 from tokenmill.engine.native.forest import Forest, Keep
@@ -21,34 +22,39 @@ from tokenmill.errors import RequestRefused, TooLong
 LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
 _MOST_HEADROOM = 64  # cells that are left to each running job's answer when another is let in ...
 _HEADROOM_SHARE = 64  # ... but no more than this part of all cells
+Part: TypeAlias = Literal["both", "prompts", "answers"]
 
 
 class Schedule:
     """Who runs, who waits, and what the next step computes.
 
-    Who claims first: decodes before prefills, interactive before batch, then by arrival. Who yields when cells are
-    short: what is idle, then the youngest batch job, and for an interactive job any batch job and then the youngest
-    interactive one; a job is never preempted for a younger one of its kind. So the oldest goes on whatever happens.
+    Who claims first in a step: decodes before prefills, interactive before batch, then by arrival. Who yields when
+    cells are short: what is idle, then the youngest batch job, and for an interactive job any batch job and then the
+    youngest interactive one; a job is never preempted for a younger one of its kind. So the oldest goes on whatever
+    happens.
 
-    How long a step is, and how much of it batch prompts may be, is decided by `bounds_of`.
+    How long a step is, and how much of it batch prompts may be, is decided by `bounds_of`. Whether it has prompts and
+    answers, by `_parts`.
     """
 
     def __init__(
         self, forest: Forest, *, lanes: int, interactive_lanes: int, budget: int, ubatch: int, context: int
     ) -> None:
         self.forest = forest
-        self.lanes = lanes  # batch jobs at once; this and the next five may be assigned at any time
+        self.lanes = lanes  # batch jobs at once; this and the next six may be assigned at any time
         self.interactive_lanes = interactive_lanes  # jobs beyond `lanes`, for interactive ones alone
         self.budget = budget  # tokens of one step that the decoder has room for
         self.ubatch = ubatch  # tokens that it computes together
         self.context = context  # tokens of one sequence
         self.streams = False  # every sequence has cells of its own: see `in_streams`
+        self.mixes = True  # prompts and answers of batch jobs may be computed in one step
         self._jobs: dict[Id, Job] = {}
         self._queues: dict[Priority, deque[Job]] = {"interactive": deque(), "batch": deque()}
         self._running: dict[int, Job] = {}  # by sequence
         self._arrivals = 0
         self._preempted: list[Id] = []  # since the last step
         self._crowded = False  # the decoder found no room where there should be some: nobody enters until one leaves
+        self._first: set[int] | None = None  # arrivals of jobs whose prompts come before the next tokens of answers
         self._computed = self._reused = self._recomputed = self._preemptions = 0
         self._evicted = 0  # in forests before this one
 
@@ -116,17 +122,53 @@ class Schedule:
             self._evicted += self.forest.evicted
             for pin in self.forest.pins:
                 forest.pin(pin)
-        self.forest, self._crowded = forest, False
+        self.forest, self._crowded, self._first = forest, False, None
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> Step:
         """The work of the next step; mutates: lets jobs in, makes room, preempts."""
         self._admit()
-        draft = Draft(bounds_of(self._running.values(), budget=self.budget, ubatch=self.ubatch))
         exhausted: list[Id] = []
-        for job in sorted(self._running.values(), key=lambda job: (job.prefills, not job.urgent, job.arrival)):
-            tokens = job.next_tokens(draft.left_for(job))
+        for part in self._parts():
+            jobs = [job for job in self._running.values() if part == "both" or job.prefills == (part == "prompts")]
+            kept = len(self._running) - len(jobs) if part == "prompts" else 0
+            draft = Draft(bounds_of(jobs, budget=self.budget, ubatch=self.ubatch), kept=kept)
+            exhausted += self._fill(draft, jobs, part)
+            if draft.work or exhausted:
+                break
+        work = in_streams(draft.work.values()) if self.streams else tuple(draft.work.values())
+        step = Step(work, tuple(self._preempted), tuple(exhausted))
+        self._preempted.clear()
+        return step
+
+    def _parts(self) -> tuple[Part, ...]:
+        """What the next step is to compute, and what else where nothing of that can be; mutates who comes first.
+
+        Where prompts and answers do not mix, prompts come first: then all lanes answer at once. Those of who runs when
+        the last tokens of answers are out, not of who comes later: jobs that end with their prompt would follow each
+        other, and a long answer would stand still. Urgent work waits for no prompt.
+        """
+        running = self._running.values()
+        if self.mixes or any(job.urgent for job in running):
+            return ("both",)
+        prompts = {job.arrival for job in running if job.prefills}
+        if self._first is None:
+            self._first = prompts
+        return ("prompts", "answers") if prompts & self._first else ("answers", "prompts")
+
+    def _fill(self, draft: Draft, jobs: Sequence[Job], part: Part) -> list[Id]:
+        """Put work of these jobs into a step; mutates: makes room, preempts. Returns who cannot go on at all.
+
+        In streams llama.cpp computes as many tokens of each prompt as the shortest has, then what the others have over,
+        and so on: never in more passes than prompts one by one, if none is cut that would fit into a step alone.
+        """
+        exhausted: list[Id] = []
+        for job in sorted(jobs, key=lambda job: (job.prefills, not job.urgent, job.arrival)):
+            most = draft.left_for(job)
+            if part == "prompts" and self.streams and draft.work and len(job.prompt) - job.position > most:
+                continue
+            tokens = job.next_tokens(most)
             if job.sequence is None or not tokens:
                 continue
             granted = self._grant(job, min(len(tokens), self._limit - job.position), draft)
@@ -135,10 +177,7 @@ class Schedule:
                 draft.add(job, Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
             elif job.position >= self._limit or len(self._running) == 1:
                 exhausted.append(job.id)
-        work = in_streams(draft.work.values()) if self.streams else tuple(draft.work.values())
-        step = Step(work, tuple(self._preempted), tuple(exhausted))
-        self._preempted.clear()
-        return step
+        return exhausted
 
     def ran(self, step: Step) -> None:
         """A step has been computed; mutates."""
@@ -149,6 +188,7 @@ class Schedule:
             if job.prefills:
                 self.forest.filled(work.sequence, len(work.tokens))
             else:
+                self._first = None
                 self.forest.appended(work.sequence, work.tokens[0])
             new, again = job.advanced(len(work.tokens))
             self._computed += new
@@ -219,9 +259,9 @@ class Schedule:
         """Whether a job can run without another having to yield for it soon. Mutates nothing.
 
         Without this, a batch job would be let in, grow, be preempted and be let in again. An interactive one may
-        drive out batch jobs, and where nothing runs, somebody must.
+        drive out batch jobs, and where nothing runs, somebody must. In a stream of its own it meets nobody.
         """
-        if not self._running or (job.priority == "interactive" and self._of_batch()):
+        if self.streams or not self._running or (job.priority == "interactive" and self._of_batch()):
             return True
         headroom = max(1, min(_MOST_HEADROOM, self.forest.total_cells // _HEADROOM_SHARE))
         promised = sum(max(0, len(other.prompt) - other.position) for other in self._running.values())
@@ -239,9 +279,9 @@ class Schedule:
         A batch job makes do with what is left before anybody yields; for an urgent one batch jobs yield at once.
         """
         while wanted > 0:
-            if self.forest.room(draft.tokens + wanted):
+            if self.forest.room(draft.cells + wanted):
                 return wanted
-            victim, spare = self._victim(job), self.forest.available - draft.tokens
+            victim, spare = self._victim(job), self.forest.available - draft.cells
             hurries = job.urgent and victim is not None and victim.priority == "batch"
             if spare > 0 and not hurries:
                 wanted = spare

@@ -51,11 +51,18 @@ class Bounds:
 class Draft:
     """The work of a step while it is being decided. `add` and `drop` mutate."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, *, kept: int = 0) -> None:
+        """`kept`: cells that others will need in the next step."""
         self.work: dict[Id, Work] = {}
+        self._kept = kept
         self.tokens = 0
         self._bounds = bounds
         self._batch_prompts = 0
+
+    @property
+    def cells(self) -> int:
+        """That must be free for it."""
+        return self.tokens + self._kept
 
     def left_for(self, job: "Job") -> int:
         """Tokens that a job may still have."""

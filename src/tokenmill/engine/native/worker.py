@@ -84,8 +84,9 @@ class Worker:
         context = Context(self.model, settings)
         shares, self.why_alone = context.can_cut_and_share()
         return context, Forest(
-            context, total_cells=context.cells, sequences=settings.sequences, shares=shares, streams=settings.streams
-        )
+            context, total_cells=context.cells, sequences=settings.sequences, shares=shares, streams=settings.streams,
+            least_copied=streams.least_copied(settings),
+        )  # fmt: skip
 
     def _build(self, settings: ContextSettings, lanes: int) -> Session:
         context, forest = self._make(settings, lanes)
@@ -93,7 +94,7 @@ class Worker:
             forest, lanes=lanes, interactive_lanes=self._interactive_lanes, budget=settings.batch,
             ubatch=settings.ubatch, context=settings.context,
         )  # fmt: skip
-        schedule.streams = settings.streams
+        schedule.streams, schedule.mixes = settings.streams, streams.mixes(settings, self.model.settings)
         return Session(self.hub, self.model.vocab, context, forest, schedule)
 
     @property
@@ -112,7 +113,8 @@ class Worker:
         shares = session.forest.shares
         notes = self.template_notes
         if not shares:
-            what = "no lane has what others computed" if settings.streams else "every prompt is computed in full"
+            apart = "lanes copy what others have, and keep only their last prompt"
+            what = apart if settings.streams else "every prompt is computed in full"
             notes += (f"{what}: {self.why_alone}",)
         if not can_follow_schemas(self.library):
             notes += ("JSON schemas are followed through a grammar of ours: this llama.cpp has no llguidance",)
@@ -214,7 +216,8 @@ class Worker:
         self.settings, self.lanes = settings, lanes
         schedule = session.schedule
         schedule.lanes, schedule.interactive_lanes, schedule.budget = lanes, self._interactive_lanes, settings.batch
-        schedule.ubatch, schedule.context, schedule.streams = settings.ubatch, settings.context, settings.streams
+        schedule.ubatch, schedule.context = settings.ubatch, settings.context
+        schedule.streams, schedule.mixes = settings.streams, streams.mixes(settings, self.model.settings)
         return self._changed()
 
     def _changed(self) -> Any:
