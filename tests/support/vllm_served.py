@@ -51,7 +51,8 @@ async def serve(model: Path, python: Path, state: Path) -> Served:
     plan = make(probe(), read(model), Goal(context=CONTEXT, sequences=LANES, engine="vllm", cpu_only=True))
     assert plan.fits
     seen: list[LoadProgress] = []
-    config = EngineConfig(kind="vllm", binary=str(python), port=0)
+    # Its processes poll: where they have all cores, who waits for an answer may not run until the last token is out.
+    config = EngineConfig(kind="vllm", binary=str(python), port=0, nice=10)
     async with asyncio.timeout(START_S):
         engine = await start_watched(
             plan, model_path=model, config=config, state=state, name="tiny", progress=seen.append

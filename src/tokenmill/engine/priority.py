@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import sys
+import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -39,6 +40,7 @@ _RANGES = {
     "nice": (HIGHEST_NICE, LOWEST_NICE), "cpus": (0, _MOST_CPUS - 1), "nodes": (0, _MOST_NODES - 1),
     "memlock_bytes": (0, sys.maxsize), "oom_score_adj": (-1000, 1000),
 }  # fmt: skip
+_AUTOGROUP_TRIES, _AUTOGROUP_S = 20, 0.05
 _LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 
@@ -170,6 +172,8 @@ class Preparation:
         wanted = self.nice or 0
         try:
             os.setpriority(os.PRIO_PROCESS, 0, wanted)
+            if os.getsid(0) == os.getpid():
+                set_session_nice(wanted)
         except OSError as error:
             return f"nice {wanted} was refused ({_why(error)}): {nice_remedy(wanted)}"
         return None
@@ -237,6 +241,21 @@ def memlock_remedy() -> str:
     """How to be allowed to lock memory."""
     return ("sudo prlimit --pid $$ --memlock=unlimited for this shell, LimitMEMLOCK=infinity in a systemd unit, "
             f"`USER - memlock unlimited` in {_LIMITS_FILE}, --ulimit memlock=-1 for a container")  # fmt: skip
+
+
+def set_session_nice(nice: int) -> None:
+    """Rank this session among the others, where the kernel shares processors out to sessions first (autogroup).
+
+    There the nice of a process counts among those of its session alone. OSError where it is refused.
+    """
+    group = Path("/proc/self/autogroup")
+    for _ in range(_AUTOGROUP_TRIES if group.exists() else 0):
+        try:
+            group.write_text(str(nice))
+        except BlockingIOError:  # of all sessions together the kernel takes ten of these a second
+            time.sleep(_AUTOGROUP_S)
+        else:
+            return
 
 
 def set_memory_nodes(nodes: tuple[int, ...], *, interleave: bool) -> None:
