@@ -97,6 +97,9 @@ def test_no_room_computes_nothing(context: Context) -> None:
     context.decode([Work(1, words(200), 0, False)])
     assert context.decode([Work(2, words(63), 0), Work(0, [5], 250)]) is Decoded.NO_ROOM
     assert [context.length(number) for number in (0, 1, 2)] == [250, 200, 0]
+    for place in (62, 63):
+        with pytest.raises(EngineError, match="no logits of place"):
+            context.logits(place)
     context.cut(1, 0)
     assert context.decode([Work(2, words(63), 0), Work(0, [5], 250)]) is Decoded.OK
 
@@ -110,7 +113,7 @@ def test_logits_that_nobody_asked_for(context: Context) -> None:
     context.decode([Work(0, [5, 6], 0)])
     assert context.logits(1).shape == (context.model.vocab.n_tokens,)
     for place in (0, 2, -1):
-        with pytest.raises(EngineError, match="no logits were asked for"):
+        with pytest.raises(EngineError, match="no logits of place"):
             context.logits(place)
 
 

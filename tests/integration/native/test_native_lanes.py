@@ -67,6 +67,9 @@ class Told(Hub):
         self._context, self._until = context, until
         self.session: Session | None = None
 
+    def send(self) -> None:
+        """There is nobody to send it to."""
+
     def tell(self, client: int | None, message: dict[str, Any]) -> None:
         assert "error" not in message, message
         if "piece" in message:

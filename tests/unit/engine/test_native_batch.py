@@ -37,7 +37,7 @@ def test_decodes_and_a_chunk_of_a_prompt() -> None:
     assert content(batch) == [
         (11, 812, [0], 1), (12, 90, [3], 1), (13, 4, [2], 0), (14, 5, [2], 0), (15, 6, [2], 0),
     ]  # fmt: skip
-    assert [batch.wants_logits(place) for place in range(-1, 6)] == [False, True, True, False, False, False, False]
+    assert batch.outputs == {0: 0, 1: 1}
 
 
 def test_nothing_is_left_of_the_batch_before() -> None:

@@ -6,7 +6,7 @@ sequence 3 at 90:  [tok]   ->   tok         pos 90       {3}   logits
 sequence 5 at 0:   512     ->   512 tokens  pos 0..511   {5}   logits of the last, if asked for
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class Batch:
         self._steps = np.arange(size, dtype=np.int32)
         self._table = np.array(owners, np.int32)
         self._addresses = [int(row.ctypes.data) for row in self._table]
+        self._outputs: dict[int, int] = {}
         self._struct = ffi.new("llama_batch *")
         pointers: dict[str, NDArray[Any]] = {
             "token": self._tokens, "pos": self._positions, "n_seq_id": self._owner_counts, "seq_id": self._owners,
@@ -63,15 +64,17 @@ class Batch:
     def __len__(self) -> int:
         return int(self._struct.n_tokens)
 
-    def wants_logits(self, place: int) -> bool:
-        """Whether the token at a place was to have logits."""
-        return 0 <= place < len(self) and bool(self._wanted[place])
+    @property
+    def outputs(self) -> Mapping[int, int]:
+        """Which row of logits a token has, by its place; those that were to have none are not in it."""
+        return self._outputs
 
     def fill(self, rows: Sequence[Row]) -> None:
         """Put rows in, in place of what was there."""
         tokens, positions, owners, wanted = self._tokens, self._positions, self._owners, self._wanted
         steps, addresses = self._steps, self._addresses
         wanted[: len(self)] = 0
+        self._outputs.clear()
         self._struct.n_tokens = at = 0
         if len(rows) > self._most_rows:  # llama.cpp ends the process when it has no room for their logits
             raise EngineError(f"a batch of {len(rows)} rows is not possible", hint=f"1 to {self._most_rows} are")
@@ -89,5 +92,6 @@ class Batch:
                 owners[at:end] = addresses[row.sequence]
             if row.logits:
                 wanted[end - 1] = 1
+                self._outputs[end - 1] = len(self._outputs)
             at = end
         self._struct.n_tokens = at

@@ -1,7 +1,9 @@
 """The worker's thread for everything that is not computing: its clients, their words, and their prompts' tokens.
 
 The thread that computes takes finished orders from `inbox` and leaves what it has to say with `tell`; it never waits
-for a client. Prompts become tokens here, while a step is computed there: llama.cpp runs without Python's lock.
+for a client. What it has left goes out after `send`, for which it chooses the moment before it goes into llama.cpp:
+that runs without Python's lock, and two threads that work in Python at once wait for each other. Prompts become tokens
+here, while a step is computed there.
 """
 
 import os
@@ -101,6 +103,7 @@ class Hub:
         """Say how far the load is."""
         self._loading = {"loading": share, "detail": detail}
         self.tell(None, self._loading)
+        self.send()
 
     def open(self, hello: wire.Hello, prepare: Prepare) -> None:
         """From now on requests are taken; whoever is connected or comes is greeted. Again: with another hello."""
@@ -108,9 +111,13 @@ class Hub:
         self._wake_up()
 
     def tell(self, client: int | None, message: dict[str, Any]) -> None:
-        """Leave a message for one client or for all."""
+        """Leave a message for one client or for all, to go out at the latest after the next `send`."""
         self._said.append((client, message))
-        self._wake_up()
+
+    def send(self) -> None:
+        """Have everything sent that was left here."""
+        if self._said:
+            self._wake_up()
 
     def close(self) -> None:
         """Send what is left to be sent, for a moment at most, and stop."""

@@ -50,7 +50,7 @@ int32_t llama_n_threads(llama_context * context);
 int32_t llama_n_threads_batch(llama_context * context);
 int32_t llama_decode(llama_context * context, llama_batch batch);
 void llama_synchronize(llama_context * context);
-float * llama_get_logits_ith(llama_context * context, int32_t index);
+float * llama_get_logits(llama_context * context);
 
 void llama_memory_clear(llama_memory_t memory, bool data);
 bool llama_memory_seq_rm(llama_memory_t memory, int32_t sequence, int32_t start, int32_t end);

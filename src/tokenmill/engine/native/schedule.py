@@ -8,6 +8,7 @@
 Commands belong before `plan`, not between it and the decoder. No clocks, threads, samplers or texts in here.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -129,6 +130,10 @@ class Schedule:
     def plan(self) -> Step:
         """The work of the next step; mutates: lets jobs in, makes room, preempts."""
         self._admit()
+        if work := self._next_of_all():
+            step = Step(work, tuple(self._preempted))
+            self._preempted.clear()
+            return step
         exhausted: list[Id] = []
         for part in self._parts():
             jobs = [job for job in self._running.values() if part == "both" or job.prefills == (part == "prompts")]
@@ -141,6 +146,23 @@ class Schedule:
         step = Step(work, tuple(self._preempted), tuple(exhausted))
         self._preempted.clear()
         return step
+
+    def _next_of_all(self) -> tuple[Work, ...]:
+        """The next token of every answer, where there is nothing else to do, as in most steps. Mutates nothing.
+
+        What the rest of `plan` would find, too, in three times the time.
+        """
+        running, limit = self._running.values(), self._limit
+        if len(running) > min(self.budget, self.forest.free):
+            return ()
+        if any(job.pending is None or job.position >= limit for job in running):
+            return ()
+        work = [
+            Work(job.id, sequence, array("i", (pending,)), job.position, logits=True)
+            for job in sorted(running, key=_claim)
+            if (pending := job.pending) is not None and (sequence := job.sequence) is not None
+        ]
+        return in_streams(work) if self.streams else tuple(work)
 
     def _parts(self) -> tuple[Part, ...]:
         """What the next step is to compute, and what else where nothing of that can be; mutates who comes first.
@@ -164,7 +186,7 @@ class Schedule:
         and so on: never in more passes than prompts one by one, if none is cut that would fit into a step alone.
         """
         exhausted: list[Id] = []
-        for job in sorted(jobs, key=lambda job: (job.prefills, not job.urgent, job.arrival)):
+        for job in sorted(jobs, key=lambda job: (job.prefills, *_claim(job))):
             most = draft.left_for(job)
             if part == "prompts" and self.streams and draft.work and len(job.prompt) - job.position > most:
                 continue
@@ -329,3 +351,8 @@ class Schedule:
             self._crowded = False
         del self._jobs[job.id]
         return job.spent
+
+
+def _claim(job: Job) -> tuple[bool, int]:
+    """By what jobs that both answer, or both do not, come one before the other. Mutates nothing."""
+    return not job.urgent, job.arrival

@@ -8,6 +8,7 @@ the schedule's decision; what the clients are told leaves through the hub.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty
@@ -81,12 +82,10 @@ class Session:
     def run(self) -> None:
         """Work until told to stop."""
         while not self.stopping:
-            self._take()
-            began = time.monotonic()
-            self._expire(began)
-            step = self.schedule.plan()
-            self._perform(step)
+            began = self._take()
             if self._sequences:
+                self._expire(began)
+                self._perform(self.schedule.plan())
                 self.clock.busy_s += time.monotonic() - began
 
     def stop(self) -> None:
@@ -146,16 +145,21 @@ class Session:
 
     # ---- orders
 
-    def _take(self) -> None:
-        """All orders there are; waits for one when there is nothing to do."""
-        try:
-            order = self.hub.inbox.get(block=not self._sequences and not self.stopping)
+    def _take(self) -> float:
+        """Obey all orders there are, and wait for one when there is nothing to do; when the waiting ended."""
+        waits = not self._sequences and not self.stopping
+        if waits:
+            self.hub.send()
+        began = time.monotonic()
+        with suppress(Empty):
+            order = self.hub.inbox.get(block=waits)
+            if waits:
+                began = time.monotonic()
             while True:
                 if order is not None:
                     self._obey(order)
                 order = self.hub.inbox.get_nowait()
-        except Empty:
-            pass
+        return began
 
     def _obey(self, order: Submitted | Cancelled | Call) -> None:
         if isinstance(order, Submitted):
@@ -226,6 +230,7 @@ class Session:
             sequence = self._sequences[work.id]
             if sequence.admitted_s is None:
                 sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.order.steps
+        self.hub.send()
         decoded = self.context.decode(step.work)
         clock.step_began_s = None
         clock.decode_s += time.monotonic() - began
