@@ -65,7 +65,9 @@ class Context:
         twin, named = self._ids // 2, settings.sequences + (not settings.streams)
         self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(named)]
         self._batch = Batch(self._ffi, self.batch, self._owners, most_rows=self._ids)
-        self._logits: list[Logits] = []  # of the last batch that was computed
+        self._logits: list[Logits] = []  # row by row, beginning at ...
+        self._logits_at = self._ffi.NULL
+        self._rows = 0  # that the last batch has of them
 
     def _create(self) -> Any:
         wanted, params = self.settings, self._lib.llama_context_default_params()
@@ -102,11 +104,11 @@ class Context:
     def decode(self, rows: Sequence[Row]) -> Decoded:
         """Compute a batch: all rows, or none of them. Anything but room or an abort going wrong raises."""
         self._batch.fill(rows)
-        self._logits.clear()
+        self._rows = 0
         mark = self.model.log.mark()
         code = int(self._lib.llama_decode(self._context, self._batch.struct))
         if code == 0:
-            self._logits = self._read_logits()
+            self._read_logits()
             return Decoded.OK
         if code == 1:
             return Decoded.NO_ROOM
@@ -126,21 +128,24 @@ class Context:
 
     def logits(self, row: int) -> Logits:
         """Logits of a token of the last batch, by its place in it: a view that the next batch overwrites."""
-        at = self._batch.outputs.get(row, len(self._logits))
-        if at >= len(self._logits):
+        at = self._batch.outputs.get(row, self._rows)
+        if at >= self._rows:
             raise EngineError(f"there are no logits of place {row} of the batch")
         return self._logits[at]
 
-    def _read_logits(self) -> list[Logits]:
-        """Those of the batch just computed, row by row; waits for devices, which compute on after the call."""
-        rows, size = len(self._batch.outputs), self.model.vocab.n_tokens
+    def _read_logits(self) -> None:
+        """Find those of the batch just computed; waits for devices, which compute on after the call."""
+        rows = len(self._batch.outputs)
         if not rows:
             self._lib.llama_synchronize(self._context)
-            return []
+            return
         found = self._lib.llama_get_logits(self._context)
         if found == self._ffi.NULL:
             raise EngineError(f"llama.cpp has no logits of {rows} tokens", hint=self.model.log.last())
-        return list(np.frombuffer(self._ffi.buffer(found, 4 * rows * size), np.float32).reshape(rows, size))
+        if found != self._logits_at or rows > len(self._logits):  # mostly they are where they were
+            values = np.frombuffer(self._ffi.buffer(found, 4 * rows * self.model.vocab.n_tokens), np.float32)
+            self._logits_at, self._logits = found, list(values.reshape(rows, -1))
+        self._rows = rows
 
     def copy(self, source: int, target: int, end: int) -> None:
         """Let a sequence have another's cells before position `end`, without computing them.

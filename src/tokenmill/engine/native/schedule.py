@@ -207,15 +207,16 @@ class Schedule:
             job = self._jobs.get(work.id)
             if job is None or job.sequence != work.sequence:
                 continue
-            if job.prefills:
-                self.forest.filled(work.sequence, len(work.tokens))
-            else:
+            job.awaits_token = work.logits
+            if job.pending is not None:
                 self._first = None
-                self.forest.appended(work.sequence, work.tokens[0])
+                self.forest.appended(work.sequence, job.pending)
+                job.went_on()
+                continue
+            self.forest.filled(work.sequence, len(work.tokens))
             new, again = job.advanced(len(work.tokens))
             self._computed += new
             self._recomputed += again
-            job.awaits_token = work.logits
 
     def failed_for_room(self) -> Step:
         """The decoder found no room for a step that should have had it; mutates: the next that asks for less.

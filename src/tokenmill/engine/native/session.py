@@ -42,6 +42,8 @@ class Sequence:
     detokeniser: Detokeniser
     stops: Stops
     deadline_s: float | None
+    quiet: bool  # nobody reads along, and nothing in its text can end it
+    unread: list[int] = field(default_factory=list)  # tokens that have not become text yet
     text: list[str] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)  # the end of `text`
     told_s: float | None = None  # when its client heard of it last
@@ -151,6 +153,8 @@ class Session:
         if waits:
             self.hub.send()
         began = time.monotonic()
+        if not waits and self.hub.inbox.empty():
+            return began
         with suppress(Empty):
             order = self.hub.inbox.get(block=waits)
             if waits:
@@ -193,6 +197,7 @@ class Session:
         self._sequences[self._next] = Sequence(
             order, sampler, most, Detokeniser(), Stops(request.stop),
             None if request.timeout_s is None else order.arrived_s + request.timeout_s,
+            quiet=request.priority == "batch" and not request.stop,
         )  # fmt: skip
         self._by_client[order.client, order.number] = self._next
         self.schedule.submit(self._next, order.tokens, request.priority)
@@ -240,19 +245,19 @@ class Session:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
         self.schedule.ran(step)
-        row = -1
+        row, now = -1, time.monotonic()
         for work in step.work:
             row += len(work.tokens)
             if work.logits:
                 try:
-                    self._draw(work.id, row)
+                    self._draw(work.id, row, now)
                 except TokenmillError as error:  # a grammar that leads nowhere, say: its own sequence's affair
                     self._fail(work.id, error)
 
-    def _draw(self, number: Id, row: int) -> None:
+    def _draw(self, number: Id, row: int, now: float) -> None:
         sequence = self._sequences[number]
         if sequence.first_token_s is None:
-            sequence.first_token_s = time.monotonic()
+            sequence.first_token_s = now
         request = sequence.order.request
         if sequence.tokens >= sequence.most_tokens:  # nothing was asked for but the prompt
             self._finish(number, "length")
@@ -269,13 +274,20 @@ class Session:
             self._finish(number, "stop")
             return
         sequence.unsent_tokens += 1
-        stopped = self._tell(sequence, sequence.detokeniser.add(self.vocab.piece(token)))
-        if stopped:
+        sequence.unread.append(token)
+        waits = sequence.quiet and sequence.told_s is not None and now - sequence.told_s < HELD_S
+        if not waits and self._tell(sequence, self._read(sequence)):
             self._finish(number, "stop")
         elif sequence.tokens >= sequence.most_tokens:
             self._finish(number, "length")
         else:
             self.schedule.token(number, token)
+
+    def _read(self, sequence: Sequence) -> str:
+        """The text of tokens that have not become any yet."""
+        text = sequence.detokeniser.add(b"".join(map(self.vocab.piece, sequence.unread)))
+        sequence.unread.clear()
+        return text
 
     def _tell(self, sequence: Sequence, text: str) -> bool:
         """Send on what cannot be part of a stop string; whether one was met."""
@@ -303,7 +315,7 @@ class Session:
         sequence = self._sequences[number]
         rest = ""
         if not sequence.stops.met:
-            self._tell(sequence, sequence.detokeniser.end())
+            self._tell(sequence, self._read(sequence) + sequence.detokeniser.end())
             rest = sequence.stops.end()
         self._emit(sequence, rest, last=True)
         spent = self.schedule.finish(number)

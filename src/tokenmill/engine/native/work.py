@@ -184,15 +184,20 @@ class Job:
         return gained
 
     def advanced(self, count: int) -> tuple[int, int]:
-        """Tokens have been computed; mutates. Returns those of the prompt that are new, and those that are not."""
+        """Tokens of the prompt have been computed; mutates. Returns how many are new, and how many are not."""
         end = self.position + count
         again = max(0, min(end, self.reached) - self.position)
         new = max(0, min(end, self.prompt_tokens) - max(self.position, self.reached))
         self.position, self.reached = end, max(self.reached, end)
         self.computed += new
         self.recomputed += again
-        self.pending = None
         return new, again
+
+    def went_on(self) -> None:
+        """The token sampled last has been computed; mutates."""
+        self.position += 1
+        self.reached = max(self.reached, self.position)
+        self.pending = None
 
     def sampled(self, token: int) -> None:
         """What was sampled from its logits; mutates."""
