@@ -64,11 +64,12 @@ class Told(Hub):
         self.inbox = context.inbox
         self.first: dict[tuple[int | None, int], int] = {}  # by client and number: the step of the first token
         self.answers: dict[tuple[int | None, int], dict[str, Any]] = {}
+        self.sent_before: list[int] = []  # steps that had been computed when clients were to be told
         self._context, self._until = context, until
         self.session: Session | None = None
 
     def send(self) -> None:
-        """There is nobody to send it to."""
+        self.sent_before.append(len(self._context.rows))
 
     def tell(self, client: int | None, message: dict[str, Any]) -> None:
         assert "error" not in message, message
@@ -135,6 +136,12 @@ def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
     of_batch = [answer["usage"] for (client, _), answer in told.answers.items() if client == BATCH_CLIENT]
     assert [usage["completion_tokens"] for usage in of_batch] == [6] * 10
     assert sum(context.tokens(step) for step in range(1, len(context.rows) + 1)) == 10 * (300 + 5) + tokens + 3
+
+
+def test_clients_are_told_once_a_step_just_before_it_is_computed(model: Model) -> None:
+    batch = [order(BATCH_CLIENT, number, 40 + number, 6) for number in range(10)]
+    context, told = run(model, batch, {})
+    assert told.sent_before == [0, *range(len(context.rows))], "and when it had nothing to do"
 
 
 @pytest.mark.parametrize("number", [7, None])
