@@ -149,6 +149,8 @@ def cpu_s(engine: Engine) -> float:
 async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: bool = False) -> Pass:
     """Through store, scheduler, worker and output file; the time is that of the whole, submitting included.
 
+    In turns (batch_turns.py) submitting, some 20 ms, falls into another's.
+
     `counted`: with the part of the time inside llama.cpp, for which it waits before and after, outside of that time.
     """
     folder = path.parent / f"{path.stem}.store"

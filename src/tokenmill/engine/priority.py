@@ -40,7 +40,7 @@ _RANGES = {
     "nice": (HIGHEST_NICE, LOWEST_NICE), "cpus": (0, _MOST_CPUS - 1), "nodes": (0, _MOST_NODES - 1),
     "memlock_bytes": (0, sys.maxsize), "oom_score_adj": (-1000, 1000),
 }  # fmt: skip
-_AUTOGROUP_TRIES, _AUTOGROUP_S = 20, 0.05
+_AUTOGROUP_S, _AUTOGROUP_PAUSE_S = 3.0, 0.05
 _LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 
@@ -172,10 +172,15 @@ class Preparation:
         wanted = self.nice or 0
         try:
             os.setpriority(os.PRIO_PROCESS, 0, wanted)
+        except OSError as error:
+            return f"nice {wanted} was refused ({_why(error)}): {nice_remedy(wanted)}"
+        try:
             if os.getsid(0) == os.getpid():
                 set_session_nice(wanted)
         except OSError as error:
-            return f"nice {wanted} was refused ({_why(error)}): {nice_remedy(wanted)}"
+            return (f"nice {wanted} holds inside the engine's session alone: for the session it was refused "
+                    f"({_why(error)}), and kernel.sched_autogroup_enabled = 1 shares processors out to sessions "
+                    "first")  # fmt: skip
         return None
 
     def _schedule(self) -> str | None:
@@ -248,12 +253,14 @@ def set_session_nice(nice: int) -> None:
 
     There the nice of a process counts among those of its session alone. OSError where it is refused.
     """
-    group = Path("/proc/self/autogroup")
-    for _ in range(_AUTOGROUP_TRIES if group.exists() else 0):
+    group, ends_s = Path("/proc/self/autogroup"), time.monotonic() + _AUTOGROUP_S
+    while group.exists():
         try:
             group.write_text(str(nice))
         except BlockingIOError:  # of all sessions together the kernel takes ten of these a second
-            time.sleep(_AUTOGROUP_S)
+            if time.monotonic() > ends_s:
+                raise
+            time.sleep(_AUTOGROUP_PAUSE_S)
         else:
             return
 

@@ -1,5 +1,6 @@
 """Preparations: what a plan asks for, how it travels, and what the kernel makes of it in a process of its own."""
 
+import errno
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from support.plans import placed, settings
 from tokenmill.config import EngineConfig
+from tokenmill.engine import priority
 from tokenmill.engine.binding import host_weights_bytes
 from tokenmill.engine.priority import RR_PRIORITY, Preparation, preparation
 from tokenmill.errors import UsageError
@@ -170,6 +172,18 @@ def test_refusals_are_sentences_with_a_remedy_and_change_nothing() -> None:
     assert "--nice=25" in nice
     assert "LimitRTPRIO=1" in rr
     assert (got["nice"], got["policy"]) == (0, os.SCHED_OTHER)
+
+
+def test_a_session_that_could_not_be_ranked_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: int) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    monkeypatch.setattr(priority, "set_session_nice", refused)
+    monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
+    (note,) = Preparation(nice=mine).apply()
+    assert f"nice {mine} holds inside the engine's session alone" in note
+    assert "Resource temporarily unavailable" in note
 
 
 def test_cores_that_are_not_there_are_named() -> None:

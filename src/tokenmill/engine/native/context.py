@@ -103,8 +103,8 @@ class Context:
 
     def decode(self, rows: Sequence[Row]) -> Decoded:
         """Compute a batch: all rows, or none of them. Anything but room or an abort going wrong raises."""
-        self._batch.fill(rows)
         self._rows = 0
+        self._batch.fill(rows)
         mark = self.model.log.mark()
         code = int(self._lib.llama_decode(self._context, self._batch.struct))
         if code == 0:

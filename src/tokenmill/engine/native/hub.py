@@ -137,6 +137,7 @@ class Hub:
                 if self._hello is not None:
                     self._said.append((None, self._pulse()))
                 if self._stopping:
+                    self._deliver()
                     return
             self._greet()
             self._deliver()

@@ -150,11 +150,10 @@ class Session:
     def _take(self) -> float:
         """Obey all orders there are, and wait for one when there is nothing to do; when the waiting ended."""
         waits = not self._sequences and not self.stopping
-        if waits:
-            self.hub.send()
         began = time.monotonic()
         if not waits and self.hub.inbox.empty():
             return began
+        self.hub.send()
         with suppress(Empty):
             order = self.hub.inbox.get(block=waits)
             if waits:

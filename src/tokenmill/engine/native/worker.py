@@ -66,9 +66,11 @@ class Worker:
             "heads": self._heads, "at_work": self._at_work, "stop": lambda _: self.stop(),
         }  # fmt: skip
         self.hub.open(self._hello(), self._prepare)
-        if not self.stopping:
-            session.run()
-        self.hub.close()
+        try:
+            if not self.stopping:
+                session.run()
+        finally:
+            self.hub.close()
 
     def stop(self) -> None:
         """Leave now: a step in hand is broken off, and so is a load."""
