@@ -5,6 +5,7 @@ The thread that computes is this one, and what comes from clients is put into it
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokenmill.engine.native.hub import Cancelled, Hub, Order, Submitted
 from tokenmill.engine.native.model import Model
 from tokenmill.engine.native.schedule import Schedule
 from tokenmill.engine.native.session import Session
+from tokenmill.errors import EngineError
 from tokenmill.model import synth
 
 UBATCH, LANES, VOCAB = 64, 4, 600
@@ -142,6 +144,23 @@ def test_clients_are_told_once_a_step_just_before_it_is_computed(model: Model) -
     batch = [order(BATCH_CLIENT, number, 40 + number, 6) for number in range(10)]
     context, told = run(model, batch, {})
     assert told.sent_before == [0, *range(len(context.rows))], "and when it had nothing to do"
+
+
+def test_pinned_heads_leave_an_id_to_work_with(model: Model) -> None:
+    context = Watched(model, replace(SETTINGS, sequences=3))
+    told = Told(context, 1)
+    forest = Forest(context, total_cells=context.cells, sequences=3, shares=True)
+    schedule = Schedule(forest, lanes=1, interactive_lanes=1, budget=256, ubatch=UBATCH, context=1024)
+    told.session = session = Session(told, model.vocab, context, forest, schedule)
+    prompts = [order(BATCH_CLIENT, number, 20, 1).tokens for number in range(3)]
+    for prompt in (*prompts[:2], prompts[0]):
+        session.pin(prompt)
+    with pytest.raises(EngineError, match="2 heads are pinned"):
+        session.pin(prompts[2])
+    context.inbox.put(order(BATCH_CLIENT, 9, 20, 2))
+    session.run()
+    assert told.answers[BATCH_CLIENT, 9]["usage"]["completion_tokens"] == 2
+    context.close()
 
 
 @pytest.mark.parametrize("number", [7, None])

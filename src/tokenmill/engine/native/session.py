@@ -101,6 +101,16 @@ class Session:
         self.context, self.forest = context, forest
         self.schedule.restart(forest)
 
+    def pin(self, tokens: tuple[int, ...]) -> None:
+        """Keep what is or will be cached of a head; EngineError where pinned heads would leave no id to work with."""
+        pins, most = self.forest.pins, self.forest.sequences - 1
+        if len(pins) >= most and not any(tuple(pin) == tokens for pin in pins):
+            raise EngineError(
+                f"{len(pins)} heads are pinned, and a context of {most + 1} sequences holds {most}",
+                hint="unpin one that is not needed, or plan more sequences",
+            )
+        self.forest.pin(tokens)
+
     def save(self, tokens: tuple[int, ...], path: Path, model_id: str) -> int:
         """Write a head that is in the cells to a file; how many tokens it has."""
         held = self.forest.holder(tokens)
@@ -125,7 +135,7 @@ class Session:
             raise
         self.forest.adopted(sequence, tokens)
         if pin:
-            self.forest.pin(tokens)
+            self.pin(tokens)
         return len(tokens)
 
     def counters(self) -> Counters:

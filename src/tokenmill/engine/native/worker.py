@@ -248,14 +248,13 @@ class Worker:
         return self._session
 
     def _pin(self, given: dict[str, Any]) -> list[int]:
-        forest = self._keeping().forest
-        tokens = self._head(given)
+        session, tokens = self._keeping(), self._head(given)
         if len(tokens) >= self.settings.context:
             raise TooLong(
                 f"the head has {len(tokens)} tokens and the context {self.settings.context}",
                 needed_tokens=len(tokens) + 1, context_tokens=self.settings.context,
             )  # fmt: skip
-        forest.pin(tokens)
+        session.pin(tokens)
         return list(tokens)
 
     def _unpin(self, given: dict[str, Any]) -> None:
