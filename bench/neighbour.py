@@ -31,6 +31,7 @@ from tokenmill.engine.engine import Request, Sampling, answer
 from tokenmill.engine.native.engine import NativeEngine
 from tokenmill.engine.native.order import goal_for
 from tokenmill.engine.native.start import start
+from tokenmill.engine.priority import set_session_nice
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model import synth
@@ -127,14 +128,7 @@ def prefer(nice: int, *pids: int) -> None:
     """Set how early processes run: nice counts inside a session alone where the kernel groups by sessions."""
     for pid in pids:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
-        group = Path(f"/proc/{pid}/autogroup")
-        while group.exists():
-            try:
-                group.write_text(str(nice))
-            except BlockingIOError:  # it takes ten of these a second
-                time.sleep(0.02)
-            else:
-                break
+        set_session_nice(nice, pid)
 
 
 _numbers = count()

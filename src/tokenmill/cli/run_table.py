@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from tokenmill.cli.output import say
 from tokenmill.errors import UsageError
 from tokenmill.jobs.layout import Saving, lay_out
+from tokenmill.jobs.read import check_there
 from tokenmill.jobs.table import read_table
 from tokenmill.jobs.template import read_template
 from tokenmill.model.newfile import new_file
@@ -38,18 +39,20 @@ class TableOptions:
     """The column that names the jobs; default: they are row-1, row-2, ..."""
 
     def check(self, jobs: str | None) -> None:
-        """Whether there are jobs, and from one place; UsageError where not. Reads nothing."""
+        """Whether there are jobs, from one place that is there; UsageError where not. Reads nothing."""
         if self.table is None:
             lonely = [name for name in ("template", "system", "key") if getattr(self, name) is not None]
             if lonely:
                 raise UsageError(f"--{lonely[0]} is for a table", hint="give --table too, or a job file alone")
             if jobs is None:
                 raise UsageError("no jobs are given", hint="tokenmill run jobs.jsonl --output results.jsonl")
+            check_there(jobs)
             return
         if jobs is not None:
             raise UsageError("there is a job file and a table", hint="give one of them")
         if self.template is None:
             raise UsageError("a table needs a --template", hint="a text with {column} in it, and {*} for the others")
+        check_there(self.table)
 
     def source(self, jobs: str | None, folder: Path) -> str:
         """Where the jobs are: the file that was given, or one made of the table, in the store's folder.

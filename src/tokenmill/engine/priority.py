@@ -248,12 +248,14 @@ def memlock_remedy() -> str:
             f"`USER - memlock unlimited` in {_LIMITS_FILE}, --ulimit memlock=-1 for a container")  # fmt: skip
 
 
-def set_session_nice(nice: int) -> None:
-    """Rank this session among the others, where the kernel shares processors out to sessions first (autogroup).
+def set_session_nice(nice: int, pid: int | None = None) -> None:
+    """Rank a process's session among the others, where the kernel shares processors out to sessions first (autogroup).
 
-    There the nice of a process counts among those of its session alone. OSError where it is refused.
+    There the nice of a process counts among those of its session alone. Default: this one's. OSError where it is
+    refused.
     """
-    group, ends_s = Path("/proc/self/autogroup"), time.monotonic() + _AUTOGROUP_S
+    group = Path("/proc", "self" if pid is None else str(pid), "autogroup")
+    ends_s = time.monotonic() + _AUTOGROUP_S
     while group.exists():
         try:
             group.write_text(str(nice))

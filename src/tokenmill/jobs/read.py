@@ -139,6 +139,15 @@ def _is_binary(start: bytes) -> bool:
     return len(start) - len(start.translate(None, _CONTROL)) > max(_FEW, len(start) * _MOST_CONTROL)
 
 
+def check_there(where: str | Path) -> None:
+    """UsageError where there is no such job file, before anything is done for its jobs; it is not opened."""
+    try:
+        if str(where) != "-":
+            Path(where).stat()
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}", hint=_FILE_HINT) from error
+
+
 @contextmanager
 def open_source(where: str | Path) -> Iterator[Source]:
     """A job file: a path, or - for stdin. UsageError when there is none, or it cannot be read."""

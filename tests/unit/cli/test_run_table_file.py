@@ -43,3 +43,12 @@ def test_a_file_that_was_given_is_not_touched(tmp_path: Path) -> None:
     with TableOptions().opened(str(jobs), tmp_path) as source:
         assert source == str(jobs)
     assert jobs.exists()
+
+
+def test_what_is_not_there_is_said_before_a_model_is_pulled_for_it(options: TableOptions, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read .*nofile.jsonl: No such file"):
+        TableOptions().check(str(tmp_path / "nofile.jsonl"))
+    TableOptions().check("-")
+    (tmp_path / "rows.csv").unlink()
+    with pytest.raises(UsageError, match="cannot read .*rows.csv: No such file"):
+        options.check(None)

@@ -111,7 +111,7 @@ class Hub:
         self._wake_up()
 
     def tell(self, client: int | None, message: dict[str, Any]) -> None:
-        """Leave a message for one client or for all, to go out at the latest after the next `send`."""
+        """Leave a message for one client or for all, to go out after the next `send`, and with a beat at the latest."""
         self._said.append((client, message))
 
     def send(self) -> None:

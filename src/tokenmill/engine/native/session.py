@@ -188,7 +188,6 @@ class Session:
             self._answer(order)
 
     def _answer(self, call: Call) -> None:
-        self.hub.send()  # some calls take seconds
         try:
             value = self.handlers[call.name](call.arguments)
             self.hub.tell(call.client, {"result": call.number, "value": value})
@@ -237,7 +236,6 @@ class Session:
             step = self.schedule.failed_for_room()
             for ended in step.exhausted:
                 self._finish(ended, "length")
-        self.hub.send()
 
     def _decode(self, step: Step) -> Decoded:
         clock = self.clock
