@@ -38,7 +38,8 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.units import MIB, format_bytes
 
 HERE = Path(__file__).parent
-LOWEST, HIGHEST = 0.85, 1.15
+LOWEST = 0.85
+HIGHEST = 1.15
 REPEATS = 3  # of a tenth of a second each in a round, of which the best counts
 
 Figures = dict[tuple[str, str, int], list[float]]
@@ -97,8 +98,9 @@ def run_mbw(program: str, size_bytes: int, cpu: int) -> float:
     return max(map(float, rates)) * MIB / 1e9
 
 
-def play_round(machine: Machine, total_bytes: int, seconds: float, peer: Path | None, mbw: str | None,
-               *, ours_first: bool) -> Iterator[tuple[str, str, int, float]]:  # fmt: skip
+def play_round(
+    machine: Machine, total_bytes: int, seconds: float, peer: Path | None, mbw: str | None, *, ours_first: bool
+) -> Iterator[tuple[str, str, int, float]]:
     """Measure once with everything: (who, path, threads, GB/s)."""
     cores = usable_cores(machine)
 
@@ -130,16 +132,23 @@ def compare(figures: Figures) -> list[Compared]:
                 if theirs := figures.get((peer, path, threads)):
                     ours = figures["ours", path, threads]
                     lines.append(_compared(path, threads, peer, ours, theirs, checked=peer == "mbw"))
-        ours, theirs = ([max(rates) for rates in zip(*(series for (by, at, _), series in figures.items()
-                                                      if (by, at) == (who, path)), strict=False)]
-                        for who in ("ours", "C"))  # fmt: skip
+        ours, theirs = (
+            [
+                max(rates)
+                for rates in zip(
+                    *(series for (by, at, _), series in figures.items() if (by, at) == (who, path)), strict=False
+                )
+            ]
+            for who in ("ours", "C")
+        )
         if ours and theirs:
             lines.append(_compared(path, None, "C", ours, theirs, checked=True))
     return lines
 
 
-def _compared(path: str, threads: int | None, peer: str, ours: list[float], theirs: list[float],
-              *, checked: bool) -> Compared:  # fmt: skip
+def _compared(
+    path: str, threads: int | None, peer: str, ours: list[float], theirs: list[float], *, checked: bool
+) -> Compared:
     ratio = median(mine / other for mine, other in zip(ours, theirs, strict=False))
     return Compared(path, threads, peer, median(ours), median(theirs), ratio, checked)
 
@@ -150,8 +159,10 @@ def report(lines: list[Compared], figures: Figures, about: dict[str, object]) ->
     print(f"{'path':12}{'threads':>8}  {'peer':6}{'ours GB/s':>10}{'peer GB/s':>10}{'ratio':>7}")
     for line in lines:
         verdict = ("  ok" if line.within else "  OUTSIDE") if line.checked else ""
-        print(f"{line.path:12}{line.threads or 'best':>8}  {line.peer:6}{line.ours_gb_s:10.1f}{line.peer_gb_s:10.1f}"
-              f"{line.ratio:7.2f}{verdict}")  # fmt: skip
+        print(
+            f"{line.path:12}{line.threads or 'best':>8}  {line.peer:6}{line.ours_gb_s:10.1f}{line.peer_gb_s:10.1f}"
+            f"{line.ratio:7.2f}{verdict}"
+        )
     document = {
         **about,
         "lines": [{**asdict(line), "within": line.within} for line in lines],
@@ -171,23 +182,34 @@ def main() -> int:
     cores = usable_cores(machine)
     total_bytes = working_set_bytes(machine.cpu.l3_bytes, free_bytes(machine), thread_counts(len(cores)))
     with tempfile.TemporaryDirectory() as folder:
-        peer, mbw = build_peer(Path(folder)), find_mbw()
+        peer = build_peer(Path(folder))
+        mbw = find_mbw()
         if peer is None and mbw is None:
             print("nothing to compare with: install gcc or mbw", file=sys.stderr)
             return 2
         figures: Figures = defaultdict(list)
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
-            for who, path, threads, gb_s in play_round(machine, total_bytes, options.seconds, peer, mbw,
-                                                       ours_first=number % 2 == 0):  # fmt: skip
+            for who, path, threads, gb_s in play_round(
+                machine, total_bytes, options.seconds, peer, mbw, ours_first=number % 2 == 0
+            ):
                 figures[who, path, threads].append(round(gb_s, 2))
     lines = compare(figures)
-    report(lines, figures, {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": machine.cpu.model, "cores": len(cores),
-        "l3": format_bytes(machine.cpu.l3_bytes) if machine.cpu.l3_bytes else None,
-        "memory_streamed": format_bytes(total_bytes), "kernel": platform.release(),
-        "libc": " ".join(platform.libc_ver()), "numpy": np.__version__, "rounds": options.rounds,
-    })  # fmt: skip
+    report(
+        lines,
+        figures,
+        {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cpu": machine.cpu.model,
+            "cores": len(cores),
+            "l3": format_bytes(machine.cpu.l3_bytes) if machine.cpu.l3_bytes else None,
+            "memory_streamed": format_bytes(total_bytes),
+            "kernel": platform.release(),
+            "libc": " ".join(platform.libc_ver()),
+            "numpy": np.__version__,
+            "rounds": options.rounds,
+        },
+    )
     return 0 if all(line.within for line in lines if line.checked) else 1
 
 

@@ -6,9 +6,9 @@ Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, mode
 all of them, greedy, the same lengths of answers. Every round runs every way once, on texts of its own, all at the same
 time in short turns (batch_turns.py), so that a machine with neighbours is the same for all. Medians and their ratios
 are printed with the prompt tokens computed against the least that the forest of prompts allows. The native engine's
-width is the one that `jobs/width.py` measures for each load before its first round, as `tokenmill run` does; what that
-took is told. So is the part of its time inside llama.cpp, from a pass alone, and from one with eight at once. Exits 1
-when a goal is missed. Writes results/batch.json.
+number of slots is the one that `tuner/slots.py` measures for each load before its first round, as `tokenmill run` does;
+what that took is told. So is the part of its time inside llama.cpp, from a pass alone, and from one with eight at once.
+Exits 1 when a goal is missed. Writes results/batch.json.
 """
 
 import argparse
@@ -34,27 +34,38 @@ from bench.batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fr
 
 from tokenmill.config import Config  # noqa: E402
 from tokenmill.engine import embedded  # noqa: E402
-from tokenmill.engine.native.engine import NativeEngine  # noqa: E402
 from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
 from tokenmill.jobs.forest import minimum  # noqa: E402
 from tokenmill.jobs.line import call_of  # noqa: E402
-from tokenmill.jobs.width import Width, measure  # noqa: E402
 from tokenmill.model import synth  # noqa: E402
 from tokenmill.model.pull import pull  # noqa: E402
-from tokenmill.units import GIB  # noqa: E402
+from tokenmill.native.client import NativeEngine  # noqa: E402
+from tokenmill.tuner.point import SlotPoint  # noqa: E402
+from tokenmill.tuner.slots import measure  # noqa: E402
+from tokenmill.units import GIB, number_of  # noqa: E402
 
 # As in Kimi, weights of experts and not attention bound a token: 96 experts of which 4 answer, a shared one, a dense
 # first layer, latent attention with two heads. At a depth of 1300 tokens attention took a fifth of the decode time
 # on one thread; the file is eight times the L3 of the machine it was chosen on.
-MOE = {"layers": 4, "embed": 1024, "heads": 2, "head_dim": 64, "experts": 96, "used": 4, "expert_ff": 512,
-       "dense_ff": 2048, "vocab": 4096}  # fmt: skip
+MOE = {
+    "layers": 4,
+    "embed": 1024,
+    "heads": 2,
+    "head_dim": 64,
+    "experts": 96,
+    "used": 4,
+    "expert_ff": 512,
+    "dense_ff": 2048,
+    "vocab": 4096,
+}
 SIZES = {
     "moe": Size(jobs=48, alone_jobs=96, digest_tokens=1300, tail_tokens=32, alone_tokens=160, output_tokens=64),
     "smollm2": Size(jobs=24, alone_jobs=64, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
-}  # fmt: skip
+}
 ROUNDS = {"moe": 2, "smollm2": 2}
-LEAST_SHARE, LEAST_DECODE = 0.97, 0.97
+LEAST_SHARE = 0.97
+LEAST_DECODE = 0.97
 DECODE_LOAD, DECODE_WIDTH = "one digest", 8  # for which the second holds
 MOST_COMPUTED = 1.02
 GOALS = {"one digest": {"a: -np 1": 1.3, "b: -np 8": 1.3}, "four digests shuffled": {"a: -np 1": 1.25, "b: -np 8": 1.8}}
@@ -68,7 +79,8 @@ class Load:
     jobs: int
     least_tokens: list[int] = field(default_factory=list)  # of prompts, by round
     prompt_tokens: list[int] = field(default_factory=list)
-    width: Width = field(default_factory=lambda: Width(NATIVE_LANES, "as it is"))  # of the native engine
+    slots: int = NATIVE_LANES  # of the native engine
+    point: SlotPoint | None = None  # None: the slots were not measured
     calibration_s: float = 0.0
     passes: dict[str, list[Pass]] = field(default_factory=lambda: {way: [] for way in WAYS})
     alone: list[Pass] = field(default_factory=list)  # of the native engine, without turns
@@ -109,17 +121,24 @@ def model_file(name: str, folder: Path) -> Path:
 
 
 async def calibrate(native: NativeEngine, load: Load, size: Size, folder: Path, given: int | None) -> None:
-    """The width for a load by measurement, on texts of no round, and what it took."""
+    """Measure the slots for a load, on texts of no round, and the time that takes."""
     if given is not None:
-        load.width = Width(given, "as given")
+        load.slots = given
         return
     lines = write(folder / f"{load.name.replace(' ', '-')}-calibration.jsonl", load.name, size, "calibration")
     requests = [call_of(json.dumps(line)).request("batch") for line in lines[:NATIVE_LANES]]
     await native.set_context(streams=False)
     began = time.perf_counter()
-    load.width = await measure(native, requests, NATIVE_LANES)
+    load.point = await measure(native, requests, NATIVE_LANES)
+    load.slots = load.point.slots or NATIVE_LANES
     load.calibration_s = time.perf_counter() - began
-    print(f"{load.name}: {load.width.value} at once, {load.width.reason} ({load.calibration_s:.1f} s)", file=sys.stderr)
+    print(f"{described(load)} ({load.calibration_s:.1f} s)", file=sys.stderr)
+
+
+def described(load: Load) -> str:
+    """The slots of a load and where they come from."""
+    reason = load.point.slots_reason if load.point is not None else "as given"
+    return f"{load.name}: {number_of(load.slots, 'slot')}, {reason}"
 
 
 async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int) -> None:
@@ -130,7 +149,7 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int) ->
     load.jobs = len(lines)
     load.least_tokens.append(minimum(prompts))
     load.prompt_tokens.append(sum(map(len, prompts)))
-    ways.width = load.width.value
+    ways.width = load.slots
     await fresh(ways)
     done = await in_turns({way: run(way, ways, path, lines) for way in WAYS}, ways.pids())
     for way, (found, seconds) in done.items():
@@ -138,9 +157,12 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int) ->
         if found.written_tokens != expected:
             raise RuntimeError(f"{way} wrote {found.written_tokens} tokens of {expected}")
         load.passes[way].append(replace(found, seconds=seconds))
-        rate, cost = 60 * len(lines) / seconds, f"{found.cpu_s:5.1f} s of processors"
-        print(f"    {way:12} {seconds:6.2f} s  {rate:6.0f} jobs/min  {found.computed_tokens:6} tokens  {cost}",
-              file=sys.stderr)  # fmt: skip
+        rate = 60 * len(lines) / seconds
+        cost = f"{found.cpu_s:5.1f} s of processors"
+        print(
+            f"    {way:12} {seconds:6.2f} s  {rate:6.0f} jobs/min  {found.computed_tokens:6} tokens  {cost}",
+            file=sys.stderr,
+        )
     if not load.alone:
         load.alone.append(await alone(ways, path, lines))
     if load.name == DECODE_LOAD and not load.eight:
@@ -158,7 +180,8 @@ async def alone(ways: Ways, path: Path, lines: Sequence[Line]) -> Pass:
 
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All loads on one model."""
-    size, rounds = SIZES[name], asked.rounds or ROUNDS[name]
+    size = SIZES[name]
+    rounds = asked.rounds or ROUNDS[name]
     path = model_file(name, Path(tempfile.gettempdir()) if asked.keep else folder)
     async with up(path, folder / name, asked.threads, asked.pinned) as ways:
         some = " ".join(WORDS)
@@ -175,9 +198,13 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     missed = [text for load in loads for text in misses(name, load)]
     show(name, loads, missed)
     return {
-        "model": name, "bytes": path.stat().st_size, "size": asdict(size), "rounds": rounds, "missed": missed,
+        "model": name,
+        "bytes": path.stat().st_size,
+        "size": asdict(size),
+        "rounds": rounds,
+        "missed": missed,
         "loads": [summed(load) for load in loads],
-    }  # fmt: skip
+    }
 
 
 def misses(model: str, load: Load) -> list[str]:
@@ -201,8 +228,12 @@ def misses(model: str, load: Load) -> list[str]:
 def summed(load: Load) -> dict[str, Any]:
     """A load for the results."""
     return {
-        "name": load.name, "width": load.width.value, "points": [asdict(point) for point in load.width.points],
-        "calibration_s": round(load.calibration_s, 2), "jobs": load.jobs, "least_tokens": load.least_tokens,
+        "name": load.name,
+        "width": load.slots,
+        "points": [{"width": slots, "tok_s": rate} for slots, rate in load.point.decode_tok_s] if load.point else [],
+        "calibration_s": round(load.calibration_s, 2),
+        "jobs": load.jobs,
+        "least_tokens": load.least_tokens,
         "prompt_tokens": load.prompt_tokens,
         "jobs_min": {way: round(load.jobs_min(way), 1) for way in WAYS},
         "native_against": {way: round(load.ratio(way), 3) for way in WAYS if way != "native"},
@@ -211,7 +242,7 @@ def summed(load: Load) -> dict[str, Any]:
         "decode_share": round(load.decode_share(), 4),
         "decode_share_8": round(load.decode_share(eight=True), 4) if load.eight else None,
         "passes": {way: [asdict(each) for each in passes] for way, passes in load.passes.items()},
-    }  # fmt: skip
+    }
 
 
 def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
@@ -226,9 +257,11 @@ def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
         cells = [f"{load.jobs_min(way):.0f} ({load.computed(way):.2f})" for way in WAYS]
         ratios = ", ".join(f"{load.ratio(way):.2f}" for way in WAYS if way != "native")
         spent = ", ".join(f"{load.cpu_ratio(way):.2f}" for way in WAYS if way != "native")
-        print(f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   {spent:17}   "
-              f"{load.decode_share():.1%}")  # fmt: skip
-    print(*(f"  {load.name}: {load.width.value} at once, {load.width.reason}" for load in loads), sep="\n")
+        print(
+            f"  {load.name:22}" + "".join(f"{cell:>16}" for cell in cells) + f"   {ratios:22}   {spent:17}   "
+            f"{load.decode_share():.1%}"
+        )
+    print(*(f"  {described(load)}" for load in loads), sep="\n")
     for load in (load for load in loads if load.eight):
         print(f"  {load.name}: {load.decode_share(eight=True):.1%} in llama.cpp with {DECODE_WIDTH} at once")
     print(*(f"  missed: {text}" for text in missed), sep="\n", end="\n" if missed else "")
@@ -246,15 +279,22 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the synthetic model in the temporary folder")
     parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
     asked = parser.parse_args()
-    began, load_before = time.perf_counter(), os.getloadavg()[0]
+    began = time.perf_counter()
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         models = [asyncio.run(on_model(name, asked, Path(folder))) for name in asked.models]
     about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": read_cpu(LocalHost())[0].model,
-        "cores": len(os.sched_getaffinity(0)), "threads": asked.threads, "build": embedded.version(),
-        "context": CONTEXT, "ubatch": UBATCH, "pinned_slots": asked.pinned, "load_before": round(load_before, 2),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": read_cpu(LocalHost())[0].model,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": asked.threads,
+        "build": embedded.version(),
+        "context": CONTEXT,
+        "ubatch": UBATCH,
+        "pinned_slots": asked.pinned,
+        "load_before": round(load_before, 2),
         "seconds": round(time.perf_counter() - began),
-    }  # fmt: skip
+    }
     print("\n" + ", ".join(f"{key} {value}" for key, value in about.items()))
     if not asked.no_write:
         target = HERE / "results" / "batch.json"

@@ -16,12 +16,61 @@ from tokenmill.jobs.table import Table
 from tokenmill.jobs.template import read_template
 
 WORDS = [
-    "river", "bread", "moon", "wheel", "rain", "clock", "salt", "tower", "snow", "harbour", "glass", "mill",
-    "honey", "desert", "violin", "paper", "thunder", "garden", "iron", "map", "tea", "bridge", "wool", "sea",
-    "letter", "stone", "market", "winter", "lamp", "bird", "road", "copper", "window", "field", "ship", "rope",
-    "candle", "forest", "horse", "island", "bell", "grain", "smoke", "cloth", "mirror", "valley", "hammer",
-    "spring", "ladder", "orchard", "well", "boat", "cellar", "chimney",
-]  # fmt: skip
+    "river",
+    "bread",
+    "moon",
+    "wheel",
+    "rain",
+    "clock",
+    "salt",
+    "tower",
+    "snow",
+    "harbour",
+    "glass",
+    "mill",
+    "honey",
+    "desert",
+    "violin",
+    "paper",
+    "thunder",
+    "garden",
+    "iron",
+    "map",
+    "tea",
+    "bridge",
+    "wool",
+    "sea",
+    "letter",
+    "stone",
+    "market",
+    "winter",
+    "lamp",
+    "bird",
+    "road",
+    "copper",
+    "window",
+    "field",
+    "ship",
+    "rope",
+    "candle",
+    "forest",
+    "horse",
+    "island",
+    "bell",
+    "grain",
+    "smoke",
+    "cloth",
+    "mirror",
+    "valley",
+    "hammer",
+    "spring",
+    "ladder",
+    "orchard",
+    "well",
+    "boat",
+    "cellar",
+    "chimney",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +120,18 @@ def _table(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
     """
     plans = [_text(size.words(size.digest_tokens // 3), chance) for _ in range(3)]
     places = [_text(size.words(size.digest_tokens // 6), chance) for _ in range(4)]
-    kinds, grades = [_text(3, chance) for _ in range(4)], [_text(2, chance) for _ in range(3)]
+    kinds = [_text(3, chance) for _ in range(4)]
+    grades = [_text(2, chance) for _ in range(3)]
     rows = tuple(
-        (_text(size.words(size.tail_tokens // 2), chance), chance.choice(grades), chance.choice(places),
-         chance.choice(kinds), chance.choice(plans))
+        (
+            _text(size.words(size.tail_tokens // 2), chance),
+            chance.choice(grades),
+            chance.choice(places),
+            chance.choice(kinds),
+            chance.choice(plans),
+        )
         for _ in range(size.jobs)
-    )  # fmt: skip
+    )
     table = Table("rows", ("note", "grade", "place", "kind", "plan"), rows)
     template = read_template("{*}", _text(size.words(size.tail_tokens), chance))
     for line in lay_out(table, template, mode="auto", rows="table"):
@@ -89,8 +144,11 @@ def _alone(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
 
 
 LOADS: dict[str, Make] = {
-    "one digest": _digests(1), "four digests shuffled": _digests(4), "template table": _table, "no sharing": _alone,
-}  # fmt: skip
+    "one digest": _digests(1),
+    "four digests shuffled": _digests(4),
+    "template table": _table,
+    "no sharing": _alone,
+}
 
 
 def write(path: Path, load: str, size: Size, seed: str) -> list[Line]:

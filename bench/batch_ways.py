@@ -18,26 +18,29 @@ from bench.batch_loads import Line
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters, Engine
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import goal_for
 from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.start import start
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
-from tokenmill.jobs.apart import set_apart
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import work
+from tokenmill.jobs.workload import describe
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.slots import fit
 from tokenmill.units import GIB
 
-CONTEXT, UBATCH, NATIVE_LANES = 2048, 512, 16
+CONTEXT = 2048
+UBATCH = 512
+NATIVE_LANES = 16
 SERVER = EngineConfig(kind="llama-server", port=0)
 
 
@@ -62,9 +65,14 @@ def machine() -> Machine:
 def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False) -> Plan:
     """The same settings for all: context of a job, micro-batch, threads; servers with the host cache they have."""
     goal = Goal(
-        context=CONTEXT, sequences=sequences, ubatch=UBATCH, threads=threads, threads_batch=threads, cpu_only=True,
+        context=CONTEXT,
+        sequences=sequences,
+        ubatch=UBATCH,
+        threads=threads,
+        threads_batch=threads,
+        cpu_only=True,
         cache_ram_bytes=0 if native else 8 * GIB,
-    )  # fmt: skip
+    )
     return make(machine(), read(str(model)), goal_for(goal) if native else goal)
 
 
@@ -115,7 +123,7 @@ async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterat
 async def fresh(ways: Ways) -> None:
     """Nothing of an earlier pass is in anybody's cells: slots are erased, the native context is made anew."""
     await ways.native.set_context(streams=False)
-    await ways.native.set_lanes(ways.width)
+    await ways.native.set_slots(ways.width)
     for server in (ways.alone, ways.eight, ways.pinned):
         for slot in range(server.identity.lanes or 1):
             await server.ask("POST", f"/slots/{slot}?action=erase", {})
@@ -135,7 +143,8 @@ async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) 
             written += answer["usage"]["completion_tokens"]
 
     async with httpx.AsyncClient(base_url=server.identity.address, timeout=600, trust_env=False) as http:
-        spent, began = cpu_s(server), time.perf_counter()
+        spent = cpu_s(server)
+        began = time.perf_counter()
         await asyncio.gather(*(client(http) for _ in range(clients)))
         return Pass(time.perf_counter() - began, computed, written, cpu_s(server) - spent, lanes=clients)
 
@@ -155,15 +164,17 @@ async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: b
     """
     folder = path.parent / f"{path.stem}.store"
     before = await _counters(engine) if counted else None
-    spent, began = cpu_s(engine), time.perf_counter()
+    spent = cpu_s(engine)
+    began = time.perf_counter()
     with Store(folder) as store:
         how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
         batch = submit(store, path, how).batch
         with Output(store, batch) as output:
-            await set_apart(engine, store, batch)
+            await fit(engine, await describe(engine, store, batch, measure=False, adapt_layout=True))
             shape = shape_of(engine.capabilities, engine.identity, width=width)
             report = await work(store, [batch], engine, shape, outputs={batch.id: output})
-    seconds, spent = time.perf_counter() - began, cpu_s(engine) - spent
+    seconds = time.perf_counter() - began
+    spent = cpu_s(engine) - spent
     if report.counts.done != report.counts.total:
         raise RuntimeError(f"{report.counts.total - report.counts.done} jobs have no answer")
     share = None

@@ -20,19 +20,42 @@ from statistics import median
 import numpy as np
 
 from tokenmill.config import Config
-from tokenmill.engine.native.context import Context, Decoded
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model, ModelSettings
-from tokenmill.engine.native.running import open_running
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.pull import pull
+from tokenmill.native.cdefs import open_running
+from tokenmill.native.context import Context, Decoded
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model, ModelSettings
 from tokenmill.units import GIB
 
 STRANGER = 8  # the sequence that is beside the others
-SUBJECTS = ("a river", "bread", "the moon", "a bicycle", "rain", "an old clock", "salt", "a lighthouse", "snow",
-            "a harbour", "glass", "a windmill", "honey", "the desert", "a violin", "paper", "thunder", "a garden",
-            "iron", "a map", "tea", "a bridge", "wool", "the sea")  # fmt: skip
+SUBJECTS = (
+    "a river",
+    "bread",
+    "the moon",
+    "a bicycle",
+    "rain",
+    "an old clock",
+    "salt",
+    "a lighthouse",
+    "snow",
+    "a harbour",
+    "glass",
+    "a windmill",
+    "honey",
+    "the desert",
+    "a violin",
+    "paper",
+    "thunder",
+    "a garden",
+    "iron",
+    "a map",
+    "tea",
+    "a bridge",
+    "wool",
+    "the sea",
+)
 ASKED = ("Tell me something about {}.", "Write two sentences that describe {}.", "Why do people care about {}?")
 
 
@@ -113,7 +136,8 @@ def step(
     """Compute a batch, take the likeliest tokens, and give the rows of the next."""
     if context.decode([*rows, *beside]) is not Decoded.OK:
         raise SystemExit("the context is too small")
-    place, following = -1, []
+    place = -1
+    following = []
     for row in rows:
         place += len(row.tokens)
         logits = context.logits(place)
@@ -133,9 +157,12 @@ def compare(way: Way, alone: list[list[int]], gaps: list[list[float]], found: li
         if first is not None:
             firsts.append((first, gap[first]))
     return Outcome(
-        way.name, len(alone), len(firsts), round(median(at for at, _ in firsts)) if firsts else None,
+        way.name,
+        len(alone),
+        len(firsts),
+        round(median(at for at, _ in firsts)) if firsts else None,
         round(median(gap for _, gap in firsts), 3) if firsts else None,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -155,9 +182,13 @@ def main() -> None:
     outcomes = []
     for flash_attention in (True, False):
         settings = ContextSettings(
-            cells=2048, context=256, sequences=STRANGER + 1, threads=asked.threads, threads_batch=asked.threads,
+            cells=2048,
+            context=256,
+            sequences=STRANGER + 1,
+            threads=asked.threads,
+            threads_batch=asked.threads,
             flash_attention=flash_attention,
-        )  # fmt: skip
+        )
         context = Context(model, settings)
         alone, gaps = answers(context, prompts, Way("alone"), asked.tokens)
         for way in (way for way in WAYS if way.flash_attention == flash_attention):
@@ -166,10 +197,13 @@ def main() -> None:
             print(f"{last.way}: {last.different} of {last.answers}, at token {last.first_difference}, gap {last.gap}")
         context.close()
     result = {
-        "date": datetime.now(UTC).date().isoformat(), "model": path.name, "build": f"llama.cpp {library.version}",
+        "date": datetime.now(UTC).date().isoformat(),
+        "model": path.name,
+        "build": f"llama.cpp {library.version}",
         "machine": f"{read_cpu(LocalHost())[0].model or platform.machine()}, {asked.threads} threads",
-        "tokens": asked.tokens, "outcomes": [asdict(outcome) for outcome in outcomes],
-    }  # fmt: skip
+        "tokens": asked.tokens,
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
     target = Path(__file__).parent / "results" / "batch_width.json"
     target.write_text(json.dumps(result, indent=1) + "\n")
     model.close()

@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.public_runs import public  # noqa: E402
 from support.runs import Figure, h200, seeds  # noqa: E402
 from support.unseen_runs import unseen  # noqa: E402
-from tokenmill.plan.decode_time import decode_terms  # noqa: E402
-from tokenmill.plan.devices import devices  # noqa: E402
-from tokenmill.plan.prefill_time import prefill_terms  # noqa: E402
-from tokenmill.plan.rates import Rates, standard, table  # noqa: E402
-from tokenmill.plan.step_time import Missing  # noqa: E402
-from tokenmill.plan.work import Work, work  # noqa: E402
+from tokenmill.planner.decode_time import decode_terms  # noqa: E402
+from tokenmill.planner.devices import devices  # noqa: E402
+from tokenmill.planner.prefill_time import prefill_terms  # noqa: E402
+from tokenmill.planner.rates import Rates, standard, table  # noqa: E402
+from tokenmill.planner.step_time import Missing  # noqa: E402
+from tokenmill.planner.work import Work, work  # noqa: E402
 
 RATES = ROOT / "src" / "tokenmill" / "plan" / "rates.toml"
 WEIGHTS = {"seed": 1.5, "A": 1.0, "B": 0.25, "h200": 1.0, "unseen": 0.0}
@@ -76,16 +76,32 @@ def points(figures: Iterable[Figure]) -> list[Point]:
 
 def predict(point: Point, rates: Rates) -> float | None:
     """Tokens per second; None where the machine does not say enough."""
-    figure, step = point.figure, point.work
+    figure = point.figure
+    step = point.work
     found = devices(figure.machine, figure.settings, rates, step.resident_bytes())
     try:
         if figure.kind == "decode":
-            terms = decode_terms(step, found, figure.settings, rates, depth=figure.depth, sequences=figure.sequences,
-                                 min_batch=figure.min_batch)  # fmt: skip
+            terms = decode_terms(
+                step,
+                found,
+                figure.settings,
+                rates,
+                depth=figure.depth,
+                sequences=figure.sequences,
+                min_batch=figure.min_batch,
+            )
             return figure.sequences / sum(term.seconds for term in terms)
         prompt = figure.prompt or figure.settings.ubatch
-        terms = prefill_terms(step, found, figure.settings, rates, depth=figure.depth, prompt=prompt,
-                              ubatch=figure.settings.ubatch, min_batch=figure.min_batch)  # fmt: skip
+        terms = prefill_terms(
+            step,
+            found,
+            figure.settings,
+            rates,
+            depth=figure.depth,
+            prompt=prompt,
+            ubatch=figure.settings.ubatch,
+            min_batch=figure.min_batch,
+        )
         return prompt / sum(term.seconds for term in terms)
     except Missing:
         return None
@@ -115,11 +131,13 @@ def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -
     bounds = {name: row.bounds for name, row in table().constants.items() if row.bounds is not None}
     names = list(bounds)
     start = replace(standard(), **{name: math.sqrt(low * high) for name, (low, high) in bounds.items()})
-    at, step = start, 1.25
+    at = start
+    step = 1.25
     for sweep in range(sweeps):
         # walls that are hard from the beginning would keep the search in the corner where it starts
         strict = 2.0 if sweep < sweeps // 2 else 300.0
-        best, before = loss(chosen, at, start, names, strict), at
+        best = loss(chosen, at, start, names, strict)
+        before = at
         for name in names:
             for factor in (step, 1 / step):
                 best, at = _further(chosen, start, names, bounds, strict, best, at, {name: factor})
@@ -131,8 +149,16 @@ def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -
     return at
 
 
-def _further(chosen: Sequence[Point], start: Rates, names: Sequence[str], bounds: Mapping[str, tuple[float, float]],
-             strict: float, best: float, at: Rates, way: Mapping[str, float]) -> tuple[float, Rates]:  # fmt: skip
+def _further(
+    chosen: Sequence[Point],
+    start: Rates,
+    names: Sequence[str],
+    bounds: Mapping[str, tuple[float, float]],
+    strict: float,
+    best: float,
+    at: Rates,
+    way: Mapping[str, float],
+) -> tuple[float, Rates]:
     """Go one way for as long as it gets better."""
     while True:
         values = {
@@ -142,7 +168,8 @@ def _further(chosen: Sequence[Point], start: Rates, names: Sequence[str], bounds
         cost = loss(chosen, tried, start, names, strict)
         if cost >= best - 1e-6:
             return best, at
-        best, at = cost, tried
+        best = cost
+        at = tried
 
 
 def lines(chosen: Iterable[Point], rates: Rates) -> list[Line]:
@@ -151,11 +178,20 @@ def lines(chosen: Iterable[Point], rates: Rates) -> list[Line]:
     for point in chosen:
         figure = point.figure
         predicted = predict(point, rates)
-        made.append(Line(
-            figure.tier, figure.case, figure.group, figure.kind, figure.note, figure.depth, figure.sequences,
-            (figure.low, figure.high), predicted and round(predicted, 2),
-            None if predicted is None else round(figure.error(predicted), 4),
-        ))  # fmt: skip
+        made.append(
+            Line(
+                figure.tier,
+                figure.case,
+                figure.group,
+                figure.kind,
+                figure.note,
+                figure.depth,
+                figure.sequences,
+                (figure.low, figure.high),
+                predicted and round(predicted, 2),
+                None if predicted is None else round(figure.error(predicted), 4),
+            )
+        )
     return made
 
 
@@ -173,11 +209,14 @@ def summary(report: Sequence[Line]) -> dict[str, dict[str, float]]:
                 for case in {line.case for line in rows}
             ]
             made[f"{kind} {name}"] = {
-                "figures": len(off), "median": median(off), "median_of_cases": median(by_case), "worst": max(off),
+                "figures": len(off),
+                "median": median(off),
+                "median_of_cases": median(by_case),
+                "worst": max(off),
                 "within_12": sum(value <= 0.12 for value in off) / len(off),
                 "within_20": sum(value <= 0.20 for value in off) / len(off),
                 "within_40": sum(value <= 0.40 for value in off) / len(off),
-            }  # fmt: skip
+            }
     return made
 
 
@@ -258,9 +297,10 @@ def main() -> int:
     result = ROOT / "bench" / "results" / "forecast.json"
     kept = json.loads(result.read_text(encoding="utf-8")).get("left_out", {}) if result.is_file() else {}
     left = leave_out(fitted_on, print) if arguments.leave_out else kept
-    result.write_text(json.dumps(
-        {"summary": numbers, "left_out": left, "lines": [asdict(line) for line in report]}, indent=1
-    ) + "\n", encoding="utf-8")  # fmt: skip
+    result.write_text(
+        json.dumps({"summary": numbers, "left_out": left, "lines": [asdict(line) for line in report]}, indent=1) + "\n",
+        encoding="utf-8",
+    )
     wrong = broken(report)
     print(*(f"broken: {text}" for text in wrong), sep="\n")
     return 1 if wrong else 0

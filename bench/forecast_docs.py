@@ -10,15 +10,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tokenmill.plan.rates import table
+from tokenmill.planner.rates import table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "forecast.md"
 RESULT = ROOT / "bench" / "results" / "forecast.json"
 SETS = {
-    "seed": "seeds.json", "A": "public_runs.json, complete", "B": "public_runs.json, something inferred",
-    "h200": "H200 curves", "unseen": "never fitted on",
-}  # fmt: skip
+    "seed": "seeds.json",
+    "A": "public_runs.json, complete",
+    "B": "public_runs.json, something inferred",
+    "h200": "H200 curves",
+    "unseen": "never fitted on",
+}
 
 
 def summary(numbers: Mapping[str, Mapping[str, float]]) -> str:
@@ -66,9 +69,11 @@ def page(text: str) -> str:
     """The page with its generated parts filled in."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     made = {
-        "summary": summary(result["summary"]), "left out": left_out(result["left_out"]),
-        "cases": cases(result["lines"]), "constants": constants(),
-    }  # fmt: skip
+        "summary": summary(result["summary"]),
+        "left out": left_out(result["left_out"]),
+        "cases": cases(result["lines"]),
+        "constants": constants(),
+    }
     for name, part in made.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         text = f"{before}{mark}{part}\n{rest[rest.index('<!-- end -->') :]}"

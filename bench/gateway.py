@@ -35,8 +35,12 @@ from tokenmill.hardware.host import LocalHost
 HERE = Path(__file__).parent
 LITELLM = HERE.parent / ".cache" / "litellm"
 KEY = "sk-bench"
-MOST_ADDED_MS, LEAST_REQUESTS_S, MOST_TOKEN_MS, LEAST_RATIO = 2.0, 500.0, 1.0, 10.0
-AT_ONCE, STREAMS = 16, 4
+MOST_ADDED_MS = 2.0
+LEAST_REQUESTS_S = 500.0
+MOST_TOKEN_MS = 1.0
+LEAST_RATIO = 10.0
+AT_ONCE = 16
+STREAMS = 4
 READY_S = 120.0
 
 
@@ -93,17 +97,29 @@ def until_ready(target: Target, process: subprocess.Popen[str], log: Path) -> No
 
 
 def trivial(stack: ExitStack) -> Target:
-    process = stack.enter_context(running(sys.executable, str(HERE / "gateway_upstream.py"), stdin=subprocess.PIPE,
-                                          stdout=subprocess.PIPE))  # fmt: skip
+    process = stack.enter_context(
+        running(sys.executable, str(HERE / "gateway_upstream.py"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    )
     assert process.stdout is not None
     return Target("direct", f"http://127.0.0.1:{process.stdout.readline().strip()}", "bench/gateway_upstream.py")
 
 
 def tokenmill(stack: ExitStack, upstream: Target, folder: Path) -> Target:
-    port, log = free_port("127.0.0.1", 0), folder / "tokenmill.log"
+    port = free_port("127.0.0.1", 0)
+    log = folder / "tokenmill.log"
     (folder / "tokenmill.toml").write_text(f'state_dir = "{folder}"\n')
-    argv = [sys.executable, "-m", "tokenmill", "serve", "--engine", upstream.url, "--port", str(port),
-            "--config", str(folder / "tokenmill.toml")]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        "tokenmill",
+        "serve",
+        "--engine",
+        upstream.url,
+        "--port",
+        str(port),
+        "--config",
+        str(folder / "tokenmill.toml"),
+    ]
     made = said("-m", "tokenmill", "keys", "add", "bench", "--json", "--config", argv[-1], python=sys.executable)
     key = str(json.loads(made)["key"])  # the other checks one, too
     output = stack.enter_context(log.open("w"))
@@ -120,17 +136,41 @@ def litellm(stack: ExitStack, upstream: Target, folder: Path) -> Target:
         print("making an environment for LiteLLM's proxy ...", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(LITELLM)], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "litellm[proxy]"], check=True)
-    port, log = free_port("127.0.0.1", 0), folder / "litellm.log"
+    port = free_port("127.0.0.1", 0)
+    log = folder / "litellm.log"
     settings = folder / "litellm.yaml"
-    settings.write_text(json.dumps({
-        "model_list": [{"model_name": "trivial", "litellm_params": {
-            "model": "openai/trivial", "api_base": f"{upstream.url}/v1", "api_key": "none"}}],
-        "general_settings": {"master_key": KEY},
-    }))  # fmt: skip
+    settings.write_text(
+        json.dumps(
+            {
+                "model_list": [
+                    {
+                        "model_name": "trivial",
+                        "litellm_params": {
+                            "model": "openai/trivial",
+                            "api_base": f"{upstream.url}/v1",
+                            "api_key": "none",
+                        },
+                    }
+                ],
+                "general_settings": {"master_key": KEY},
+            }
+        )
+    )
     env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION"}
     output = stack.enter_context(log.open("w"))
-    argv = [str(LITELLM / "bin" / "litellm"), "--config", str(settings), "--host", "127.0.0.1", "--port", str(port),
-            "--num_workers", "1", "--telemetry", "False"]  # fmt: skip
+    argv = [
+        str(LITELLM / "bin" / "litellm"),
+        "--config",
+        str(settings),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+        "--telemetry",
+        "False",
+    ]
     process = stack.enter_context(running(*argv, stdout=output, stderr=output, env=env, cwd=folder))
     version = said("-c", "import importlib.metadata as m; print(m.version('litellm'))", python=python)
     target = Target("litellm", f"http://127.0.0.1:{port}", f"litellm {version}")
@@ -166,9 +206,14 @@ def measure(target: Target, number: int, seconds: float) -> Round:
     many = ask(target, "whole", AT_ONCE, seconds)
     lags = sorted(ask(target, "stream", STREAMS, seconds)["lags_ms"])
     return Round(
-        target.name, number, load, statistics.median(alone["took_ms"]), many["requests_s"], statistics.median(lags),
+        target.name,
+        number,
+        load,
+        statistics.median(alone["took_ms"]),
+        many["requests_s"],
+        statistics.median(lags),
         lags[int(len(lags) * 0.99)],
-    )  # fmt: skip
+    )
 
 
 def summary(rounds: list[Round]) -> dict[str, dict[str, float]]:
@@ -206,7 +251,8 @@ def missed(found: dict[str, dict[str, float]], ratio: dict[str, float]) -> list[
 
 
 def line(one: Round) -> str:
-    rate, token = f"{one.requests_s:9.0f} /s", f"{one.token_ms:7.2f} ({one.token_p99_ms:.2f}) ms"
+    rate = f"{one.requests_s:9.0f} /s"
+    token = f"{one.token_ms:7.2f} ({one.token_p99_ms:.2f}) ms"
     return f"{one.round:5}  {one.target:9}  {one.median_ms:7.2f} ms  {rate}  {token}  {one.load_before:6.1f}"
 
 
@@ -235,20 +281,30 @@ def main() -> int:
                 one = measure(target, number, options.seconds)
                 rounds.append(one)
                 print(line(one), flush=True)
-    found, ratio = summary(rounds), ratios(rounds)
+    found = summary(rounds)
+    ratio = ratios(rounds)
     for name, values in found.items():
-        print(f"{name}: adds {values['added_ms']:.2f} ms, {values['requests_s']:.0f} requests/s (best "
-              f"{values['best_requests_s']:.0f}), adds {values['token_added_ms']:.2f} ms a token")  # fmt: skip
+        print(
+            f"{name}: adds {values['added_ms']:.2f} ms, {values['requests_s']:.0f} requests/s (best "
+            f"{values['best_requests_s']:.0f}), adds {values['token_added_ms']:.2f} ms a token"
+        )
     if ratio:
         spread = f"{ratio['worst']:.1f} to {ratio['best']:.1f}"
         print(f"tokenmill / litellm: {ratio['median']:.1f} times the requests/s ({spread})")
     if not options.no_results:
         written = {
-            "measured": datetime.now(UTC).isoformat(timespec="seconds"), "processor": read_cpu(LocalHost())[0].model,
-            "cores": os.cpu_count(), "python": platform.python_version(), "seconds": options.seconds,
-            "at_once": AT_ONCE, "streams": STREAMS, "versions": {one.name: one.version for one in targets},
-            "summary": found, "requests_s_ratio": ratio, "rounds": [asdict(one) for one in rounds],
-        }  # fmt: skip
+            "measured": datetime.now(UTC).isoformat(timespec="seconds"),
+            "processor": read_cpu(LocalHost())[0].model,
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "seconds": options.seconds,
+            "at_once": AT_ONCE,
+            "streams": STREAMS,
+            "versions": {one.name: one.version for one in targets},
+            "summary": found,
+            "requests_s_ratio": ratio,
+            "rounds": [asdict(one) for one in rounds],
+        }
         (HERE / "results" / "gateway.json").write_text(json.dumps(written, indent=1) + "\n")
     wrong = missed(found, ratio)
     for words in wrong:

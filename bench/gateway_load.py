@@ -53,16 +53,27 @@ class Asking(asyncio.Protocol):
 
 
 def request_for(url: str, model: str, key: str, *, stream: bool) -> bytes:
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "What is always the same?"}],
-                       "max_tokens": 64, "stream": stream}, separators=(",", ":")).encode()  # fmt: skip
-    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n")  # fmt: skip
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "What is always the same?"}],
+            "max_tokens": 64,
+            "stream": stream,
+        },
+        separators=(",", ":"),
+    ).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\nauthorization: Bearer {key}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
 async def load(url: str, request: bytes, at_once: int, seconds: float) -> dict[str, Any]:
-    parts, loop = urlsplit(url), asyncio.get_running_loop()
-    host, port = parts.hostname or "", parts.port or 80
+    parts = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    host = parts.hostname or ""
+    port = parts.port or 80
     began_s = time.perf_counter() + WARM_S
     ends_s = began_s + seconds
     took_ms: list[float] = []

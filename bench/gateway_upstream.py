@@ -13,13 +13,18 @@ import time
 import httptools
 import uvloop
 
-TOKENS, TOKEN_S = 50, 0.01
+TOKENS = 50
+TOKEN_S = 0.01
 USAGE = {"prompt_tokens": 8, "completion_tokens": 8, "total_tokens": 16}
 MESSAGE = {"role": "assistant", "content": "The answer is always the same, and it comes at once."}
 ANSWER = {
-    "id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": "trivial",
-    "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}], "usage": USAGE,
-}  # fmt: skip
+    "id": "chatcmpl-0",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "trivial",
+    "choices": [{"index": 0, "message": MESSAGE, "finish_reason": "stop"}],
+    "usage": USAGE,
+}
 MODELS = {"object": "list", "data": [{"id": "trivial", "object": "model", "created": 0, "owned_by": "bench"}]}
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -29,8 +34,11 @@ def whole(status: str, body: object) -> bytes:
     return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
 
 
-PAGES = {b"/v1/chat/completions": whole("200 OK", ANSWER), b"/v1/models": whole("200 OK", MODELS),
-         b"/health": whole("200 OK", {"status": "ok"})}  # fmt: skip
+PAGES = {
+    b"/v1/chat/completions": whole("200 OK", ANSWER),
+    b"/v1/models": whole("200 OK", MODELS),
+    b"/health": whole("200 OK", {"status": "ok"}),
+}
 NOTHING = whole("404 Not Found", {"error": {"message": "nothing here"}})
 
 
@@ -40,13 +48,15 @@ class Trivial(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         self.parser = httptools.HttpRequestParser(self)
-        self.url, self.body = b"", b""
+        self.url = b""
+        self.body = b""
 
     def data_received(self, data: bytes) -> None:
         self.parser.feed_data(data)
 
     def on_url(self, url: bytes) -> None:
-        self.url, self.body = url, b""
+        self.url = url
+        self.body = b""
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -67,8 +77,13 @@ class Trivial(asyncio.Protocol):
         self.chunk(b"")
 
     def event(self, delta: object, finish: str | None = None) -> None:
-        chunk = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 0, "model": "trivial",
-                 "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}  # fmt: skip
+        chunk = {
+            "id": "chatcmpl-0",
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": "trivial",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        }
         if finish:
             chunk["usage"] = USAGE
         self.chunk(b"data: " + json.dumps(chunk).encode() + b"\n\n")

@@ -32,19 +32,23 @@ from bench.batch import model_file  # noqa: E402
 
 from tokenmill.config import EngineConfig  # noqa: E402
 from tokenmill.engine.engine import Answer, Request, Sampling, Timings, answer  # noqa: E402
-from tokenmill.engine.native.engine import NativeEngine  # noqa: E402
-from tokenmill.engine.native.order import goal_for  # noqa: E402
-from tokenmill.engine.native.start import start  # noqa: E402
 from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
 from tokenmill.hardware.probe import probe  # noqa: E402
 from tokenmill.model.read import read  # noqa: E402
-from tokenmill.plan.goal import Goal  # noqa: E402
-from tokenmill.plan.make import make  # noqa: E402
+from tokenmill.native.client import NativeEngine  # noqa: E402
+from tokenmill.native.start import start  # noqa: E402
+from tokenmill.native.worker_config import goal_for  # noqa: E402
+from tokenmill.planner.goal import Goal  # noqa: E402
+from tokenmill.planner.make import make  # noqa: E402
 
-LANES, PROMPT, ANSWERS = 8, 200, (60, 180)
-CHAT_PROMPT, CHAT_ANSWER = 40, 8
-MOST_STEPS, LEAST_AFTER = 1.5, 0.95
+LANES = 8
+PROMPT = 200
+ANSWERS = (60, 180)
+CHAT_PROMPT = 40
+CHAT_ANSWER = 8
+MOST_STEPS = 1.5
+LEAST_AFTER = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ def drawn(seed: int, tokens: int, most: int, vocab: int = 400) -> Request:
 
 async def first_token(engine: NativeEngine, request: Request) -> tuple[float, Timings]:
     """Seconds until its first token, and what the engine says; the answer is taken to its end."""
-    began, first, timings = time.perf_counter(), 0.0, Timings()
+    began = time.perf_counter()
+    first = 0.0
+    timings = Timings()
     async with aclosing(engine.stream(request)) as events:
         async for event in events:
             if isinstance(event, Answer):
@@ -81,7 +87,8 @@ async def first_token(engine: NativeEngine, request: Request) -> tuple[float, Ti
 
 async def rate(engine: NativeEngine, seconds: float) -> float:
     """Tokens a second that the engine computes, those of prompts and of answers."""
-    began, before = time.perf_counter(), (await engine.status()).counters
+    began = time.perf_counter()
+    before = (await engine.status()).counters
     await asyncio.sleep(seconds)
     after = (await engine.status()).counters
     return ((after.step_tokens or 0) - (before.step_tokens or 0)) / (time.perf_counter() - began)
@@ -91,7 +98,8 @@ class Batch:
     """Requests without end, so many at a time."""
 
     def __init__(self, engine: NativeEngine, seed: int) -> None:
-        self._engine, self._chance = engine, random.Random(seed)
+        self._engine = engine
+        self._chance = random.Random(seed)
         self._tasks = [asyncio.create_task(self._lane()) for _ in range(LANES)]
 
     async def _lane(self) -> None:
@@ -106,27 +114,39 @@ class Batch:
 
 async def play(engine: NativeEngine, number: int, requests: int, seconds: float) -> Round:
     """One round."""
-    chats = [replace(drawn(10**8 * number + index, CHAT_PROMPT, CHAT_ANSWER), priority="interactive")
-             for index in range(2 * requests)]  # fmt: skip
+    chats = [
+        replace(drawn(10**8 * number + index, CHAT_PROMPT, CHAT_ANSWER), priority="interactive")
+        for index in range(2 * requests)
+    ]
     own = [await first_token(engine, chat) for chat in chats[:requests]]
-    batch, chance = Batch(engine, number), random.Random(number)
+    batch = Batch(engine, number)
+    chance = random.Random(number)
     await asyncio.sleep(seconds)  # until answers end at different times
-    before, began = await rate(engine, 2 * seconds), time.perf_counter()
-    tokens, asked = (await engine.status()).counters.step_tokens or 0, list[tuple[float, Timings]]()
+    before = await rate(engine, 2 * seconds)
+    began = time.perf_counter()
+    tokens = (await engine.status()).counters.step_tokens or 0
+    asked = list[tuple[float, Timings]]()
     for chat in chats[requests:]:
         asked.append(await first_token(engine, chat))
         await asyncio.sleep(chance.uniform(0.1, 0.5))
     beside = (((await engine.status()).counters.step_tokens or 0) - tokens) / (time.perf_counter() - began)
     after = await rate(engine, 2 * seconds)
     await batch.stop()
-    return Round(before, beside, after, median(first for first, _ in own), [first for first, _ in asked],
-                 [timings.queued_s or 0.0 for _, timings in asked],
-                 [timings.queued_steps or 0 for _, timings in asked])  # fmt: skip
+    return Round(
+        before,
+        beside,
+        after,
+        median(first for first, _ in own),
+        [first for first, _ in asked],
+        [timings.queued_s or 0.0 for _, timings in asked],
+        [timings.queued_steps or 0 for _, timings in asked],
+    )
 
 
 async def measured(model: str, folder: Path, asked: argparse.Namespace) -> tuple[str, list[Round]]:
     """The engine's build, and all rounds of one model."""
-    path, cores = model_file(model, folder), len(os.sched_getaffinity(0))
+    path = model_file(model, folder)
+    cores = len(os.sched_getaffinity(0))
     goal = goal_for(Goal(context=512, sequences=LANES, threads=cores, threads_batch=cores))
     plan = make(probe(Path.cwd()), read(str(path)), goal)
     engine = await start(plan, model_path=path, config=EngineConfig(), state=folder / "state", name=model)
@@ -145,7 +165,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    load, build, found, missed = os.getloadavg()[0], "", {}, False
+    load = os.getloadavg()[0]
+    build = ""
+    found = {}
+    missed = False
     with tempfile.TemporaryDirectory() as folder:
         for model in asked.models.split(","):
             build, rounds = asyncio.run(measured(model, Path(folder), asked))
@@ -165,10 +188,13 @@ def main() -> None:
             )
             found[model] = [asdict(one) for one in rounds]
     result = {
-        "date": datetime.now(UTC).date().isoformat(), "load_before": load, "build": build,
+        "date": datetime.now(UTC).date().isoformat(),
+        "load_before": load,
+        "build": build,
         "machine": f"{read_cpu(LocalHost())[0].model or platform.machine()}, {os.cpu_count()} cores",
-        "lanes": LANES, "models": found,
-    }  # fmt: skip
+        "lanes": LANES,
+        "models": found,
+    }
     (HERE / "results" / "interactive.json").write_text(json.dumps(result, indent=1) + "\n")
     sys.exit(missed)
 

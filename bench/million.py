@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
-from tokenmill.jobs.job import Finished, Submission
+from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -34,7 +34,10 @@ from tokenmill.jobs.submit import submit
 
 HERE = Path(__file__).parent
 HEADS = {"300 B lines": 0, "2 KB heads": 2048}
-LEAST_LINES_S, MOST_RSS_MB, MOST_DISPATCH_S, MOST_STATUS_S = 50_000, 500, 5.0, 0.1
+LEAST_LINES_S = 50_000
+MOST_RSS_MB = 500
+MOST_DISPATCH_S = 5.0
+MOST_STATUS_S = 0.1
 MODEL = "0" * 64
 GROUP = 2000  # answers in one transaction, to fill the store; a batch commits far fewer at a time
 WORDS = ["a", "batch", "of", "jobs", "shares", "its", "head,", "and", "what", "differs", "comes", "last;"]
@@ -94,8 +97,10 @@ def write_jobs(path: Path, count: int, head_bytes: int) -> None:
     heads = [f"Digest {number}. {' '.join(WORDS * (head_bytes // 50 + 1))}"[:head_bytes] for number in range(8)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            messages = [{"role": "system", "content": heads[number * 7919 % 8] or "Be brief."},
-                        {"role": "user", "content": f"Summarise document {number}: {' '.join(WORDS[:8])}"}]  # fmt: skip
+            messages = [
+                {"role": "system", "content": heads[number * 7919 % 8] or "Be brief."},
+                {"role": "user", "content": f"Summarise document {number}: {' '.join(WORDS[:8])}"},
+            ]
             body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 64}
             line = {"custom_id": f"job-{number:07d}", "method": "POST", "url": "/v1/chat/completions", "body": body}
             file.write(json.dumps(line) + "\n")
@@ -117,9 +122,11 @@ def play(variant: str, path: Path) -> Round:
                 store.release([job.id for job in store.start(_page(store, batch.id)[:8]).running])
                 dispatched.append(time.perf_counter() - began)
 
-        before, began = os.times(), time.perf_counter()
+        before = os.times()
+        began = time.perf_counter()
         batch = submit(store, path, how, progress=progress).batch
-        took, after = time.perf_counter() - began, os.times()
+        took = time.perf_counter() - began
+        after = os.times()
         began = time.perf_counter()
         store.release([job.id for job in store.start(_page(store, batch.id)[:8]).running])
         dispatch_after_s = time.perf_counter() - began
@@ -146,16 +153,28 @@ def play(variant: str, path: Path) -> Round:
         reuse_s = time.perf_counter() - began
         assert other.counts.done == lines
     return Round(
-        variant=variant, lines=lines, line_bytes=path.stat().st_size // lines, load_before=load,
+        variant=variant,
+        lines=lines,
+        line_bytes=path.stat().st_size // lines,
+        load_before=load,
         submit_lines_s=lines / took,
         submit_cpu_us=1e6 * (after.user + after.system - before.user - before.system) / lines,
-        parse_cpu_us=1e6 * (after.children_user + after.children_system - before.children_user - before.children_system)
+        parse_cpu_us=1e6
+        * (after.children_user + after.children_system - before.children_user - before.children_system)
         / lines,
-        first_dispatch_s=dispatched[0], dispatch_after_s=dispatch_after_s, rss_mb=rss_mb, store_mb=store_mb,
-        status_s=status_s, walk_jobs_s=lines / walk_s, commit_ms=commit_ms, output_lines_s=lines / written[0],
-        output_mb_s=written[1] / 1e6 / written[0], check_lines_s=lines / written[2], again_s=again_s,
+        first_dispatch_s=dispatched[0],
+        dispatch_after_s=dispatch_after_s,
+        rss_mb=rss_mb,
+        store_mb=store_mb,
+        status_s=status_s,
+        walk_jobs_s=lines / walk_s,
+        commit_ms=commit_ms,
+        output_lines_s=lines / written[0],
+        output_mb_s=written[1] / 1e6 / written[0],
+        check_lines_s=lines / written[2],
+        again_s=again_s,
         reuse_lines_s=lines / reuse_s,
-    )  # fmt: skip
+    )
 
 
 def _page(store: Store, batch: int) -> list[int]:
@@ -203,12 +222,16 @@ def _written(store: Store, batch: int) -> tuple[float, int, float]:
 def report(rounds: list[Round]) -> int:
     """Print the table, write the JSON; 1 when a goal is missed."""
     about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": read_cpu(LocalHost())[0].model,
-        "cores": len(os.sched_getaffinity(0)), "kernel": platform.release(), "python": platform.python_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": read_cpu(LocalHost())[0].model,
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-    }  # fmt: skip
+    }
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    missed, variants = [], []
+    missed = []
+    variants = []
     for variant in HEADS:
         own = [item for item in rounds if item.variant == variant]
         best = max(own, key=lambda item: item.submit_lines_s)

@@ -28,17 +28,17 @@ from statistics import median
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import goal_for
-from tokenmill.engine.native.start import start
 from tokenmill.engine.priority import set_session_nice
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model import synth
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.start import start
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 
 LANES = 4
 FIRST, YIELDS = -20, 10  # nice, and how much nicer the neighbour is
@@ -67,14 +67,17 @@ class Neighbour:
     """Another process, and how far it has come."""
 
     def __init__(self, pid: int, seen: mmap.mmap) -> None:
-        self.pid, self._seen = pid, seen
+        self.pid = pid
+        self._seen = seen
 
     def done(self) -> int:
         return int(struct.unpack("<Q", self._seen[:])[0])
 
     async def beside(self, engine: int, left: set[int], turn_s: float) -> Turn:
         """One turn beside an engine's process."""
-        before, began, rivals = self.done(), time.monotonic(), 0
+        before = self.done()
+        began = time.monotonic()
+        rivals = 0
         while (spent := time.monotonic() - began) < turn_s:
             rivals += sum(state == "R" and cpu in left for state, cpu in threads_of(engine))
             await asyncio.sleep(turn_s / 20)
@@ -97,9 +100,10 @@ def neighbour(folder: Path) -> Iterator[Neighbour]:
     counter.write_bytes(bytes(8))
     words = [sys.executable, "-c", NEIGHBOUR, str(counter)]
     with (
-        counter.open("r+b") as file, mmap.mmap(file.fileno(), 8) as seen,
+        counter.open("r+b") as file,
+        mmap.mmap(file.fileno(), 8) as seen,
         subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process,
-    ):  # fmt: skip
+    ):
         try:
             if process.stdout is None or process.stdout.readline() != b"works\n":
                 raise RuntimeError("the neighbour did not start")
@@ -168,7 +172,8 @@ async def measured(folder: Path, turns: int, turn_s: float) -> list[tuple[Turn, 
     """Pairs of turns, beside all cores taken and beside a reserve."""
     model = folder / "moe.gguf"
     synth.write("moe", synth.sizes("moe", {"layers": 4, "embed": 512}), model)
-    machine, cpus = probe(folder), os.sched_getaffinity(0)
+    machine = probe(folder)
+    cpus = os.sched_getaffinity(0)
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     first = FIRST if may_be_first() else usual
     config = EngineConfig(nice=first)
@@ -208,8 +213,10 @@ def main() -> None:
     rivals = [sum(turn.rivals for turn in turns) for turns in zip(*pairs, strict=True)]
     print(f"beside a batch on every core  {beside_all:10,.0f} pieces of work a second")
     print(f"beside one that leaves a core {beside_some:10,.0f}")
-    print(f"ratio {beside_some / beside_all:.2f}, ahead in {ahead} of {len(pairs)} pairs of turns, "
-          f"by chance with {by_chance(ahead, len(pairs)):.2g}")  # fmt: skip
+    print(
+        f"ratio {beside_some / beside_all:.2f}, ahead in {ahead} of {len(pairs)} pairs of turns, "
+        f"by chance with {by_chance(ahead, len(pairs)):.2g}"
+    )
     print(f"threads of the engine seen on the core that may be left: {rivals[0]} and {rivals[1]}")
 
 

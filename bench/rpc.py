@@ -32,17 +32,17 @@ from statistics import median
 from typing import Any
 
 from tokenmill.cli.plan_hosts import spell_hosts
-from tokenmill.engine.dialects import spell
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.fleet import Fleet, Host, Link
 from tokenmill.hardware.machine import Machine
+from tokenmill.launch import spell
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.hosts import HostsPlan, Share
-from tokenmill.plan.hosts_forecast import worker_terms
-from tokenmill.plan.hosts_make import make_over
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Speed
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.hosts import HostsPlan, Share
+from tokenmill.planner.hosts_forecast import worker_terms
+from tokenmill.planner.hosts_make import make_over
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Speed
 from tokenmill.units import MIB, format_bytes
 
 PROMPT = "The history of the steam engine begins with"
@@ -75,15 +75,24 @@ def main() -> int:
     given = _arguments()
     machine = find(given.machine)
     link = _loopback()
-    goal = Goal(context=given.context, sequences=1, threads=given.threads, threads_batch=given.threads, cpu_only=True,
-                repack=False, mmap=True, ubatch=given.ubatch)  # fmt: skip
+    goal = Goal(
+        context=given.context,
+        sequences=1,
+        threads=given.threads,
+        threads_batch=given.threads,
+        cpu_only=True,
+        repack=False,
+        mmap=True,
+        ubatch=given.ubatch,
+    )
     counts = tuple(int(part) for part in given.layers.split(","))
     fleet = _fleet(machine, link, len(counts))
     profile = read(str(given.model))
     plan = make_over(fleet, profile, goal, layers=counts)
     alone = make(machine, profile, goal)
     binary = str(given.binaries / "llama-server")
-    port, other = _free_port(), _free_port()
+    port = _free_port()
+    other = _free_port()
     commands = spell_hosts(plan, model=str(given.model), port=port, binary=binary)
     single = spell(alone, model=str(given.model), port=other, binary=binary)
     with ExitStack() as stack:
@@ -111,19 +120,27 @@ def main() -> int:
         found = _compare(given, plan, sides)
         memory = {name: _memory(pid) for name, pid in workers.items()}
     report = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine.name, "cpu": machine.cpu.model,
-        "build": _version(binary), "model": given.model.name, "layers": list(counts), "threads": given.threads,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.name,
+        "cpu": machine.cpu.model,
+        "build": _version(binary),
+        "model": given.model.name,
+        "layers": list(counts),
+        "threads": given.threads,
         "link": {"gb_s": link.gb_s, "round_trip_s": link.round_trip_s, "python": platform.python_version()},
         "load_s": {"alone": alone_load_s, "over_hosts": load_s, "forecast_warm": plan.forecast.load_warm_s},
-        "load_cpu_s": load_cpu_s, "load_wire_bytes": load_wire_bytes,
+        "load_cpu_s": load_cpu_s,
+        "load_wire_bytes": load_wire_bytes,
         "sent_bytes": sum(share.weights_bytes for share in plan.workers),
         "head_buffers_mib": _buffers(folder / "head.log"),
         "workers": [_worker(share, idle[share.host.name], memory[share.host.name]) for share in plan.workers],
-        "predicted": {"alone": _predicted(alone.forecast.decode, alone.forecast.prefill),
-                      "over_hosts": _predicted(plan.forecast.decode, plan.forecast.prefill),
-                      "link_s": sum(t.seconds for t in plan.forecast.decode[0].terms if t.name.startswith("link"))},
+        "predicted": {
+            "alone": _predicted(alone.forecast.decode, alone.forecast.prefill),
+            "over_hosts": _predicted(plan.forecast.decode, plan.forecast.prefill),
+            "link_s": sum(t.seconds for t in plan.forecast.decode[0].terms if t.name.startswith("link")),
+        },
         **found,
-    }  # fmt: skip
+    }
     text = json.dumps(report, indent=2)
     if given.out is not None:
         given.out.write_text(text + "\n", encoding="utf-8")
@@ -150,8 +167,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _fleet(machine: Machine, link: Link, count: int) -> Fleet:
-    hosts = [Host("head" if index == 0 else f"worker{index}", replace(machine, name="here"), LOOPBACK, _free_port())
-             for index in range(count)]  # fmt: skip
+    hosts = [
+        Host("head" if index == 0 else f"worker{index}", replace(machine, name="here"), LOOPBACK, _free_port())
+        for index in range(count)
+    ]
     return Fleet(tuple(hosts), link)
 
 
@@ -167,16 +186,23 @@ def _compare(given: argparse.Namespace, plan: HostsPlan, sides: dict[str, Side])
             long, much = _counted(side, PROMPT, SHORT + given.predict)
             read_in, _ = _counted(side, f"{filler}{turn}", 1)
             texts[name].add(long.text)
-            rows[name].append({
-                "decode_tok_s": long.decode_tok_s, "prefill_tok_s": read_in.prefill_tok_s,
-                "cpu_s_per_token": (much["cpu_s"] - little["cpu_s"]) / given.predict,
-                "wire_bytes_per_token": (much["wire"] - little["wire"]) / given.predict,
-                "wire_bytes_of_prompt": crossed["wire"], "prompt_tokens": first.prompt_tokens,
-            })  # fmt: skip
+            rows[name].append(
+                {
+                    "decode_tok_s": long.decode_tok_s,
+                    "prefill_tok_s": read_in.prefill_tok_s,
+                    "cpu_s_per_token": (much["cpu_s"] - little["cpu_s"]) / given.predict,
+                    "wire_bytes_per_token": (much["wire"] - little["wire"]) / given.predict,
+                    "wire_bytes_of_prompt": crossed["wire"],
+                    "prompt_tokens": first.prompt_tokens,
+                }
+            )
     found = {name: {key: median(row[key] for row in some[1:]) for key in some[0]} for name, some in rows.items()}
     tokens = round(found["over_hosts"]["prompt_tokens"])
-    prompt = [term for share in plan.workers
-              for term in worker_terms(plan.fleet, plan.profile, share, tokens, tokens, prefill=True)]  # fmt: skip
+    prompt = [
+        term
+        for share in plan.workers
+        for term in worker_terms(plan.fleet, plan.profile, share, tokens, tokens, prefill=True)
+    ]
     added = found["over_hosts"]["cpu_s_per_token"] - found["alone"]["cpu_s_per_token"]
     return {
         "same_text": texts["alone"] == texts["over_hosts"] and len(texts["alone"]) == 1,
@@ -190,7 +216,8 @@ def _compare(given: argparse.Namespace, plan: HostsPlan, sides: dict[str, Side])
 
 def _counted(side: Side, prompt: str, count: int) -> tuple[Answer, dict[str, float]]:
     """An answer, and what it took of processors and sockets."""
-    cpu, wire = _cpu_s(side.pids), _wire_bytes(side.ports)
+    cpu = _cpu_s(side.pids)
+    wire = _wire_bytes(side.ports)
     answer = _ask(side.port, prompt, count)
     return answer, {"cpu_s": _cpu_s(side.pids) - cpu, "wire": _wire_bytes(side.ports) - wire}
 
@@ -223,9 +250,16 @@ def _worker(share: Share, idle: dict[str, int], memory: dict[str, int]) -> dict[
     """A worker's memory beside its ledger, without what the ledger keeps free on purpose."""
     rows = {row.item: row.bytes for row in share.ledger.after_load if row.item != "reserve"}
     peak = sum(row.bytes for row in share.ledger.load_peak if row.item != "reserve")
-    return {"host": share.host.name, "layers": share.count, "ledger": rows, "predicted_bytes": sum(rows.values()),
-            "predicted_peak_bytes": peak, "idle": idle, "measured": memory,
-            "words": f"{format_bytes(sum(rows.values()))} predicted, {format_bytes(memory['VmRSS'])} seen"}  # fmt: skip
+    return {
+        "host": share.host.name,
+        "layers": share.count,
+        "ledger": rows,
+        "predicted_bytes": sum(rows.values()),
+        "predicted_peak_bytes": peak,
+        "idle": idle,
+        "measured": memory,
+        "words": f"{format_bytes(sum(rows.values()))} predicted, {format_bytes(memory['VmRSS'])} seen",
+    }
 
 
 @contextmanager
@@ -278,8 +312,9 @@ def _ask(port: int, prompt: str, count: int) -> Answer:
     body = json.dumps(
         {"prompt": prompt, "n_predict": count, "temperature": 0, "cache_prompt": False, "ignore_eos": True}
     )
-    request = urllib.request.Request(f"http://{LOOPBACK}:{port}/completion", body.encode(),
-                                     {"Content-Type": "application/json"})  # fmt: skip
+    request = urllib.request.Request(
+        f"http://{LOOPBACK}:{port}/completion", body.encode(), {"Content-Type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=READY_S) as reply:
         said = json.load(reply)
     times = said["timings"]
@@ -326,7 +361,8 @@ def _loopback(*, trips: int = 2000, size: int = 256 * MIB) -> Link:
                 sock.sendall(b"x")
                 sock.recv(64)
                 times.append(time.perf_counter() - began)
-            block, began = bytes(MIB), time.perf_counter()
+            block = bytes(MIB)
+            began = time.perf_counter()
             for _ in range(size // MIB):
                 sock.sendall(block)
             sock.recv(1)

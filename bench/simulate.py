@@ -3,7 +3,7 @@
     python bench/simulate.py [--jobs 1000000] [--processes 2] [--page]
 
 Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/); jobs are
-shared out by the pure functions of `jobs/stretches.py`, through a store with the measured costs of PostgreSQL. Nothing
+shared out by the pure functions of `jobs/shards.py`, through a store with the measured costs of PostgreSQL. Nothing
 is measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs one by
 one against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page writes
 the last two again from the first.
@@ -35,7 +35,7 @@ from bench.simulation.sharing import quickly_joined  # noqa: E402
 from bench.simulation.store import StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
-from tokenmill.jobs import stretches  # noqa: E402
+from tokenmill.jobs import shards  # noqa: E402
 from tokenmill.jobs.leases import LEASE_S, TEND_S  # noqa: E402
 from tokenmill.jobs.worker import TICK_S  # noqa: E402
 
@@ -45,7 +45,8 @@ FEW = (1, 64)  # for secondary questions, with a tenth of the jobs
 SMALL = (1, 64)
 WORKS = 80_000  # that a batch is cut into, at least
 ORDER = ("jobs", "engine", "load", "way", "store", "failures", "engines")
-CHECKED_JOBS, CHECKED_WORKS = 5_000, 400
+CHECKED_JOBS = 5_000
+CHECKED_WORKS = 400
 STORES = {"measured": 1, "eight writers": 8, "free": None}
 FAILURES: dict[str, float | None] = {"none": None, "harsh": HARSH_HOURS, "hourly": 1.0}
 
@@ -89,9 +90,15 @@ def simulate(case: Case) -> Outcome:
         shares = list(pairwise(ends))
         table = Table(all_kinds, [piece for own in pieces for piece in own], seed=case.seed)
     fleet = Fleet(
-        engine, table, case.engines, store_of(case.store), seed=case.seed, shares=shares, least_works=case.least_works,
+        engine,
+        table,
+        case.engines,
+        store_of(case.store),
+        seed=case.seed,
+        shares=shares,
+        least_works=case.least_works,
         hours_between_failures=FAILURES[case.failures],
-    )  # fmt: skip
+    )
     outcome = fleet.run()
     if outcome.answered != case.jobs:
         raise AssertionError(f"{outcome.answered} jobs of {case.jobs} were answered: {case}")
@@ -125,22 +132,28 @@ def checks() -> Iterator[tuple[Case, Case]]:
 def row(case: Case, outcome: Outcome) -> dict[str, Any]:
     """As it is written."""
     return {
-        **asdict(case), **asdict(outcome), "engine_hours": outcome.engine_hours, "wall_hours": outcome.wall_s / 3600,
+        **asdict(case),
+        **asdict(outcome),
+        "engine_hours": outcome.engine_hours,
+        "wall_hours": outcome.wall_s / 3600,
         "engine_hours_per_million": outcome.engine_hours * 1e6 / outcome.jobs,
         "busy_share": outcome.busy_s / (outcome.engines * outcome.wall_s),
-    }  # fmt: skip
+    }
 
 
 def played(case: Case) -> dict[str, Any]:
     """For a process of its own."""
     began = time.perf_counter()
-    stretches.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
+    shards.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
     gc.disable()  # millions of objects, and no rubbish among them until the end
     made = row(case, simulate(case))
     gc.collect()
     took_s = time.perf_counter() - began
-    print(f"{case.engine}, {case.load}, {case.way}, {case.engines} engines, failures {case.failures}, "
-          f"store {case.store}: {made['engine_hours']:.0f} engine-hours, {took_s:.0f} s", file=sys.stderr)  # fmt: skip
+    print(
+        f"{case.engine}, {case.load}, {case.way}, {case.engines} engines, failures {case.failures}, "
+        f"store {case.store}: {made['engine_hours']:.0f} engine-hours, {took_s:.0f} s",
+        file=sys.stderr,
+    )
     return made
 
 
@@ -173,19 +186,27 @@ def main() -> int:
             runs = pool.map(played, list(cases(options.jobs)), chunksize=1)
         digest = kinds(MANY, 48, recorded.nights())[0]
         document = {
-            "figures": "predicted", "date": datetime.now(UTC).date().isoformat(), "jobs": options.jobs,
+            "figures": "predicted",
+            "date": datetime.now(UTC).date().isoformat(),
+            "jobs": options.jobs,
             "simulated_in_s": round(time.perf_counter() - began),
             "assumptions": {
-                "lanes": LANES, "lease_s": LEASE_S, "renewed_s": TEND_S, "tick_s": TICK_S,
-                "store": asdict(recorded.store()), "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,
-                "hours_between_failures": FAILURES, "works": WORKS,
-                "head_tokens": digest.path[0][1], "tail_tokens": digest.prompt_tokens,
+                "lanes": LANES,
+                "lease_s": LEASE_S,
+                "renewed_s": TEND_S,
+                "tick_s": TICK_S,
+                "store": asdict(recorded.store()),
+                "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,
+                "hours_between_failures": FAILURES,
+                "works": WORKS,
+                "head_tokens": digest.path[0][1],
+                "tail_tokens": digest.prompt_tokens,
                 "engines": {name: asdict(engine_of(name)) for name in ("small", "giant")},
             },
             "nights": night_rows(),
             "checks": [{"by_job": one, "by_work": other} for one, other in zip(ones[::2], ones[1::2], strict=True)],
             "runs": sorted(runs, key=lambda run: [run[key] for key in ORDER]),
-        }  # fmt: skip
+        }
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     document = json.loads(path.read_text(encoding="utf-8"))
     docs = HERE.parent / "docs"

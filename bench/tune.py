@@ -32,25 +32,26 @@ from bench.batch import model_file  # noqa: E402
 
 from tokenmill.config import EngineConfig  # noqa: E402
 from tokenmill.engine import embedded  # noqa: E402
-from tokenmill.engine.native.order import goal_for  # noqa: E402
 from tokenmill.hardware.probe import probe  # noqa: E402
 from tokenmill.model.read import read  # noqa: E402
-from tokenmill.plan.goal import Goal  # noqa: E402
-from tokenmill.plan.make import make  # noqa: E402
-from tokenmill.plan.plan import Plan  # noqa: E402
-from tokenmill.tune.drive import Bed, Step, attempt, drive  # noqa: E402
-from tokenmill.tune.measure import How  # noqa: E402
-from tokenmill.tune.point import Aim, Dials, Trial  # noqa: E402
-from tokenmill.tune.predicted import forecaster  # noqa: E402
-from tokenmill.tune.quiet import Watch  # noqa: E402
-from tokenmill.tune.search import Search  # noqa: E402
-from tokenmill.tune.space import Space, start_for  # noqa: E402
-from tokenmill.tune.stand import NativeStand, Starter  # noqa: E402
-from tokenmill.tune.work import WorkFor, drawing  # noqa: E402
+from tokenmill.native.worker_config import goal_for  # noqa: E402
+from tokenmill.planner.goal import Goal  # noqa: E402
+from tokenmill.planner.make import make  # noqa: E402
+from tokenmill.planner.plan import Plan  # noqa: E402
+from tokenmill.tuner.engine_rig import NativeStand, Starter  # noqa: E402
+from tokenmill.tuner.measure import How  # noqa: E402
+from tokenmill.tuner.noise_monitor import NoiseMonitor  # noqa: E402
+from tokenmill.tuner.point import Aim, Trial, TrialSettings  # noqa: E402
+from tokenmill.tuner.predicted import forecaster  # noqa: E402
+from tokenmill.tuner.search import Search  # noqa: E402
+from tokenmill.tuner.space import Space, start_for  # noqa: E402
+from tokenmill.tuner.trial_run import Step, TrialContext, attempt, drive  # noqa: E402
+from tokenmill.tuner.work import WorkFor, drawing  # noqa: E402
 
 AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
 CONTEXT = 1024
-LEAST_SHARE, MOST_RUNS = 0.95, 0.20
+LEAST_SHARE = 0.95
+MOST_RUNS = 0.20
 AGAIN = 3  # times that a disturbed trial is made
 
 
@@ -58,10 +59,20 @@ def space_of(cores: int, ubatch: tuple[int, ...], cache: tuple[str, ...], *, sma
     """What is tried: 160 combinations on two cores, 320 on four and more, or 24 that only show that it works."""
     threads = tuple(range(1, cores + 1)) if cores < 4 else tuple(cores * part // 4 for part in (1, 2, 3, 4))
     if small:
-        return Space(threads=(1,), sequences=(1, 2, 4, 8), ubatch=(128, 256, 512), context=(CONTEXT,),
-                     cache_types=(("f16", "f16"), ("q8_0", "q8_0")))  # fmt: skip
-    return Space(threads=threads, sequences=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48), ubatch=ubatch,
-                 context=(CONTEXT,), cache_types=tuple((type_, type_) for type_ in cache))  # fmt: skip
+        return Space(
+            threads=(1,),
+            sequences=(1, 2, 4, 8),
+            ubatch=(128, 256, 512),
+            context=(CONTEXT,),
+            cache_types=(("f16", "f16"), ("q8_0", "q8_0")),
+        )
+    return Space(
+        threads=threads,
+        sequences=(1, 2, 4, 6, 8, 12, 16, 24, 32, 48),
+        ubatch=ubatch,
+        context=(CONTEXT,),
+        cache_types=tuple((type_, type_) for type_ in cache),
+    )
 
 
 def figure(trial: Trial) -> float:
@@ -69,7 +80,7 @@ def figure(trial: Trial) -> float:
     return trial.figures.jobs_tok_s or 0.0 if trial.outcome == "measured" else 0.0
 
 
-async def tried(bed: Bed, dials: Dials, work: WorkFor, number: int) -> Trial:
+async def tried(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
     """A trial, again where it was disturbed."""
     for again in range(AGAIN):
         trial = await attempt(bed, dials, work, AGAIN * number + again)
@@ -78,7 +89,7 @@ async def tried(bed: Bed, dials: Dials, work: WorkFor, number: int) -> Trial:
     return trial
 
 
-async def everything(bed: Bed, space: Space, work: WorkFor) -> list[Trial]:
+async def everything(bed: TrialContext, space: Space, work: WorkFor) -> list[Trial]:
     """Every combination once, in an order drawn by lot: what changes while it runs falls on all alike."""
     order = list(space.combinations())
     random.Random(1).shuffle(order)
@@ -89,7 +100,7 @@ async def everything(bed: Bed, space: Space, work: WorkFor) -> list[Trial]:
     return trials
 
 
-async def searched(bed: Bed, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
+async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
     """What the search finds by itself, the runs it took, and why it stopped."""
     limit = int(MOST_RUNS * space.all())
     search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), most_trials=limit)
@@ -101,7 +112,9 @@ async def searched(bed: Bed, plan: Plan, space: Space, work: WorkFor) -> tuple[T
     return search.best(), len(made), search.reason
 
 
-async def side_by_side(bed: Bed, rivals: Sequence[Dials], work: WorkFor, rounds: int) -> list[list[float]]:
+async def side_by_side(
+    bed: TrialContext, rivals: Sequence[TrialSettings], work: WorkFor, rounds: int
+) -> list[list[float]]:
     """Figures of each, measured in turn."""
     found: list[list[float]] = [[] for _ in rivals]
     for number in range(rounds):
@@ -118,7 +131,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
     starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
     stand = NativeStand(plan, starter, most_sequences=max(space.sequences))
-    bed = Bed(plan, stand, How(asked.seconds), watch=None if asked.busy else Watch)
+    bed = TrialContext(plan, stand, How(asked.seconds), watch=None if asked.busy else NoiseMonitor)
     work = drawing(AIM)
     try:
         print(f"{name}: everything, {space.all()} combinations", file=sys.stderr)
@@ -132,14 +145,19 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     finally:
         await stand.close()
     found = {
-        "model": name, "bytes": path.stat().st_size, "combinations": space.all(), "runs": runs,
-        "runs_share": round(runs / space.all(), 3), "reason": reason, "loads": stand.loads,
+        "model": name,
+        "bytes": path.stat().st_size,
+        "combinations": space.all(),
+        "runs": runs,
+        "runs_share": round(runs / space.all(), 3),
+        "reason": reason,
+        "loads": stand.loads,
         "everything": {"dials": asdict(top.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[0]]},
         "search": {"dials": asdict(best.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[1]]},
         "share_of_best": round(median(second / first for first, second in zip(*rates, strict=True) if first), 3),
         "disturbed": sum(trial.disturbed is not None for trial in whole),
         "grid": [asdict(replace(trial, detail=None)) for trial in whole],
-    }  # fmt: skip
+    }
     found["missed"] = misses(found)
     show(found)
     return found
@@ -167,12 +185,17 @@ def show(found: dict[str, Any]) -> None:
     """Both choices, and the two ratios."""
     print(f"\n{found['model']}: tokens a second of a batch, prompts counted")
     for way in ("everything", "search"):
-        dials, rates = found[way]["dials"], found[way]["jobs_tok_s"]
+        dials = found[way]["dials"]
+        rates = found[way]["jobs_tok_s"]
         runs = found["combinations"] if way == "everything" else found["runs"]
-        print(f"  {way:10} {runs:4} runs  {median(rates):8.1f} tok/s at {dials['threads']} threads,"
-              f" {dials['sequences']} sequences, ubatch {dials['ubatch']}, {dials['cache_type_k']}")  # fmt: skip
-    print(f"  the search finds {found['share_of_best']:.1%} of the best with {found['runs_share']:.1%} of the runs;"
-          f" it stopped: {found['reason']}")  # fmt: skip
+        print(
+            f"  {way:10} {runs:4} runs  {median(rates):8.1f} tok/s at {dials['threads']} threads,"
+            f" {dials['sequences']} sequences, ubatch {dials['ubatch']}, {dials['cache_type_k']}"
+        )
+    print(
+        f"  the search finds {found['share_of_best']:.1%} of the best with {found['runs_share']:.1%} of the runs;"
+        f" it stopped: {found['reason']}"
+    )
     print(*(f"  missed: {text}" for text in found["missed"]), sep="\n", end="\n" if found["missed"] else "")
 
 
@@ -188,14 +211,20 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="count trials that others disturbed")
     parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
     asked = parser.parse_args()
-    began, load_before = time.perf_counter(), os.getloadavg()[0]
+    began = time.perf_counter()
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         models = [asyncio.run(on_model(name, asked, Path(folder))) for name in asked.models]
     about = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu": probe(HERE).cpu.model,
-        "cores": len(os.sched_getaffinity(0)), "build": embedded.version(), "aim": asdict(AIM), "busy": asked.busy,
-        "load_before": round(load_before, 2), "seconds": round(time.perf_counter() - began),
-    }  # fmt: skip
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": probe(HERE).cpu.model,
+        "cores": len(os.sched_getaffinity(0)),
+        "build": embedded.version(),
+        "aim": asdict(AIM),
+        "busy": asked.busy,
+        "load_before": round(load_before, 2),
+        "seconds": round(time.perf_counter() - began),
+    }
     print("\n" + ", ".join(f"{key} {value}" for key, value in about.items() if key != "aim"))
     if not asked.no_write:
         target = HERE / "results" / "tune.json"

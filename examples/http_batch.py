@@ -65,10 +65,15 @@ class _Gateway:
     def _handed_in(self, key: str, jobs: Path, window: str) -> dict[str, Any]:
         with jobs.open("rb") as file:
             sent = self._client.post("/v1/files", files={"file": (jobs.name, file)}, data={"purpose": "batch"})
-        made = self._client.post("/v1/batches", json={
-            "input_file_id": _checked(sent).json()["id"], "endpoint": "/v1/chat/completions",
-            "completion_window": window, "metadata": {KEY: key},
-        })  # fmt: skip
+        made = self._client.post(
+            "/v1/batches",
+            json={
+                "input_file_id": _checked(sent).json()["id"],
+                "endpoint": "/v1/chat/completions",
+                "completion_window": window,
+                "metadata": {KEY: key},
+            },
+        )
         batch: dict[str, Any] = _checked(made).json()
         return batch
 

@@ -6,18 +6,23 @@ docs/commands.md holds every command's --help at 80 columns.
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from cyclopts import App
+
+from tokenmill.cli import app
+
 ROOT = Path(__file__).parents[1]
-COMMANDS = (
-    *("", "probe", "machines", "inspect", "plan"),
-    *("models", "models list", "models pull", "models ghost", "models synth"),
-    *("run", "status", "cancel", "retry", "results", "lint", "digest"),
-    *("expand", "distill", "export", "summarize"),
-    *("tune", "bench", "soak", "qualify", "history", "report"),
-    *("serve", "keys", "keys add", "keys list", "keys revoke"),
-    *("engines", "engines list", "engines stop", "engines log", "doctor"),
-)
+
+
+def commands(group: App | None = None, path: str = "") -> Iterator[str]:
+    """Every command and group of the application, each group before its commands."""
+    group = group or app
+    yield path
+    for name in group:
+        if not name.startswith("-"):
+            yield from commands(group[name], f"{path} {name}".strip())
 
 
 def help_text(command: str) -> str:
@@ -30,7 +35,7 @@ def help_text(command: str) -> str:
 def commands_page() -> str:
     """docs/commands.md."""
     parts = ["# Commands\n\nMade from `--help` by `python scripts/docs.py`.\n"]
-    for command in COMMANDS:
+    for command in commands():
         name = f"tokenmill {command}".strip()
         parts.append(f"## {name}\n\n```text\n{help_text(command)}\n```\n")
     return "\n".join(parts)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tokenmill.config import Config
 from tokenmill.model.pull import pull
@@ -13,6 +14,9 @@ from tokenmill.units import GIB
 # Many tests start processes of ours; each would compile all of the source again, which takes longer than the rest.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+settings.register_profile("tokenmill", deadline=None)  # the machine may be busy; no test depends on speed
+settings.load_profile("tokenmill")
 
 
 @pytest.fixture(scope="session")

@@ -16,25 +16,35 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.bring_up import bring_up
 from tokenmill.engine.engine import Answer, Request, Sampling, answer
-from tokenmill.engine.native.order import goal_for
-from tokenmill.engine.watched import Watched
+from tokenmill.engine.launching import launch_engine
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
 from tokenmill.model import synth
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB, MIB
 
-HEAD, TAIL, OUT, REQUESTS = 2000, 24, 64, 16
+HEAD = 2000
+TAIL = 24
+OUT = 64
+REQUESTS = 16
 SIZES = synth.Sizes(
-    layers=8, embed=2048, heads=16, head_dim=128, kv_heads=4, experts=64, used=8, expert_ff=1024, vocab=32768,
+    layers=8,
+    embed=2048,
+    heads=16,
+    head_dim=128,
+    kv_heads=4,
+    experts=64,
+    used=8,
+    expert_ff=1024,
+    vocab=32768,
     context=8192,
-)  # fmt: skip
+)
 
 
 def plans(machine: Machine, model: Path, threads: int) -> dict[str, Plan]:
@@ -58,7 +68,7 @@ def request(number: int) -> Request:
 
 
 async def measured(plan: Plan, model: Path, config: EngineConfig, state: Path) -> dict[str, Any]:
-    up = await bring_up(plan, model_path=model, config=config, state=state, name="gpu")
+    up = await launch_engine(plan, model_path=model, config=config, state=state, name="gpu")
     try:
         alone: Answer = await answer(up.engine, request(0))
         before = (await up.engine.status()).counters
@@ -70,9 +80,11 @@ async def measured(plan: Plan, model: Path, config: EngineConfig, state: Path) -
         decode_s = (after.decode_s or 0) - (before.decode_s or 0)
         busy_s = (after.busy_s or 0) - (before.busy_s or 0)
         return {
-            "build": up.engine.identity.build, "load_s": up.load_s,
+            "build": up.engine.identity.build,
+            "load_s": up.load_s,
             "decode_alone_tok_s": (OUT - 1) / (alone.timings.decode_s or 1),
-            "prefill_alone_tok_s": (HEAD + TAIL) / (alone.timings.prefill_s or 1), "requests": REQUESTS,
+            "prefill_alone_tok_s": (HEAD + TAIL) / (alone.timings.prefill_s or 1),
+            "requests": REQUESTS,
             "tokens_per_second": REQUESTS * OUT / seconds,
             "cached_tokens": [each.usage.cached_tokens for each in answers],
             "share_in_decode": decode_s / busy_s,
@@ -80,7 +92,7 @@ async def measured(plan: Plan, model: Path, config: EngineConfig, state: Path) -
             "reconciliation": [
                 {**asdict(row), "flagged": row.flagged} for row in up.held.rows if row.measured_bytes is not None
             ],
-        }  # fmt: skip
+        }
     finally:
         await up.engine.close()
 
@@ -90,8 +102,7 @@ async def killed(plan: Plan, model: Path, config: EngineConfig, state: Path) -> 
     import os  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
-    up = await bring_up(plan, model_path=model, config=replace(config, warm=False), state=state, name="gpu")
-    assert isinstance(up.engine, Watched)
+    up = await launch_engine(plan, model_path=model, config=replace(config, warm=False), state=state, name="gpu")
     try:
         began = time.monotonic()
         os.kill(up.engine.identity.pid or 0, signal.SIGKILL)

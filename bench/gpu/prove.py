@@ -47,7 +47,7 @@ from tokenmill.hardware import bandwidth, machine_file
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.tune.measure import How
+from tokenmill.tuner.measure import How
 
 ORDER = ("slice", "build", "ledger", "speed", "tune", "batch", "digest")
 KEEP_BACK_S = 15.0  # for packing what was measured
@@ -118,12 +118,19 @@ def about(proof: Proof, machine: Machine) -> None:
     """What was measured on."""
     driver = _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
     facts = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "cpu_only": bool(proof.given.cpu),
-        "machine": machine.name, "os": machine.os, "virtual": machine.virtual, "cpu": machine.cpu.model,
-        "cores": machine.cpu.cores, "dram_bytes": machine.dram.total_bytes,
-        "gpus": [{"name": gpu.name, "vram_bytes": gpu.vram_bytes} for gpu in machine.gpus], "driver": driver,
-        "nvcc": _said([str(prove_build.CUDA_BIN / "nvcc"), "--version"]), "python": platform.python_version(),
-    }  # fmt: skip
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu_only": bool(proof.given.cpu),
+        "machine": machine.name,
+        "os": machine.os,
+        "virtual": machine.virtual,
+        "cpu": machine.cpu.model,
+        "cores": machine.cpu.cores,
+        "dram_bytes": machine.dram.total_bytes,
+        "gpus": [{"name": gpu.name, "vram_bytes": gpu.vram_bytes} for gpu in machine.gpus],
+        "driver": driver,
+        "nvcc": _said([str(prove_build.CUDA_BIN / "nvcc"), "--version"]),
+        "python": platform.python_version(),
+    }
     proof.rows.add("build", "about", **facts)
 
 
@@ -144,8 +151,9 @@ def stage_slice(proof: Proof, clock: Clock) -> None:
     )
     size = proof.model.stat().st_size
     if seconds:
-        proof.rows.add("slice", "slice", seconds=seconds, bytes=size, layers=None if proof.given.cpu else
-                       proof.given.layers)  # fmt: skip
+        proof.rows.add(
+            "slice", "slice", seconds=seconds, bytes=size, layers=None if proof.given.cpu else proof.given.layers
+        )
     say(f"slice: {size / (1 << 30):.2f} GiB in {seconds:.1f} s")
 
 
@@ -172,14 +180,16 @@ def stage_build(proof: Proof, clock: Clock) -> None:
 
 def stage_plans(proof: Proof, stages: set[str], clock: Clock) -> None:
     """Ledger and speed together: one load of a plan serves both."""
-    machine, bench = proof.machine(), proof.bench()
+    machine = proof.machine()
+    bench = proof.bench()
     found = cases(machine, read(str(proof.model)), tiny=bench.tiny)
     cores = machine.cpu.cores or os.cpu_count() or 1
     waiting = [
-        case for case in found
+        case
+        for case in found
         if (proof.given.case is None or proof.given.case in case.name)
         and (missing(bench, case, stages, cores) or ("ledger" in stages and not bench.rows.has("ledger", case.name)))
-    ]  # fmt: skip
+    ]
     while waiting:
         case, *waiting = waiting
         share = clock.left_s * (FIRST_SHARE if case is found[0] and waiting else 1 / (len(waiting) + 1))
@@ -191,8 +201,9 @@ def stage_tune(proof: Proof, clock: Clock) -> None:
     from prove_tune import Tuning, tune  # noqa: PLC0415
 
     machine = proof.machine()
-    tuning = Tuning(proof.model, machine, proof.state / "machine.toml", proof.config(), proof.state / "tune",
-                    bool(proof.given.cpu))  # fmt: skip
+    tuning = Tuning(
+        proof.model, machine, proof.state / "machine.toml", proof.config(), proof.state / "tune", bool(proof.given.cpu)
+    )
     tune(tuning, proof.rows, clock, proof.logs / "tune.log")
 
 
@@ -201,12 +212,18 @@ def _work(proof: Proof) -> Any:
 
     machine = proof.machine()
     row = proof.rows.get("tune", "point")
-    fallback = {"threads": machine.cpu.cores or 8, "threads_batch": machine.cpu.cores or 8,
-                "sequences": 4 if proof.given.cpu else 16, "ubatch": 512, "cache_type_k": "f16",
-                "cache_type_v": "f16"}  # fmt: skip
+    fallback = {
+        "threads": machine.cpu.cores or 8,
+        "threads_batch": machine.cpu.cores or 8,
+        "sequences": 4 if proof.given.cpu else 16,
+        "ubatch": 512,
+        "cache_type_k": "f16",
+        "cache_type_v": "f16",
+    }
     dials = fallback if row is None or "point" not in row else row["point"]["dials"]
-    return Work(machine, read(str(proof.model)), proof.built().server, dials, proof.state / "batch",
-                bool(proof.given.cpu))  # fmt: skip
+    return Work(
+        machine, read(str(proof.model)), proof.built().server, dials, proof.state / "batch", bool(proof.given.cpu)
+    )
 
 
 def stage_batch(proof: Proof, clock: Clock) -> None:
@@ -224,8 +241,12 @@ def stage_digest(proof: Proof, clock: Clock) -> None:
 
 
 ALONE: dict[str, Callable[[Proof, Clock], None]] = {
-    "slice": stage_slice, "build": stage_build, "tune": stage_tune, "batch": stage_batch, "digest": stage_digest,
-}  # fmt: skip
+    "slice": stage_slice,
+    "build": stage_build,
+    "tune": stage_tune,
+    "batch": stage_batch,
+    "digest": stage_digest,
+}
 
 
 def run(proof: Proof, wanted: dict[str, float]) -> int:

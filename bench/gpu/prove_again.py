@@ -17,8 +17,8 @@ from tokenmill.engine.reconcile import spanned_bytes
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Ledger, Plan
-from tokenmill.tune.point import Figures
+from tokenmill.planner.plan import Ledger, Plan
+from tokenmill.tuner.point import Figures
 
 DIGEST = "llama-server, digest-np"
 MAPPED = (("host", "weights"), ("host", "mapped"))
@@ -28,7 +28,8 @@ PLANNED = ("weights", "kv", "compute", "runtime", "total")  # items of a card th
 def slice_profile(layers: int = prove_slice.LAYERS) -> Profile:
     """The slice as a plan sees it, without its weights."""
     with TemporaryDirectory() as folder:
-        path, made = Path(folder) / "slice.gguf", prove_slice.head(layers)
+        path = Path(folder) / "slice.gguf"
+        made = prove_slice.head(layers)
         with path.open("wb") as file:
             file.write(made.raw)
             file.truncate(made.header.file_bytes)
@@ -78,7 +79,7 @@ class Again:
             if plan.settings.mmap and (item["tier"], item["item"]) in MAPPED
             else item
             for item in row["rows"]
-        ]  # fmt: skip
+        ]
         load = {"load_warm_s": plan.forecast.load_warm_s, "load_cold_s": plan.forecast.load_cold_s}
         return {**row, "rows": items, **load}
 
@@ -87,7 +88,8 @@ class Again:
         case = self.cases.get(row.get("case", ""))
         if case is None or "measured" not in row:
             return row
-        point, known = point_of(row), None
+        point = point_of(row)
+        known = None
         if first is not None:
             found = Figures(first["measured"]["decode"], first["measured"]["prefill"])
             known = calibrated(case, point_of(first), found, machine_id="m", model_id="slice", when=first["when"])

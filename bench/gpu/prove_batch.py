@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from prove_engine import Bench, held_as, keep_log, native, say, up
+from prove_engine import Bench, held_as, keep_log, say, up
 from prove_plans import MARGIN, Case, placed
 from prove_rows import Clock
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
-from tokenmill.engine.native.order import goal_for
 from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.start import start
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.line import call_of
 from tokenmill.model.profile import Profile
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -44,7 +44,8 @@ from bench.batch_ways import by_worker
 LOADS = ("one digest", "four digests shuffled")
 SIZE = Size(jobs=32, alone_jobs=8, digest_tokens=1024, tail_tokens=32, alone_tokens=64, output_tokens=64)
 TINY = Size(jobs=6, alone_jobs=4, digest_tokens=200, tail_tokens=8, alone_tokens=16, output_tokens=8)
-CONTEXT, TINY_CONTEXT = 2048, 1024
+CONTEXT = 2048
+TINY_CONTEXT = 1024
 NATIVE = "native, tuned"
 WAYS: dict[str, int] = {"-np 1": 1, "-np 32, untuned": 32, "-np 8": 8}
 WINDOWS_S = {"one digest": 28.0, "four digests shuffled": 20.0}
@@ -95,10 +96,13 @@ def lines_of(work: Work, load: str) -> tuple[Path, list[Line]] | None:
 def warm_lines(lines: list[Line], slots: int) -> list[Line]:
     """A few tokens for each slot, so that all have the digest: the file's first lines with questions of their own."""
     return [
-        {**line, "messages": [*line["messages"][:-1], {"role": "user", "content": f"{number} times nothing"}],
-         "max_tokens": 2}
+        {
+            **line,
+            "messages": [*line["messages"][:-1], {"role": "user", "content": f"{number} times nothing"}],
+            "max_tokens": 2,
+        }
         for number, line in enumerate((lines * slots)[:slots])
-    ]  # fmt: skip
+    ]
 
 
 def bare(line: Line) -> Line:
@@ -120,8 +124,11 @@ async def batches(bench: Bench, work: Work, clock: Clock) -> None:
         others = sum(not bench.rows.has("batch", f"{LOADS[0]} / {other}") for other in WAYS)
         spare = clock.left_s - others * (bench.load_s + WINDOWS_S[LOADS[0]] + 15)
         try:
-            await (_native(bench, work, left, clock, spare) if way == NATIVE
-                   else _served(bench, work, way, left, clock, spare))  # fmt: skip
+            await (
+                _native(bench, work, left, clock, spare)
+                if way == NATIVE
+                else _served(bench, work, way, left, clock, spare)
+            )
         except (TokenmillError, httpx.HTTPError, RuntimeError) as error:
             say(f"batch, {way}: {error}")
             bench.rows.add("batch", f"failed / {way}", way=way, error=str(error))
@@ -129,7 +136,7 @@ async def batches(bench: Bench, work: Work, clock: Clock) -> None:
 
 async def _native(bench: Bench, work: Work, left: list[str], clock: Clock, spare: float) -> None:
     async with up(bench, plan_of(work, NATIVE), "batch") as one:
-        engine = native(one)
+        engine = one.engine
         words_per_token = len(WORDS) / len(await engine.tokenize(" ".join(WORDS)))
         size = replace(TINY if work.tiny else SIZE, words_per_token=words_per_token)
         size = replace(size, jobs=max(size.jobs, work.dials["sequences"]))
@@ -147,14 +154,25 @@ async def _native(bench: Bench, work: Work, left: list[str], clock: Clock, spare
             store = work.folder / f"{path.stem}-{int(time.time())}.jsonl"  # a store of its own for every try
             store.write_bytes(path.read_bytes())
             done = await by_worker(engine, store, work.dials["sequences"], counted=True)
-            _keep(bench, load, NATIVE, done.written_tokens, done.seconds, done.computed_tokens, warm_s,
-                  jobs=len(lines), lanes=work.dials["sequences"], decode_share=done.decode_share)  # fmt: skip
+            _keep(
+                bench,
+                load,
+                NATIVE,
+                done.written_tokens,
+                done.seconds,
+                done.computed_tokens,
+                warm_s,
+                jobs=len(lines),
+                lanes=work.dials["sequences"],
+                decode_share=done.decode_share,
+            )
             if not clock.allows(30.0):
                 return
 
 
 async def _served(bench: Bench, work: Work, way: str, left: list[str], clock: Clock, spare: float) -> None:
-    slots, untuned = WAYS[way], "untuned" in way
+    slots = WAYS[way]
+    untuned = "untuned" in way
     async with server(bench, work, plan_of(work, way), f"np{slots}", untuned=untuned) as one:
         for number, load in enumerate(left):
             found = lines_of(work, load)
@@ -169,15 +187,36 @@ async def _served(bench: Bench, work: Work, way: str, left: list[str], clock: Cl
             window = clock.part(5.0 if work.tiny else WINDOWS_S[load])
             began = time.monotonic()
             done = await sent(one, lines, slots, window)
-            _keep(bench, load, way, done.written, time.monotonic() - began, done.computed, warm_s, jobs=done.jobs,
-                  lanes=slots, warm_computed=warmed.computed)  # fmt: skip
+            _keep(
+                bench,
+                load,
+                way,
+                done.written,
+                time.monotonic() - began,
+                done.computed,
+                warm_s,
+                jobs=done.jobs,
+                lanes=slots,
+                warm_computed=warmed.computed,
+            )
 
 
-def _keep(bench: Bench, load: str, way: str, written: int, seconds: float, computed: int, warm_s: float,
-          **more: Any) -> None:  # fmt: skip
+def _keep(
+    bench: Bench, load: str, way: str, written: int, seconds: float, computed: int, warm_s: float, **more: Any
+) -> None:
     rate = written / seconds if seconds else 0.0
-    bench.rows.add("batch", f"{load} / {way}", load=load, way=way, tok_s=rate, written=written, seconds=seconds,
-                   computed=computed, warm_s=warm_s, **more)  # fmt: skip
+    bench.rows.add(
+        "batch",
+        f"{load} / {way}",
+        load=load,
+        way=way,
+        tok_s=rate,
+        written=written,
+        seconds=seconds,
+        computed=computed,
+        warm_s=warm_s,
+        **more,
+    )
     say(f"  {load}, {way}: {rate:.1f} tok/s ({written} in {seconds:.1f} s, {computed} prompt tokens computed)")
 
 
@@ -225,7 +264,8 @@ class Sent:
 
 async def sent(address: str, lines: list[Line], clients: int, clock: Clock) -> Sent:
     """Clients take lines in the order of the file until there are none or the time is over."""
-    left, seen = iter(lines), Sent()
+    left = iter(lines)
+    seen = Sent()
     once = httpx.Limits(max_keepalive_connections=0)  # the server closes idle ones, and a request may run into that
     async with httpx.AsyncClient(base_url=address, timeout=READY_S, trust_env=False, limits=once) as http:
         tasks = [asyncio.create_task(_client(http, left, seen)) for _ in range(clients)]

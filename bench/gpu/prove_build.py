@@ -27,8 +27,15 @@ from tokenmill.units import MIB
 PART_BYTES = 15 * MIB
 PACKED = "built.tar.gz"
 TARGETS = ("llama", "llama-server")
-OFF = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_APP", "LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI",
-       "LLAMA_OPENSSL", "GGML_CUDA_NCCL")  # fmt: skip
+OFF = (
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_APP",
+    "LLAMA_BUILD_UI",
+    "LLAMA_USE_PREBUILT_UI",
+    "LLAMA_OPENSSL",
+    "GGML_CUDA_NCCL",
+)
 ON = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_SERVER")
 KEPT = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "scripts", "src", "vendor")
 CUDA_BIN = Path("/usr/local/cuda/bin")
@@ -47,7 +54,9 @@ class Built:
 
 def found(folder: Path) -> Built | None:
     """A build that is whole."""
-    library, header, server = folder / "bin" / "libllama.so", folder / "llama.h", folder / "bin" / "llama-server"
+    library = folder / "bin" / "libllama.so"
+    header = folder / "llama.h"
+    server = folder / "bin" / "llama-server"
     return Built(library, header, server) if all(path.exists() for path in (library, header, server)) else None
 
 

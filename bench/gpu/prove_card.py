@@ -39,9 +39,12 @@ async def limited(leave_bytes: int | None) -> AsyncIterator[int | None]:
         yield None
         return
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__)), str(leave_bytes), stdin=asyncio.subprocess.PIPE,
+        sys.executable,
+        str(Path(__file__)),
+        str(leave_bytes),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:

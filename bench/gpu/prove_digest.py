@@ -12,23 +12,22 @@ from dataclasses import asdict, dataclass, replace
 
 from prove_batch import Work, server
 from prove_card import limited
-from prove_engine import Bench, native, say, turn, up
+from prove_engine import Bench, say, turn, up
 from prove_plans import CARD_12, CARDS, MARGIN, placed
 from prove_rows import Clock, Row
 
-from tokenmill.engine.engine import Request, Sampling, answer
+from tokenmill.engine.engine import Engine, Request, Sampling, answer
 from tokenmill.engine.loading_vram import this_driver
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import goal_for
 from tokenmill.errors import TokenmillError
-from tokenmill.plan.draft import capacity, make_draft
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Placement, Plan
-from tokenmill.tune.bench_rig import pids_of
-from tokenmill.tune.drive import outcome_of
-from tokenmill.tune.point import Dials
-from tokenmill.tune.work import vocabulary
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.draft import capacity, make_draft
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Placement, Plan
+from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.point import TrialSettings
+from tokenmill.tuner.trial_run import outcome_of
+from tokenmill.tuner.work import vocabulary
 
 SERVER_S = 30.0
 ROOM = 64  # cells of each answer, at most, that the native engine keeps before another sequence begins
@@ -55,14 +54,16 @@ class Shape:
         return -(-(self.digest + self.sequences * (self.tail + max(self.out, ROOM) + 8)) // 256) * 256
 
 
-FULL, TINY = Shape(16384, 48, 16, 96, 2048), Shape(512, 8, 120, 8, 128)
+FULL = Shape(16384, 48, 16, 96, 2048)
+TINY = Shape(512, 8, 120, 8, 128)
 
 
 def goal_of(work: Work, shape: Shape) -> Goal:
     """On the small card, with nothing left open that the proof depends on."""
     if work.tiny:
-        return Goal(context=shape.context, sequences=1, ubatch=shape.ubatch, cache_type_k="f16", threads=1,
-                    cpu_only=True)  # fmt: skip
+        return Goal(
+            context=shape.context, sequences=1, ubatch=shape.ubatch, cache_type_k="f16", threads=1, cpu_only=True
+        )
     margin = capacity(work.machine, "gpu0") - CARDS[CARD_12] + MARGIN
     return Goal(context=shape.context, sequences=1, ubatch=shape.ubatch, cache_type_k="f16", gpu_margin_bytes=margin)
 
@@ -106,8 +107,15 @@ async def digest(bench: Bench, work: Work, clock: Clock) -> None:
     """Every row that is not there yet."""
     shape = TINY if work.tiny else FULL
     slots = most_slots(work, shape)
-    bench.rows.add("digest", "predicted", digest=shape.digest, context=shape.context, slots=slots, cells=shape.cells,
-                   sequences=shape.sequences)  # fmt: skip
+    bench.rows.add(
+        "digest",
+        "predicted",
+        digest=shape.digest,
+        context=shape.context,
+        slots=slots,
+        cells=shape.cells,
+        sequences=shape.sequences,
+    )
     say(
         f"digest: room for {slots} slots of {shape.context} tokens; {shape.sequences} sequences are to share one digest"
     )
@@ -123,37 +131,52 @@ async def digest(bench: Bench, work: Work, clock: Clock) -> None:
 async def _slots(bench: Bench, work: Work, shape: Shape, name: str, count: int) -> None:
     plan = server_plan(work, shape, count)
     kv = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
-    outcome, detail = "started", None
+    outcome = "started"
+    detail = None
     try:
         async with server(bench, work, plan, f"digest-np{count}"):
             pass
     except TokenmillError as error:
-        outcome, detail = outcome_of(error), f"{error.message} {error.hint or ''}"[-600:]
+        outcome = outcome_of(error)
+        detail = f"{error.message} {error.hint or ''}"[-600:]
     say(f"  llama-server -np {count}: {outcome}")
-    bench.rows.add("digest", name, slots=count, outcome=outcome, detail=detail, predicted_fits=plan.fits,
-                   kv_predicted_bytes=kv)  # fmt: skip
+    bench.rows.add(
+        "digest", name, slots=count, outcome=outcome, detail=detail, predicted_fits=plan.fits, kv_predicted_bytes=kv
+    )
 
 
 async def _shared(bench: Bench, work: Work, shape: Shape, clock: Clock) -> None:
     plan = shared_plan(work, shape)
     try:
         async with up(bench, plan, "digest") as one:
-            row = await _asked(work, shape, plan, native(one), clock)
+            row = await _asked(work, shape, plan, one.engine, clock)
     except (TokenmillError, TimeoutError) as error:
         why = str(error) or "it did not end in its time"
         say(f"  digest: {why}")
         bench.rows.add("digest", "shared / failed", error=why)
         return
     bench.rows.add("digest", "shared", **row)
-    say(f"  native: {row['running']} at once over {shape.digest} shared tokens, {row['cells_used']} cells in use, "
-        f"{row['tok_s']:.1f} tok/s")  # fmt: skip
+    say(
+        f"  native: {row['running']} at once over {shape.digest} shared tokens, {row['cells_used']} cells in use, "
+        f"{row['tok_s']:.1f} tok/s"
+    )
 
 
-async def _asked(work: Work, shape: Shape, plan: Plan, engine: NativeEngine, clock: Clock) -> Row:
+async def _asked(work: Work, shape: Shape, plan: Plan, engine: Engine, clock: Clock) -> Row:
     """All sequences at once over one digest."""
     now = plan.settings
-    dials = Dials(now.threads, now.threads_batch, shape.sequences, shape.ubatch, shape.context, now.cache_type_k,
-                  now.cache_type_v, now.flash_attention, now.mmap, now.repack)  # fmt: skip
+    dials = TrialSettings(
+        now.threads,
+        now.threads_batch,
+        shape.sequences,
+        shape.ubatch,
+        shape.context,
+        now.cache_type_k,
+        now.cache_type_v,
+        now.flash_attention,
+        now.mmap,
+        now.repack,
+    )
     await turn(engine, dials, cells=shape.cells)
     words = await vocabulary(engine)
     drawn = random.Random("digest")
@@ -163,8 +186,10 @@ async def _asked(work: Work, shape: Shape, plan: Plan, engine: NativeEngine, clo
         began = time.monotonic()
         await answer(engine, Request(head, greedy, max_tokens=1, ignore_eos=True))
         digest_s = time.monotonic() - began
-        asked = [Request(head + tuple(drawn.choices(words, k=shape.tail)), greedy, max_tokens=shape.out,
-                         ignore_eos=True) for _ in range(shape.sequences)]  # fmt: skip
+        asked = [
+            Request(head + tuple(drawn.choices(words, k=shape.tail)), greedy, max_tokens=shape.out, ignore_eos=True)
+            for _ in range(shape.sequences)
+        ]
         began = time.monotonic()
         peak = Peak()
         watching = asyncio.create_task(peak.watch(engine))
@@ -174,17 +199,23 @@ async def _asked(work: Work, shape: Shape, plan: Plan, engine: NativeEngine, clo
             watching.cancel()
         seconds = time.monotonic() - began
     vram = this_driver()(pids_of(engine)) if plan.placement.gpus else None
-    buffers = engine.hello.buffers
+    buffers = (engine.runtime.buffers if engine.runtime is not None else None) or ()
     return {
-        "sequences": shape.sequences, **asdict(peak),
-        "cached_least": min(each.usage.cached_tokens or 0 for each in answers), "digest": shape.digest,
-        "digest_s": digest_s, "seconds": seconds, "tok_s": shape.sequences * shape.out / seconds,
+        "sequences": shape.sequences,
+        **asdict(peak),
+        "cached_least": min(each.usage.cached_tokens or 0 for each in answers),
+        "digest": shape.digest,
+        "digest_s": digest_s,
+        "seconds": seconds,
+        "tok_s": shape.sequences * shape.out / seconds,
         "kv_bytes": sum(buffer.context_bytes for buffer in buffers),
         "kv_predicted_bytes": sum(row.bytes for row in plan.ledger.full_context if row.item == "kv"),
         "vram": {f"gpu{index}": size for index, size in (vram or {}).items()},
-        "vram_predicted": {tier: sum(row.bytes for row in plan.ledger.after_load if row.tier == tier
-                                     and row.item != "reserve") for tier in plan.placement.gpus},
-    }  # fmt: skip
+        "vram_predicted": {
+            tier: sum(row.bytes for row in plan.ledger.after_load if row.tier == tier and row.item != "reserve")
+            for tier in plan.placement.gpus
+        },
+    }
 
 
 @dataclass(slots=True)
@@ -195,7 +226,7 @@ class Peak:
     cells_used: int = 0
     cells_total: int = 0
 
-    async def watch(self, engine: NativeEngine) -> None:
+    async def watch(self, engine: Engine) -> None:
         """Until it is cancelled."""
         while True:
             now = (await engine.status()).counters

@@ -27,21 +27,19 @@ from prove_plans import (
 from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.bring_up import Up, bring_up, hold
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
+from tokenmill.engine.launching import ReadyEngine, hold, launch_engine
 from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.measured import machine_id
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import INTERACTIVE_LANES, sequences_for
 from tokenmill.engine.records import log_path
-from tokenmill.engine.watched import Watched
-from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.plan.calibration import Calibration
-from tokenmill.plan.plan import Plan
-from tokenmill.tune.bench_rig import pids_of
-from tokenmill.tune.measure import How, measure, prepare
-from tokenmill.tune.point import Aim, Dials, Figures
-from tokenmill.tune.work import Drawn, vocabulary
+from tokenmill.errors import TokenmillError
+from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
+from tokenmill.planner.calibration import Calibration
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.measure import How, measure, prepare
+from tokenmill.tuner.point import Aim, Figures, TrialSettings
+from tokenmill.tuner.work import Drawn, vocabulary
 from tokenmill.units import format_bytes
 
 NAME = "prove"
@@ -90,8 +88,13 @@ async def prove(bench: Bench, case: Case, stages: set[str], clock: Clock, cores:
         say(f"{case.name}: left out, {clock.left_s:.0f} s are too few to load it")
         return
     if not case.plan.fits:
-        bench.rows.add("ledger", case.name, case=case.name, error="does not fit by its own ledger",
-                       shortfalls=[asdict(one) for one in case.plan.shortfalls])  # fmt: skip
+        bench.rows.add(
+            "ledger",
+            case.name,
+            case=case.name,
+            error="does not fit by its own ledger",
+            shortfalls=[asdict(one) for one in case.plan.shortfalls],
+        )
         return
     try:
         async with limited(case.card_bytes) as free, up(bench, case.plan, case.slug) as one:
@@ -101,19 +104,24 @@ async def prove(bench: Bench, case: Case, stages: set[str], clock: Clock, cores:
             bench.load_s = one.load_s + 5
             if wants_ledger:
                 await held(bench, case, one, free)
-            await sped(bench, case, native(one), left, clock, cores)
+            await sped(bench, case, one.engine, left, clock, cores)
     except TokenmillError as error:
         say(f"{case.name}: {error.message}")
-        bench.rows.add("ledger" if wants_ledger else "speed", f"{case.name} / failed", case=case.name,
-                       error=error.message, hint=error.hint)  # fmt: skip
+        bench.rows.add(
+            "ledger" if wants_ledger else "speed",
+            f"{case.name} / failed",
+            case=case.name,
+            error=error.message,
+            hint=error.hint,
+        )
 
 
 @asynccontextmanager
-async def up(bench: Bench, plan: Plan, slug: str) -> AsyncIterator[Up]:
+async def up(bench: Bench, plan: Plan, slug: str) -> AsyncIterator[ReadyEngine]:
     """An engine for a plan; its log is kept."""
     name = f"{NAME}-{slug}"
     try:
-        one = await bring_up(
+        one = await launch_engine(
             plan, model_path=bench.model, config=replace(bench.config, warm=False), state=bench.state, name=name
         )
         try:
@@ -132,15 +140,7 @@ def keep_log(bench: Bench, name: str) -> None:
         (bench.logs / f"{name}.log").write_bytes(log.read_bytes())
 
 
-def native(one: Up) -> NativeEngine:
-    """The living engine itself, which can be turned."""
-    living = one.engine.current if isinstance(one.engine, Watched) else one.engine
-    if not isinstance(living, NativeEngine):
-        raise EngineError("this is no native engine")
-    return living
-
-
-async def held(bench: Bench, case: Case, one: Up, free: int | None) -> Row:
+async def held(bench: Bench, case: Case, one: ReadyEngine, free: int | None) -> Row:
     """The ledger, after a prompt of two micro-batches has made every buffer and kernel be there."""
     plan = case.plan
     tokens = min(2 * plan.settings.ubatch, plan.settings.context - 16)
@@ -155,19 +155,30 @@ async def held_as(bench: Bench, case: Case, engine: Engine, name: str, **more: A
     found = await asyncio.to_thread(hold, plan, engine, log_path(bench.state, name))
     rows = [asdict(row) for row in found.rows if row.measured_bytes is not None]
     for row in rows:
-        ours, theirs = format_bytes(row["predicted_bytes"]), format_bytes(row["measured_bytes"])
+        ours = format_bytes(row["predicted_bytes"])
+        theirs = format_bytes(row["measured_bytes"])
         say(f"  {row['tier']:5} {row['item']:8} predicted {ours:>10}, measured {theirs:>10}")
-    settings = {name: getattr(plan.settings, name) for name in ("context", "sequences", "ubatch", "threads", "mmap",
-                                                               "repack", "cache_type_k")}  # fmt: skip
+    settings = {
+        name: getattr(plan.settings, name)
+        for name in ("context", "sequences", "ubatch", "threads", "mmap", "repack", "cache_type_k")
+    }
     return bench.rows.add(
-        "ledger", case.name, case=case.name, rows=rows, settings=settings, build=found.build,
+        "ledger",
+        case.name,
+        case=case.name,
+        rows=rows,
+        settings=settings,
+        build=found.build,
         notes=list(engine.capabilities.notes),
-        card_bytes=case.card_bytes, **more, load_warm_s=plan.forecast.load_warm_s,
-        load_cold_s=plan.forecast.load_cold_s, placement=[d.value for d in plan.decisions if d.name == "placement"],
-    )  # fmt: skip
+        card_bytes=case.card_bytes,
+        **more,
+        load_warm_s=plan.forecast.load_warm_s,
+        load_cold_s=plan.forecast.load_cold_s,
+        placement=[d.value for d in plan.decisions if d.name == "placement"],
+    )
 
 
-async def sped(bench: Bench, case: Case, engine: NativeEngine, left: list[Point], clock: Clock, cores: int) -> None:
+async def sped(bench: Bench, case: Case, engine: Engine, left: list[Point], clock: Clock, cores: int) -> None:
     """Speeds at every point that is left and that there is time for."""
     if not left:
         return
@@ -176,15 +187,27 @@ async def sped(bench: Bench, case: Case, engine: NativeEngine, left: list[Point]
     for number, point in enumerate(left):
         said = forecast(case.plan, point)
         if not clock.allows(seconds_for(point, said)):
-            bench.rows.add("speed", key(case, point), case=case.name, point=point.name, axis=point.axis,
-                           skipped=f"{clock.left_s:.0f} s were left")  # fmt: skip
+            bench.rows.add(
+                "speed",
+                key(case, point),
+                case=case.name,
+                point=point.name,
+                axis=point.axis,
+                skipped=f"{clock.left_s:.0f} s were left",
+            )
             continue
         try:
             async with asyncio.timeout(min(POINT_LIMIT_S, max(20.0, clock.left_s))):
                 row = await measured(bench, case, engine, point, words, number)
         except TimeoutError:
-            bench.rows.add("speed", key(case, point), case=case.name, point=point.name, axis=point.axis,
-                           skipped="it did not end in time")  # fmt: skip
+            bench.rows.add(
+                "speed",
+                key(case, point),
+                case=case.name,
+                point=point.name,
+                axis=point.axis,
+                skipped="it did not end in time",
+            )
             return  # what it left running would disturb the next
         known = correction(bench, case, first, engine)
         told = _told(forecast(case.plan, point, known)) if known is not None else None
@@ -192,48 +215,73 @@ async def sped(bench: Bench, case: Case, engine: NativeEngine, left: list[Point]
         say(f"  {point.name:22} {_words(kept)}")
 
 
-async def measured(bench: Bench, case: Case, engine: NativeEngine, point: Point, words: tuple[int, ...],
-                   number: int) -> dict[str, Any]:  # fmt: skip
+async def measured(
+    bench: Bench, case: Case, engine: Engine, point: Point, words: tuple[int, ...], number: int
+) -> dict[str, Any]:
     """One point: the context it needs, a head, and waves of jobs."""
-    dials, lanes = point.dials(case.plan), point.sequences
+    dials = point.dials(case.plan)
+    lanes = point.sequences
     began = time.monotonic()
     await turn(engine, dials)
     work = Drawn(Aim(prompt_tokens=point.head, tail_tokens=TAIL, output_tokens=OUT), words, seed=number)
     head_s = await prepare(engine, work, number, lanes)
-    found = await measure(engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch,
-                          context=dials.context, head_s=head_s)  # fmt: skip
+    found = await measure(
+        engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch, context=dials.context, head_s=head_s
+    )
     pids = pids_of(engine)
     vram = this_driver()(pids) if case.plan.placement.gpus else None
     ledger = ledger_at(case.plan, point)
-    taken = {tier: sum(row.bytes for row in ledger.after_load if row.tier == tier and row.item != "reserve")
-             for tier in case.plan.placement.gpus}  # fmt: skip
+    taken = {
+        tier: sum(row.bytes for row in ledger.after_load if row.tier == tier and row.item != "reserve")
+        for tier in case.plan.placement.gpus
+    }
     return {
-        "case": case.name, "point": point.name, "axis": point.axis, "dials": asdict(dials), "head": point.head,
-        "measured": _told(found.figures), "spread": found.spread, "waves": found.waves,
-        "vram": {f"gpu{index}": size for index, size in (vram or {}).items()}, "vram_predicted": taken,
+        "case": case.name,
+        "point": point.name,
+        "axis": point.axis,
+        "dials": asdict(dials),
+        "head": point.head,
+        "measured": _told(found.figures),
+        "spread": found.spread,
+        "waves": found.waves,
+        "vram": {f"gpu{index}": size for index, size in (vram or {}).items()},
+        "vram_predicted": taken,
         "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    }
 
 
-async def turn(engine: NativeEngine, dials: Dials, *, cells: int | None = None) -> None:
+async def turn(engine: Engine, dials: TrialSettings, *, cells: int | None = None) -> None:
     """Another context on the same weights."""
     ids = sequences_for(dials.sequences, INTERACTIVE_LANES)
     await engine.set_context(
-        cells=cells or dials.context * dials.sequences, context=dials.context, sequences=ids, ubatch=dials.ubatch,
-        batch=max(dials.ubatch, ids), cache_type_k=dials.cache_type_k, cache_type_v=dials.cache_type_v,
-        flash_attention=dials.flash_attention, threads=dials.threads, threads_batch=dials.threads_batch,
+        cells=cells or dials.context * dials.sequences,
+        context=dials.context,
+        sequences=ids,
+        ubatch=dials.ubatch,
+        batch=max(dials.ubatch, ids),
+        cache_type_k=dials.cache_type_k,
+        cache_type_v=dials.cache_type_v,
+        flash_attention=dials.flash_attention,
+        threads=dials.threads,
+        threads_batch=dials.threads_batch,
         lanes=dials.sequences,
-    )  # fmt: skip
+    )
 
 
-def correction(bench: Bench, case: Case, first: Point, engine: NativeEngine) -> Calibration | None:
+def correction(bench: Bench, case: Case, first: Point, engine: Engine) -> Calibration | None:
     """By the row of the first point, once it is there."""
     row = bench.rows.get("speed", key(case, first))
     if row is None or "measured" not in row:
         return None
     found = row["measured"]
-    return calibrated(case, first, Figures(found["decode"], found["prefill"]), machine_id=machine_id(case.plan.machine),
-                      model_id=engine.identity.model_id, when=row["when"])  # fmt: skip
+    return calibrated(
+        case,
+        first,
+        Figures(found["decode"], found["prefill"]),
+        machine_id=machine_id(case.plan.machine),
+        model_id=engine.identity.model_id,
+        when=row["when"],
+    )
 
 
 def _told(figures: Figures) -> dict[str, float | None]:

@@ -8,9 +8,13 @@ from prove_rows import Row
 
 from tokenmill.units import MIB
 
-LEDGER_SHARE, LEDGER_UNDER_BYTES = 0.02, 200 * MIB
-DECODE_BEFORE, DECODE_AFTER, PREFILL = 0.25, 0.15, 0.30
-AGAINST_ONE, AGAINST_UNTUNED = 1.8, 3.0
+LEDGER_SHARE = 0.02
+LEDGER_UNDER_BYTES = 200 * MIB
+DECODE_BEFORE = 0.25
+DECODE_AFTER = 0.15
+PREFILL = 0.30
+AGAINST_ONE = 1.8
+AGAINST_UNTUNED = 3.0
 ENGINE_ITEMS = ("weights", "repack", "kv", "compute", "output")
 
 
@@ -71,12 +75,14 @@ def speeds(rows: Iterable[Row]) -> dict[str, list[Verdict]]:
             continue
         what = f"{row['case']}, {row['point']}"
         for name, kind, when, share in (
-            ("decode before", "decode", "before", DECODE_BEFORE), ("decode after", "decode", "after", DECODE_AFTER),
+            ("decode before", "decode", "before", DECODE_BEFORE),
+            ("decode after", "decode", "after", DECODE_AFTER),
             ("prefill", "prefill", "before", PREFILL),
-        ):  # fmt: skip
+        ):
             if when == "after" and row["axis"] == "first":
                 continue  # it was calibrated by this one
-            predicted, measured = (row.get(when) or {}).get(kind), row["measured"].get(kind)
+            predicted = (row.get(when) or {}).get(kind)
+            measured = row["measured"].get(kind)
             if measured is not None:
                 met = within(predicted, measured, share)
                 found[name].append(Verdict(what, predicted, measured, met, f"{share:.0%}"))

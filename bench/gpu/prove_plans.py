@@ -7,27 +7,31 @@ On a card: everything on it, experts in host memory, half of them, and what the 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tokenmill.engine.native.from_plan import environment_of
-from tokenmill.engine.native.order import goal_for
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.plan.calibration import Calibration
-from tokenmill.plan.draft import capacity, make_draft
-from tokenmill.plan.fingerprint import fingerprint
-from tokenmill.plan.forecast import decode_speed, prefill_speed
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.place import assemble, host_tier
-from tokenmill.plan.plan import Ledger, Placement, Plan
-from tokenmill.tune.calibrate import calibration
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Dials, Figures
-from tokenmill.tune.predicted import settings_with
+from tokenmill.native.from_plan import environment_of
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.calibration import Calibration
+from tokenmill.planner.draft import capacity, make_draft
+from tokenmill.planner.fingerprint import fingerprint
+from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.place import assemble, host_tier
+from tokenmill.planner.plan import Ledger, Placement, Plan
+from tokenmill.tuner.calibrate import calibration
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, TrialSettings
+from tokenmill.tuner.predicted import settings_with
 from tokenmill.units import GIB, MIB
 
-ALL, EXPERTS, HALF = "all on the GPU", "experts on the CPU", "half the experts on the GPU"
-CARD_24, CARD_12 = "a 24 GB card", "a 12 GB card"
-READ, MAPPED = "read into memory", "mapped, not repacked"
+ALL = "all on the GPU"
+EXPERTS = "experts on the CPU"
+HALF = "half the experts on the GPU"
+CARD_24 = "a 24 GB card"
+CARD_12 = "a 12 GB card"
+READ = "read into memory"
+MAPPED = "mapped, not repacked"
 CARDS = {CARD_24: 24 * GIB, CARD_12: 12 * GIB}
 MARGIN = 512 * MIB
 TAIL, OUT = 16, 32  # tokens of a job beside the head: what is its own, and what is written
@@ -64,12 +68,22 @@ class Point:
         """In a row's key."""
         return f"{self.threads}t {self.sequences}s ub{self.ubatch} d{self.head}"
 
-    def dials(self, plan: Plan) -> Dials:
+    def dials(self, plan: Plan) -> TrialSettings:
         """The same in the words of a tuning."""
         now = plan.settings
         context = max(self.head + TAIL + 8 * OUT + SPARE, self.ubatch)
-        return Dials(self.threads, self.threads, self.sequences, self.ubatch, context, now.cache_type_k,
-                     now.cache_type_v, now.flash_attention, now.mmap, now.repack)  # fmt: skip
+        return TrialSettings(
+            self.threads,
+            self.threads,
+            self.sequences,
+            self.ubatch,
+            context,
+            now.cache_type_k,
+            now.cache_type_v,
+            now.flash_attention,
+            now.mmap,
+            now.repack,
+        )
 
 
 def cases(machine: Machine, profile: Profile, *, tiny: bool = False) -> list[Case]:
@@ -110,8 +124,12 @@ def points(case: Case, cores: int, *, tiny: bool = False) -> list[Point]:
     threads = min(case.plan.settings.threads, cores)
     if tiny:
         first = Point("first", threads, 1, 256, 128)
-        more = [replace(first, axis="sequences", sequences=4), replace(first, axis="depth", head=512),
-                replace(first, axis="ubatch", ubatch=64), replace(first, axis="threads", threads=2)]  # fmt: skip
+        more = [
+            replace(first, axis="sequences", sequences=4),
+            replace(first, axis="depth", head=512),
+            replace(first, axis="ubatch", ubatch=64),
+            replace(first, axis="threads", threads=2),
+        ]
         return _distinct([first, *more])
     first = Point("first", threads, 1, 512, 512)
     on_host = any(
@@ -123,15 +141,17 @@ def points(case: Case, cores: int, *, tiny: bool = False) -> list[Point]:
     cut = () if rarely else (4, 8, 12, 14, 16) if on_host else (1,)
     sizes = (2048,) if rarely else (2048, 512, 256)
     depths = (8192,) if on_host else (8192, 32768)
-    return _distinct([
-        first,
-        *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[:1]),
-        *(replace(first, axis="sequences", sequences=count) for count in widths[:2]),
-        *(replace(first, axis="threads", threads=count) for count in cut if count <= cores),
-        *(replace(first, axis="depth", ubatch=2048, head=depth) for depth in depths),
-        *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[1:]),
-        *(replace(first, axis="sequences", sequences=count) for count in widths[2:]),
-    ])  # fmt: skip
+    return _distinct(
+        [
+            first,
+            *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[:1]),
+            *(replace(first, axis="sequences", sequences=count) for count in widths[:2]),
+            *(replace(first, axis="threads", threads=count) for count in cut if count <= cores),
+            *(replace(first, axis="depth", ubatch=2048, head=depth) for depth in depths),
+            *(replace(first, axis="ubatch", ubatch=size, head=2048) for size in sizes[1:]),
+            *(replace(first, axis="sequences", sequences=count) for count in widths[2:]),
+        ]
+    )
 
 
 def _distinct(found: list[Point]) -> list[Point]:
@@ -140,11 +160,13 @@ def _distinct(found: list[Point]) -> list[Point]:
 
 def forecast(plan: Plan, point: Point, known: Calibration | None = None) -> Figures:
     """What is predicted at a point, with the offload threshold that the plan's engine is started with."""
-    dials, rows = point.dials(plan), environment_of(plan).get("GGML_OP_OFFLOAD_MIN_BATCH")
+    dials = point.dials(plan)
+    rows = environment_of(plan).get("GGML_OP_OFFLOAD_MIN_BATCH")
     given = (plan.machine, plan.profile, settings_with(plan.settings, dials), plan.placement)
     least = None if rows is None else int(rows)
-    write = decode_speed(*given, depth=point.head + TAIL + OUT // 2, sequences=point.sequences, calibration=known,
-                         min_batch=least)  # fmt: skip
+    write = decode_speed(
+        *given, depth=point.head + TAIL + OUT // 2, sequences=point.sequences, calibration=known, min_batch=least
+    )
     read = prefill_speed(*given, depth=0, prompt=point.head, calibration=known, min_batch=least)
     return Figures(None if write is None else write.tok_s, None if read is None else read.tok_s)
 
@@ -152,19 +174,41 @@ def forecast(plan: Plan, point: Point, known: Calibration | None = None) -> Figu
 def ledger_at(plan: Plan, point: Point) -> Ledger:
     """What the plan's placement takes at a point."""
     dials = point.dials(plan)
-    goal = replace(plan.goal, threads=dials.threads, threads_batch=dials.threads, sequences=dials.sequences,
-                   ubatch=dials.ubatch, context=dials.context, cache_type_k=dials.cache_type_k,
-                   cache_type_v=dials.cache_type_v, mmap=dials.mmap, repack=dials.repack)  # fmt: skip
+    goal = replace(
+        plan.goal,
+        threads=dials.threads,
+        threads_batch=dials.threads,
+        sequences=dials.sequences,
+        ubatch=dials.ubatch,
+        context=dials.context,
+        cache_type_k=dials.cache_type_k,
+        cache_type_v=dials.cache_type_v,
+        mmap=dials.mmap,
+        repack=dials.repack,
+    )
     return make_draft(plan.machine, plan.profile, goal_for(goal), plan.placement).ledger
 
 
-def calibrated(case: Case, first: Point, figures: Figures, *, machine_id: str, model_id: str,
-               when: str) -> Calibration | None:  # fmt: skip
+def calibrated(
+    case: Case, first: Point, figures: Figures, *, machine_id: str, model_id: str, when: str
+) -> Calibration | None:
     """What one run at the first point says of a plan's forecast, by the product's own rule."""
     plan = case.plan
     dials = replace(first.dials(plan), placement=fingerprint(plan.profile, plan.placement))
-    speed = Speed(when, plan.machine.name, machine_id, plan.profile.name, model_id, "native", "this", "tune",
-                  dials, first.head, figures, Figures())  # fmt: skip
+    speed = Speed(
+        when,
+        plan.machine.name,
+        machine_id,
+        plan.profile.name,
+        model_id,
+        "native",
+        "this",
+        "tune",
+        dials,
+        first.head,
+        figures,
+        Figures(),
+    )
     return calibration([speed], plan, machine_id=machine_id, model_id=model_id, engines=("native",))
 
 

@@ -20,12 +20,21 @@ from tokenmill.model.catalog import Entry
 from tokenmill.model.gguf import TensorEntry
 from tokenmill.model.header import Encoded, Plain, Row, encode
 
-MODEL, QUANT = "kimi-k2.5", "Q4_X"
+MODEL = "kimi-k2.5"
+QUANT = "Q4_X"
 LAYERS = 5  # one dense, four of 9.06 GiB of experts: 38.9 GiB in all
 TINY = synth.Sizes(
-    layers=4, embed=512, heads=4, head_dim=64, experts=32, used=4, expert_ff=256, dense_ff=1024, vocab=4096,
+    layers=4,
+    embed=512,
+    heads=4,
+    head_dim=64,
+    experts=32,
+    used=4,
+    expert_ff=256,
+    dense_ff=1024,
+    vocab=4096,
     context=65536,
-)  # fmt: skip
+)
 
 
 def head(layers: int = LAYERS) -> Encoded:
@@ -44,7 +53,8 @@ def head(layers: int = LAYERS) -> Encoded:
 
 
 def _tensors(cut: Entry) -> tuple[Row, ...]:
-    slots, mix = cut.slots(), cut.mixes[QUANT]
+    slots = cut.slots()
+    mix = cut.mixes[QUANT]
     types = mixture.choose(mix.base, slots, cut.traits(), {**cut.pinned, **mix.patterns})
     rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]
     return tuple(sorted(rows, key=lambda row: shapes.file_order(row[0])))
@@ -93,7 +103,8 @@ def _fill(path: Path, start: int, tensor: TensorEntry) -> None:
             view = memoryview(np.ascontiguousarray(piece).data).cast("B")
             while view:
                 done = os.pwrite(file, view, at)
-                at, view = at + done, view[done:]
+                at = at + done
+                view = view[done:]
     finally:
         os.close(file)
 

@@ -19,11 +19,16 @@ from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.machine import Machine
-from tokenmill.plan.draft import capacity
+from tokenmill.planner.draft import capacity
 
-CONTEXT, HEAD, TAIL, OUT = 1024, 512, 32, 64
-TRIALS, TRIAL_S = 18, 2.0
-STOP_S, VERDICT_S = 10.0, 25.0
+CONTEXT = 1024
+HEAD = 512
+TAIL = 32
+OUT = 64
+TRIALS = 18
+TRIAL_S = 2.0
+STOP_S = 10.0
+VERDICT_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +54,60 @@ def config_text(tuning: Tuning) -> str:
 
 def command(tuning: Tuning, config: Path, trials: int) -> list[str]:
     """The command line; what is a matter of loading stays as planned, so that there is one load."""
-    words = [sys.executable, "-m", "tokenmill", "tune", str(tuning.model), "--machine", str(tuning.machine_file),
-             "--config", str(config), "--json", "--busy", "--trials", str(trials), "--cache-type", "f16"]  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "tokenmill",
+        "tune",
+        str(tuning.model),
+        "--machine",
+        str(tuning.machine_file),
+        "--config",
+        str(config),
+        "--json",
+        "--busy",
+        "--trials",
+        str(trials),
+        "--cache-type",
+        "f16",
+    ]
     if tuning.tiny:
-        return [*words, "--cpu-only", "--threads", "1", "--no-mmap", "--no-repack", "--context", "512",
-                "--head-tokens", "128", "--tail-tokens", "16", "--output-tokens", "16",
-                "--trial-seconds", "0.5"]  # fmt: skip
+        return [
+            *words,
+            "--cpu-only",
+            "--threads",
+            "1",
+            "--no-mmap",
+            "--no-repack",
+            "--context",
+            "512",
+            "--head-tokens",
+            "128",
+            "--tail-tokens",
+            "16",
+            "--output-tokens",
+            "16",
+            "--trial-seconds",
+            "0.5",
+        ]
     margin = capacity(tuning.machine, "gpu0") - CARDS[CARD_12] + MARGIN
-    return [*words, "--margin", str(margin), "--no-mmap", "--no-repack", "--context", str(CONTEXT), "--head-tokens",
-            str(HEAD), "--tail-tokens", str(TAIL), "--output-tokens", str(OUT),
-            "--trial-seconds", str(TRIAL_S)]  # fmt: skip
+    return [
+        *words,
+        "--margin",
+        str(margin),
+        "--no-mmap",
+        "--no-repack",
+        "--context",
+        str(CONTEXT),
+        "--head-tokens",
+        str(HEAD),
+        "--tail-tokens",
+        str(TAIL),
+        "--output-tokens",
+        str(OUT),
+        "--trial-seconds",
+        str(TRIAL_S),
+    ]
 
 
 def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
@@ -79,8 +128,14 @@ def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
         return None
     point: dict[str, Any] = json.loads(text)
     for number, trial in enumerate(point["trials"]):
-        rows.add("tune", f"trial {number}", dials=trial["dials"], figures=trial["figures"], outcome=trial["outcome"],
-                 seconds=trial["seconds"])  # fmt: skip
+        rows.add(
+            "tune",
+            f"trial {number}",
+            dials=trial["dials"],
+            figures=trial["figures"],
+            outcome=trial["outcome"],
+            seconds=trial["seconds"],
+        )
     short = {name: point[name] for name in ("dials", "figures", "noise", "knee", "given_up", "loads", "seconds")}
     say(f"tune: {point['knee']}")
     return rows.add("tune", "point", point=short, trials=len(point["trials"]), stopped=stopped)

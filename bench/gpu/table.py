@@ -86,7 +86,7 @@ def facts(found: Tables) -> list[str]:
         ("engine", next((row["build"] for row in ledgers), "")),
         ("built", f"{made.get('seconds', 0):.0f} s, sm_{made.get('cuda')}" if made else "elsewhere"),
         ("model", f"{cut.get('bytes', 0) / GIB:.2f} GiB, {cut.get('layers')} layers of Kimi-K2.5, random weights"),
-    ]  # fmt: skip
+    ]
     return table(("", ""), rows)
 
 
@@ -102,11 +102,15 @@ def targets(found: Tables) -> list[tuple[str, list[Verdict]]]:
         ("decode within 25 % before any run", spoken["decode before"]),
         ("decode within 15 % after one run of each plan", spoken["decode after"]),
         ("prefill within 30 % before any run", spoken["prefill"]),
-        (f"batch at the tuned point at least {AGAINST_ONE:g} times -np 1",
-         [one for one in compared if one.what.endswith("-np 1")]),
-        (f"batch at the tuned point at least {AGAINST_UNTUNED:g} times an untuned -np 32",
-         [one for one in compared if one.what.endswith("untuned")]),
-    ]  # fmt: skip
+        (
+            f"batch at the tuned point at least {AGAINST_ONE:g} times -np 1",
+            [one for one in compared if one.what.endswith("-np 1")],
+        ),
+        (
+            f"batch at the tuned point at least {AGAINST_UNTUNED:g} times an untuned -np 32",
+            [one for one in compared if one.what.endswith("untuned")],
+        ),
+    ]
 
 
 def target_table(found: Tables) -> list[str]:
@@ -137,21 +141,42 @@ def memory(found: Tables) -> list[str]:
             f"{row.get('case')}, {settings.get('sequences')} x {settings.get('context')}, ub {settings.get('ubatch')}"
         )
         for item in row.get("rows", []):
-            ours, theirs = item["predicted_bytes"], item["measured_bytes"]
+            ours = item["predicted_bytes"]
+            theirs = item["measured_bytes"]
             judged = holds(ours, theirs) if item["item"] == "total" else None
-            rows.append((words, item["tier"], item["item"], item["source"], mib(ours), mib(theirs), ratio(ours, theirs),
-                         met(judged)))  # fmt: skip
+            rows.append(
+                (
+                    words,
+                    item["tier"],
+                    item["item"],
+                    item["source"],
+                    mib(ours),
+                    mib(theirs),
+                    ratio(ours, theirs),
+                    met(judged),
+                )
+            )
             words = ""
     lines = table(("plan", "in", "item", "by", "predicted, MiB", "measured, MiB", "ratio", "target met"), rows)
-    devices = [(one.what, mib(one.predicted), mib(one.measured), ratio(one.predicted, one.measured), met(one.met))
-               for one in device_totals(found["ledger"].values())]  # fmt: skip
+    devices = [
+        (one.what, mib(one.predicted), mib(one.measured), ratio(one.predicted, one.measured), met(one.met))
+        for one in device_totals(found["ledger"].values())
+    ]
     lines += ["Each device as a whole, by the driver where it says, else by the engine's buffers:", ""]
     lines += table(("plan, device", "predicted, MiB", "measured, MiB", "ratio", "target met"), devices)
     points = [
-        (row["case"], row["point"], mib(row["vram_predicted"].get(tier)), mib(size),
-         ratio(row["vram_predicted"].get(tier), size), met(holds(row["vram_predicted"].get(tier) or 0, size)))
-        for row in found["speed"].values() if "measured" in row for tier, size in row["vram"].items()
-    ]  # fmt: skip
+        (
+            row["case"],
+            row["point"],
+            mib(row["vram_predicted"].get(tier)),
+            mib(size),
+            ratio(row["vram_predicted"].get(tier), size),
+            met(holds(row["vram_predicted"].get(tier) or 0, size)),
+        )
+        for row in found["speed"].values()
+        if "measured" in row
+        for tier, size in row["vram"].items()
+    ]
     if points:
         lines += ["The process on the card at every point of the speeds below, by the driver:", ""]
         lines += table(("plan", "point", "predicted, MiB", "measured, MiB", "ratio", "target met"), points)
@@ -164,20 +189,47 @@ def speed(found: Tables, kind: str) -> list[str]:
     for row in found["speed"].values():
         if "measured" not in row or row["measured"].get(kind) is None:
             continue
-        measured, dials = row["measured"][kind], row["dials"]
-        before, after = (row["before"] or {}).get(kind), (row["after"] or {}).get(kind)
+        measured = row["measured"][kind]
+        dials = row["dials"]
+        before = (row["before"] or {}).get(kind)
+        after = (row["after"] or {}).get(kind)
         first = row["axis"] == "first"
         limits = (0.25, 0.15) if kind == "decode" else (0.30, 0.30)
-        rows.append((
-            row["case"], row["axis"], dials["threads"], dials["sequences"], dials["ubatch"], row["head"],
-            number(before), number(None if first else after), number(measured), ratio(before, measured),
-            "" if first else ratio(after, measured), met(within(before, measured, limits[0])),
-            "" if first else met(within(after, measured, limits[1])),
-        ))  # fmt: skip
+        rows.append(
+            (
+                row["case"],
+                row["axis"],
+                dials["threads"],
+                dials["sequences"],
+                dials["ubatch"],
+                row["head"],
+                number(before),
+                number(None if first else after),
+                number(measured),
+                ratio(before, measured),
+                "" if first else ratio(after, measured),
+                met(within(before, measured, limits[0])),
+                "" if first else met(within(after, measured, limits[1])),
+            )
+        )
     return table(
-        ("plan", "by", "threads", "sequences", "ubatch", "depth", "predicted", "after one run", "measured, tok/s",
-         "ratio", "after", "within, before", "after"), rows,
-    )  # fmt: skip
+        (
+            "plan",
+            "by",
+            "threads",
+            "sequences",
+            "ubatch",
+            "depth",
+            "predicted",
+            "after one run",
+            "measured, tok/s",
+            "ratio",
+            "after",
+            "within, before",
+            "after",
+        ),
+        rows,
+    )
 
 
 def loads(found: Tables) -> list[str]:
@@ -185,7 +237,8 @@ def loads(found: Tables) -> list[str]:
     rows = []
     for row in found["ledger"].values():
         if "load_s" in row:
-            said, took = row.get("load_warm_s"), row["load_s"]
+            said = row.get("load_warm_s")
+            took = row["load_s"]
             rows.append((row["case"], number(said), number(took), ratio(said, took)))
     return table(("plan", "predicted with the file in the page cache, s", "measured, s", "ratio"), rows)
 
@@ -197,25 +250,51 @@ def tuned(found: Tables) -> list[str]:
     trials = [row for key, row in found["tune"].items() if key.startswith("trial")]
     trials.sort(key=lambda row: tuple(row["dials"][name] for name in DIALS))
     if point:
-        dials, seconds = point["dials"], sum(row["seconds"] for row in trials)
+        dials = point["dials"]
+        seconds = sum(row["seconds"] for row in trials)
         how = f"the best of {len(trials)} trials when the time was over," if stopped else "found"
-        lines += [f"{dials['threads']} threads ({dials['threads_batch']} for prefill), {dials['sequences']} sequences, "
-                  f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, {how} in "
-                  f"{seconds:.0f} s and {point['loads']} load(s). {point['knee']}.", ""]  # fmt: skip
-    rows = [(*(row["dials"][name] for name in DIALS), number(row["figures"]["decode_tok_s"]),
-             number(row["figures"]["jobs_tok_s"]), row["outcome"]) for row in trials]  # fmt: skip
+        lines += [
+            f"{dials['threads']} threads ({dials['threads_batch']} for prefill), {dials['sequences']} sequences, "
+            f"ubatch {dials['ubatch']}: {number(point['figures']['jobs_tok_s'])} tok/s of a batch, {how} in "
+            f"{seconds:.0f} s and {point['loads']} load(s). {point['knee']}.",
+            "",
+        ]
+    rows = [
+        (
+            *(row["dials"][name] for name in DIALS),
+            number(row["figures"]["decode_tok_s"]),
+            number(row["figures"]["jobs_tok_s"]),
+            row["outcome"],
+        )
+        for row in trials
+    ]
     head = ("sequences", "threads", "for prefill", "ubatch", "decode, tok/s", "batch, tok/s", "outcome")
     return lines + table(head, rows)
 
 
 def batch(found: Tables) -> list[str]:
     """Ways side by side."""
-    rows = [(row["load"], row["way"], row["lanes"], number(row["tok_s"]), row["written"], f"{row['seconds']:.1f}",
-             row["computed"], row["jobs"]) for row in found["batch"].values() if "tok_s" in row]  # fmt: skip
+    rows = [
+        (
+            row["load"],
+            row["way"],
+            row["lanes"],
+            number(row["tok_s"]),
+            row["written"],
+            f"{row['seconds']:.1f}",
+            row["computed"],
+            row["jobs"],
+        )
+        for row in found["batch"].values()
+        if "tok_s" in row
+    ]
     head = ("load", "way", "at once", "tok/s", "tokens written", "s", "prompt tokens computed", "jobs ended")
     lines = table(head, sorted(rows, key=lambda row: str(row[0]), reverse=True))
-    ratios = [(one.what, f"{one.ratio:.2f}", one.target, met(one.met)) for one in batches(found["batch"].values())
-              if one.ratio is not None]  # fmt: skip
+    ratios = [
+        (one.what, f"{one.ratio:.2f}", one.target, met(one.met))
+        for one in batches(found["batch"].values())
+        if one.ratio is not None
+    ]
     lines += table(("", "times", "target", "met"), ratios)
     if any("untuned" in str(row.get("way")) for row in found["batch"].values()):
         lines += [UNTUNED, ""]
@@ -224,46 +303,94 @@ def batch(found: Tables) -> list[str]:
 
 def digest(found: Tables) -> list[str]:
     """Sequences over one digest."""
-    said, shared = found["digest"].get("predicted", {}), found["digest"].get("shared", {})
+    said = found["digest"].get("predicted", {})
+    shared = found["digest"].get("shared", {})
     rows: list[tuple[object, ...]] = []
     for name in ("slots that there is room for", "slots for all"):
         row = found["digest"].get(name)
         if row:
-            rows.append((f"llama-server -np {row['slots']}", row["slots"] * said["context"],
-                         mib(row["kv_predicted_bytes"]), "", "yes" if row["predicted_fits"] else "no",
-                         row["outcome"]))  # fmt: skip
+            rows.append(
+                (
+                    f"llama-server -np {row['slots']}",
+                    row["slots"] * said["context"],
+                    mib(row["kv_predicted_bytes"]),
+                    "",
+                    "yes" if row["predicted_fits"] else "no",
+                    row["outcome"],
+                )
+            )
     if shared:
-        rows.append((f"native, {shared['sequences']} sequences", shared["cells_total"],
-                     mib(shared["kv_predicted_bytes"]), mib(shared["kv_bytes"]), "yes",
-                     f"{shared['running']} at once, {shared['cells_used']} cells used, {shared['cached_least']} tokens "
-                     f"of each prompt reused, {number(shared['tok_s'])} tok/s"))  # fmt: skip
+        rows.append(
+            (
+                f"native, {shared['sequences']} sequences",
+                shared["cells_total"],
+                mib(shared["kv_predicted_bytes"]),
+                mib(shared["kv_bytes"]),
+                "yes",
+                f"{shared['running']} at once, {shared['cells_used']} cells used, {shared['cached_least']} tokens "
+                f"of each prompt reused, {number(shared['tok_s'])} tok/s",
+            )
+        )
     words = ""
     if said.get("slots") is not None:
-        slots, context = said["slots"], said["context"]
+        slots = said["slots"]
+        context = said["context"]
         words = f"Beside weights and buffers there is room for the KV of {slots} slots of {context} tokens.\n"
-    return [words, *table(("", "cells", "KV predicted, MiB", "measured, MiB", "fits by the ledger", "what came of it"),
-                          rows)]  # fmt: skip
+    return [
+        words,
+        *table(("", "cells", "KV predicted, MiB", "measured, MiB", "fits by the ledger", "what came of it"), rows),
+    ]
 
 
 def page(found: Tables, name: str, again: str = "") -> str:
     """The whole page."""
-    skipped = [f"- {row['case']}, {row['point']}: {row['skipped']}" for row in found["speed"].values()
-               if "skipped" in row]  # fmt: skip
-    skipped += [f"- {stage}, {row['key']}: {row['error']}" for stage in STAGES for row in found[stage].values()
-                if "error" in row]  # fmt: skip
+    skipped = [
+        f"- {row['case']}, {row['point']}: {row['skipped']}" for row in found["speed"].values() if "skipped" in row
+    ]
+    skipped += [
+        f"- {stage}, {row['key']}: {row['error']}"
+        for stage in STAGES
+        for row in found[stage].values()
+        if "error" in row
+    ]
     parts = [
-        f"# Predicted against measured: {name}", "",
+        f"# Predicted against measured: {name}",
+        "",
         "Made by `bench/gpu/prove.py` and `bench/gpu/table.py`; [README.md](README.md) says how. A ratio is predicted",
-        "over measured. A plan's first point is what its forecast is calibrated by, and is not judged after that.", "",
-        *([again, ""] if again else []), *facts(found), "## Targets", "", *target_table(found), "## Memory", "",
+        "over measured. A plan's first point is what its forecast is calibrated by, and is not judged after that.",
+        "",
+        *([again, ""] if again else []),
+        *facts(found),
+        "## Targets",
+        "",
+        *target_table(found),
+        "## Memory",
+        "",
         *memory(found),
-        "## Decode", "", *speed(found, "decode"), "## Prefill", "", *speed(found, "prefill"),
-        "## Loads", "", *loads(found), "## The operating point", "",
-        f"`tokenmill tune`, all experts in host memory (the plan of {CARD_12}).", "", *tuned(found),
-        "## Batches with shared digests", "", "Experts in host memory; servers as people run them.", "", *batch(found),
-        "## One long digest on a small card", "", *digest(found),
+        "## Decode",
+        "",
+        *speed(found, "decode"),
+        "## Prefill",
+        "",
+        *speed(found, "prefill"),
+        "## Loads",
+        "",
+        *loads(found),
+        "## The operating point",
+        "",
+        f"`tokenmill tune`, all experts in host memory (the plan of {CARD_12}).",
+        "",
+        *tuned(found),
+        "## Batches with shared digests",
+        "",
+        "Experts in host memory; servers as people run them.",
+        "",
+        *batch(found),
+        "## One long digest on a small card",
+        "",
+        *digest(found),
         *(["## Not measured", "", *skipped, ""] if skipped else []),
-    ]  # fmt: skip
+    ]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
 
 
@@ -273,15 +400,19 @@ def readme_table(found: Tables, name: str) -> str:
     firsts = {row["case"]: row for row in found["speed"].values() if row.get("axis") == "first" and "measured" in row}
     rows = []
     for case in (row["case"] for row in found["ledger"].values() if "rows" in row):
-        card, row = devices.get(f"{case}, gpu0"), firsts.get(case)
+        card = devices.get(f"{case}, gpu0")
+        row = firsts.get(case)
         if card is not None and row is not None:
             memory_ = f"{(card.predicted or 0) / MIB:.0f} / {(card.measured or 0) / MIB:.0f}"
             speeds_ = (f"{number(row['before'][kind])} / {number(row['measured'][kind])}" for kind in KINDS)
             rows.append((f"[{case}](docs/validation/{name}.md)", memory_, *speeds_))
     head = ("predicted / measured", "memory of the card, MiB", *(f"{kind}, tok/s" for kind in KINDS))
     lines = table(head, rows)
-    compared = [(one.what, f"{number(one.predicted)} tok/s", f"{number(one.measured)} tok/s", f"{one.ratio:.2f}")
-                for one in batches(found["batch"].values()) if one.ratio is not None]  # fmt: skip
+    compared = [
+        (one.what, f"{number(one.predicted)} tok/s", f"{number(one.measured)} tok/s", f"{one.ratio:.2f}")
+        for one in batches(found["batch"].values())
+        if one.ratio is not None
+    ]
     if compared:
         lines += table(("experts in host memory", "tokenmill", "llama-server", "times"), compared)
     return "\n".join(lines)

@@ -22,13 +22,20 @@ from tokenmill.model import ghost
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
 from tokenmill.model.profile import Profile
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB, MIB
 
-MODELS = ("kimi-k2.5:Q4_X", "kimi-k2.5:Q4_K_M", "qwen3-235b-a22b:Q4_K_M", "glm-4.5:Q4_K_M", "gpt-oss-120b:MXFP4_MOE",
-          "llama-4-scout:Q6_K", "llama-3.3-70b:Q4_K_M")  # fmt: skip
+MODELS = (
+    "kimi-k2.5:Q4_X",
+    "kimi-k2.5:Q4_K_M",
+    "qwen3-235b-a22b:Q4_K_M",
+    "glm-4.5:Q4_K_M",
+    "gpt-oss-120b:MXFP4_MOE",
+    "llama-4-scout:Q6_K",
+    "llama-3.3-70b:Q4_K_M",
+)
 CARDS_GIB = (12, 24, 48, 139)
 CONTEXTS = ((8192, 512, "f16"), (32768, 512, "q8_0"), (131072, 2048, "f16"))
 
@@ -53,10 +60,15 @@ def plans(profile: Profile, real: Machine) -> Iterator[tuple[str, Plan]]:
 
 def rows_of(found: Verification) -> list[dict[str, object]]:
     return [
-        {"tier": row.tier, "item": row.item, "predicted_mib": round(row.predicted_bytes / MIB, 2),
-         "projected_mib": round(row.projected_bytes / MIB, 2), "agrees": row.agrees}
+        {
+            "tier": row.tier,
+            "item": row.item,
+            "predicted_mib": round(row.predicted_bytes / MIB, 2),
+            "projected_mib": round(row.projected_bytes / MIB, 2),
+            "agrees": row.agrees,
+        }
         for row in found.rows
-    ]  # fmt: skip
+    ]
 
 
 def main() -> None:
@@ -69,7 +81,9 @@ def main() -> None:
     real = probe()
     if not real.gpus:
         sys.exit("error: no GPU is here")
-    deadline, results, wrong = time.monotonic() + asked.seconds, [], 0
+    deadline = time.monotonic() + asked.seconds
+    results = []
+    wrong = 0
     with TemporaryDirectory() as folder:
         for model in MODELS:
             path = Path(folder) / "ghost.gguf"

@@ -19,8 +19,10 @@ class Anywhere:
     def __init__(
         self, table: Table, shares: Sequence[Range], most_jobs: int, lanes: int, rates: Rates, moved: Moved
     ) -> None:
-        self._table, self._moved = table, moved
-        self._prefill_tok_s, self._decode_tok_s = rates.prefill_tok_s or 0.0, rates.decode_at(lanes) or 0.0
+        self._table = table
+        self._moved = moved
+        self._prefill_tok_s = rates.prefill_tok_s or 0.0
+        self._decode_tok_s = rates.decode_at(lanes) or 0.0
         self.stretches = self.taken = 0
         self._shares: dict[int, dict[int, Work]] = {}  # what waits, by seat
         self._seconds: dict[int, float] = {}  # of that
@@ -60,7 +62,9 @@ class Anywhere:
 
     def _take_over(self, seat: int) -> list[Work]:
         victim = max(self._open, key=lambda other: (self._seconds[other], -other))
-        chosen, seconds, heads = list[Work](), 0.0, dict[int, float]()
+        chosen = list[Work]()
+        seconds = 0.0
+        heads = dict[int, float]()
         half_s = self._seconds[victim] / (2 if victim in self._there else 1)
         for work in reversed(self._shares[victim].values()):
             if seconds >= half_s:

@@ -60,7 +60,8 @@ class Engine:
         self.left = 0.0  # jobs that were sent and have not ended
         self._prefill_tok_s = rates.prefill_tok_s
         self._lane_tok_s = [0.0, *((rates.decode_at(count) or 0.0) / count for count in range(1, lanes + 1))]
-        self._lanes, self._cells = lanes, cells
+        self._lanes = lanes
+        self._cells = cells
         self._queue: deque[Work] = deque()
         self._prompts: deque[tuple[Work, float, int]] = deque()  # in order; tokens to compute, turns done
         self._written = 0.0  # by each lane since the beginning, as if it had always been there
@@ -125,7 +126,8 @@ class Engine:
 
     def _pass(self, to_s: float) -> None:
         """Time in which nothing is reported; mutates."""
-        passed_s, self.now_s = to_s - self.now_s, to_s
+        passed_s = to_s - self.now_s
+        self.now_s = to_s
         if self.running:
             self.busy_s += passed_s
         if self._prompts:

@@ -90,31 +90,48 @@ class Fleet:
     """All runners."""
 
     def __init__(
-        self, recorded: Recorded, table: Table, engines: int, costs: StoreCosts | None, *, seed: str | None,
-        shares: Sequence[Range] | None = None, least_works: int | None = None,
-        hours_between_failures: float | None = None, cells: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        recorded: Recorded,
+        table: Table,
+        engines: int,
+        costs: StoreCosts | None,
+        *,
+        seed: str | None,
+        shares: Sequence[Range] | None = None,
+        least_works: int | None = None,
+        hours_between_failures: float | None = None,
+        cells: int | None = None,
+    ) -> None:
         """With shares, jobs go anywhere. Without a number of works, each job is one; a store without costs is free."""
-        self._recorded, self._table, self._costs = recorded, table, costs
+        self._recorded = recorded
+        self._table = table
+        self._costs = costs
         self._each = least_works is None
         self._tick_s = TICK_S if costs is not None else _FREE_TICK_S
         self._mean_s = hours_between_failures * 3600 if hours_between_failures is not None else None
         self._events: list[tuple[float, int, What, int, int]] = []
         self._order = count()
-        self._turn, self._writers = Queue(1), Queue(costs.writers if costs is not None else 1)
+        self._turn = Queue(1)
+        self._writers = Queue(costs.writers if costs is not None else 1)
         self._turns = self._failures = self._redone = self._answered = 0
         self._lost: dict[int, list[Range]] = {}  # of runners whose lease is not over, by seat
         most = max(1, table.jobs // least_works) if least_works is not None else 1
         self._way: Sharing | Anywhere = (
-            Sharing(table, most, self._moved) if shares is None
+            Sharing(table, most, self._moved)
+            if shares is None
             else Anywhere(table, shares, most, LANES, recorded.rates, self._moved)
-        )  # fmt: skip
+        )
         self._shape = EngineShape("shares", LANES, None, LANES, cells, recorded.rates)
         self._seats = [
-            _Seat(number, Engine(recorded.rates, LANES, cells), random.Random(f"fails {seed} {number}"),
-                  self._scheduler(), Sharer(number, LANES))
+            _Seat(
+                number,
+                Engine(recorded.rates, LANES, cells),
+                random.Random(f"fails {seed} {number}"),
+                self._scheduler(),
+                Sharer(number, LANES),
+            )
             for number in range(engines)
-        ]  # fmt: skip
+        ]
 
     def run(self) -> Outcome:
         """Until the last answer is committed; mutates."""
@@ -128,11 +145,21 @@ class Fleet:
                 self._happens(what, seat, now_s)
         engines = [seat.engine for seat in self._seats]
         return Outcome(
-            len(engines), self._table.jobs, self._answered, now_s, sum(engine.computed_tokens for engine in engines),
-            sum(engine.written_tokens for engine in engines), sum(engine.busy_s for engine in engines),
-            self._failures, self._redone, self._way.stretches, self._way.taken, self._turns, self._turn.busy_s,
+            len(engines),
+            self._table.jobs,
+            self._answered,
+            now_s,
+            sum(engine.computed_tokens for engine in engines),
+            sum(engine.written_tokens for engine in engines),
+            sum(engine.busy_s for engine in engines),
+            self._failures,
+            self._redone,
+            self._way.stretches,
+            self._way.taken,
+            self._turns,
+            self._turn.busy_s,
             self._writers.busy_s,
-        )  # fmt: skip
+        )
 
     def _happens(self, what: What, seat: _Seat, now_s: float) -> None:
         match what:
@@ -173,8 +200,11 @@ class Fleet:
 
     def _back(self, seat: _Seat, now_s: float) -> None:
         """An engine is loaded, and cold; its runner is a new one."""
-        seat.up, seat.scheduler = True, self._scheduler()
-        seat.more, seat.fed, seat.asks_again = True, True, True
+        seat.up = True
+        seat.scheduler = self._scheduler()
+        seat.more = True
+        seat.fed = True
+        seat.asks_again = True
         seat.again_s = seat.look_s = float("-inf")
         seat.engine.now_s = now_s
         self._way.join(seat.runner)
@@ -242,7 +272,8 @@ class Fleet:
             asks = seat.fed or (now_s >= seat.again_s + self._tick_s and bool(seat.sent or self._way.pending))
         if asks:
             seat.again_s, seat.asks_again = now_s, self._pending(seat) < 1
-            seat.more, seat.fed = True, False
+            seat.more = True
+            seat.fed = False
             seat.scheduler.again()
 
     def _pending(self, seat: _Seat) -> float:
@@ -310,8 +341,10 @@ class Fleet:
         self._read(seat)
 
     def _read(self, seat: _Seat) -> None:
-        page, seat.unread = seat.unread[: seat.limit], seat.unread[seat.limit :]
-        seat.more, seat.fed = len(page) >= seat.limit, bool(page)
+        page = seat.unread[: seat.limit]
+        seat.unread = seat.unread[seat.limit :]
+        seat.more = len(page) >= seat.limit
+        seat.fed = bool(page)
         seat.asks_again = seat.asks_again and not page
         self._available(seat, page, more=seat.more)
 
@@ -319,7 +352,8 @@ class Fleet:
         """Start what was decided, commit what has come."""
         if not seat.starting and not seat.done:
             return
-        seat.committing, seat.done = seat.done, []
+        seat.committing = seat.done
+        seat.done = []
         if self._costs is None:
             self._written(seat, now_s)
             return

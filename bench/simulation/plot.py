@@ -8,8 +8,12 @@ from bench.simulation.page import MANY, runs
 
 from tokenmill.report.svg import FONT, Markup, Scale, figure_text, joined, spread, tag, text_width, thinned
 
-_WIDTH, _HEIGHT = 920, 420
-_PANEL, _LEFT, _TOP, _BOTTOM = 262.0, 64.0, 72.0, 356.0
+_WIDTH = 920
+_HEIGHT = 420
+_PANEL = 262.0
+_LEFT = 64.0
+_TOP = 72.0
+_BOTTOM = 356.0
 _STYLE = Markup(
     "text{font:12px system-ui,sans-serif;fill:#333}.title{font-weight:600}.faint{fill:#777}"
     ".grid{stroke:#ddd}.line{fill:none;stroke-width:2}"
@@ -31,17 +35,23 @@ class Line:
 
 def plot(document: Any) -> str:
     """Two panels, a legend at the ends of the lines of each."""
-    wall, cost = _lines(document, "wall_hours"), _lines(document, "engine_hours_per_million")
+    wall = _lines(document, "wall_hours")
+    cost = _lines(document, "engine_hours_per_million")
     one = wall[0].points[0][1]
     ideal = Line("no cost of scale", "d", tuple((count, one / count) for count, _ in wall[0].points))
     drawing = joined(
         tag("style", _STYLE),
         tag("text", "A million jobs on 1 to 1000 engines, predicted (simulated)", x=_LEFT, y=22, class_="title"),
-        tag("text", "Kimi-K2.5 on a processor, 12 jobs to a head of 1310 tokens, a failure every 24 h and engine",
-            x=_LEFT, y=40, class_="faint"),
+        tag(
+            "text",
+            "Kimi-K2.5 on a processor, 12 jobs to a head of 1310 tokens, a failure every 24 h and engine",
+            x=_LEFT,
+            y=40,
+            class_="faint",
+        ),
         _panel("engine-hours for a million jobs", cost, _LEFT),
         _panel("hours until the last answer", [*wall, ideal], _LEFT + _WIDTH / 2),
-    )  # fmt: skip
+    )
     size = {"width": _WIDTH, "height": _HEIGHT, "viewBox": f"0 0 {_WIDTH} {_HEIGHT}"}
     return tag("svg", drawing, xmlns="http://www.w3.org/2000/svg", role="img", **size) + "\n"
 

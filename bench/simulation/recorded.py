@@ -23,12 +23,107 @@ HARSH_HOURS = 24.0  # assumed: machines that are taken back, as cheap ones are
 
 # Tokens generated for the first 100 requests of a public trace of conversations; only their spread is used.
 GENERATED = (
-    44, 109, 55, 16, 16, 84, 142, 84, 14, 152, 124, 59, 174, 15, 90, 106, 12, 74, 162, 142,
-    152, 154, 54, 62, 170, 147, 194, 87, 116, 16, 74, 123, 217, 183, 217, 81, 172, 181, 181, 175,
-    88, 104, 138, 177, 58, 16, 401, 64, 102, 217, 217, 217, 174, 123, 158, 404, 58, 16, 50, 89,
-    183, 394, 131, 82, 399, 399, 217, 94, 253, 18, 414, 157, 179, 383, 102, 424, 162, 216, 93, 409,
-    60, 82, 394, 415, 37, 372, 426, 102, 385, 167, 50, 377, 203, 84, 421, 179, 91, 396, 379, 422,
-)  # fmt: skip
+    44,
+    109,
+    55,
+    16,
+    16,
+    84,
+    142,
+    84,
+    14,
+    152,
+    124,
+    59,
+    174,
+    15,
+    90,
+    106,
+    12,
+    74,
+    162,
+    142,
+    152,
+    154,
+    54,
+    62,
+    170,
+    147,
+    194,
+    87,
+    116,
+    16,
+    74,
+    123,
+    217,
+    183,
+    217,
+    81,
+    172,
+    181,
+    181,
+    175,
+    88,
+    104,
+    138,
+    177,
+    58,
+    16,
+    401,
+    64,
+    102,
+    217,
+    217,
+    217,
+    174,
+    123,
+    158,
+    404,
+    58,
+    16,
+    50,
+    89,
+    183,
+    394,
+    131,
+    82,
+    399,
+    399,
+    217,
+    94,
+    253,
+    18,
+    414,
+    157,
+    179,
+    383,
+    102,
+    424,
+    162,
+    216,
+    93,
+    409,
+    60,
+    82,
+    394,
+    415,
+    37,
+    372,
+    426,
+    102,
+    385,
+    167,
+    50,
+    377,
+    203,
+    84,
+    421,
+    179,
+    91,
+    396,
+    379,
+    422,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +156,15 @@ def nights() -> list[Night]:
     (model,) = _read("docs/validation/batch-16-cores.json")["models"]
     return [
         Night(
-            load["name"], load["jobs"], sum(load["least_tokens"]) / len(load["least_tokens"]),
+            load["name"],
+            load["jobs"],
+            sum(load["least_tokens"]) / len(load["least_tokens"]),
             sum(load["prompt_tokens"]) / len(load["prompt_tokens"]),
             load["passes"]["native"][0]["written_tokens"],
             tuple(each["seconds"] for each in load["passes"]["native"]),
         )
         for load in model["loads"]
-    ]  # fmt: skip
+    ]
 
 
 def small() -> Recorded:
@@ -105,9 +202,11 @@ def store(writers: int = 1) -> StoreCosts:
     """PostgreSQL on the disk of the same machine."""
     turns = _read("bench/simulation/turns.json")["turns"]
     return StoreCosts(
-        _cost_s("start 16 jobs") / 16, _cost_s("commit 16 answers") / 16,
-        tuple((each["others"], sorted(each["choose_s"])[len(each["choose_s"]) // 2]) for each in turns), writers,
-    )  # fmt: skip
+        _cost_s("start 16 jobs") / 16,
+        _cost_s("commit 16 answers") / 16,
+        tuple((each["others"], sorted(each["choose_s"])[len(each["choose_s"]) // 2]) for each in turns),
+        writers,
+    )
 
 
 def _cost_s(what: str) -> float:

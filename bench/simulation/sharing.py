@@ -1,4 +1,4 @@
-"""Who has which jobs, the way `tokenmill.jobs.shared_out` shares them out: by the same pure functions, over a table.
+"""Shares out jobs as `tokenmill.jobs.shard_allocator` does, with the same pure functions, over a table.
 
 What is left out is the reading: rows of a million jobs are made when they are looked at, and pending ones are counted
 as they go. Where the product looks at all of another's rows to see that there is nothing to take, that is remembered.
@@ -13,9 +13,9 @@ from bench.simulation.engine import Work
 from bench.simulation.table import Table, position_of
 
 from tokenmill.jobs.forest import WORTH_BYTES, chunk_bytes
-from tokenmill.jobs.job import Waiting
-from tokenmill.jobs.shared_out import _COUNTED, _LOOK, _part
-from tokenmill.jobs.stretches import cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.shard_allocator import _COUNTED, _LOOK, _part
+from tokenmill.jobs.shards import cut, elsewhere, fair, fair_share, halved, joined
 
 _FINER = 2  # works of a stretch for each lane, at least
 Range = tuple[int, int]
@@ -67,7 +67,9 @@ class Sharing:
     """All runners at one batch. All methods mutate."""
 
     def __init__(self, table: Table, most_jobs: int, moved: Moved) -> None:
-        self._table, self._most_jobs, self._moved = table, most_jobs, moved
+        self._table = table
+        self._most_jobs = most_jobs
+        self._moved = moved
         self._free: list[Range] = [(0, table.jobs)] if table.jobs else []
         self.pending = table.jobs
         self.runners: list[Sharer] = []
@@ -118,7 +120,8 @@ class Sharing:
     def _next(self, runner: Sharer, *, again: bool) -> Held | None:
         """The next free stretch."""
         runner.held = [held for held in runner.held if held.pending]
-        count, speed = len(self.runners), _part(runner.jobs_s, [each.jobs_s for each in self.runners])
+        count = len(self.runners)
+        speed = _part(runner.jobs_s, [each.jobs_s for each in self.runners])
         most = fair(max(0, self.pending - self._claimed()), count, runner.lanes, speed=speed)
         whole = fair_share(self.pending, count, speed=speed)
         rows, more = self._begin(runner, max(most, whole, _LOOK) + 1)
@@ -154,8 +157,10 @@ class Sharing:
                 continue
             if end is None:
                 start = max(first, after)
-                end = min((held.first for each in self.runners for held in each.held if held.pending
-                           and held.first > start), default=self._table.jobs)  # fmt: skip
+                end = min(
+                    (held.first for each in self.runners for held in each.held if held.pending and held.first > start),
+                    default=self._table.jobs,
+                )
             if first >= end or len(places) > limit:
                 break
             places += range(max(first, after), min(behind, max(first, after) + limit + 1 - len(places)))
@@ -183,8 +188,11 @@ class Sharing:
         for owner, held in others:
             if held.pending <= held.kept:
                 continue
-            places = [place for work in sorted(held.waiting.values(), key=lambda work: work.first)
-                      for place in range(work.first, work.end)]  # fmt: skip
+            places = [
+                place
+                for work in sorted(held.waiting.values(), key=lambda work: work.first)
+                for place in range(work.first, work.end)
+            ]
             rows = [self._table.row(place) for place in places]
             stay = halved(rows, speed=_part(runner.jobs_s, [runner.jobs_s, owner.jobs_s]) or 0.5)
             if stay is None:
@@ -203,7 +211,8 @@ class Sharing:
         held.waiting.update((work.number, work) for work in kept)
         self._homes.update((work.number, held) for work in kept)
         held.pending -= sum(end - first for first, end in ranges)
-        held.jobs, held.end = held.pending, at
+        held.jobs = held.pending
+        held.end = at
         owner.jobs -= sum(end - first for first, end in ranges)
         return self._move(runner, owner, gone, kept, ranges)
 

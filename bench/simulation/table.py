@@ -17,7 +17,7 @@ from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import ENDS, KEY_BYTES, head_of
-from tokenmill.jobs.job import MOST_LINES, Waiting, job_id
+from tokenmill.jobs.models import MOST_LINES, Waiting, job_id
 
 _BYTES = 4  # of prompt for a token
 _BATCH = 1
@@ -32,7 +32,8 @@ class Table:
         self._keys = [_key(kind.path) for kind in kinds]
         if pieces is None:
             pieces = [(at, kinds[at].jobs) for at in sorted(range(len(kinds)), key=lambda at: (self._keys[at], at))]
-        self._kind, self._starts = array("L"), array("L")
+        self._kind = array("L")
+        self._starts = array("L")
         for at, jobs in pieces:
             self._starts.append(len(self._kind))
             self._kind.extend(array("L", [at]) * jobs)
@@ -60,7 +61,8 @@ class Table:
 
         Of several kinds: behind what all of their paths begin with, and each other head once.
         """
-        number, jobs = next(self._numbers), end - first
+        number = next(self._numbers)
+        jobs = end - first
         prompts, answers = (values[end] - values[first] for values in (self._prompts, self._answers))
         path = self._kinds[self._kind[first]].path
         if self._kind[first] != self._kind[end - 1]:
@@ -119,7 +121,10 @@ def _key(path: Path) -> bytes:
     chunks = bisect_right(ENDS, ends[-1]) - 1
     made = []
     for chunk in range(chunks):
-        heads = [head for (head, _), start, end in zip(path, ends, ends[1:], strict=False)
-                 if start < ENDS[chunk + 1] and end > ENDS[chunk]]  # fmt: skip
+        heads = [
+            head
+            for (head, _), start, end in zip(path, ends, ends[1:], strict=False)
+            if start < ENDS[chunk + 1] and end > ENDS[chunk]
+        ]
         made.append(crc32(repr((chunk, heads)).encode()).to_bytes(KEY_BYTES, "big"))
     return b"".join(made)

@@ -45,9 +45,14 @@ class EngineConfig:
 
 
 _AT_LEAST_ONE = (
-    "max_body_bytes", "max_file_bytes", "max_connections", "max_choices", "requests_at_once", "requests_per_minute",
+    "max_body_bytes",
+    "max_file_bytes",
+    "max_connections",
+    "max_choices",
+    "requests_at_once",
+    "requests_per_minute",
     "tokens_per_minute",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,10 @@ class GatewayConfig:
             raise ValueError("tls_cert and tls_key belong together")
 
 
+MAX_THREADS = 512
+"""ggml's own limit (GGML_MAX_N_THREADS); it writes past its arrays with more."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
     """One engine behind the gateway; what is not said here is as in [engine]."""
@@ -115,6 +124,9 @@ class EngineEntry:
     def __post_init__(self) -> None:
         if self.url is not None and self.kind is not None:
             raise ValueError(f"engine {self.name}: url and kind exclude each other")
+        for name, value in (("threads", self.threads), ("threads_batch", self.threads_batch)):
+            if value is not None and not 1 <= value <= MAX_THREADS:
+                raise ValueError(f"engine {self.name}: {name} must be 1-{MAX_THREADS} (got {value})")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
             raise ValueError(f"{self.name!r} cannot be an engine's name: letters, digits, dots, dashes, underscores")
 

@@ -1,172 +1,260 @@
-"""Every error tokenmill raises on purpose, and what each means at the edges.
+"""Every error that tokenmill raises on purpose.
 
     TokenmillError                the operation failed                     exit 1   http 500
     ├── UsageError                the request itself is wrong              exit 2   http 400
     │   ├── ConfigError           a TOML file has a wrong key or value
     │   ├── UnknownMachine        no such catalogue machine or file        http 404
     │   ├── UnknownModel          no such catalogue model or file          http 404
-    │   ├── FlagUnknown           the engine that will run has no such flag
-    │   ├── NotSpellable          no flags of the engine say what the plan says
+    │   ├── FlagUnknown           the installed engine has no such flag
+    │   ├── NotSpellable          the engine's flags cannot express the plan
     │   └── RequestRefused        a request that no engine could answer
     │       └── TooLong           the prompt does not fit the context
+    ├── DoesNotFit                the plan needs more memory than there is exit 3   http 507
     ├── ProbeError                this machine could not be read
     ├── ModelError                a model could not be read                http 422
     │   ├── CorruptModel          the bytes are not what the format says
-    │   ├── MissingSplit          one file of a split model is not there
-    │   └── RemoteError           a server did not give the bytes          http 502
+    │   ├── MissingSplit          one file of a split model is missing
+    │   └── RemoteError           a server did not send the bytes          http 502
     ├── EngineError               an engine is missing, wrong or failed    http 502
-    │   ├── EngineDied            it died with work in hand; send it again http 503
-    │   ├── EngineTimeout         it took longer than it was given         http 504
-    │   └── ForeignState          a saved head of another model or build   http 409
+    │   ├── EngineDied            it died with requests in flight; retry   http 503
+    │   ├── EngineTimeout         the request exceeded its timeout         http 504
+    │   ├── NonFiniteLogits       the model computed NaN or infinity
+    │   └── ForeignState          a saved prefix of another model or build http 409
     ├── PullError                 a download did not finish                http 502
-    │   ├── ChecksumMismatch      the bytes that came are not the right ones
+    │   ├── ChecksumMismatch      the downloaded bytes are wrong
     │   └── NoSpace               the disk cannot hold it                  http 507
     └── StoreError                the store of batches cannot be used
-        ├── StoreInUse            another process works with it            http 409
+        ├── StoreInUse            another process has locked it            http 409
         └── StoreFull             its disk is full                         http 507
 
-The message says what is wrong, for a tired operator; the hint says what to do about it.
-Exit codes are 0 done, 1 failed, 2 wrong use, 3 does not fit.
+Programs go by `code`, which is stable; people read the message (what is wrong with which value) and the hint (what to
+do about it). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit. `to_wire` and `from_wire` carry an error
+from one process to another.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 
 class TokenmillError(Exception):
     """The operation failed; the message says why."""
 
+    code: str = "failed"
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+    wire_fields: ClassVar[tuple[str, ...]] = ()  # keyword arguments of the class beyond hint and code
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if code is not None and code != self.code:
+            self.code = code
 
 
 class UsageError(TokenmillError):
-    """What was asked for is wrong: check the command, the file or the name in the message."""
+    """The command, file or name that the message mentions is wrong."""
 
+    code = "invalid_usage"
     exit_code = 2
     http_status = 400
 
 
 class ConfigError(UsageError):
-    """A TOML file has an unknown key or a value of the wrong kind; the message names the key."""
+    """A TOML file has an unknown key or a value of the wrong type; the message names the key."""
+
+    code = "invalid_config"
 
 
 class UnknownMachine(UsageError):
     """No machine of that name is in the catalogue and no such file exists."""
 
+    code = "machine_not_found"
     http_status = 404
 
 
 class UnknownModel(UsageError):
     """No model of that name is in the catalogue and no such file exists."""
 
+    code = "model_not_found"
     http_status = 404
 
 
 class FlagUnknown(UsageError):
-    """The engine version that will run has no such flag; the hint says what took its place."""
+    """The installed engine version has no such flag; the hint names its replacement."""
+
+    code = "unknown_flag"
 
 
 class NotSpellable(UsageError):
-    """The plan is sound, but this engine's flags cannot express it: change the plan or the engine."""
+    """The plan is sound, but the engine's flags cannot express it: change the plan or the engine."""
+
+    code = "not_expressible"
 
 
 class RequestRefused(UsageError):
-    """The request cannot be answered as it is, however often it is sent; the message says why."""
+    """The request cannot be answered and retrying does not help; the message says why."""
+
+    code = "invalid_request"
 
 
 class TooLong(RequestRefused):
-    """The prompt, or the prompt with what it asks for, is longer than the context; the message says by how much."""
+    """The prompt, or the prompt plus the requested tokens, is longer than the context."""
 
-    def __init__(self, message: str, *, needed_tokens: int, context_tokens: int, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    code = "context_length_exceeded"
+    wire_fields = ("needed_tokens", "context_tokens")
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_tokens: int,
+        context_tokens: int,
+        hint: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
+
+
+class DoesNotFit(TokenmillError):
+    """The model does not fit this machine as asked; `plan` is the plan that shows what is missing."""
+
+    code = "does_not_fit"
+    exit_code = 3
+    http_status = 507
+
+    def __init__(self, message: str, *, plan: Any = None, hint: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.plan = plan
 
 
 class ProbeError(TokenmillError):
     """This machine could not be read or measured."""
 
+    code = "probe_failed"
+
 
 class ModelError(TokenmillError):
     """The model could not be read."""
 
+    code = "unreadable_model"
     http_status = 422
 
 
 class CorruptModel(ModelError):
-    """The file is not what its format promises: truncated, damaged, or made to mislead."""
+    """The file violates its format: truncated, damaged, or crafted to mislead."""
+
+    code = "corrupt_model"
 
 
 class MissingSplit(ModelError):
     """The model is split over several files and one of them is missing or too short."""
 
+    code = "missing_split"
+
 
 class RemoteError(ModelError):
-    """The server holding the model file did not answer with the bytes that were asked for."""
+    """The server that holds the model file did not send the requested bytes."""
 
+    code = "remote_error"
     http_status = 502
 
 
 class EngineError(TokenmillError):
-    """The engine is not installed, is not the version this program speaks to, or stopped; the message says which."""
+    """The engine is not installed, has the wrong version, or stopped; the message says which."""
 
+    code = "engine_error"
     http_status = 502
 
 
 class EngineDied(EngineError):
-    """The engine ended or hung with this work in hand; it is being restarted, and the work can be sent again."""
+    """The engine died or hung with this request in flight; it is being restarted, and the request can be retried."""
 
+    code = "engine_died"
     http_status = 503
+    wire_fields = ("from_outside",)
 
-    def __init__(self, message: str, *, hint: str | None = None, from_outside: bool = False) -> None:
-        super().__init__(message, hint=hint)
-        self.from_outside = from_outside  # somebody ended it or cut it off: nothing that the work did
+    def __init__(
+        self, message: str, *, hint: str | None = None, from_outside: bool | None = False, code: str | None = None
+    ) -> None:
+        """Set `from_outside` if no request can have caused the death; None: the cause is unknown."""
+        super().__init__(message, hint=hint, code=code)
+        self.from_outside = from_outside
 
 
 class EngineTimeout(EngineError):
-    """The work took longer than it was given; what was computed is dropped."""
+    """The request exceeded its timeout; what was computed is dropped."""
 
+    code = "timeout"
     http_status = 504
 
 
-class ForeignState(EngineError):
-    """The file holds the state of another model, build or cache type, and was not loaded."""
+class NonFiniteLogits(EngineError):
+    """The model's output is NaN or infinite: the weights or the memory that holds them are damaged. Do not retry."""
 
+    code = "non_finite_logits"
+
+
+class ForeignState(EngineError):
+    """The file holds the state of another model, build or KV type, and was not loaded."""
+
+    code = "foreign_state"
     http_status = 409
 
 
 class PullError(TokenmillError):
-    """A download did not finish; what has arrived is kept and the same command goes on from there."""
+    """A download did not finish; the same command resumes it."""
 
+    code = "download_failed"
     http_status = 502
 
 
 class ChecksumMismatch(PullError):
-    """What was downloaded is not what was promised; it has been removed."""
+    """The downloaded bytes have the wrong checksum and were removed."""
+
+    code = "checksum_mismatch"
 
 
 class NoSpace(PullError):
     """The disk has too little room for the download; nothing was started."""
 
+    code = "no_space"
     http_status = 507
 
 
 class StoreError(TokenmillError):
-    """The store of batches cannot be used; the message says why. What was acknowledged is not touched."""
+    """The store of batches cannot be used; the message says why. Acknowledged answers are not touched."""
+
+    code = "store_error"
 
 
 class StoreInUse(StoreError):
-    """Another process works with this store, and there is one at a time."""
+    """Another process has locked this store."""
 
+    code = "store_in_use"
     http_status = 409
 
 
 class StoreFull(StoreError):
-    """The disk is full; what was acknowledged is kept, and the same command goes on when there is room."""
+    """The disk is full; acknowledged answers are kept, and the same command resumes once there is room."""
 
+    code = "store_full"
     http_status = 507
+
+
+def to_wire(error: TokenmillError) -> dict[str, Any]:
+    """The error as JSON-compatible values, for another process."""
+    fields = {name: getattr(error, name) for name in error.wire_fields}
+    return {"kind": type(error).__name__, "code": error.code, "message": error.message, "hint": error.hint, **fields}
+
+
+def from_wire(message: Mapping[str, Any]) -> TokenmillError:
+    """The error that `to_wire` wrote; an EngineError where its class is not one of these."""
+    kind = globals().get(str(message.get("kind")))
+    text = str(message.get("message"))
+    common = {"hint": message.get("hint"), "code": message.get("code")}
+    if not isinstance(kind, type) or not issubclass(kind, TokenmillError):
+        return EngineError(text, **common)
+    return kind(text, **common, **{name: message[name] for name in kind.wire_fields})

@@ -12,10 +12,25 @@ GIB = 1 << 30
 TIB = 1 << 40
 
 _BYTE_UNITS = {
-    "": 1, "b": 1,
-    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
-    "ki": KIB, "kib": KIB, "mi": MIB, "mib": MIB, "gi": GIB, "gib": GIB, "ti": TIB, "tib": TIB,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "m": 10**6,
+    "mb": 10**6,
+    "g": 10**9,
+    "gb": 10**9,
+    "t": 10**12,
+    "tb": 10**12,
+    "ki": KIB,
+    "kib": KIB,
+    "mi": MIB,
+    "mib": MIB,
+    "gi": GIB,
+    "gib": GIB,
+    "ti": TIB,
+    "tib": TIB,
+}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:[._][0-9]+)*)\s*([A-Za-z]*)\s*")
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.run_cli import said, tokenmill
 from tokenmill.engine import records
 from tokenmill.model import synth
-from tokenmill.tune import history
+from tokenmill.tuner import history
 
 SMALL = ("--context", "256", "--sequences", "2", "--ubatch", "64", "--threads", "1", "--threads-batch", "1")
 SHORT = ("--depth", "128", "--tokens", "4", "--repeat", "1", "--thread-counts", "1")

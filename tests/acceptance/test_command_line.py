@@ -23,8 +23,12 @@ def tokenmill(
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, "-m", "tokenmill", *arguments],
-        stdout=stdout, stderr=subprocess.PIPE, cwd=cwd, env=inherited | {"COLUMNS": "80"} | env, check=False,
-    )  # fmt: skip
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=inherited | {"COLUMNS": "80"} | env,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -79,9 +83,13 @@ def test_json_is_one_document_and_nothing_else(
     ],
 )
 def test_mistakes_say_what_to_do_and_leave_stdout_alone(
-    arguments: tuple[str, ...], code: int, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    hint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.gguf").write_text("precious")
     assert run([*arguments, "--json"]) == code
@@ -134,10 +142,13 @@ def test_names_that_are_not_unicode_leave_as_they_came(tmp_path: Path) -> None:
 def test_an_interrupted_command_says_so(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tokenmill", "models", "synth", "--layers", "200", "-o", "model.gguf"]
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         # A shell's background jobs ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    ) as process:  # fmt: skip
+    ) as process:
         deadline = time.monotonic() + 200
         while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
             pass

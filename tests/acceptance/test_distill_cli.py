@@ -34,9 +34,11 @@ def test_killed_and_limited_it_goes_on_and_ends_with_the_bytes_of_an_undisturbed
     store = tmp_path / "killed"
     here = ("-o", output, "--store", store)
     process = subprocess.Popen(
-        command("distill", *words, *here), env=environment(tmp_path),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        command("distill", *words, *here),
+        env=environment(tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         until(lambda: len(last_batch(store)[1]) >= 1)
     finally:
@@ -68,9 +70,20 @@ def test_killed_and_limited_it_goes_on_and_ends_with_the_bytes_of_an_undisturbed
 def test_a_dry_run_says_what_it_takes_and_starts_nothing(smollm2_path: Path, tmp_path: Path) -> None:
     source, output = write(tmp_path / "p.jsonl", LINES), tmp_path / "teacher.parquet"
     done = said(
-        tmp_path, "distill", source, "-o", output, "--model", smollm2_path, "--samples", 3, "--dry-run", *ONE_LANE,
-        "--top-logprobs", 20,
-    )  # fmt: skip
+        tmp_path,
+        "distill",
+        source,
+        "-o",
+        output,
+        "--model",
+        smollm2_path,
+        "--samples",
+        3,
+        "--dry-run",
+        *ONE_LANE,
+        "--top-logprobs",
+        20,
+    )
     assert done.returncode == 0, done.stderr
     assert "3 samples of each at temperature 0.7" in " ".join(done.stdout.split())
     assert "in the store of batches" in " ".join(done.stdout.split())
@@ -135,8 +148,10 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
 ) -> None:
     prompts = write(teacher.with_name("p.jsonl"), LINES)
     before = sorted(path.name for path in teacher.parent.iterdir())
-    filled = [word.replace("{t}", str(teacher)).replace("{p}", str(prompts)).replace("{d}", str(teacher.parent))
-              for word in words]  # fmt: skip
+    filled = [
+        word.replace("{t}", str(teacher)).replace("{p}", str(prompts)).replace("{d}", str(teacher.parent))
+        for word in words
+    ]
     assert run(filled) == 2
     told = capfd.readouterr()
     assert says in told.err

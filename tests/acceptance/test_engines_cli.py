@@ -68,7 +68,10 @@ def test_a_digest_is_kept_over_a_restart(smollm2_path: Path, tmp_path: Path) -> 
         assert said(tmp_path, "engines", "stop", "held").returncode == 0
     assert len(list((tmp_path / "tokenmill" / "heads").iterdir())) == 1
     digest.write_text("You grind words into flour. " * 100)
-    for path, reason in ((digest, "601 tokens, and a sequence 512"), (tmp_path / "absent.md", "cannot be read")):
+    for path, reason in (
+        (digest, "601 tokens and does not fit the context of 512"),
+        (tmp_path / "absent.md", "cannot be read"),
+    ):
         wrong = said(tmp_path, *words, "--digest", str(path))
         assert wrong.returncode == 2
         assert reason in wrong.stderr
@@ -79,8 +82,25 @@ def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
 ) -> None:
     digest = tmp_path / "long.md"
     digest.write_text("".join(f"Bag {number} is full of wheat. " for number in range(400)))
-    argv = [sys.executable, "-m", "tokenmill", "serve", "--engine-only", str(smollm2_path), "--context", "8192",
-            "--sequences", "1", "--threads", "1", "--detach", "--name", "left", "--digest", str(digest)]  # fmt: skip
+    argv = [
+        sys.executable,
+        "-m",
+        "tokenmill",
+        "serve",
+        "--engine-only",
+        str(smollm2_path),
+        "--context",
+        "8192",
+        "--sequences",
+        "1",
+        "--threads",
+        "1",
+        "--detach",
+        "--name",
+        "left",
+        "--digest",
+        str(digest),
+    ]
     with subprocess.Popen(argv, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -123,7 +143,7 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
     [
         (("serve", "smollm2", "--detach"), 2, "--engine-only"),
         (("serve", "--engine-only"), 2, "no model"),
-        (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "no files here"),
+        (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "has not been downloaded"),
         (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),
         (("serve", "--engine-only", "smollm2", "--engine", "ollama"), 2, "native, llama-server, ik_llama, vllm"),
         (("engines", "stop", "nobody"), 2, "no engine nobody"),
@@ -143,4 +163,4 @@ def test_mistakes_are_answered(
 def test_what_does_not_fit_is_not_started(smollm2_path: Path, tmp_path: Path) -> None:
     done = said(tmp_path, "serve", "--engine-only", str(smollm2_path), "--context", "8192", "--sequences", "400")
     assert done.returncode == 3, done.stderr
-    assert "would fit with" in done.stdout
+    assert "would fit with" in done.stderr

@@ -16,10 +16,12 @@ SEEDS = [
     {"question": "What is an oven for?", "answer": '{"answer": "baking"}', "topic": "bread"},
 ]
 SCHEMA = {
-    "type": "object", "required": ["answer"], "additionalProperties": False,
+    "type": "object",
+    "required": ["answer"],
+    "additionalProperties": False,
     "properties": {"answer": {"$ref": "#/$defs/short"}},
     "$defs": {"short": {"type": "string", "minLength": 1, "maxLength": 24}},
-}  # fmt: skip
+}
 SHORT = "## user\nAsk something else. {fields}\n{example}\n"
 
 
@@ -56,10 +58,32 @@ def test_answers_follow_a_schema_and_a_budget_only_pauses(smollm2_path: Path, se
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(SCHEMA))
     words = (
-        "expand", seeds, "-o", output, "--ways", "other", "--prompts", prompts, "--schema", schema, "--no-judge",
-        "--carry", "topic", "--keep-seeds", "--max-tokens", "120", "--temperature", "0.3", "--per-seed", "2",
-        "--model", smollm2_path, *SMALL, "--no-warm", "--json",
-    )  # fmt: skip
+        "expand",
+        seeds,
+        "-o",
+        output,
+        "--ways",
+        "other",
+        "--prompts",
+        prompts,
+        "--schema",
+        schema,
+        "--no-judge",
+        "--carry",
+        "topic",
+        "--keep-seeds",
+        "--max-tokens",
+        "120",
+        "--temperature",
+        "0.3",
+        "--per-seed",
+        "2",
+        "--model",
+        smollm2_path,
+        *SMALL,
+        "--no-warm",
+        "--json",
+    )
     paused = tokenmill(tmp_path, *words, "--max-tokens-total", "40")
     assert paused.returncode == 0, paused.stderr
     first: dict[str, Any] = json.loads(paused.stdout)
@@ -98,13 +122,22 @@ def test_answers_follow_a_schema_and_a_budget_only_pauses(smollm2_path: Path, se
         (["seeds.jsonl", "-o", "out.jsonl", "--ways", "language"], "does not say which", "--languages"),
         (["seeds.jsonl", "-o", "out.jsonl", "--temperature", "-1"], "temperature", ""),
         (["seeds.jsonl", "-o", "out.jsonl", "--near", "0"], "similarity above 0", "0.8"),
-        (["seeds.jsonl", "-o", "out.jsonl", "--prompts", "mine"], "harder.md, line 3: nothing is called {exmaple}", "{example}"),
+        (
+            ["seeds.jsonl", "-o", "out.jsonl", "--prompts", "mine"],
+            "harder.md, line 3: nothing is called {exmaple}",
+            "{example}",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_before_anything_runs(
-    seeds: Path, tmp_path: Path, words: list[str], message: str, hint: str, monkeypatch: pytest.MonkeyPatch,
+    seeds: Path,
+    tmp_path: Path,
+    words: list[str],
+    message: str,
+    hint: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     write(tmp_path / "odd.jsonl", [{"a": 1, "b": 2}])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "harder.md").write_text("Mine.\n## user\nHarder: {exmaple}\n")

@@ -14,10 +14,10 @@ from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.model import synth
 from tokenmill.model.identity import identity_of
-from tokenmill.tune.history import Source, Speed, append
-from tokenmill.tune.point import Dials, Figures
+from tokenmill.tuner.history import Source, Speed, append
+from tokenmill.tuner.point import Figures, TrialSettings
 
-DIALS = Dials(threads=1, threads_batch=1, sequences=1, ubatch=512, context=1024)
+DIALS = TrialSettings(threads=1, threads_batch=1, sequences=1, ubatch=512, context=1024)
 
 
 class Mill:
@@ -42,9 +42,21 @@ class Mill:
         when = (datetime(2026, 11, 1, 12, tzinfo=UTC) + timedelta(days=day)).isoformat(timespec="seconds")
         append(
             self.state,
-            Speed(when, machine.name, machine_id(machine), model.stem, identity_of(model), "native", "b1", source, DIALS,
-                  256, figures, told),
-        )  # fmt: skip
+            Speed(
+                when,
+                machine.name,
+                machine_id(machine),
+                model.stem,
+                identity_of(model),
+                "native",
+                "b1",
+                source,
+                DIALS,
+                256,
+                figures,
+                told,
+            ),
+        )
 
 
 @pytest.fixture
@@ -66,8 +78,13 @@ def busy(mill: Mill, model: Path) -> Mill:
     """Twelve days of measuring, with forecasts that became better."""
     for day in range(12):
         off = 2.0 if day < 6 else 1.1
-        mill.measured(model, Figures(50.0 + day, 400.0), Figures((50.0 + day) * off, 400.0 * off), day=day,
-                      source="bench" if day % 2 else "tune")  # fmt: skip
+        mill.measured(
+            model,
+            Figures(50.0 + day, 400.0),
+            Figures((50.0 + day) * off, 400.0 * off),
+            day=day,
+            source="bench" if day % 2 else "tune",
+        )
     return mill
 
 
@@ -75,9 +92,13 @@ def test_nothing_was_measured_yet(mill: Mill) -> None:
     assert mill.says("history") == ""
     assert "nothing was measured yet" in mill.talk
     assert mill.knows("history") == {
-        "measurements": [], "trends": [], "count": 0, "predictions": 0, "median_error_first": None,
+        "measurements": [],
+        "trends": [],
+        "count": 0,
+        "predictions": 0,
+        "median_error_first": None,
         "median_error_last": None,
-    }  # fmt: skip
+    }
 
 
 def test_a_person_sees_curves_and_errors(busy: Mill) -> None:

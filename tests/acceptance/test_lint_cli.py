@@ -14,13 +14,33 @@ from tokenmill.cli import run
 from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.model.identity import identity_of
-from tokenmill.tune import history
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Dials, Figures
+from tokenmill.tuner import history
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, TrialSettings
 
-DIGEST = " ".join(f"Rule {word} of the house is that the {word} comes first and {word}s are never late." for word in (
-    "river", "mountain", "engine", "letter", "window", "garden", "silver", "copper", "needle", "anchor", "basket",
-    "candle", "feather", "harbour", "island", "jungle", "kernel", "ladder"))  # fmt: skip
+DIGEST = " ".join(
+    f"Rule {word} of the house is that the {word} comes first and {word}s are never late."
+    for word in (
+        "river",
+        "mountain",
+        "engine",
+        "letter",
+        "window",
+        "garden",
+        "silver",
+        "copper",
+        "needle",
+        "anchor",
+        "basket",
+        "candle",
+        "feather",
+        "harbour",
+        "island",
+        "jungle",
+        "kernel",
+        "ladder",
+    )
+)
 TOOLS = [{"type": "function", "function": {"name": "look_up", "description": DIGEST, "parameters": {"type": "object"}}}]
 
 
@@ -48,8 +68,10 @@ def timed(tmp_path: Path) -> str:
 def mixed(tmp_path: Path) -> str:
     """Key order and line ends that are not the same, twice as often one way as the other."""
     turned = [{"function": dict(reversed(TOOLS[0]["function"].items())), "type": "function"}]  # type: ignore[attr-defined]
-    lines = [job(n, DIGEST.replace(". ", ".\r\n" if n % 3 == 2 else ".\n"), tools=turned if n % 3 == 1 else TOOLS)
-             for n in range(24)]  # fmt: skip
+    lines = [
+        job(n, DIGEST.replace(". ", ".\r\n" if n % 3 == 2 else ".\n"), tools=turned if n % 3 == 1 else TOOLS)
+        for n in range(24)
+    ]
     return write(tmp_path / "mixed.jsonl", lines)
 
 
@@ -171,8 +193,10 @@ def test_a_table_of_jobs_is_fixed_into_lines(tmp_path: Path, capsys: pytest.Capt
 
 def test_what_fix_leaves_is_not_promised_to_it_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     systems = [DIGEST.replace(" ", "  ", 1) if number % 2 else DIGEST for number in range(24)]
-    lines = [{"max_tokens": 1, "messages": [{"role": "system", "content": one}, {"role": "user", "content": f"u {at}"}]}
-             for at, one in enumerate(systems)]  # fmt: skip
+    lines = [
+        {"max_tokens": 1, "messages": [{"role": "system", "content": one}, {"role": "user", "content": f"u {at}"}]}
+        for at, one in enumerate(systems)
+    ]
     (tmp_path / "blanks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run(["lint", str(tmp_path / "blanks.jsonl")]) == 1
     assert "--fix -o FILE may repair a part" in capsys.readouterr().out
@@ -206,9 +230,13 @@ def test_dates_are_never_touched(timed: str, tmp_path: Path, capsys: pytest.Capt
     ],
 )
 def test_wrong_use(
-    timed: str, arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    timed: str,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("")
     assert run(["lint", *arguments]) == 2
@@ -234,12 +262,22 @@ def test_a_speed_that_was_measured_here_gives_hours_before_any_forecast(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     here, model = find("this"), identity_of(smollm2_path)
-    dials = Dials(1, 1, 1, 512, 1024)
+    dials = TrialSettings(1, 1, 1, 512, 1024)
     for model_id, tok_s in ((model, 500.0), (model, 250.0), ("another", 9.0)):
         speed = Speed(
-            "2026-11-15T10:00:00+00:00", here.name, machine_id(here), "smollm2", model_id, "native", "llama.cpp 1",
-            "bench", dials, 0, Figures(prefill_tok_s=tok_s), Figures(),
-        )  # fmt: skip
+            "2026-11-15T10:00:00+00:00",
+            here.name,
+            machine_id(here),
+            "smollm2",
+            model_id,
+            "native",
+            "llama.cpp 1",
+            "bench",
+            dials,
+            0,
+            Figures(prefill_tok_s=tok_s),
+            Figures(),
+        )
         history.append(tmp_path / "tokenmill", speed)
     assert run(["lint", timed, "--model", str(smollm2_path), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)

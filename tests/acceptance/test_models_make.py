@@ -32,8 +32,12 @@ def test_output_fits_eighty_columns(tmp_path: Path) -> None:
         wanted = () if "--help" in arguments else ("-o", "model.gguf", "--force")
         done = subprocess.run(
             [sys.executable, "-m", "tokenmill", "models", *arguments, *wanted],
-            capture_output=True, text=True, check=True, cwd=tmp_path, env={"COLUMNS": "80", "PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={"COLUMNS": "80", "PATH": "/usr/bin:/bin"},
+        )
         assert done.stdout
         assert max(len(line.rstrip()) for line in done.stdout.splitlines()) <= 80
         assert "default: False" not in done.stdout

@@ -90,22 +90,22 @@ def test_comparison_in_one_table() -> None:
         ((), "no model given"),
         (("nope:Q4_K_M",), "no model 'nope' in the catalogue"),
         (("kimi-k2.5:Q4_K_S", "--machine", "nope"), "nope"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "0"), "--context must be at least 1"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "0"), "context must be at least 1"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "999999"), "trained for 262144"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "a"), "--gpus takes numbers"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "a"), "gpus must be numbers"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--cache-type", "q9"), "q9"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-ram", "lots"), "'lots' is not a size"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--engine", "ollama"), "ollama"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "7"), "epyc-9175f has no GPU 7"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "0", "--cpu-only"), "contradict"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-cores", "16"), "16 of 16 cores"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--fit-margin", "9"), "add --own-fit"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--batch", "64", "--ubatch", "128"), "smaller than --ubatch"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--fit-margin", "9"), "fit_margin needs own_fit"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--batch", "64", "--ubatch", "128"), "smaller than ubatch"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "0"), "context of 0"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "Q8_0", "--verify"), "do not go together"),
         (
             ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", "llama-server", "--context", "1"),
-            "--context is the command's to say",
+            "--context is set by the command itself",
         ),
         (
             ("llama-3.3-70b:Q4_K_M", "--machine", "epyc-7532-8x3090", "--engine", "vllm", "--tensor-parallel", "3"),
@@ -139,10 +139,13 @@ def used_mib(found: dict[str, Any], moment: str = "ledger_after_load") -> list[f
     ("command", "engine", "measured"),
     [
         ("001-fit", "ik_llama-2026-03", (22303, 21962, 21961, 21744, 22248, 21744, 21962, 22933)),
-        ("001-fit-margins", "ik_llama-2026-04",
-         tuple(1024 * gib for gib in (21.2, 20.9, 20.9, 20.7, 20.9, 20.9, 20.9, 13.5))),
+        (
+            "001-fit-margins",
+            "ik_llama-2026-04",
+            tuple(1024 * gib for gib in (21.2, 20.9, 20.9, 20.7, 20.9, 20.9, 20.9, 13.5)),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_published_command_costs_what_was_measured(command: str, engine: str, measured: tuple[float, ...]) -> None:
     text = (COMMANDS / f"{command}.txt").read_text(encoding="utf-8")
     done = tokenmill("plan", *EIGHT_CARDS, "--from-command", text, "--engine", engine, "--json")
@@ -191,8 +194,14 @@ def test_a_command_that_cannot_be_read_is_wrong_use(command: str) -> None:
     assert "itself failed" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["llama-server -t 0 -c 4096", "llama-server -t -1 -ngl -1 -c 4096",
-                                     "GGML_OP_OFFLOAD_MIN_BATCH=x llama-server -ngl 99 -ncmoe 60 -np 64 -c 65536"])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        "llama-server -t 0 -c 4096",
+        "llama-server -t -1 -ngl -1 -c 4096",
+        "GGML_OP_OFFLOAD_MIN_BATCH=x llama-server -ngl 99 -ncmoe 60 -np 64 -c 65536",
+    ],
+)
 def test_defaults_that_engines_know_are_read(command: str) -> None:
     done = tokenmill("plan", "kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", command, "--json")
     assert done.returncode == 0, done.stderr
@@ -201,8 +210,18 @@ def test_defaults_that_engines_know_are_read(command: str) -> None:
 
 # --- files to run -------------------------------------------------------------------------------------------------
 
-TO_RUN = ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "32768", "--sequences", "1", "--mlock",
-          "--reserve-cores", "3")  # fmt: skip
+TO_RUN = (
+    "kimi-k2.5:Q4_K_S",
+    "--machine",
+    "epyc-9175f",
+    "--context",
+    "32768",
+    "--sequences",
+    "1",
+    "--mlock",
+    "--reserve-cores",
+    "3",
+)
 
 
 @pytest.mark.parametrize(
@@ -240,11 +259,23 @@ def test_nothing_is_written_for_what_does_not_fit() -> None:
     "words",
     [
         ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--cpu-only", "--context", "32768", "--sequences", "1"),
-        ("gpt-oss-120b:MXFP4", "--machine", "epyc-9175f", "--cpu-only", "--context", "8192", "--sequences", "4",
-         "--ubatch", "1024", "--cache-type", "q8_0"),
+        (
+            "gpt-oss-120b:MXFP4",
+            "--machine",
+            "epyc-9175f",
+            "--cpu-only",
+            "--context",
+            "8192",
+            "--sequences",
+            "4",
+            "--ubatch",
+            "1024",
+            "--cache-type",
+            "q8_0",
+        ),
     ],
     ids=["kimi", "gpt-oss"],
-)  # fmt: skip
+)
 def test_prediction_and_projection_agree(words: tuple[str, ...]) -> None:
     found = plan_json(*words, "--verify")["verification"]
     assert found["agrees"] is True
@@ -279,8 +310,9 @@ def test_changes_make_it_fit() -> None:
 
 
 def test_two_changes_together_where_one_is_not_enough() -> None:
-    done = tokenmill("plan", "llama-3.3-70b:F16", "--machine", "desktop-ddr5", "--context", "131072", "--sequences",
-                     "4")  # fmt: skip
+    done = tokenmill(
+        "plan", "llama-3.3-70b:F16", "--machine", "desktop-ddr5", "--context", "131072", "--sequences", "4"
+    )
     assert done.returncode == 3
     assert "--sequences 1 and quantisation Q8_0" in done.stdout
 

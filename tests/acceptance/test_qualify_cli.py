@@ -93,9 +93,13 @@ def refused(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     ],
 )
 def test_wrong_use_says_what_is_right(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...], reason: str,
-) -> None:  # fmt: skip
+    model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    reason: str,
+) -> None:
     assert reason in refused(tmp_path, capsys, monkeypatch, model, *words)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support import growing
 from support.run_cli import (
     LIMIT_S,
     THINGS,
@@ -25,6 +26,8 @@ from support.run_cli import (
     write,
 )
 from tokenmill.cli import run as cli
+from tokenmill.jobs import submit as submitting
+from tokenmill.jobs.store import Store
 
 
 def test_a_batch_is_answered_in_order_with_its_head_computed_once(
@@ -33,8 +36,8 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
     source, output = write(tmp_path / "jobs.jsonl", jobs()), tmp_path / "out.jsonl"
     done = tokenmill(home, "run", source, "--output", output, *store, "--json")
     assert done.returncode == 0, done.stderr
-    assert "no --model was given: using smollm2" in done.stderr
-    assert "night, which runs already" in done.stderr
+    assert "no model was given: using smollm2" in done.stderr
+    assert "night, running as process" in done.stderr
     totals = json.loads(done.stdout)
     assert (totals["jobs"], totals["succeeded"], totals["failed"], totals["computed"]) == (12, 12, 0, 12)
     assert totals["least_is_exact"]
@@ -62,6 +65,28 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
     assert (elsewhere["succeeded"], elsewhere["computed"], elsewhere["generated_tokens"]) == (12, 0, 0)
     forced = ran_here(home, renamed, "--output", tmp_path / "forced.out", *store, "--no-reuse", "--max-tokens", 2)
     assert (forced["succeeded"], forced["computed"]) == (12, 12)
+
+
+def test_jobs_are_answered_before_the_last_line_is_stored(
+    home: Path, store: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing.small_groups(monkeypatch.setattr)
+    monkeypatch.setattr(submitting, "GROUP_LINES", 2)
+    add, answered = Store.add, list[int]()
+
+    def add_behind_an_answer(self: Store, batch: int, *args: Any, **more: Any) -> None:
+        if self.last_line(batch) >= 6:  # the first lines are stored; the rest only when one of them is answered
+            until(lambda: self.batch(batch).counts.done > 0)
+            answered.append(self.batch(batch).counts.done)
+        add(self, batch, *args, **more)
+
+    monkeypatch.setattr(Store, "add", add_behind_an_answer)
+    source, output = write(tmp_path / "jobs.jsonl", jobs()), tmp_path / "out.jsonl"
+    totals = ran_here(home, source, "--output", output, *store)
+    assert answered
+    assert (totals["jobs"], totals["succeeded"], totals["computed"]) == (12, 12, 12)
+    assert totals["computed_prompt_tokens"] <= 1.02 * totals["least_prompt_tokens"]
+    assert names(output) == [line["custom_id"] for line in jobs()]
 
 
 def test_bad_lines_become_error_lines_and_the_rest_runs(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
@@ -149,13 +174,13 @@ def test_a_name_that_is_there_twice_is_refused_with_both_lines(
     [
         ((), "no jobs are given"),
         (("absent.jsonl",), "cannot read absent.jsonl"),
-        (("jobs.jsonl", "--engine", "nowhere"), "no engine 'nowhere' is known or runs here"),
+        (("jobs.jsonl", "--engine", "nowhere"), "no engine 'nowhere' is known or running"),
         (("jobs.jsonl", "--engine", "http://127.0.0.1:9"), "nothing answers at http://127.0.0.1:9"),
         (("jobs.jsonl", "--model", "absent.gguf"), "absent.gguf"),
-        (("jobs.jsonl", "--max-tokens", "0"), "a default for all lines: max_tokens"),
+        (("jobs.jsonl", "--max-tokens", "0"), "a default for all jobs: max_tokens"),
         (("jobs.jsonl", "--body", "[]"), "--body is not a JSON object"),
-        (("jobs.jsonl", "--deadline", "soon"), "'soon' is no time"),
-        (("jobs.jsonl", "--attempts", "0"), "--attempts must be at least 1"),
+        (("jobs.jsonl", "--deadline", "soon"), "cannot read 'soon' as a time"),
+        (("jobs.jsonl", "--attempts", "0"), "attempts must be at least 1"),
         (("jobs.jsonl", "--template", "t.txt"), "--template is for a table"),
         (("jobs.jsonl", "--output", "jobs.jsonl"), "is not the output of this batch"),
         (("jobs.jsonl", "--output", "nowhere/out.jsonl"), "the folder of"),
@@ -236,7 +261,7 @@ def test_an_interrupt_keeps_everything_and_the_same_command_goes_on(
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the same command goes on from there" in " ".join(talk.decode().split())
+    assert "run the same command again to continue" in " ".join(talk.decode().split())
     counts, before = last_batch(store[1])[0], output.read_bytes()
     assert counts.running == 0
     assert 3 <= counts.done < 12

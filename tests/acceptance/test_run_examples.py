@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from tokenmill.cli import run
-from tokenmill.jobs.job import State
 from tokenmill.jobs.line import Reading, row
+from tokenmill.jobs.models import State
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"
 

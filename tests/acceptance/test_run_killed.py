@@ -30,7 +30,7 @@ from support.run_cli import (
 )
 from tokenmill.engine import records
 from tokenmill.jobs.database import PAGE_BYTES
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
@@ -99,6 +99,53 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     assert records.listed(state) == ()
 
 
+def test_a_job_in_flight_at_three_kills_of_the_engine_is_answered(smollm2_path: Path, tmp_path: Path) -> None:
+    store, state = tmp_path / "batches", tmp_path / "tokenmill"
+    line = jobs(["river"], max_tokens=300, ignore_eos=True)
+    source, output = write(tmp_path / "jobs.jsonl", line), tmp_path / "out.jsonl"
+    words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm", "--json")
+    process = begun(tmp_path, *words)
+    assert process.stderr is not None
+    killed = list[int]()
+    try:
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+
+            def works() -> bool:
+                found = [record.engine.pid for record in records.listed(state)]
+                return bool(found) and found[0] not in killed and last_batch(store)[0].running == 1
+
+            until(works)
+            killed.append(records.listed(state)[0].engine.pid)
+            os.kill(killed[-1], number)
+            until(lambda: last_batch(store)[0].running == 0)  # until the death has been noticed
+        out, said = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    totals = json.loads(out)
+    assert (totals["succeeded"], totals["engine_deaths"], totals["set_aside"]) == (1, 3, 0)
+
+
+def test_a_stopped_supervisor_does_not_keep_a_run_from_ending(smollm2_path: Path, tmp_path: Path) -> None:
+    store, state = tmp_path / "batches", tmp_path / "tokenmill"
+    source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=200, ignore_eos=True)), tmp_path / "out.jsonl"
+    words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm")
+    process = begun(tmp_path, *words)
+    try:
+        until(lambda: last_batch(store)[0].running > 0)
+        (record,) = records.listed(state)
+        record.minder.send(signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        record.minder.send(signal.SIGCONT)
+    assert process.returncode == 143
+    assert f"supervisor (pid {record.minder.pid}) was stopped" in said.decode()
+    assert not record.engine.alive
+    assert not record.minder.alive
+
+
 def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> None:
     source, state = write(tmp_path / "jobs.jsonl", jobs(max_tokens=500, ignore_eos=True)), tmp_path / "tokenmill"
     words = ("--output", tmp_path / "out.jsonl", "--store", tmp_path / "batches", "--model", smollm2_path, *SMALL)
@@ -106,12 +153,12 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
     assert process.stderr is not None
     try:
         said = b""
-        while b"lanes of" not in said:
+        while b"slots of" not in said:
             said += os.read(process.stderr.fileno(), 1 << 16)
         (record,) = records.listed(state)
         record.engine.send(signal.SIGSTOP)  # so that it does not leave when it is asked to
         process.send_signal(signal.SIGINT)
-        while b"once more ends it at once" not in said:
+        while b"stopping (SIGINT)" not in said:
             said += os.read(process.stderr.fileno(), 1 << 16)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -132,9 +179,14 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     limit = 6 * PAGE_BYTES  # of a file: the log of a few transactions, however many answers each of them has
     words = command("run", source, "--output", output, "--store", store)
     full = subprocess.run(
-        words, env=environment(home), capture_output=True, text=True, check=False, timeout=LIMIT_S,
+        words,
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )  # fmt: skip
+    )
     assert full.returncode == 1
     assert "store.db" in full.stderr
     assert "the same command goes on" in full.stderr

@@ -29,12 +29,13 @@ from support.run_cli import (
     until,
     write,
 )
+from support.tiny_models import write_nan
 from tokenmill.cli import run as cli
 from tokenmill.engine import records
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.start import adopt
 from tokenmill.errors import StoreError
-from tokenmill.jobs.job import State, Submission
+from tokenmill.jobs.models import State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -81,6 +82,18 @@ def test_a_job_that_kills_the_engine_is_found_and_set_aside(smollm2_path: Path, 
     assert names(output) == [line["custom_id"] for line in lines]
     assert "SIGSEGV" in read(output)[5]["error"]["message"]
     assert "killed by SIGSEGV" in talk.decode()
+
+
+def test_a_model_with_nan_in_its_weights_ends_the_run_and_stores_no_answer(tmp_path: Path) -> None:
+    store, model = tmp_path / "batches", write_nan(tmp_path)
+    source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:6], max_tokens=4))
+    output = tmp_path / "out.jsonl"
+    words = (source, "--output", output, "--store", store, "--model", model, *SMALL, "--no-warm", "--json")
+    done = tokenmill(tmp_path, "run", *words)
+    assert done.returncode == 1, done.stderr
+    assert "models verify" in done.stderr
+    assert {state_of(store, number) for number in range(1, 7)} == {State.PENDING}
+    assert not output.exists() or read(output) == []
 
 
 def test_what_is_in_the_way_of_the_output_leaves_no_batch_behind(
@@ -136,8 +149,8 @@ def test_a_deadline_and_a_priority_may_change(
     assert "deadline  " in shown
     again = tokenmill(home, "run", source, "--output", output, *store, "--deadline", "8h", "--priority", 3)
     assert again.returncode == 0, again.stderr
-    assert "3 jobs given up before taken up again" in again.stderr
-    assert "priority 3 from now on" in again.stderr
+    assert "3 expired jobs queued again" in again.stderr
+    assert "the priority is now 3" in again.stderr
     assert [line["error"] for line in read(output)] == [None] * 3
     assert names(output) == [line["custom_id"] for line in lines]
 

@@ -25,9 +25,11 @@ RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {
 def serving(home: Path, *words: object) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, Any]]]:
     """A gateway and what it says of itself; ended if the test did not."""
     process = subprocess.Popen(
-        command("serve", *words, "--port", 0, "--json"), env=environment(home), stdout=subprocess.PIPE,
+        command("serve", *words, "--port", 0, "--json"),
+        env=environment(home),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         text = b""
@@ -131,12 +133,12 @@ def test_wrong_use(said: Said, tmp_path: Path) -> None:
     config.write_text('[[engines]]\nname = "a"\n')
     for words, reason in (
         (("--detach",), "only an engine can be left running"),
-        (("--port", 99999), "--port 99999 is none"),
+        (("--port", 99999), "port must be 1-65535, or 0 to pick a free port (got 99999)"),
         (("--config", config, "--context", 512), "the configuration lists engines"),
         (("--engine-only", "smollm2", "--host", "::1"), "--host is for the gateway"),
         (("--host", "203.0.113.1"), "can be reached by others"),
         (("--port", 0, "--digest", tmp_path / "none.md"), "cannot be read"),
-        (("--port", 0, "--engine", "nothing"), "no engine 'nothing' is known"),
+        (("--port", 0, "--engine", "nothing"), "unknown engine 'nothing'"),
     ):
         code, _, err = said("serve", *words)
         assert code == 2, (words, err)
@@ -160,9 +162,12 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         '[[routes]]\nlane = "batch"\nengines = ["small"]\n'
     )
     process = subprocess.Popen(
-        command("serve", "--config", config), env=environment(tmp_path) | {"COLUMNS": "120"}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command("serve", "--config", config),
+        env=environment(tmp_path) | {"COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         lines: list[str] = []
@@ -187,3 +192,13 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate(timeout=LIMIT_S)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 129), (signal.SIGQUIT, 131), (signal.SIGTERM, 0)])
+def test_a_gateway_stops_and_leaves_no_engine(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    with serving(tmp_path, "--model", "smollm2", *SMALL) as (process, said):
+        process.send_signal(number)
+        _, talk = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == code, talk
+        assert "the gateway has stopped" in talk.decode()
+        assert not alive(said["engines"][0]["pid"])

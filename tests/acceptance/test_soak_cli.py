@@ -11,8 +11,8 @@ import pytest
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill
 from tokenmill.model import synth
 from tokenmill.model.identity import identity_of
-from tokenmill.tune import history
-from tokenmill.tune.soak_store import load
+from tokenmill.tuner import history
+from tokenmill.tuner.soak_store import load
 
 LEAN = ("--sequences", "2", "--ubatch", "64", "--threads", "1", "--threads-batch", "1", "--no-warm")
 SMALL = ("--context", "256", *LEAN)

@@ -45,8 +45,22 @@ def words(tmp_path: Path, docs: Path, smollm2_path: Path) -> tuple[object, ...]:
     prompts.mkdir()
     for kind in ("document", "piece", "reduce"):
         (prompts / f"{kind}.md").write_text("Summarize it.")
-    return ("summarize", docs, "-o", tmp_path / "out", "--prompts", prompts, "--max-tokens", 8, "--body",
-            '{"ignore_eos": true}', "--store", tmp_path / "batches", "--model", smollm2_path)  # fmt: skip
+    return (
+        "summarize",
+        docs,
+        "-o",
+        tmp_path / "out",
+        "--prompts",
+        prompts,
+        "--max-tokens",
+        8,
+        "--body",
+        '{"ignore_eos": true}',
+        "--store",
+        tmp_path / "batches",
+        "--model",
+        smollm2_path,
+    )
 
 
 def told(home: Path, *words: object) -> dict[str, Any]:
@@ -144,8 +158,19 @@ def test_a_dry_run_names_the_stages_and_starts_nothing(
     alone: Path, docs: Path, smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (docs / "long.md").write_text(LONG)
-    words = ["summarize", str(docs), "-o", str(alone / "out"), "--model", str(smollm2_path), "--max-tokens", "48", "--context", "1024",
-             "--dry-run"]  # fmt: skip
+    words = [
+        "summarize",
+        str(docs),
+        "-o",
+        str(alone / "out"),
+        "--model",
+        str(smollm2_path),
+        "--max-tokens",
+        "48",
+        "--context",
+        "1024",
+        "--dry-run",
+    ]
     assert run([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == 7
@@ -180,16 +205,21 @@ def test_prompts_are_written_to_be_edited(alone: Path, capsys: pytest.CaptureFix
         (("docs", "-o", "out", "--max-tokens", "0"), "--max-tokens must be at least 1"),
         (("docs", "-o", "out", "--digest", "no.md"), "cannot read no.md"),
         (("docs", "-o", "out", "--prompts", "docs"), "has none of"),
-        (("docs", "-o", "out", "--body", '{"prompt": "x"}'), "the prompt belongs into each"),
+        (("docs", "-o", "out", "--body", '{"prompt": "x"}'), "the prompt belongs to each"),
         (("docs", "-o", "docs/scan.pdf"), "is not a folder"),
         (("docs", "-o", "out", "--context", "256", "--max-tokens", "200"), "a context of 256 tokens is too short"),
         (("docs", "-o", "out", "--max-hours", "0"), "--max-hours"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_loaded(
-    alone: Path, docs: Path, smollm2_path: Path, words: tuple[str, ...], reason: str,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    alone: Path,
+    docs: Path,
+    smollm2_path: Path,
+    words: tuple[str, ...],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (alone / "scan").mkdir()
     shutil.copy(docs / "scan.pdf", alone / "scan")
     monkeypatch.chdir(alone)

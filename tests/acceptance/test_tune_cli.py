@@ -10,14 +10,28 @@ from typing import Any
 
 import pytest
 
+from support.processes import command_lines
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
 from tokenmill.engine import measured
 from tokenmill.model import synth
-from tokenmill.tune import history
+from tokenmill.tuner import history
 
 ONE = ("--threads", 1, "--threads-batch", 1, "--context", 512, "--no-warm")
-SMALL = (*ONE, "--ubatch", 128, "--cache-type", "f16", "--head-tokens", 32, "--tail-tokens", 4, "--output-tokens", 8,
-         "--trial-seconds", 0.1)  # fmt: skip
+SMALL = (
+    *ONE,
+    "--ubatch",
+    128,
+    "--cache-type",
+    "f16",
+    "--head-tokens",
+    32,
+    "--tail-tokens",
+    4,
+    "--output-tokens",
+    8,
+    "--trial-seconds",
+    0.1,
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +134,15 @@ def test_a_point_holds_with_the_options_it_was_found_with(home: Path, moe: Path,
     assert "was found with --reserve-ram" in said(own, "plan", moe, "--json").stderr
 
 
-def test_a_run_uses_the_point_and_measures_no_width(home: Path, moe: Path, tmp_path: Path) -> None:
+def test_a_run_uses_the_point_and_does_not_measure_slots(home: Path, moe: Path, tmp_path: Path) -> None:
     lines = [{"prompt": f"word {number}", "max_tokens": 2, "temperature": 0} for number in range(3)]
     jobs = write(tmp_path / "jobs.jsonl", lines)
     done = said(home, "run", jobs, "-o", tmp_path / "out.jsonl", "--model", moe, "--no-warm")
     assert done.returncode == 0, done.stderr
     assert "operating point of" in done.stderr
-    assert "at once: measured" not in done.stderr
+    assert "by number of slots" not in done.stderr
     sequences = point_of(home)["dials"]["sequences"]
-    assert f"{sequences} lanes of 512 tokens" in done.stderr
+    assert f"{sequences} slots of 512 tokens" in done.stderr
 
 
 def test_a_changed_model_is_told_and_not_tuned(home: Path, moe: Path, tmp_path: Path) -> None:
@@ -168,13 +182,15 @@ def test_jobs_of_one_s_own_and_quiet_trials_go_into_the_history(moe: Path, tmp_p
 
 def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command("tune", moe, *SMALL, "--busy"), env=environment(tmp_path), stdout=subprocess.PIPE,
+        command("tune", moe, *SMALL, "--busy"),
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     points = tmp_path / "tokenmill" / "points"
     try:
         until(lambda: any(path.stat().st_size for path in points.glob("*.trials.jsonl")))
-        engines = _children(process.pid)
+        engines = list(command_lines(process.pid))
         assert engines
         process.send_signal(signal.SIGINT)
         _, talk = process.communicate(timeout=LIMIT_S)
@@ -183,33 +199,26 @@ def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Pa
     assert process.returncode == 130, talk
     kept = len(next(points.glob("*.trials.jsonl")).read_text().splitlines())
     assert f"stopped: {kept} trial" in talk.decode()
-    assert b"goes on from there" in talk
+    assert b"tune again to continue" in talk
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines))
     again = said(tmp_path, "tune", moe, *SMALL, "--busy", "--trials", kept, "--json")
     assert again.returncode == 0, again.stderr
     assert len(json.loads(again.stdout)["trials"]) == kept
 
 
-def _children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--aim", "latency"), "--aim latency and --first-token go together"),
-        (("--first-token", "2s"), "--aim latency and --first-token go together"),
-        (("--aim", "latency", "--first-token", "soon"), "'soon' is no time"),
-        (("--aim", "cores", "--within", "150%"), "'150%' is no share"),
-        (("--trials", 0), "--trials must be at least 1"),
-        (("--trial-seconds", 0), "--trial-seconds must be more than 0"),
+        (("--aim", "latency"), "aim latency and first_token need each other"),
+        (("--first-token", "2s"), "aim latency and first_token need each other"),
+        (("--aim", "latency", "--first-token", "soon"), "first_token must be a time (got 'soon')"),
+        (("--aim", "cores", "--within", "150%"), "within must be a share from 0 to less than 1 (got '150%')"),
+        (("--trials", 0), "trials must be at least 1"),
+        (("--trial-seconds", 0), "trial_seconds must be more than 0"),
         (("--context", 128), "jobs of 640 tokens do not fit a context of 128"),
-        (("--tail-tokens", 0), "--tail-tokens"),
-        (("--sequences", 0), "--sequences must be at least 1"),
-        (("--engine", "http://localhost:1"), "runs already"),
+        (("--tail-tokens", 0), "tail_tokens must be at least 1"),
+        (("--sequences", 0), "sequences must be at least 1"),
+        (("--engine", "http://localhost:1"), "is a running server"),
         (("--jobs", os.devnull), "holds no job that can be read"),
     ],
 )

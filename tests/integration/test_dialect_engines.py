@@ -12,20 +12,27 @@ import pytest
 
 from support import llama_args
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
-from tokenmill.engine.dialects import FlagSet, flags_of, spell
-from tokenmill.engine.dialects.flagset import captured, stored
-from tokenmill.engine.written import write_as
 from tokenmill.errors import UsageError
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.plan import Plan
+from tokenmill.launch import FlagSet, flags_of, spell
+from tokenmill.launch.files import write_as
+from tokenmill.launch.flagset import captured, stored
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 
 def hybrid(goal: Goal | None = None) -> Plan:
     profile = small_profile(30)
     placement = placed(profile, [f"gpu{layer // 10}" for layer in range(30)], "gpu2", {1, 12, 21})
-    return plan_of(profile, placement, machine_with(3, nodes=2), goal=goal or Goal(reserve_cores=2), host_gib=400,
-                   sequences=3, mlock=True)  # fmt: skip
+    return plan_of(
+        profile,
+        placement,
+        machine_with(3, nodes=2),
+        goal=goal or Goal(reserve_cores=2),
+        host_gib=400,
+        sequences=3,
+        mlock=True,
+    )
 
 
 def test_the_captured_list_is_the_wheels_own_help() -> None:
@@ -41,9 +48,16 @@ def test_llama_cpp_takes_every_word() -> None:
     assert parsed.accepted, parsed.said
     assert "DEPRECATED" not in parsed.said
     assert parsed.values == {
-        "n_ctx": 3 * 8192, "n_parallel": 3, "n_batch": 2048, "n_ubatch": 512, "n_gpu_layers": 999, "port": 9001,
-        "hostnames": ["127.0.0.1"], "model": "/m/x.gguf", "tensor_split": [10.0, 10.0, 11.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-    }  # fmt: skip
+        "n_ctx": 3 * 8192,
+        "n_parallel": 3,
+        "n_batch": 2048,
+        "n_ubatch": 512,
+        "n_gpu_layers": 999,
+        "port": 9001,
+        "hostnames": ["127.0.0.1"],
+        "model": "/m/x.gguf",
+        "tensor_split": [10.0, 10.0, 11.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,8 +99,14 @@ def run(script: str, folder: Path, *arguments: str) -> list[str]:
     path = folder / "run.sh"
     path.write_text(script)
     subprocess.run(["sh", "-n", str(path)], check=True)
-    done = subprocess.run(["sh", str(path), *arguments], capture_output=True, text=True, check=True, timeout=120,
-                          env={"PATH": f"{folder}:{os.environ['PATH']}"})  # fmt: skip
+    done = subprocess.run(
+        ["sh", str(path), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={"PATH": f"{folder}:{os.environ['PATH']}"},
+    )
     return done.stdout.splitlines()
 
 

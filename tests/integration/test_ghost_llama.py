@@ -61,8 +61,11 @@ def test_a_ghost_of_a_real_file_is_planned_like_the_file(tmp_path: Path) -> None
     ghost.write(str(model), copy)
     real, ghostly = llama.plan(model, context=4096), llama.plan(copy, context=4096)
     assert (real.description, real.parameters, real.weight_bytes, real.cache_mib) == (
-        ghostly.description, ghostly.parameters, ghostly.weight_bytes, ghostly.cache_mib,
-    )  # fmt: skip
+        ghostly.description,
+        ghostly.parameters,
+        ghostly.weight_bytes,
+        ghostly.cache_mib,
+    )
 
 
 def test_a_ghost_is_made_from_an_address_without_its_weights(tmp_path: Path) -> None:

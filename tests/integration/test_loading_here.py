@@ -17,9 +17,9 @@ from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.probe import probe
 from tokenmill.model import synth
 from tokenmill.model.read import read as read_model
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB
 
 LIMIT_S = 200.0

@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.heads import Head
 from tokenmill.engine.page_cache import resident
+from tokenmill.engine.pinned_prefixes import Head
 from tokenmill.engine.start import start
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
 
 DIGEST = "You are a careful mill that grinds words into flour. " * 4
 

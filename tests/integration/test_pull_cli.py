@@ -1,5 +1,6 @@
 """`tokenmill models pull` and `models list` as a person or a script runs them."""
 
+import hashlib
 import json
 import os
 import signal
@@ -27,15 +28,23 @@ class Shell:
         self.folder, self.shelf = folder, shelf
         self.models = folder / "cache" / "tokenmill" / "models"
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | {
-            "XDG_CACHE_HOME": str(folder / "cache"), "HF_HOME": str(folder / "hf"), "HF_ENDPOINT": shelf.url,
-            "XDG_CONFIG_HOME": str(folder / "config"), "NO_PROXY": "127.0.0.1", "COLUMNS": "80",
-        }  # fmt: skip
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "HF_HOME": str(folder / "hf"),
+            "HF_ENDPOINT": shelf.url,
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "NO_PROXY": "127.0.0.1",
+            "COLUMNS": "80",
+        }
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.command(*arguments), env=self.environment | environment, cwd=self.folder, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            self.command(*arguments),
+            env=self.environment | environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def json(self, *arguments: str) -> Any:
         answer = self(*arguments, "--json")
@@ -105,6 +114,47 @@ def test_the_list_shows_pulled_models_and_known_names(shell: Shell) -> None:
     assert "smollm2" in listed["pullable"]
     assert "kimi-k2.5" in listed["catalog"]
     assert NAME in shell("list").stdout
+
+
+def verdict(shell: Shell, *arguments: str, **environment: str) -> tuple[int, str, list[str]]:
+    """Exit code, the verdict on the model, and those on its files."""
+    answer = shell("verify", *arguments, "--json", **environment)
+    told = json.loads(answer.stdout)
+    return answer.returncode, told["verdict"], [file["verdict"] for file in told["files"]]
+
+
+def test_a_pulled_model_is_verified_and_a_flipped_byte_found(shell: Shell) -> None:
+    shell("pull", NAME)
+    path = shell.models / "owner" / "Tiny-GGUF" / "Q4_0" / "Tiny-Q4_0.gguf"
+    assert verdict(shell, NAME, HF_HUB_OFFLINE="1") == (0, "ok", ["ok"])
+    assert verdict(shell, str(path), "--repo", f"hf:{REPO}") == (0, "ok", ["ok"])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert verdict(shell, NAME) == (1, "wrong", ["wrong"])
+    assert verdict(shell, str(path), "--repo", REPO) == (1, "wrong", ["wrong"])
+    shown = shell("verify", NAME)
+    assert shown.returncode == 1
+    assert shown.stdout.startswith(f"wrong: {path}")
+    assert "hint: " in shown.stderr
+    assert path.exists()
+    damaged = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert damaged in shown.stdout
+    assert verdict(shell, str(path), "--sha256", damaged) == (0, "ok", ["ok"])
+
+
+def test_a_model_without_a_published_hash_is_neither_ok_nor_wrong(shell: Shell) -> None:
+    path = shell.folder / "Tiny-Q4_0.gguf"
+    assert verdict(shell, str(path)) == (2, "unknown", ["unknown"])
+    shown = shell("verify", str(path))
+    assert shown.returncode == 2
+    assert "--repo" in shown.stderr
+    assert "--sha256" in shown.stderr
+    assert verdict(shell, str(path), "--repo", REPO) == (0, "ok", ["ok"])
+    other = path.rename(path.with_name("Other.gguf"))
+    assert verdict(shell, str(other), "--repo", REPO) == (2, "unknown", ["unknown"])
+    unreachable = shell("verify", str(other), "--repo", REPO, HF_HUB_OFFLINE="1")
+    assert (unreachable.returncode, unreachable.stdout) == (1, "")
+    assert shell("verify", str(other), "--sha256", "abc").returncode == 2
 
 
 def test_ctrl_c_keeps_what_has_come(shell: Shell) -> None:

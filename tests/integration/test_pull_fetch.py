@@ -34,9 +34,13 @@ class Fetching:
     def __call__(self, size_bytes: int = len(BODY)) -> int:
         with httpx.Client(follow_redirects=True, trust_env=False) as client:
             return fetch(
-                self.shelf.url + PATH, self.part, size_bytes=size_bytes, client=client,
-                progress=self.report, pause=self.pauses.append,
-            )  # fmt: skip
+                self.shelf.url + PATH,
+                self.part,
+                size_bytes=size_bytes,
+                client=client,
+                progress=self.report,
+                pause=self.pauses.append,
+            )
 
     def report(self, done: int, total: int | None) -> None:
         self.reports.append((done, total))

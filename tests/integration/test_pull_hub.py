@@ -51,9 +51,15 @@ class Pulling:
 
     def __call__(self, name: str = NAME, *, keep_free_bytes: int = 0, verify: bool = False) -> Pulled:
         return pull(
-            name, models_path=self.models_path, keep_free_bytes=keep_free_bytes, announce=self.announce,
-            progress=self.progress, notify=self.said.append, verify=verify, endpoint=self.shelf.url,
-        )  # fmt: skip
+            name,
+            models_path=self.models_path,
+            keep_free_bytes=keep_free_bytes,
+            announce=self.announce,
+            progress=self.progress,
+            notify=self.said.append,
+            verify=verify,
+            endpoint=self.shelf.url,
+        )
 
     def announce(self, offer: Offer) -> None:
         assert not self.downloads(), "announced too late"
@@ -147,8 +153,11 @@ def test_files_too_large_for_one_answer_come_in_pieces(pulling: Pulling, monkeyp
     got = pulling()
     assert [path.read_bytes() for path in got.files] == [FILES[path] for path in SPLITS]
     assert pulling.shelf.ranges(resolved(SPLITS[0])) == [
-        "bytes=0-79999", "bytes=80000-159999", "bytes=110000-159999", f"bytes=160000-{size - 1}",
-    ]  # fmt: skip
+        "bytes=0-79999",
+        "bytes=80000-159999",
+        "bytes=110000-159999",
+        f"bytes=160000-{size - 1}",
+    ]
 
 
 def test_bytes_that_are_not_the_promised_ones_are_removed(pulling: Pulling) -> None:
@@ -224,7 +233,7 @@ FIRST = resolved(SPLITS[0])
         (FIRST, "404", {"X-Error-Code": "EntryNotFound"}, PullError, "404", "changed"),
         (FIRST, "502", {}, PullError, "502", "later"),
     ],
-)  # fmt: skip
+)
 def test_what_the_hub_refuses_becomes_a_sentence(
     pulling: Pulling,
     path: str,

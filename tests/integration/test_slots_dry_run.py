@@ -9,8 +9,8 @@ from tokenmill.engine.verify import request, verify
 from tokenmill.hardware.catalog import find
 from tokenmill.model import ghost, synth
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
 
 
 @pytest.fixture(scope="module")

@@ -12,23 +12,30 @@ from support import llama
 from support.dry_runs import projected
 from support.plans import placed, settings
 from tokenmill.engine import fit_params
-from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
 from tokenmill.engine.verify import verify
 from tokenmill.errors import EngineError
 from tokenmill.model import ghost, synth
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.model.synth import Kind
-from tokenmill.plan.arena import buffer_bytes
-from tokenmill.plan.graph import draw
-from tokenmill.plan.kv_cells import Context, kv_bytes, largest_batch, output_bytes
-from tokenmill.plan.repack import is_repacked
+from tokenmill.native.dry_run import ContextProjection, DryRun, project
+from tokenmill.planner.arena import buffer_bytes
+from tokenmill.planner.graph import draw
+from tokenmill.planner.kv_cells import Context, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.repack import is_repacked
 from tokenmill.units import KIB, MIB
 
 GHOSTS = [
-    "kimi-k2.5:Q4_K_S", "deepseek-v3:Q4_K_M", "llama-4-maverick:Q4_K_M", "llama-4-scout:nvfp4",
-    "qwen3-235b-a22b:Q4_K_M", "gpt-oss-120b:MXFP4", "glm-4.5:Q4_K_M", "llama-3.3-70b:Q4_K_M", "qwen3-32b:Q8_0",
-]  # fmt: skip
+    "kimi-k2.5:Q4_K_S",
+    "deepseek-v3:Q4_K_M",
+    "llama-4-maverick:Q4_K_M",
+    "llama-4-scout:nvfp4",
+    "qwen3-235b-a22b:Q4_K_M",
+    "gpt-oss-120b:MXFP4",
+    "glm-4.5:Q4_K_M",
+    "llama-3.3-70b:Q4_K_M",
+    "qwen3-32b:Q8_0",
+]
 REWRITTEN = ("kimi-k2.5", "qwen3-32b")  # stacks of experts and latent projections; plain matrices
 QUANTS = ("Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16")
 MATRIX = tuple(
@@ -116,8 +123,11 @@ def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
     profile = read(path)
     found = verify(placed(profile, settings(32768, 2, cache_type="q8_0")), path)
     assert [(row.tier, row.item) for row in found.rows] == [
-        ("host", "weights"), ("host", "kv"), ("host", "compute"), ("host", "repack"),
-    ]  # fmt: skip
+        ("host", "weights"),
+        ("host", "kv"),
+        ("host", "compute"),
+        ("host", "repack"),
+    ]
     assert [row.difference for row in found.rows] == pytest.approx([0, 0, 0, 0], abs=1e-4)
     assert (found.agrees, found.source, found.notes) == (True, "breakdown", ())
     # With cards that are not here, what can be compared is.

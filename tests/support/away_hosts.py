@@ -7,11 +7,11 @@ from typing import Any
 
 from support.fake_engine import FakeEngine
 from tokenmill import __version__
-from tokenmill.engine.away.faults import Fault
-from tokenmill.engine.away.host import Facts, Outlook, Prepare
-from tokenmill.engine.away.line import Line, Lost
-from tokenmill.engine.away.nodes import Node
 from tokenmill.engine.engine import Answer, Request, answer
+from tokenmill.engine.ray_cluster.faults import Fault
+from tokenmill.engine.ray_cluster.host import Facts, NodePlan, Prepare
+from tokenmill.engine.ray_cluster.line import Channel, Lost
+from tokenmill.engine.ray_cluster.nodes import Node
 
 
 def never() -> Any:
@@ -21,8 +21,8 @@ def never() -> Any:
 class FakeHost:
     """Answers as `host.Host` does, with an engine that can be made to fail."""
 
-    def __init__(self, outlook: Outlook | Fault | None = None, start: Fault | None = None) -> None:
-        self._outlook = outlook or Outlook(__version__, "fake", "m", None, False)
+    def __init__(self, outlook: NodePlan | Fault | None = None, start: Fault | None = None) -> None:
+        self._outlook = outlook or NodePlan(__version__, "fake", "m", None, False)
         self._start = start
         self.cancelled: list[int] = []
         self.closed = False
@@ -31,7 +31,7 @@ class FakeHost:
     def engine(self) -> FakeEngine:
         return FakeEngine()
 
-    async def outlook(self) -> Outlook | Fault:
+    async def outlook(self) -> NodePlan | Fault:
         return self._outlook
 
     async def start(self) -> Facts | Fault:
@@ -98,7 +98,7 @@ class NearMachines:
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(self.there)
 
-    def host(self, node: Node, prepare: Prepare) -> Line:
+    def host(self, node: Node, prepare: Prepare) -> Channel:
         line = NearLine(self.hosts[node.host])
         self.lines[node.host].append(line)
         return line

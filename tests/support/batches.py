@@ -13,9 +13,9 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 def prompt_line(name: str, prompt: str, **body: Any) -> str:
     """A line for a completion."""
-    return json.dumps({
-        "custom_id": name, "method": "POST", "url": COMPLETION, "body": {"model": "fake", "prompt": prompt, **body}
-    })  # fmt: skip
+    return json.dumps(
+        {"custom_id": name, "method": "POST", "url": COMPLETION, "body": {"model": "fake", "prompt": prompt, **body}}
+    )
 
 
 def chat_line(name: str, text: str, **body: Any) -> str:

@@ -63,9 +63,11 @@ def _scout_vision() -> Rows:
     for index in range(34):
         layer = f"vision_model.model.layers.{index}"
         shapes = {f"self_attn.{name}_proj": (width, width) for name in "qkvo"} | {
-            "mlp.fc1": (ffn, width), "mlp.fc2": (width, ffn), "input_layernorm": (width,),
+            "mlp.fc1": (ffn, width),
+            "mlp.fc2": (width, ffn),
+            "input_layernorm": (width,),
             "post_attention_layernorm": (width,),
-        }  # fmt: skip
+        }
         for module, shape in shapes.items():
             yield _bf16(f"{layer}.{module}.weight", *shape)
             yield _bf16(f"{layer}.{module}.bias", shape[0])

@@ -13,8 +13,15 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_MS = 120_000
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 # WCAG 2's contrast of every visible text with the first colour behind it that is not transparent; the worst five.
 WORST_CONTRASTS = """() => {
   const parts = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -72,8 +79,9 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, *, width: int = 1280, height: int = 900,
-           scheme: Literal["light", "dark"] = "light") -> Iterator[Opened]:  # fmt: skip
+def opened(
+    browser: Browser, url: str, *, width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light"
+) -> Iterator[Opened]:
     """A page with nothing kept from others."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     context.set_default_timeout(LIMIT_MS)

@@ -8,12 +8,12 @@ from typing import Any
 from support.fake_engine import FakeEngine, Seen
 from support.worked import QUICK
 from tokenmill.engine.engine import Answer, Engine, Piece, Request
-from tokenmill.errors import EngineDied
-from tokenmill.jobs.crew import CrewReport, Hand, Hands, crew
-from tokenmill.jobs.job import Batch
+from tokenmill.errors import EngineError
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
+from tokenmill.jobs.worker_pool import PoolMember, PoolMembers, PoolReport, run_pool
 
 LIMIT_S = 120.0
 _ALONE_S = 1.0  # after which who waits for others takes them to have nothing more to do
@@ -30,7 +30,7 @@ class Gated(FakeEngine):
         async for event in super().stream(request):
             if isinstance(event, Answer):
                 opened = asyncio.create_task(self._open())
-                either: set[asyncio.Future[None] | asyncio.Future[EngineDied]] = {opened, self.died}
+                either: set[asyncio.Future[None] | asyncio.Future[EngineError]] = {opened, self.ended}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 opened.cancel()
                 await self._until_alive(0.0)
@@ -71,14 +71,14 @@ class Counting(FakeEngine):
                 return
 
 
-def hand(name: str, engine: Engine) -> Hand:
+def hand(name: str, engine: Engine) -> PoolMember:
     """An engine as it is."""
-    return Hand(name, engine, shape_of(engine.capabilities, engine.identity))
+    return PoolMember(name, engine, shape_of(engine.capabilities, engine.identity))
 
 
-async def crewed(store: Store, batches: Sequence[Batch], hands: Hands, **more: Any) -> CrewReport:
+async def crewed(store: Store, batches: Sequence[Batch], hands: PoolMembers, **more: Any) -> PoolReport:
     """Work batches with their outputs, for two minutes at most; engines are not closed."""
     with ExitStack() as stack:
         outputs = {batch.id: stack.enter_context(Output(store, batch)) for batch in batches}
         async with asyncio.timeout(LIMIT_S):
-            return await crew(store, batches, hands, outputs=outputs, **({"options": QUICK} | more))
+            return await run_pool(store, batches, hands, outputs=outputs, **({"options": QUICK} | more))

@@ -44,9 +44,14 @@ def environment(home: Path, url: str, **more: str) -> dict[str, str]:
 def command(*words: str, env: dict[str, str], folder: Path = PROJECT) -> Iterator["subprocess.Popen[str]"]:
     """A command of Dagster in a group of its own, all of which is gone afterwards."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "dagster", *words], env=env, cwd=folder, start_new_session=True, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        [sys.executable, "-m", "dagster", *words],
+        env=env,
+        cwd=folder,
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     try:
         yield process
     finally:

@@ -6,13 +6,20 @@ from typing import Any
 
 from tokenmill.hardware.machine import Cpu, Gpu, Machine, NumaNode
 from tokenmill.model.profile import Experts, LayerCache, ModelFile, Profile, Tensor, TensorClass
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.plan import Forecast, Ledger, LedgerRow, Placement, Plan, Settings
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.plan import Forecast, Ledger, LedgerRow, Placement, Plan, Settings
 from tokenmill.units import GIB
 
 EXPERT_NAMES = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
-LAYER_NAMES = ("attn_norm.weight", "attn_q.weight", "attn_k.weight", "attn_k.bias", "ffn_gate_inp.weight",
-               "ffn_up_shexp.weight", "exp_probs_b.bias")  # fmt: skip
+LAYER_NAMES = (
+    "attn_norm.weight",
+    "attn_q.weight",
+    "attn_k.weight",
+    "attn_k.bias",
+    "ffn_gate_inp.weight",
+    "ffn_up_shexp.weight",
+    "exp_probs_b.bias",
+)
 
 
 def tensor(name: str, cls: TensorClass, layer: int | None, size: int = 1000) -> Tensor:
@@ -32,8 +39,18 @@ def small_profile(layers: int, *, dense: int = 1, mtp: int = 0, latent: bool = F
             ]
     rows += [tensor("output_norm.weight", TensorClass.NORM, None), tensor("output.weight", TensorClass.OUTPUT, None)]
     cache = LayerCache("latent" if latent else "full", 64, 64)
-    return Profile("Small Mixture", "gguf", "test", tuple(rows), (ModelFile("m.gguf", 1),), layers, (cache,) * layers,
-                   experts=Experts(4, 2, 1), quantisation="Q4_K_S", training_context=32768)  # fmt: skip
+    return Profile(
+        "Small Mixture",
+        "gguf",
+        "test",
+        tuple(rows),
+        (ModelFile("m.gguf", 1),),
+        layers,
+        (cache,) * layers,
+        experts=Experts(4, 2, 1),
+        quantisation="Q4_K_S",
+        training_context=32768,
+    )
 
 
 def placed(profile: Profile, layers: Sequence[str], head: str, resident: Iterable[int] = ()) -> Placement:
@@ -69,13 +86,40 @@ def machine_with(gpus: int = 0, *, cores: int = 16, threads_per_core: int = 1, n
     return Machine("test-box", Cpu(cores=cores, threads_per_core=threads_per_core, sockets=nodes), numa, gpus=cards)
 
 
-def plan_of(profile: Profile, placement: Placement, machine: Machine, *, host_gib: int = 100, goal: Goal | None = None,
-            **settings: Any) -> Plan:  # fmt: skip
+def plan_of(
+    profile: Profile,
+    placement: Placement,
+    machine: Machine,
+    *,
+    host_gib: int = 100,
+    goal: Goal | None = None,
+    **settings: Any,
+) -> Plan:
     goal = goal or Goal()
     wanted = Settings(
-        engine=goal.engine, context=8192, sequences=1, ubatch=512, batch=2048, cache_type_k="f16", cache_type_v="f16",
-        threads=8, threads_batch=8, flash_attention=True, mmap=True, mlock=False, repack=False, cache_ram_bytes=0,
-    )  # fmt: skip
+        engine=goal.engine,
+        context=8192,
+        sequences=1,
+        ubatch=512,
+        batch=2048,
+        cache_type_k="f16",
+        cache_type_v="f16",
+        threads=8,
+        threads_batch=8,
+        flash_attention=True,
+        mmap=True,
+        mlock=False,
+        repack=False,
+        cache_ram_bytes=0,
+    )
     rows = (LedgerRow("dram", "weights", host_gib * GIB), LedgerRow("dram", "reserve", 32 * GIB))
-    return Plan(machine, profile, goal, replace(wanted, **settings), placement, Ledger(rows, rows, rows),
-                Forecast((), (), None, None, None), ())  # fmt: skip
+    return Plan(
+        machine,
+        profile,
+        goal,
+        replace(wanted, **settings),
+        placement,
+        Ledger(rows, rows, rows),
+        Forecast((), (), None, None, None),
+        (),
+    )

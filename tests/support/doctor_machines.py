@@ -7,23 +7,26 @@ from typing import Any
 
 from support.plans import placed, settings
 from tokenmill.config import Config
-from tokenmill.engine.doctor.facts import Facts, Look, ModelFacts
-from tokenmill.engine.doctor.gather import gather
+from tokenmill.doctor.facts import Facts, Look, ModelFacts
+from tokenmill.doctor.gather import gather
 from tokenmill.hardware.machine import Cpu, Disk, Dram, HugePages, Machine, NumaNode
 from tokenmill.hardware.nvml import Reading
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 from unit.hardware.conftest import DATA, CapturedHost, load_nvml
 
 DOCTOR = DATA.parent / "doctor"
 
 MACHINE = Machine(
-    "test", cpu=Cpu(cores=16, threads_per_core=2, isa=("avx2", "fma", "f16c")), dram=Dram(total_bytes=768 * GIB),
-    numa=(NumaNode(0, tuple(range(32)), 768 * GIB, 700 * GIB),), huge_pages=HugePages(transparent="always"),
+    "test",
+    cpu=Cpu(cores=16, threads_per_core=2, isa=("avx2", "fma", "f16c")),
+    dram=Dram(total_bytes=768 * GIB),
+    numa=(NumaNode(0, tuple(range(32)), 768 * GIB, 700 * GIB),),
+    huge_pages=HugePages(transparent="always"),
     disk=Disk("/srv/models", filesystem="ext4", kind="nvme"),
-)  # fmt: skip
+)
 
 
 def facts(machine: Machine = MACHINE, **changes: Any) -> Facts:
@@ -61,6 +64,9 @@ def looked_at(host: CapturedHost, *, between: str = "", **options: Any) -> Facts
     """Gather without waiting; `between` is laid over the machine between the two looks, a second apart."""
     times = iter((100.0, 100.2, 101.0))
     return gather(
-        host=host, config=Config(state_dir=str(host.root / "state")), pause=lambda _: host.unpack(between),
-        clock=lambda: next(times), **{"path": Path("/home/me/models"), **options},
-    )  # fmt: skip
+        host=host,
+        config=Config(state_dir=str(host.root / "state")),
+        pause=lambda _: host.unpack(between),
+        clock=lambda: next(times),
+        **{"path": Path("/home/me/models"), **options},
+    )

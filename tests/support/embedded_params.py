@@ -16,8 +16,14 @@ NESTED = ("cpuparams", "cpuparams_batch", "model", "sampling")
 
 def differences(argv: list[str]) -> dict[str, list[Any]]:
     """Fields of the parameters that the two readings of a command set differently: theirs, ours."""
-    done = subprocess.run([sys.executable, "-m", "support.embedded_params", *argv], capture_output=True, text=True,
-                          timeout=200, check=False, cwd=Path(__file__).parents[1])  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "support.embedded_params", *argv],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, list[Any]] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return found
@@ -48,8 +54,13 @@ def main() -> None:
     theirs = xllamacpp.CommonParams()
     words = [word.encode() for word in sys.argv[1:]]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    accepted = parser(ctypes.c_int(len(words)), argv, ctypes.c_void_p(id(theirs) + llama_args._OBJECT_HEADER),
-                      ctypes.c_int(llama_args._SERVER), None)  # fmt: skip
+    accepted = parser(
+        ctypes.c_int(len(words)),
+        argv,
+        ctypes.c_void_p(id(theirs) + llama_args._OBJECT_HEADER),
+        ctypes.c_int(llama_args._SERVER),
+        None,
+    )
     assert accepted
     one, other = _fields(theirs), _fields(parameters(sys.argv[2:], xllamacpp))
     print(json.dumps({name: [value, other[name]] for name, value in one.items() if value != other[name]}), flush=True)

@@ -34,8 +34,11 @@ def embedded_server(model: Path, **params: Any) -> Iterator[EmbeddedServer]:
     """Start it on a model with these fields of CommonParams."""
     with subprocess.Popen(
         [sys.executable, __file__, json.dumps({"model": str(model), **params})],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
         try:
             assert child.stdout is not None
             address = child.stdout.readline().strip()

@@ -15,27 +15,43 @@ from tokenmill.engine.engine import (
     Answer,
     Capabilities,
     Counters,
+    Engine,
     Identity,
+    KvLayout,
     Piece,
     Prompt,
     Request,
+    Runtime,
     State,
     Status,
     Timings,
     Usage,
 )
-from tokenmill.engine.watched import Watched
+from tokenmill.engine.restart import RestartingEngine
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TooLong
 
 CAPABILITIES = Capabilities(
-    shares_prefixes=True, keeps_prefixes=True, chooses_lanes=False, interactive_first=True, pins_heads=False,
-    saves_heads=False, changes_threads=False, changes_context=False, reports_cached_tokens=True, grammar=False,
-    json_schema=False, logit_bias=False, tools_parsed=False, most_logprobs=0,
-)  # fmt: skip
+    shares_prefixes=True,
+    keeps_prefixes=True,
+    chooses_lanes=False,
+    interactive_first=True,
+    pins_heads=False,
+    saves_heads=False,
+    changes_threads=False,
+    changes_context=False,
+    reports_cached_tokens=True,
+    grammar=False,
+    json_schema=False,
+    logit_bias=False,
+    tools_parsed=False,
+    most_logprobs=0,
+)
 TOKENS = 4
 STEADY_TOKENS = 30
 CRASH = "the fake engine was killed by SIGSEGV (it touched memory that is not its own)"
 KILLED = "the fake engine was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"
+UNKNOWN = "the fake engine was killed by SIGKILL (by somebody, or for memory: nothing tells which)"
+_FROM_OUTSIDE: dict[str, bool | None] = {KILLED: True, UNKNOWN: None}
 
 
 @dataclass(slots=True)
@@ -49,13 +65,12 @@ class Seen:
     lives: int = 0
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """One life of it."""
 
     def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
         self.seen = seen or Seen()
         self.seen.lives += 1
-        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
         self.at_work: set[str] = set()
         self.changed = asyncio.Event()  # set whenever a stream begins
         self.gate_open = asyncio.Event()
@@ -109,20 +124,20 @@ class FakeEngine:
                 raise EngineError("the server failed (500): out of luck")
 
     def die(self, words: str) -> None:
-        if not self.died.done():
+        if not self.ended.done():
             self.seen.together.append(set(self.at_work))
-            self.died.set_result(EngineDied(words, from_outside=words is KILLED))
+            self.ended.set_result(EngineDied(words, from_outside=_FROM_OUTSIDE.get(words, False)))
 
     async def _until_alive(self, seconds: float | None) -> None:
         """A moment in which it may die."""
-        await asyncio.wait({self.died}, timeout=seconds)
-        if self.died.done():
-            death = self.died.result()
-            raise EngineDied(death.message, from_outside=death.from_outside)
+        await asyncio.wait({self.ended}, timeout=seconds)
+        if self.ended.done():
+            death = self.ended.result()
+            raise EngineDied(death.message, from_outside=isinstance(death, EngineDied) and death.from_outside)
 
     async def _until_open(self) -> None:
         opened = asyncio.ensure_future(self.gate_open.wait())
-        either: set[asyncio.Future[Any]] = {self.died, opened}
+        either: set[asyncio.Future[Any]] = {self.ended, opened}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -133,7 +148,7 @@ class FakeEngine:
         return tuple(str(prompt).encode())
 
     async def status(self) -> Status:
-        state: State = "failed" if self.died.done() else "ready"
+        state: State = "failed" if self.ended.done() else "ready"
         return Status(state, self.identity, Counters(running=len(self.at_work), evicted_tokens=self.evicted_tokens))
 
     async def close(self) -> None:
@@ -146,12 +161,11 @@ class Unreachable(FakeEngine):
     def __init__(self, seen: Seen | None = None) -> None:
         super().__init__(seen)
         self.reachable = True
-        del self.died
 
     async def _until_alive(self, seconds: float | None) -> None:
         await asyncio.sleep(seconds or 0.0)
         if not self.reachable:
-            raise EngineDied("the connection to http://there was lost: refused", from_outside=True)
+            raise EngineDied("the connection to http://there was lost: refused", from_outside=None)
 
     async def status(self) -> Status:
         return replace(Status("ready", self.identity, Counters()), state="ready" if self.reachable else "failed")
@@ -165,12 +179,12 @@ class Widening(FakeEngine):
         self.asked: list[int] = []
 
     @property
-    def most_lanes(self) -> int:
-        return 4
+    def capabilities(self) -> Capabilities:
+        return replace(CAPABILITIES, max_slots=4)
 
-    async def set_lanes(self, lanes: int) -> None:
-        self.asked.append(lanes)
-        self._lanes = lanes
+    async def set_slots(self, slots: int) -> None:
+        self.asked.append(slots)
+        self._lanes = slots
 
 
 class Parting(Widening):
@@ -178,20 +192,28 @@ class Parting(Widening):
 
     def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
         super().__init__(seen, lanes=lanes, words=words)
-        self.streams = False
+        self.kv_layout: KvLayout = "unified"
 
-    async def set_context(self, *, streams: bool) -> None:
-        self.streams = streams
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, changes_kv_layout=True)
+
+    @property
+    def runtime(self) -> Runtime:
+        return Runtime(1, 1, self.kv_layout)
+
+    async def set_kv_layout(self, layout: KvLayout) -> None:
+        self.kv_layout = layout
 
 
-def watched(
+def restarting(
     seen: Seen,
     *,
     kind: type[FakeEngine] = FakeEngine,
     words: str = CRASH,
     most_restarts: int = 20,
     started: Callable[[FakeEngine], None] | None = None,
-) -> Watched:
+) -> RestartingEngine:
     """An engine that is started again at once when it dies."""
 
     async def start() -> FakeEngine:
@@ -207,4 +229,4 @@ def watched(
     def delay(deaths: object, now_s: float, most: int) -> float | None:
         return None if seen.lives > most else 0.0
 
-    return Watched(first, start, most_restarts=most_restarts, delay=delay)
+    return RestartingEngine(first, start, most_restarts=most_restarts, delay=delay)

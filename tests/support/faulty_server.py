@@ -48,11 +48,16 @@ DONE = b"data: [DONE]\n\n"
 TOO_LONG = b"""{"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8 tokens)",
 "type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 8}}"""  # as llama-server says it
 SORRY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
-ANSWER = json.dumps({
-    "id": "c", "object": "chat.completion", "model": "upstream-name", "odd": "kept",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}, "finish_reason": "stop"}],
-    "usage": USAGE,
-}).encode()  # fmt: skip
+ANSWER = json.dumps(
+    {
+        "id": "c",
+        "object": "chat.completion",
+        "model": "upstream-name",
+        "odd": "kept",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)}, "finish_reason": "stop"}],
+        "usage": USAGE,
+    }
+).encode()
 
 
 @dataclass

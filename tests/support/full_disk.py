@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.errors import StoreError, TokenmillError
-from tokenmill.jobs.job import Finished, Submission
+from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -90,6 +90,16 @@ def answers(folder: Path, jobs: Path) -> None:
         assert store.batch(batch.id).counts.done == len(waiting)
 
 
+def small_answers(folder: Path, jobs: Path) -> None:
+    """A batch whose file and answers fit the disk, each answer in a transaction of its own: it comes to its end."""
+    with Store(folder / "s") as store:
+        batch = submit(store, jobs, Submission("m", output=str(folder / "out"))).batch
+        for item in store.waiting([batch.id], limit=10_000):
+            store.start([item.id])
+            store.commit([Finished(item.id, b'{"text": "%d"}' % item.id)])
+        assert store.batch(batch.id).finished
+
+
 def lines(folder: Path, jobs: Path) -> None:
     """A file that does not fit: nothing is sealed, and the same again goes on."""
     how = Submission("m", output=str(folder / "out"))
@@ -126,7 +136,7 @@ def main() -> None:
     if len(sys.argv) == 3:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     jobs = folder.parent / "jobs.jsonl"
-    {"answers": answers, "lines": lines, "output": output}[sys.argv[1]](folder, jobs)
+    {"answers": answers, "small_answers": small_answers, "lines": lines, "output": output}[sys.argv[1]](folder, jobs)
     print("passed")
 
 

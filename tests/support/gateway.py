@@ -14,7 +14,7 @@ from support import patient
 from support.native_engine import plan_for
 from tokenmill.config import Config, EngineConfig, GatewayConfig
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.heads import Head
+from tokenmill.engine.pinned_prefixes import Head
 from tokenmill.gateway.listening import bind
 from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
 from tokenmill.gateway.state import GatewayState

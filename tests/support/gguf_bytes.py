@@ -34,9 +34,14 @@ def entry(name: str, shape: Sequence[int], kind: str | int, offset: int) -> byte
 
 
 def header(
-    keys: Mapping[str, Any], entries: Sequence[bytes], *, version: int = 3, magic: bytes = b"GGUF",
-    key_count: int | None = None, tensor_count: int | None = None,
-) -> bytes:  # fmt: skip
+    keys: Mapping[str, Any],
+    entries: Sequence[bytes],
+    *,
+    version: int = 3,
+    magic: bytes = b"GGUF",
+    key_count: int | None = None,
+    tensor_count: int | None = None,
+) -> bytes:
     """Keys are plain values or already packed bytes."""
     counts = (len(entries) if tensor_count is None else tensor_count, len(keys) if key_count is None else key_count)
     packed = [text(key) + (item if isinstance(item, bytes) else value(item)) for key, item in keys.items()]

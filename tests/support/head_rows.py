@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tokenmill.jobs.identity import ENDS
-from tokenmill.jobs.job import Waiting, job_id
+from tokenmill.jobs.models import Waiting, job_id
 
 OWN_BYTES = 40  # of each prompt, behind its head
 

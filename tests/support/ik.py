@@ -5,15 +5,26 @@ from dataclasses import replace
 from tokenmill.model.blocks import tensor_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Settings
+from tokenmill.planner.plan import Settings
 
 
 def settings(context: int, ubatch: int, cache_type: str = "q8_0", *, flash: bool = True) -> Settings:
     return Settings(
-        engine="ik_llama", context=context, sequences=1, ubatch=ubatch, batch=max(ubatch, 2048), threads=32,
-        cache_type_k=cache_type, cache_type_v=cache_type, threads_batch=64, flash_attention=flash, mmap=False,
-        mlock=False, repack=False, cache_ram_bytes=0,
-    )  # fmt: skip
+        engine="ik_llama",
+        context=context,
+        sequences=1,
+        ubatch=ubatch,
+        batch=max(ubatch, 2048),
+        threads=32,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+        threads_batch=64,
+        flash_attention=flash,
+        mmap=False,
+        mlock=False,
+        repack=False,
+        cache_ram_bytes=0,
+    )
 
 
 def model(name: str, **types: str) -> Profile:
@@ -45,10 +56,18 @@ def minimax_m2(experts: str) -> Profile:
     ]
     tensors.append(_tensor("output.weight", (embed, 200064), "Q8_0", TensorClass.OUTPUT, None))
     return Profile(
-        name="minimax-m2.5", format="catalog", architecture="minimax-m2", tensors=tuple(tensors), files=(),
-        layers=layers, cache=(LayerCache("full", 1024, 1024),) * layers, experts=Experts(count, 8),
-        embedding_length=embed, heads=48, kv_heads=8,
-    )  # fmt: skip
+        name="minimax-m2.5",
+        format="catalog",
+        architecture="minimax-m2",
+        tensors=tuple(tensors),
+        files=(),
+        layers=layers,
+        cache=(LayerCache("full", 1024, 1024),) * layers,
+        experts=Experts(count, 8),
+        embedding_length=embed,
+        heads=48,
+        kv_heads=8,
+    )
 
 
 def _tensor(name: str, shape: tuple[int, ...], kind: str, cls: TensorClass, layer: int | None) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.jobs.job import Batch, Finished, Submission
+from tokenmill.jobs.models import Batch, Finished, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -22,8 +22,10 @@ class Clock:
 
 def write_jobs(path: Path, prompts: Iterable[str], **keys: Any) -> Path:
     """A file of plain lines; custom_id is the prompt with its line."""
-    lines = [json.dumps({"custom_id": f"{number}-{prompt}"[:500], "prompt": prompt, **keys})
-             for number, prompt in enumerate(prompts, 1)]  # fmt: skip
+    lines = [
+        json.dumps({"custom_id": f"{number}-{prompt}"[:500], "prompt": prompt, **keys})
+        for number, prompt in enumerate(prompts, 1)
+    ]
     path.write_text("".join(line + "\n" for line in lines))
     return path
 

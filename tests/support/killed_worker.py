@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenmill.jobs import read
 from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.job import Finished, Submission
+from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit

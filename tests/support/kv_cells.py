@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tokenmill.engine.engine import Priority
-from tokenmill.engine.native.forest import Forest, Keep
-from tokenmill.engine.native.schedule import Schedule
-from tokenmill.engine.native.work import Id, Spent, Step
+from tokenmill.native.batching import Id, Spent, Step
+from tokenmill.native.prefix_cache import Keep, PrefixCache
+from tokenmill.native.scheduler import StepScheduler
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Grown:
 
     def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True) -> None:
         self.cells = KvCells(cells, sequences, shares=shares)
-        self.forest = Forest(self.cells, total_cells=cells, sequences=sequences, shares=shares)
+        self.forest = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares)
 
     def open(self, tokens: list[int], *, compute: int | None = None) -> int:
         """A sequence that has computed its prompt, or so many tokens of what was missing."""
@@ -139,16 +139,29 @@ class Mill:
     """
 
     def __init__(
-        self, cells: int, *, lanes: int = 4, interactive_lanes: int = 1, budget: int = 16, context: int | None = None,
-        sequences: int | None = None, shares: bool = True, ubatch: int | None = None, streams: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        cells: int,
+        *,
+        lanes: int = 4,
+        interactive_lanes: int = 1,
+        budget: int = 16,
+        context: int | None = None,
+        sequences: int | None = None,
+        shares: bool = True,
+        ubatch: int | None = None,
+        streams: bool = False,
+    ) -> None:
         count = sequences or 2 * (lanes + interactive_lanes)
         self.cells = KvCells(cells, count, shares=shares or streams, streams=streams)
-        self.forest = Forest(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
-        self.schedule = Schedule(
-            self.forest, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, ubatch=ubatch or budget,
+        self.forest = PrefixCache(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
+        self.schedule = StepScheduler(
+            self.forest,
+            lanes=lanes,
+            interactive_lanes=interactive_lanes,
+            budget=budget,
+            ubatch=ubatch or budget,
             context=context or cells,
-        )  # fmt: skip
+        )
         self.schedule.streams, self.schedule.mixes = streams, not streams
         self.jobs: dict[Id, Asked] = {}
         self.done: dict[Id, Asked] = {}

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.native.abi import LOAD_MODE_NONE, LOG_CONTINUED, LOG_DEBUG, open_library
+from tokenmill.native.abi import LOAD_MODE_NONE, LOG_CONTINUED, LOG_DEBUG, open_library
 
 DECODING = """
 typedef struct llama_vocab llama_vocab;
@@ -178,10 +178,15 @@ def main() -> None:
         prompt = llama.tokenize(model, given.prompt)
         tokens, finite, digest = llama.greedy(model, context, prompt, given.tokens)
         result = Ran(
-            **facts, vocabulary=int(llama.lib.llama_vocab_n_tokens(llama.lib.llama_model_get_vocab(model))),
-            prompt=prompt, echoed=llama.text(model, prompt), tokens=tokens, finite=finite, logits_sha256=digest,
+            **facts,
+            vocabulary=int(llama.lib.llama_vocab_n_tokens(llama.lib.llama_model_get_vocab(model))),
+            prompt=prompt,
+            echoed=llama.text(model, prompt),
+            tokens=tokens,
+            finite=finite,
+            logits_sha256=digest,
             log="".join(llama.log),
-        )  # fmt: skip
+        )
     llama.lib.llama_free(context)
     llama.lib.llama_model_free(model)
     json.dump(asdict(result), sys.stdout)

@@ -58,8 +58,9 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     words = [word.encode() for word in sys.argv[1:]]
     argv = (ctypes.c_char_p * (len(words) + 1))(*words, None)
-    accepted = parser(ctypes.c_int(len(words)), argv, ctypes.c_void_p(id(params) + _OBJECT_HEADER),
-                      ctypes.c_int(_SERVER), None)  # fmt: skip
+    accepted = parser(
+        ctypes.c_int(len(words)), argv, ctypes.c_void_p(id(params) + _OBJECT_HEADER), ctypes.c_int(_SERVER), None
+    )
     names = ("n_ctx", "n_parallel", "n_batch", "n_ubatch", "n_gpu_layers", "port", "hostnames")
     answer = {name: getattr(params, name) for name in names}
     answer |= {"accepted": bool(accepted), "tensor_split": list(params.tensor_split)[:8], "model": params.model.path}

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 
 BUFFERS = 4  # the verbosity from which llama.cpp names its buffers
 
@@ -40,10 +40,16 @@ class LoggedServer:
 def logged_server(plan: Plan, model: Path, log: Path, **params: Any) -> Iterator[LoggedServer]:
     """Start it; what is yielded may still be loading."""
     wanted = _params(plan) | {"verbosity": BUFFERS} | params
-    with log.open("wb") as out, subprocess.Popen(
-        [sys.executable, __file__, str(model), json.dumps(wanted)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, text=True,
-    ) as child:  # fmt: skip
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, __file__, str(model), json.dumps(wanted)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            text=True,
+        ) as child,
+    ):
         server = LoggedServer(child, log)
         try:
             yield server
@@ -54,11 +60,17 @@ def logged_server(plan: Plan, model: Path, log: Path, **params: Any) -> Iterator
 def _params(plan: Plan) -> dict[str, Any]:
     settings = plan.settings
     return {
-        "n_ctx": settings.cells, "n_parallel": settings.sequences, "n_batch": settings.batch,
-        "n_ubatch": settings.ubatch, "kv_unified": settings.unified, "no_extra_bufts": not settings.repack,
-        "cache_ram_mib": settings.cache_ram_bytes >> 20, "mmap": settings.mmap, "threads": settings.threads,
+        "n_ctx": settings.cells,
+        "n_parallel": settings.sequences,
+        "n_batch": settings.batch,
+        "n_ubatch": settings.ubatch,
+        "kv_unified": settings.unified,
+        "no_extra_bufts": not settings.repack,
+        "cache_ram_mib": settings.cache_ram_bytes >> 20,
+        "mmap": settings.mmap,
+        "threads": settings.threads,
         "fit_params": False,
-    }  # fmt: skip
+    }
 
 
 def _serve() -> None:

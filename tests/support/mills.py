@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.recipes.mill import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
 
 ORIGIN = Origin(model="tiny", model_id="sha256:tiny", engine="native", build="b1", context=4096)
 
@@ -17,10 +17,13 @@ def completion(text: str, line: Line | None = None, *, finish: str = "stop") -> 
     asked = sum(len(str(message["content"]).split()) for message in (line or {}).get("body", {}).get("messages", ()))
     said = len(text.split())
     return {
-        "id": "chatcmpl-scripted", "object": "chat.completion", "created": 0, "model": "tiny",
+        "id": "chatcmpl-scripted",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "tiny",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}],
         "usage": {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.engine.native.context import Context
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model, ModelSettings
-from tokenmill.engine.native.running import open_running
+from tokenmill.native.cdefs import open_running
+from tokenmill.native.context import Context
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model, ModelSettings
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Chat, Request, Sampling
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import goal_for
-from tokenmill.engine.native.start import start
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.start import start
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 
 GREEDY = Sampling(temperature=0.0)
 LIMIT_S = 250.0

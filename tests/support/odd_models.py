@@ -91,7 +91,7 @@ def _feed_forward(add: Callable[..., None], layer: int) -> None:
 
 def _write(
     path: Path, architecture: str, fill: Callable[[GGUFWriter, Callable[..., None]], None], *, heads: int = HEADS
-) -> Path:  # fmt: skip
+) -> Path:
     random = np.random.default_rng(0)
     file = GGUFWriter(path, architecture)
 

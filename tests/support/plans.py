@@ -2,20 +2,31 @@
 
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.profile import Profile
-from tokenmill.plan.costs import Costs
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.ledger import ledger
-from tokenmill.plan.place import assemble
-from tokenmill.plan.plan import Forecast, Plan, Settings
+from tokenmill.planner.costs import Costs
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.ledger import ledger
+from tokenmill.planner.place import assemble
+from tokenmill.planner.plan import Forecast, Plan, Settings
 from tokenmill.units import GIB
 
 
 def settings(context: int = 8192, sequences: int = 1, ubatch: int = 512, cache_type: str = "f16") -> Settings:
     return Settings(
-        engine="llama.cpp", context=context, sequences=sequences, ubatch=ubatch, batch=2048, cache_type_k=cache_type,
-        cache_type_v=cache_type, threads=8, threads_batch=8, flash_attention=True, mmap=True, mlock=False, repack=True,
+        engine="llama.cpp",
+        context=context,
+        sequences=sequences,
+        ubatch=ubatch,
+        batch=2048,
+        cache_type_k=cache_type,
+        cache_type_v=cache_type,
+        threads=8,
+        threads_batch=8,
+        flash_attention=True,
+        mmap=True,
+        mlock=False,
+        repack=True,
         cache_ram_bytes=0,
-    )  # fmt: skip
+    )
 
 
 def placed(profile: Profile, wanted: Settings, cards: int = 0, first: int = 0, resident: range = range(0)) -> Plan:
@@ -24,7 +35,10 @@ def placed(profile: Profile, wanted: Settings, cards: int = 0, first: int = 0, r
         "test", dram=Dram(total_bytes=1024 * GIB), gpus=tuple(Gpu(index, "card") for index in range(cards))
     )
     count = profile.layers
-    layers = [f"gpu{(layer - first) * cards // (count - first)}" if cards and layer >= first else "dram" for layer in range(count)]  # fmt: skip
+    layers = [
+        f"gpu{(layer - first) * cards // (count - first)}" if cards and layer >= first else "dram"
+        for layer in range(count)
+    ]
     placement = assemble(profile, "dram", layers, layers[-1], frozenset(resident))
     goal = Goal(context=wanted.context)
     accounted = ledger(machine, Costs(profile, wanted), placement, goal)

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import quote
 
 import psycopg
+from psycopg.pq import PGconn, Ping
 
+from tokenmill.engine.pids import Pid, descendants
 from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.database import FILE
 from tokenmill.jobs.postgres import Postgres
@@ -42,27 +44,96 @@ class Cluster:
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     def start(self) -> None:
-        command: list[str | Path] = [*_as_nobody(), self.programs / "postgres", "-D", self.folder / "data", "-k", self.folder,
-                                     *_SMALL, *(() if self.safe else _QUICK)]  # fmt: skip
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self.launch()
+        self.await_ready()
+
+    def await_ready(self) -> None:
+        """Until it accepts connections."""
         end = time.monotonic() + _LIMIT_S
         while True:
             try:
                 psycopg.connect(self.url()).close()
             except psycopg.OperationalError:
+                assert self.process is not None
                 assert self.process.poll() is None, (self.folder / "log").read_text()
                 assert time.monotonic() < end, (self.folder / "log").read_text()
                 time.sleep(0.02)
             else:
                 return
 
+    def launch(self, *options: str) -> None:
+        """Start the server without waiting until it takes connections."""
+        command: list[str | Path] = [
+            *_as_nobody(),
+            self.programs / "postgres",
+            "-D",
+            self.folder / "data",
+            "-k",
+            self.folder,
+            *_SMALL,
+            *(() if self.safe else _QUICK),
+            *options,
+        ]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    @contextmanager
+    def starting_up(self) -> Iterator[Callable[[], None]]:
+        """Restart the server so that it refuses connections with 57P03 until the function that this yields is called.
+
+        It is a standby that takes no queries until it is promoted.
+        """
+        self.stop()
+        (self.folder / "data" / "standby.signal").touch()
+        self.launch("-c", "hot_standby=off")
+        conninfo = self.url().encode()
+        end = time.monotonic() + _LIMIT_S
+        while PGconn.ping(conninfo) != Ping.REJECT:
+            assert time.monotonic() < end, (self.folder / "log").read_text()
+            time.sleep(0.02)
+
+        def promote() -> None:
+            assert self.process is not None
+            while PGconn.ping(conninfo) != Ping.OK:  # it takes the order only once it waits for it
+                assert time.monotonic() < end, (self.folder / "log").read_text()
+                (self.folder / "data" / "promote").touch()
+                self.process.send_signal(signal.SIGUSR1)
+                time.sleep(0.1)
+
+        yield promote
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: every connection is cut and all is written; SIGQUIT: as when the power fails."""
+        """SIGINT: every connection is cut and all is written; SIGQUIT: as when the power fails; SIGKILL: the postmaster
+        dies, and its children end when they notice."""
         if self.process is not None:
+            below = [found for pid in descendants(self.pid) if (found := Pid.of(pid))]
             self.process.send_signal(how)
             self.process.wait(_LIMIT_S)
             self.process = None
+            end = time.monotonic() + _LIMIT_S
+            while any(child.alive for child in below):  # a new server refuses the shared memory that they use
+                assert time.monotonic() < end, (self.folder / "log").read_text()
+                time.sleep(0.01)
+
+    @property
+    def pid(self) -> int:
+        """Of the postmaster; it must run."""
+        assert self.process is not None
+        return self.process.pid
+
+    def backends(self) -> list[int]:
+        """Processes that serve a connection now."""
+        own = f"postgres: {_USER} ".encode()
+        return [pid for pid in descendants(self.pid) if _command_line(pid).startswith(own)]
+
+    def kill_backend(self, pid: int) -> None:
+        """SIGKILL one of them, after which the server ends all others and recovers; returns when it accepts connections."""
+        killed = Pid.here(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        while killed is not None and Pid.here(pid) == killed:  # until it is reaped, the server does not know
+            time.sleep(0.01)
+        self.await_ready()
 
     def url(self, schema: str = "public", user: str = _USER, password: str | None = None) -> str:
         owner = user if password is None else f"{user}:{quote(password, safe='')}"
@@ -88,8 +159,19 @@ def cluster(*, safe: bool = False) -> Iterator[Cluster]:
             owner = _nobody()
             os.chown(folder, owner.pw_uid, owner.pw_gid)
         folder.chmod(0o755)
-        make: list[str | Path] = [*_as_nobody(), one.programs / "initdb", "-D", folder / "data", "-U", _USER, "--auth=trust",
-                                  "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]  # fmt: skip
+        make: list[str | Path] = [
+            *_as_nobody(),
+            one.programs / "initdb",
+            "-D",
+            folder / "data",
+            "-U",
+            _USER,
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+            "--no-instructions",
+        ]
         made = subprocess.run(make, capture_output=True, check=False, text=True, timeout=_LIMIT_S, cwd="/")
         assert made.returncode == 0, made.stderr
         one.start()
@@ -97,6 +179,13 @@ def cluster(*, safe: bool = False) -> Iterator[Cluster]:
     finally:
         one.stop(signal.SIGQUIT)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def _nobody() -> pwd.struct_passwd:

@@ -8,7 +8,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from support.fake_engine import CAPABILITIES
 from tokenmill.engine.engine import (
@@ -16,11 +16,13 @@ from tokenmill.engine.engine import (
     Capabilities,
     Chat,
     Counters,
+    Engine,
     EngineKind,
     Identity,
     Piece,
     Prompt,
     Request,
+    Runtime,
     Status,
     Timings,
     Usage,
@@ -30,13 +32,7 @@ from tokenmill.errors import EngineDied, RequestRefused
 HEAD = (1,)  # the sign for a beginning
 
 
-@dataclass(slots=True)
-class Threads:
-    threads: int = 4
-    threads_batch: int = 4
-
-
-class PrefixEngine:
+class PrefixEngine(Engine):
     """A server with lanes that cannot be changed; `kind` url: one that tells no tokens and takes no `ignore_eos`."""
 
     def __init__(
@@ -102,22 +98,26 @@ class PrefixEngine:
 class TurnedEngine(PrefixEngine):
     """One whose threads and lanes change while it runs."""
 
-    def __init__(self, *, lanes: int = 2, most_lanes: int = 8) -> None:
+    def __init__(self, *, lanes: int = 2, max_slots: int = 8) -> None:
         super().__init__(kind="native", lanes=lanes)
-        self.hello = Threads()
-        self.most_lanes = most_lanes
+        self._runtime = Runtime(4, 4)
+        self._max_slots = max_slots
         self.turned: list[tuple[str, int]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(CAPABILITIES, changes_threads=True)
+        return replace(CAPABILITIES, changes_threads=True, max_slots=self._max_slots)
+
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
 
     async def set_threads(self, threads: int, threads_batch: int) -> None:
         self.turned.append(("threads", threads))
-        self.hello = Threads(threads, threads_batch)
+        self._runtime = Runtime(threads, threads_batch)
 
-    async def set_lanes(self, lanes: int) -> None:
-        self.turned.append(("lanes", lanes))
+    async def set_slots(self, slots: int) -> None:
+        self.turned.append(("lanes", slots))
 
 
 _GROWS = """

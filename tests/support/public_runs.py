@@ -10,7 +10,7 @@ from support.run_models import model
 from support.runs import CASES, Figure, all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
 from tokenmill.model.profile import Profile, Tensor
-from tokenmill.plan.plan import Placement
+from tokenmill.planner.plan import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,20 @@ def _figures(run: Mapping[str, Any], how: _How) -> Iterator[Figure]:
                 continue  # the mean is there
             profile = model(_model_of(run, how, note))
             yield Figure(
-                case=run["id"], group=run["machine_group"], tier=run["tier"], kind=kind,  # type: ignore[arg-type]
-                low=row["tok_s"], high=_upper(row["tok_s"], note), machine=find(how.machine), profile=profile,
-                settings=_settings(run, how, note), placement=_placement(profile, how, note), depth=_depth(row),
-                prompt=(row.get("prompt_tokens") or 512) if kind == "prefill" else None, note=note,
-            )  # fmt: skip
+                case=run["id"],
+                group=run["machine_group"],
+                tier=run["tier"],
+                kind=kind,  # type: ignore[arg-type]
+                low=row["tok_s"],
+                high=_upper(row["tok_s"], note),
+                machine=find(how.machine),
+                profile=profile,
+                settings=_settings(run, how, note),
+                placement=_placement(profile, how, note),
+                depth=_depth(row),
+                prompt=(row.get("prompt_tokens") or 512) if kind == "prefill" else None,
+                note=note,
+            )
 
 
 def _depth(row: Mapping[str, Any]) -> int:
@@ -111,10 +120,17 @@ def _settings(run: Mapping[str, Any], how: _How, note: str) -> Any:
     # the records state no-mmap only where the report does; the owners of these machines write it in all their commands
     mapped = flags.get("mmap") != 0 and machine["cpu"].startswith(("Intel i9", "Intel Xeon"))
     return settings(
-        "llama.cpp-2025" if mainline else "ik_llama", decode or 1, threads_batch=batch or decode or 1,
-        ubatch=flags.get("ub", 512), batch=flags.get("b", 2048), context=flags.get("ctx", 8192), cache_type_k=kind_k,
-        cache_type_v=kind_v, mmap=mapped, repack=_repacked(flags, note, mainline),
-    )  # fmt: skip
+        "llama.cpp-2025" if mainline else "ik_llama",
+        decode or 1,
+        threads_batch=batch or decode or 1,
+        ubatch=flags.get("ub", 512),
+        batch=flags.get("b", 2048),
+        context=flags.get("ctx", 8192),
+        cache_type_k=kind_k,
+        cache_type_v=kind_v,
+        mmap=mapped,
+        repack=_repacked(flags, note, mainline),
+    )
 
 
 def _repacked(flags: Mapping[str, Any], note: str, mainline: bool) -> bool:
@@ -159,5 +175,17 @@ def _asides(run: Mapping[str, Any]) -> Iterator[Figure]:
         mix, table = beside[name]
         profile = model(f"{_R1}/{mix}")
         for depth, value in table.items():
-            yield Figure(name, run["machine_group"], run["tier"], "decode", value, value, find(how.machine), profile,
-                         _settings(run, how, ""), _placement(profile, how, ""), depth, note=mix)  # fmt: skip
+            yield Figure(
+                name,
+                run["machine_group"],
+                run["tier"],
+                "decode",
+                value,
+                value,
+                find(how.machine),
+                profile,
+                _settings(run, how, ""),
+                _placement(profile, how, ""),
+                depth,
+                note=mix,
+            )

@@ -183,14 +183,26 @@ def stock_hub(shelf: Shelf, repo: str, files: Mapping[str, bytes]) -> None:
     siblings = []
     for name, body in files.items():
         sha256 = hashlib.sha256(body).hexdigest()
-        siblings.append({
-            "rfilename": name, "size": len(body), "blobId": sha256[:40],
-            "lfs": {"sha256": sha256, "size": len(body), "pointerSize": 130},
-        })  # fmt: skip
+        siblings.append(
+            {
+                "rfilename": name,
+                "size": len(body),
+                "blobId": sha256[:40],
+                "lfs": {"sha256": sha256, "size": len(body), "pointerSize": 130},
+            }
+        )
         path = f"/{repo}/resolve/{COMMIT}/{name}"
         shelf.files[path] = body
         shelf.headers[path] = {"X-Repo-Commit": COMMIT, "X-Linked-Size": str(len(body)), "X-Linked-Etag": sha256}
-    about = {"id": repo, "modelId": repo, "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0,
-             "siblings": siblings}  # fmt: skip
+    about = {
+        "id": repo,
+        "modelId": repo,
+        "sha": COMMIT,
+        "private": False,
+        "tags": [],
+        "downloads": 0,
+        "likes": 0,
+        "siblings": siblings,
+    }
     shelf.files[f"/api/models/{repo}"] = json.dumps(about).encode()
     shelf.headers[f"/api/models/{repo}"] = {"Content-Type": "application/json"}

@@ -28,8 +28,12 @@ def main() -> None:
 
     count, port = int(sys.argv[1]), free_port("127.0.0.1", 0)
     settings: dict[str, Any] = {
-        "num_cpus": 1, "num_gpus": 0, "object_store_memory": STORE_BYTES, "include_dashboard": False, "wait": False,
-    }  # fmt: skip
+        "num_cpus": 1,
+        "num_gpus": 0,
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+        "wait": False,
+    }
     # A node that refuses connections is given up after five seconds, one that is slow after much longer.
     quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 20000, "health_check_failure_threshold": 5}
     head = {**settings, "num_cpus": 0, "ray_client_server_port": port, "_system_config": quick}
@@ -94,9 +98,13 @@ def ray_cluster(nodes: int, folder: Path, home: Path) -> Iterator[RayCluster]:
     }
     log = (folder / "cluster.log").open("w")
     process = subprocess.Popen(
-        [sys.executable, __file__, str(nodes)], env=env, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=log,
-    )  # fmt: skip
+        [sys.executable, __file__, str(nodes)],
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+    )
     try:
         yield RayCluster(process, _heard(process))
     finally:

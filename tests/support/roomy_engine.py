@@ -41,8 +41,10 @@ class Roomy(FakeEngine):
             self.refused.set()
             raise TooLong(
                 f"the prompt has {words} tokens and the context {self._context}: {words - self._context} too many",
-                needed_tokens=words, context_tokens=self._context, hint="shorten it",
-            )  # fmt: skip
+                needed_tokens=words,
+                context_tokens=self._context,
+                hint="shorten it",
+            )
         super()._refuse(prompt, request)
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs.job import Counts
+from tokenmill.jobs.models import Counts
 from tokenmill.jobs.reader import Reader
 
 LIMIT_S = 250.0

@@ -13,8 +13,8 @@ from support.run_models import first_layers, model
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.model.profile import Profile, Tensor, TensorClass
-from tokenmill.plan.forecast import decode_speed, prefill_speed
-from tokenmill.plan.plan import Placement, Settings
+from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.plan import Placement, Settings
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -55,9 +55,13 @@ def on_processors(profile: Profile, tier: str = "dram") -> Placement:
 
 
 def on_cards(
-    profile: Profile, cards: int, *, expert_layers: Mapping[int, int] | None = None, host: str = "dram",
+    profile: Profile,
+    cards: int,
+    *,
+    expert_layers: Mapping[int, int] | None = None,
+    host: str = "dram",
     expert_home: Callable[[Tensor], str | None] = lambda tensor: None,
-) -> Placement:  # fmt: skip
+) -> Placement:
     """Layers split evenly over the cards, routed experts in `host` but for the layers that `expert_layers` maps to a
     card and the tensors that `expert_home` finds one for."""
     devices = tuple(f"gpu{layer * cards // profile.layers}" for layer in range(profile.layers))
@@ -76,18 +80,29 @@ def on_cards(
 
 def all_on_cards(profile: Profile, cards: int = 1) -> Placement:
     """Everything on the cards."""
-    return on_cards(profile, cards, expert_layers={
-        layer: layer * cards // profile.layers for layer in range(profile.layers)
-    })  # fmt: skip
+    return on_cards(
+        profile, cards, expert_layers={layer: layer * cards // profile.layers for layer in range(profile.layers)}
+    )
 
 
 def settings(engine: Any, threads: int, **given: Any) -> Settings:
     """An engine's defaults with what a report states."""
     base = Settings(
-        engine=engine, context=8192, sequences=1, ubatch=512, batch=2048, cache_type_k="f16", cache_type_v="f16",
-        threads=threads, threads_batch=threads, flash_attention=True, mmap=True, mlock=False, repack=engine != "ik_llama",
+        engine=engine,
+        context=8192,
+        sequences=1,
+        ubatch=512,
+        batch=2048,
+        cache_type_k="f16",
+        cache_type_v="f16",
+        threads=threads,
+        threads_batch=threads,
+        flash_attention=True,
+        mmap=True,
+        mlock=False,
+        repack=engine != "ik_llama",
         cache_ram_bytes=0,
-    )  # fmt: skip
+    )
     return replace(base, **given)
 
 
@@ -106,16 +121,43 @@ def seeds() -> Iterator[Figure]:
     optane = find("xeon-6246-optane")
     profile = model("kimi-k2.5:Q4_K_S")  # the article names no quantisation; this one fills 768 GB best
     placement = on_cards(profile, 1, host="pmem")
-    yield _figure("kimi-optane", "optane", "decode", measured["kimi-optane"]["tg"], optane, profile,
-                  settings("llama.cpp", 12, context=4096), placement)  # fmt: skip
+    yield _figure(
+        "kimi-optane",
+        "optane",
+        "decode",
+        measured["kimi-optane"]["tg"],
+        optane,
+        profile,
+        settings("llama.cpp", 12, context=4096),
+        placement,
+    )
 
 
-def _figure(case: str, group: str, kind: Literal["decode", "prefill"], value: Any, machine: Machine, profile: Profile,
-            chosen: Settings, placement: Placement, **more: Any) -> Figure:  # fmt: skip
+def _figure(
+    case: str,
+    group: str,
+    kind: Literal["decode", "prefill"],
+    value: Any,
+    machine: Machine,
+    profile: Profile,
+    chosen: Settings,
+    placement: Placement,
+    **more: Any,
+) -> Figure:
     low, high = (min(value), max(value)) if isinstance(value, list) else (value, value)
     more = {"tier": "seed", **more}
-    return Figure(case=case, group=group, kind=kind, low=low, high=high, machine=machine, profile=profile,
-                  settings=chosen, placement=placement, **more)  # fmt: skip
+    return Figure(
+        case=case,
+        group=group,
+        kind=kind,
+        low=low,
+        high=high,
+        machine=machine,
+        profile=profile,
+        settings=chosen,
+        placement=placement,
+        **more,
+    )
 
 
 def _epyc_cpu(measured: Mapping[str, Any]) -> Iterator[Figure]:
@@ -171,8 +213,17 @@ def _epyc_others(measured: Mapping[str, Any]) -> Iterator[Figure]:
 
 def _eight_cards(measured: Mapping[str, Any]) -> Iterator[Figure]:
     machine, profile = find("epyc-7532-8x3090"), model("kimi-k2.5:Q4_X")
-    chosen = settings("ik_llama", 32, threads_batch=64, ubatch=256, batch=256, context=102400, cache_type_k="q6_0",
-                      cache_type_v="q4_0", mmap=False)  # fmt: skip
+    chosen = settings(
+        "ik_llama",
+        32,
+        threads_batch=64,
+        ubatch=256,
+        batch=256,
+        context=102400,
+        cache_type_k="q6_0",
+        cache_type_v="q4_0",
+        mmap=False,
+    )
     case, row = "kimi-q4x-8x3090-manual", measured["kimi-q4x-8x3090-manual"]
     manual = on_cards(profile, 8, expert_layers={1: 0, **{8 * card: card for card in range(1, 8)}})
     common = (machine, profile, chosen, manual)
@@ -202,8 +253,18 @@ def h200() -> Iterator[Figure]:
     common = (machine, profile)
     for threads, value in {4: 22.8, 8: 38.7, 12: 51.6, 14: 58.4, 16: 54.3}.items():
         chosen = settings("llama.cpp", threads)
-        yield _figure("h200-threads", "H200", "decode", value, *common, chosen, hybrid, tier="h200", depth=64,
-                      note=f"{threads} threads")  # fmt: skip
+        yield _figure(
+            "h200-threads",
+            "H200",
+            "decode",
+            value,
+            *common,
+            chosen,
+            hybrid,
+            tier="h200",
+            depth=64,
+            note=f"{threads} threads",
+        )
     rows: dict[str, tuple[dict[int, float], int, Placement, int | None]] = {
         "h200-sequences": ({1: 46.9, 2: 75.6, 4: 76.9, 8: 84.1, 16: 91.2, 32: 19.2, 64: 25.8}, 16, hybrid, None),
         "h200-sequences-128": ({1: 47.2, 8: 76.6, 16: 78.3, 32: 88.7, 64: 90.1}, 14, hybrid, 128),
@@ -211,12 +272,34 @@ def h200() -> Iterator[Figure]:
     }
     for case, (values, threads, placement, least) in rows.items():
         for sequences, value in values.items():
-            yield _figure(case, "H200", "decode", value, *common, settings("llama.cpp", threads), placement,
-                          tier="h200", sequences=sequences, depth=128, min_batch=least, note=f"{sequences} sequences")  # fmt: skip
+            yield _figure(
+                case,
+                "H200",
+                "decode",
+                value,
+                *common,
+                settings("llama.cpp", threads),
+                placement,
+                tier="h200",
+                sequences=sequences,
+                depth=128,
+                min_batch=least,
+                note=f"{sequences} sequences",
+            )
     for ubatch, value in {256: 98, 512: 194, 2048: 530}.items():
         chosen = settings("llama.cpp", 14, ubatch=ubatch)
-        yield _figure("h200-prefill", "H200", "prefill", value, *common, chosen, hybrid, tier="h200", prompt=2048,
-                      note=f"ub {ubatch}")  # fmt: skip
+        yield _figure(
+            "h200-prefill",
+            "H200",
+            "prefill",
+            value,
+            *common,
+            chosen,
+            hybrid,
+            tier="h200",
+            prompt=2048,
+            note=f"ub {ubatch}",
+        )
 
 
 def predicted(figure: Figure) -> float | None:

@@ -5,14 +5,39 @@ from decimal import Decimal
 from typing import Any
 
 TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "number": (int, float, Decimal), "integer": (int,),
-    "boolean": (bool,), "null": (type(None),),
-}  # fmt: skip
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float, Decimal),
+    "integer": (int,),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
 KNOWN = {
-    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "properties", "required",
-    "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "minLength", "maxLength", "pattern",
-    "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "description",
-}  # fmt: skip
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "$defs",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "description",
+}
 
 
 def satisfies(schema: Any, value: Any, root: Any = None) -> bool:

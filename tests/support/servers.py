@@ -9,9 +9,9 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 
 EMBEDDED = EngineConfig(kind="llama-server", port=0)
 

@@ -15,7 +15,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.forest import Pending, common_length
 from tokenmill.jobs.identity import head_key
-from tokenmill.jobs.job import NUMBER_BITS
+from tokenmill.jobs.models import NUMBER_BITS
 from tokenmill.jobs.scheduler import Scheduler
 
 SIMILARITY = 0.1

@@ -8,6 +8,7 @@ from tokenmill.engine.engine import (
     Answer,
     Capabilities,
     Counters,
+    Engine,
     Identity,
     Piece,
     Prompt,
@@ -19,15 +20,22 @@ from tokenmill.engine.engine import (
 from tokenmill.errors import EngineDied
 
 
-class Ticking:
+class Ticking(Engine):
     """Dies at the request after so many, where that is said."""
 
     def __init__(self, *, capabilities: Capabilities = CAPABILITIES, dies_after: int | None = None) -> None:
-        self.capabilities = capabilities
-        self.identity = Identity("native", "fake", "id", "fake 1", 4096, 4, "nowhere")
+        self._capabilities = capabilities
         self.seen: list[Request] = []
         self.running = self.most_running = 0
         self.dies_after = dies_after
+
+    @property
+    def identity(self) -> Identity:
+        return Identity("native", "fake", "id", "fake 1", 4096, 4, "nowhere")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         self.seen.append(request)

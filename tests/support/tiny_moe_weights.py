@@ -26,27 +26,47 @@ def tokenizer(words: dict[str, Any]) -> Any:
     vocabulary = {token: number for number, token in enumerate(words["tokens"])}
     merges = [(left, right) for left, right in (merge.split(" ") for merge in words["merges"])]
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ])  # fmt: skip
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in words["special"]])
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token=words["bos"], eos_token=words["eos"], pad_token=words["eos"],
-        chat_template=words["chat_template"], model_max_length=CONTEXT, clean_up_tokenization_spaces=False,
-    )  # fmt: skip
+        tokenizer_object=made,
+        bos_token=words["bos"],
+        eos_token=words["eos"],
+        pad_token=words["eos"],
+        chat_template=words["chat_template"],
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def model(vocabulary: int, eos: int) -> Any:
     """Two layers, eight experts of which two are used."""
     torch.manual_seed(7)
     config = Qwen3MoeConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
-        norm_topk_prob=True, max_position_embeddings=CONTEXT, tie_word_embeddings=False, bos_token_id=eos,
-        eos_token_id=eos, pad_token_id=eos, dtype=torch.bfloat16,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=256,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=eos,
+        eos_token_id=eos,
+        pad_token_id=eos,
+        dtype=torch.bfloat16,
+    )
     return Qwen3MoeForCausalLM(config).to(torch.bfloat16)
 
 

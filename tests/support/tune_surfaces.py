@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tokenmill.tune.point import Aim, Dials, Figures, Outcome, Trial
-from tokenmill.tune.search import Search
-from tokenmill.tune.space import Space
+from tokenmill.tuner.point import Aim, Figures, Outcome, Trial, TrialSettings
+from tokenmill.tuner.search import Search
+from tokenmill.tuner.space import Space
 
 FOLDER = Path(__file__).parent.parent / "data" / "surfaces"
-Surface = Callable[[Dials], Figures | Outcome]
+Surface = Callable[[TrialSettings], Figures | Outcome]
 
 
 @cache
@@ -50,12 +50,12 @@ class Ran:
 def run(
     space: Space,
     surface: Surface,
-    start: Dials,
+    start: TrialSettings,
     aim: Aim | None = None,
     *,
     noise: float = 0.0,
     seed: int = 0,
-    forecast: Callable[[Dials], float | None] | None = None,
+    forecast: Callable[[TrialSettings], float | None] | None = None,
     told: tuple[Trial, ...] = (),
     most_trials: int | None = None,
     stop_after: int | None = None,
@@ -73,7 +73,7 @@ def run(
     return Ran(search, tuple(trials), search.best())
 
 
-def tried(surface: Surface, dials: Dials, draw: Random, noise: float = 0.0) -> Trial:
+def tried(surface: Surface, dials: TrialSettings, draw: Random, noise: float = 0.0) -> Trial:
     found = surface(dials)
     if not isinstance(found, Figures):
         return Trial(dials, found, detail="made to fail")
@@ -91,7 +91,7 @@ def tried(surface: Surface, dials: Dials, draw: Random, noise: float = 0.0) -> T
     )
 
 
-def tok_s(surface: Surface, dials: Dials) -> float:
+def tok_s(surface: Surface, dials: TrialSettings) -> float:
     """The true throughput, without noise; 0 where it does not run."""
     found = surface(dials)
     return (found.jobs_tok_s or found.decode_tok_s or 0.0) if isinstance(found, Figures) else 0.0
@@ -108,7 +108,7 @@ SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 THREADS = tuple(range(4, 17))
 
 
-def experts_on_cpu(dials: Dials) -> float:
+def experts_on_cpu(dials: TrialSettings) -> float:
     """Decode on the H200 with experts on the host: sequences times threads, the GPU alone from the threshold on."""
     data = recorded("h200-experts-on-cpu")
     own = dials.offload_min_batch is None
@@ -121,20 +121,20 @@ def experts_on_cpu(dials: Dials) -> float:
     return along(curve, dials.sequences) * along(data["by_threads"], dials.threads) / along(data["by_threads"], at)
 
 
-def _decoding(dials: Dials) -> Figures:
+def _decoding(dials: TrialSettings) -> Figures:
     return Figures(decode_tok_s=experts_on_cpu(dials))
 
 
-def _jobs(dials: Dials) -> Figures:
+def _jobs(dials: TrialSettings) -> Figures:
     write, read = experts_on_cpu(dials), along(recorded("h200-experts-on-cpu")["prefill_by_ubatch"], dials.ubatch)
     return Figures(decode_tok_s=write, prefill_tok_s=read, jobs_tok_s=64 / (64 / read + 64 / write))
 
 
-def _on_gpu(dials: Dials) -> Figures:
+def _on_gpu(dials: TrialSettings) -> Figures:
     return Figures(decode_tok_s=along(recorded("h200-all-on-gpu")["by_sequences"], dials.sequences))
 
 
-def kimi_threads(dials: Dials) -> Figures:
+def kimi_threads(dials: TrialSettings) -> Figures:
     data = recorded("epyc-9175f-kimi-threads")
     read, write = along(data["prefill_by_threads"], dials.threads), along(data["by_threads"], dials.threads)
     return Figures(decode_tok_s=write, prefill_tok_s=read, jobs_tok_s=64 / (64 / read + 64 / write))
@@ -143,11 +143,12 @@ def kimi_threads(dials: Dials) -> Figures:
 RECORDED: dict[str, tuple[Space, Surface]] = {
     "experts on cpu": (Space(THREADS, SEQUENCES, (512,), (8192,)), _decoding),
     "experts on cpu, offload threshold": (
-        Space(THREADS, SEQUENCES, (512,), (8192,), offload_min_batch=(None, 128)), _decoding
+        Space(THREADS, SEQUENCES, (512,), (8192,), offload_min_batch=(None, 128)),
+        _decoding,
     ),
     "experts on cpu, jobs by ubatch": (Space(THREADS, SEQUENCES, (128, 256, 512, 1024, 2048), (8192,)), _jobs),
     "all on gpu": (Space(THREADS, SEQUENCES, (512,), (8192,)), _on_gpu),
-}  # fmt: skip
+}
 
 
 # machines that nobody has
@@ -184,9 +185,9 @@ class MadeUp:
     def space(self) -> Space:
         return Space(tuple(range(1, self.cores + 1)), SEQUENCES, self.ubatches, (8192,))
 
-    def start(self, sequences: int = 8) -> Dials:
+    def start(self, sequences: int = 8) -> TrialSettings:
         """One core left to feed the rest, as a plan has it."""
-        return Dials(self.cores - 1, self.cores - 1, sequences, 512, 8192)
+        return TrialSettings(self.cores - 1, self.cores - 1, sequences, 512, 8192)
 
     def decode(self, threads: int, sequences: int) -> float:
         width = self.knee * self.cores
@@ -202,15 +203,16 @@ class MadeUp:
             rate /= self.thread_cliff_by
         return rate if self.cap is None else min(rate, self.cap)
 
-    def __call__(self, dials: Dials) -> Figures:
+    def __call__(self, dials: TrialSettings) -> Figures:
         write = self.decode(dials.threads, dials.sequences)
         read = 8000 * dials.ubatch / (dials.ubatch + self.half_ubatch) * (1 - self.ubatch_drop * dials.ubatch / 2048)
         read *= 0.3 + 0.7 * dials.threads / self.cores
         return Figures(decode_tok_s=write, prefill_tok_s=read, jobs_tok_s=64 / (64 / read + 64 / write))
 
 
-def made_up(seed: int, *, cliff: bool = False, thread_cliff: bool = False, valley: bool = False,
-            plateau: bool = False) -> MadeUp:  # fmt: skip
+def made_up(
+    seed: int, *, cliff: bool = False, thread_cliff: bool = False, valley: bool = False, plateau: bool = False
+) -> MadeUp:
     """One of many, the same for the same seed."""
     draw = Random(seed)
     cores = draw.choice((8, 12, 16, 24, 32))

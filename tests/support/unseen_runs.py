@@ -14,7 +14,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, PcieLink, Rate
 from tokenmill.model.blocks import tensor_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
-from tokenmill.plan.plan import Placement, Settings
+from tokenmill.planner.plan import Placement, Settings
 
 _AVX512 = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")
 _AVX2 = ("avx2", "fma", "f16c")
@@ -54,8 +54,19 @@ class _Shape:
                     stack = (self.embed, self.ff, self.experts.count)
                     add(f"blk.{layer}.ffn_{name}_exps.weight", TensorClass.ROUTED_EXPERTS, layer, *stack)
         cache = (LayerCache("full", kv, kv),) * self.layers
-        return Profile("shape", "catalog", "llama", tuple(rows), (), self.layers, cache, self.experts, self.embed,
-                       self.heads, self.kv_heads)  # fmt: skip
+        return Profile(
+            "shape",
+            "catalog",
+            "llama",
+            tuple(rows),
+            (),
+            self.layers,
+            cache,
+            self.experts,
+            self.embed,
+            self.heads,
+            self.kv_heads,
+        )
 
 
 PHI4 = _Shape(40, 5120, 40, 10, 128, 17920, 100352)
@@ -73,16 +84,39 @@ def unseen() -> Iterator[Figure]:
         yield from make()
 
 
-def _figure(case: str, value: float | tuple[float, float], machine: Machine, profile: Profile, chosen: Settings,
-            placement: Placement, depth: int = 64) -> Figure:  # fmt: skip
+def _figure(
+    case: str,
+    value: float | tuple[float, float],
+    machine: Machine,
+    profile: Profile,
+    chosen: Settings,
+    placement: Placement,
+    depth: int = 64,
+) -> Figure:
     low, high = value if isinstance(value, tuple) else (value, value)
     return Figure(case, machine.name, "unseen", "decode", low, high, machine, profile, chosen, placement, depth)
 
 
-def _cpu(name: str, model_name: str, cores: int, gb_s: float, mts: int, channels: int, *, l3_mib: int, isa: tuple[str, ...],
-         kind: str = "DDR5", sockets: int = 1, gpus: tuple[Gpu, ...] = ()) -> Machine:  # fmt: skip
-    return Machine(name, Cpu(model_name, sockets, cores, 2, isa, l3_mib << 20),
-                   dram=Dram(kind=kind, channels=channels, mts=mts, nominal_gb_s=gb_s), gpus=gpus)  # fmt: skip
+def _cpu(
+    name: str,
+    model_name: str,
+    cores: int,
+    gb_s: float,
+    mts: int,
+    channels: int,
+    *,
+    l3_mib: int,
+    isa: tuple[str, ...],
+    kind: str = "DDR5",
+    sockets: int = 1,
+    gpus: tuple[Gpu, ...] = (),
+) -> Machine:
+    return Machine(
+        name,
+        Cpu(model_name, sockets, cores, 2, isa, l3_mib << 20),
+        dram=Dram(kind=kind, channels=channels, mts=mts, nominal_gb_s=gb_s),
+        gpus=gpus,
+    )
 
 
 def _gpu(name: str, gb_s: float, generation: int = 4) -> Gpu:
@@ -146,8 +180,9 @@ def _big_epyc() -> Iterator[Figure]:
     machine = _cpu("epyc-9965", "AMD EPYC 9965", 192, 614.4, 6400, 12, l3_mib=384, isa=_AVX512)
     machine = replace(machine, measured=Measurements("2025-07-16", (Rate("dram", 275.0),)))
     kimi = model("kimi-k2.5:Q4_K_S/IQ2_KL")
-    yield _figure("kimi-k2 IQ2_KL", 13.39, machine, kimi, settings("ik_llama", 128, cache_type_k="q8_0"),
-                  on_processors(kimi))  # fmt: skip
+    yield _figure(
+        "kimi-k2 IQ2_KL", 13.39, machine, kimi, settings("ik_llama", 128, cache_type_k="q8_0"), on_processors(kimi)
+    )
     # xlab.tencent.com, 2025-03-16: EPYC 9135, 12 x DDR5-5600, best of its runs
     small = _cpu("epyc-9135", "AMD EPYC 9135", 16, 537.6, 5600, 12, l3_mib=64, isa=_AVX512)
     r1 = model("deepseek-v3:Q8_0")
@@ -180,14 +215,31 @@ def _sockets() -> Iterator[Figure]:
         "epyc-9355-dual", "AMD EPYC 9355", 64, 1030.4, 5600, 23, l3_mib=512, isa=_AVX512, sockets=2, gpus=card
     )
     kimi = model("kimi-k2.5:Q4_K_M")
-    yield _figure("kimi-k2 Q4_K_XL", 22.05, machine, kimi, settings("llama.cpp-2025", 32),
-                  on_cards(kimi, 1, expert_layers=dict.fromkeys(range(3, 9), 0)), 4600)  # fmt: skip
+    yield _figure(
+        "kimi-k2 Q4_K_XL",
+        22.05,
+        machine,
+        kimi,
+        settings("llama.cpp-2025", 32),
+        on_cards(kimi, 1, expert_layers=dict.fromkeys(range(3, 9), 0)),
+        4600,
+    )
 
 
 def _cards() -> Iterator[Figure]:
     # github.com/AlexsJones/llmfit/pull/755 and /773: RTX 2080, i9-10900X with four channels of DDR4
-    machine = _cpu("i9-10900X", "Intel Core i9-10900X", 10, 102.4, 3200, 4, l3_mib=19, isa=_AVX512, kind="DDR4",
-                   gpus=(_gpu("RTX 2080", 448, 3),))  # fmt: skip
+    machine = _cpu(
+        "i9-10900X",
+        "Intel Core i9-10900X",
+        10,
+        102.4,
+        3200,
+        4,
+        l3_mib=19,
+        isa=_AVX512,
+        kind="DDR4",
+        gpus=(_gpu("RTX 2080", 448, 3),),
+    )
     moe = QWEN3_30B.typed("Q4_K", "Q6_K")
     layers = dict.fromkeys(range(36, 48), 0)
     yield _figure(
@@ -203,8 +255,10 @@ def _cards() -> Iterator[Figure]:
     card = Machine("4090", gpus=(_gpu("RTX 4090", 1008),))
     yield _figure("qwen3-8b BF16 vLLM", 58.7, card, plain, settings("vllm", 8), all_on_cards(plain))
     # github.com/ikawrakow/ik_llama.cpp/issues/263: 16 RTX 3090, DeepSeek-R1 of 307 GiB
-    many = Machine("16x3090", Cpu("AMD EPYC 7773X", 1, 64, 2, _AVX2), gpus=tuple(
-        replace(_gpu("RTX 3090", 936), index=index) for index in range(16)
-    ))  # fmt: skip
+    many = Machine(
+        "16x3090",
+        Cpu("AMD EPYC 7773X", 1, 64, 2, _AVX2),
+        gpus=tuple(replace(_gpu("RTX 3090", 936), index=index) for index in range(16)),
+    )
     r1 = model("deepseek-v3:Q4_K_M/IQ3_K_R4")
     yield _figure("deepseek-r1 3.9 bpw", 17.86, many, r1, settings("ik_llama", 32), all_on_cards(r1, 16), 256)

@@ -46,8 +46,14 @@ ASKED: dict[str, tuple[str, dict[str, Any] | None]] = {
     "chat-stream": (CHAT, chat("What is the sum?", **USAGE)),
     "chat-stream-logprobs": (CHAT, chat("Why?", max_tokens=4, logprobs=True, top_logprobs=2, **USAGE)),
     "chat-logprobs": (CHAT, chat("Why?", max_tokens=4, logprobs=True, top_logprobs=2)),
-    "chat-schema": (CHAT, chat("JSON?", max_tokens=3, response_format={
-        "type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}})),
+    "chat-schema": (
+        CHAT,
+        chat(
+            "JSON?",
+            max_tokens=3,
+            response_format={"type": "json_schema", "json_schema": {"name": "ok", "schema": SCHEMA}},
+        ),
+    ),
     "chat-choice": (CHAT, chat("Which?", structured_outputs={"choice": ["left", "right"]})),
     "chat-grammar": (CHAT, chat("Which?", structured_outputs={"grammar": 'root ::= "yes" | "no"'})),
     "chat-stop": (CHAT, chat("Go on.", stop=["e"], max_tokens=64)),
@@ -63,13 +69,21 @@ ASKED: dict[str, tuple[str, dict[str, Any] | None]] = {
     "refused-logprobs": (CHAT, chat("Hm.", logprobs=True, top_logprobs=99)),
     "priority-ignored": (CHAT, chat("Hm.", priority=3)),
     "refused-grammar": (CHAT, chat("Hm.", structured_outputs={"grammar": "root ::= ("})),
-    "refused-tools": (CHAT, chat("Hm.", tool_choice="auto", tools=[
-        {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}])),
+    "refused-tools": (
+        CHAT,
+        chat(
+            "Hm.",
+            tool_choice="auto",
+            tools=[
+                {"type": "function", "function": {"name": "sum", "parameters": {"type": "object", "properties": {}}}}
+            ],
+        ),
+    ),
     "unknown-model": (CHAT, {**chat("Hm."), "model": "another"}),
     "tokenize-text": ("/tokenize", {"model": "tiny-moe", "prompt": "Once upon a time"}),
     "tokenize-chat": ("/tokenize", {"model": "tiny-moe", "messages": [{"role": "user", "content": "Why?"}]}),
     "metrics": ("/metrics", None),
-}  # fmt: skip
+}
 
 
 def ask(client: httpx.Client, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,14 +7,14 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters
 from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import start_watched
-from tokenmill.engine.watched import Watched
+from tokenmill.engine.start import start_restarting
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 
 CONTEXT, LANES = 4096, 4
 START_S = 1500.0  # 50 s on two idle cores, minutes beside other work or on slow ones
@@ -25,15 +25,15 @@ LIMIT_S = 300.0  # for an answer
 class Served:
     """The engine with what was seen while it started."""
 
-    engine: Watched
+    engine: RestartingEngine
     plan: Plan
     seen: tuple[LoadProgress, ...]
 
     @property
     def server(self) -> ServerEngine:
         """The life it has now."""
-        assert isinstance(self.engine.current, ServerEngine)
-        return self.engine.current
+        assert isinstance(self.engine.inner, ServerEngine)
+        return self.engine.inner
 
     @property
     def log(self) -> str:
@@ -54,7 +54,7 @@ async def serve(model: Path, python: Path, state: Path) -> Served:
     # Its processes poll: where they have all cores, who waits for an answer may not run until the last token is out.
     config = EngineConfig(kind="vllm", binary=str(python), port=0, nice=10)
     async with asyncio.timeout(START_S):
-        engine = await start_watched(
+        engine = await start_restarting(
             plan, model_path=model, config=config, state=state, name="tiny", progress=seen.append
         )
     return Served(engine, plan, tuple(seen))

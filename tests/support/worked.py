@@ -8,7 +8,7 @@ from typing import Any
 
 from support.jobs_store import submitted
 from tokenmill.engine.engine import Engine
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of

@@ -96,6 +96,8 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
         ("[gateway]\ngrace_s = -1", "grace_s and queue cannot be negative", None),
         ("[gateway]\ntls_cert = 'x'", "tls_cert and tls_key belong together", None),
         ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "url and kind exclude each other", None),
+        ("[[engines]]\nname = 'a'\nthreads = 100000", "threads must be 1-512 (got 100000)", None),
+        ("[[engines]]\nname = 'a'\nthreads_batch = 0", "threads_batch must be 1-512 (got 0)", None),
         ("[[engines]]\nname = ''", "'' cannot be an engine's name", None),
         ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "two engines are called 'a'", None),
         ("[[engines]]\nnam = 'a'", "unknown key 'engines[0].nam'", "did you mean 'name'?"),

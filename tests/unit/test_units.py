@@ -8,10 +8,18 @@ from tokenmill.units import GIB, MIB, format_bytes, format_count, format_gb_s, f
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("0", 0), ("1024", 1024), ("24 GiB", 24 * GIB), ("24gib", 24 * GIB), ("24Gi", 24 * GIB), ("128GB", 128 * 10**9),
-        (" 1.5 MiB ", 3 * MIB // 2), ("512m", 512 * 10**6), ("1_000 B", 1000), ("1 TiB", 1024 * GIB),
+        ("0", 0),
+        ("1024", 1024),
+        ("24 GiB", 24 * GIB),
+        ("24gib", 24 * GIB),
+        ("24Gi", 24 * GIB),
+        ("128GB", 128 * 10**9),
+        (" 1.5 MiB ", 3 * MIB // 2),
+        ("512m", 512 * 10**6),
+        ("1_000 B", 1000),
+        ("1 TiB", 1024 * GIB),
     ],
-)  # fmt: skip
+)
 def test_parse_bytes(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 

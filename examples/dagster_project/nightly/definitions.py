@@ -20,9 +20,7 @@ from dagster_tokenmill import (
     finished_batches_sensor,
     summarize_asset,
 )
-from tokenmill.recipes.distill_prompts import Ask
-from tokenmill.recipes.expand_lines import Drawing
-from tokenmill.recipes.mill import chat_line
+from tokenmill.recipes import DistillOptions, SamplingOptions, chat_line
 
 HERE = Path(__file__).parent.parent
 DATA, OUT = HERE / "data", Path(os.environ.get("NIGHTLY_OUT", HERE / "out"))
@@ -71,7 +69,7 @@ dataset = expand_asset(
     ways=["harder", "broader"],
     judge=False,  # a model as small as the example's is no judge
     keep_seeds=True,
-    drawing=Drawing(max_tokens=160),  # an example that is cut is dropped
+    drawing=SamplingOptions(max_tokens=160),  # an example that is cut is dropped
 )
 
 teacher = distill_asset(
@@ -79,7 +77,7 @@ teacher = distill_asset(
     path=str(OUT / "teacher.parquet"),
     prompts="dataset",
     column="instruction",
-    ask=Ask(max_tokens=24, top_logprobs=3),
+    ask=DistillOptions(max_tokens=24, top_logprobs=3),
 )
 
 

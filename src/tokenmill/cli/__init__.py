@@ -1,14 +1,17 @@
 """The command line: one command per file, and the only room that prints or exits."""
 
 import io
+import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
-from tokenmill import __version__
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.cli.signals import Signalled, exit_code, leave_lost_terminal, raise_on_signals
+from tokenmill.errors import DoesNotFit, TokenmillError, UsageError
+from tokenmill.version import __version__
 
 _DISK_HINT = "check the path, who may use it, and the room on its disk"
 
@@ -38,6 +41,7 @@ app.command("tokenmill.cli.status:status")
 app.command("tokenmill.cli.cancel:cancel")
 app.command("tokenmill.cli.retry:retry")
 app.command("tokenmill.cli.results:results")
+app.command("tokenmill.cli.store:app", name="store")
 app.command("tokenmill.cli.lint:lint")
 app.command("tokenmill.cli.digest:digest")
 app.command("tokenmill.cli.serve:serve")
@@ -63,11 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Paths need not be Unicode; they leave as the bytes they came as.
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
+    raise_on_signals()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every failure becomes `error:` and `hint:` lines and an exit code."""
+    _log_to_stderr()
     try:
         if not arguments or arguments[-1] in ("--help", "-h"):
             _load_all(app)
@@ -76,18 +82,43 @@ def run(arguments: Sequence[str]) -> int:
     except CycloptsError as error:
         return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments), "--help"])))
     except TokenmillError as error:
-        return _fail(error)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _show_misfit(error) if isinstance(error, DoesNotFit) else _fail(error)
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, Signalled) else signal.SIGINT
+        print("interrupted" if number == signal.SIGINT else f"interrupted by {number.name}", file=sys.stderr)
+        return exit_code(number)
     except (BrokenPipeError, SystemExit):  # the reader (head, less) is gone; rich exits then
         _let_go_of_stdout()
         return 0
-    except Exception as error:
-        if os.environ.get("TOKENMILL_TRACEBACK"):
-            raise
-        return _fail(_unexpected(error))
+    except Exception as error:  # noqa: BLE001  whatever fails is reported, and ends with an exit code
+        return _failed(error)
     return result if isinstance(result, int) else 0
+
+
+class _Messages(logging.Handler):
+    """Messages of the library on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tokenmill.cli.output import say  # noqa: PLC0415  rich takes its time
+
+        say(record.getMessage())
+
+
+def _log_to_stderr() -> None:
+    log = logging.getLogger("tokenmill")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    if not any(isinstance(handler, _Messages) for handler in log.handlers):
+        log.addHandler(_Messages())
+
+
+def _failed(error: Exception) -> int:
+    """The exit code for an error that no command expected, which is printed first."""
+    if isinstance(error, OSError) and leave_lost_terminal():  # a write to it failed before SIGHUP came
+        return exit_code(signal.SIGHUP)
+    if os.environ.get("TOKENMILL_TRACEBACK"):
+        raise error
+    return _fail(_unexpected(error))
 
 
 def _unexpected(error: Exception) -> TokenmillError:
@@ -124,6 +155,20 @@ def _load_all(group: App) -> None:
     for name in group:
         if not name.startswith("-"):
             _load_all(group[name])
+
+
+def _show_misfit(error: DoesNotFit) -> int:
+    """What is missing, on stderr, with the plan that shows it."""
+    if error.plan is None:
+        return _fail(error)
+    from rich.console import Console  # noqa: PLC0415  as below
+
+    from tokenmill.cli.plan_view import render  # noqa: PLC0415
+
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    for part in render(error.plan):
+        console.print(part)
+    return error.exit_code
 
 
 def _fail(error: TokenmillError) -> int:

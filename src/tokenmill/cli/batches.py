@@ -1,39 +1,17 @@
-"""Batches by the names people give them: the name, the beginning of one, or `last`."""
+"""Which processes work on the batches of a store, for `status` and `cancel`."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Address
+from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.database import LOCK
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import written_to
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.runners import Runner
 from tokenmill.units import number_of
-
-_PREFIX = "batch_"
-
-
-def find(reader: Reader, said: str) -> Batch:
-    """The one batch that is meant; UsageError names those that could be."""
-    batches = reader.batches()
-    if not batches:
-        raise UsageError("there are no batches", hint="tokenmill run starts one")
-    if said == "last":
-        return batches[-1]
-    found = [batch for batch in batches if batch.name in (said, _PREFIX + said)]
-    found = found or [
-        batch for batch in batches if batch.name.removeprefix(_PREFIX).startswith(said.removeprefix(_PREFIX))
-    ]
-    if not found:
-        raise UsageError(f"no batch is called {said!r}", hint="tokenmill status lists them; last is the newest")
-    if len(found) > 1:
-        names = ", ".join(batch.name for batch in found[:5])
-        raise UsageError(f"{said!r} could be {len(found)} batches", hint=f"say more of the name: {names}")
-    return found[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +37,19 @@ class Workers:
         """As JSON."""
         if self.runners is None:
             return {"worker": self.process}
-        return {"worker": None, "runners": [
-            {"host": runner.host, "pid": runner.pid, "running": runner.running, "seconds": round(runner.age_s, 1),
-             "seen_seconds_ago": round(runner.seen_s, 1)} for runner in self.runners]}  # fmt: skip
+        return {
+            "worker": None,
+            "runners": [
+                {
+                    "host": runner.host,
+                    "pid": runner.pid,
+                    "running": runner.running,
+                    "seconds": round(runner.age_s, 1),
+                    "seen_seconds_ago": round(runner.seen_s, 1),
+                }
+                for runner in self.runners
+            ],
+        }
 
 
 def workers_of(address: Address, reader: Reader, batch: Batch | None = None) -> Workers:
@@ -91,7 +79,8 @@ def worker_of(folder: Path) -> int | None:
     """
     lock = folder / LOCK
     try:
-        holder, inode = int(lock.read_text() or "0"), lock.stat().st_ino
+        holder = int(lock.read_text() or "0")
+        inode = lock.stat().st_ino
         held = Path("/proc/locks").read_text()
     except (OSError, ValueError):
         return None

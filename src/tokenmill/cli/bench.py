@@ -12,30 +12,32 @@ from typing import Annotated, Literal, get_args
 from cyclopts import Parameter
 from rich.console import Console
 
+from tokenmill.api.engines import EngineChoice, plan_for
+from tokenmill.api.planning import EnginePlan
 from tokenmill.cli.bench_view import document, render
-from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.cli.chosen import choose, opened
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, say, show, show_json, show_text
-from tokenmill.cli.plan_view import render as render_plan
-from tokenmill.cli.starting import EngineOptions, Wanted
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
-from tokenmill.tune import history
-from tokenmill.tune.bench import PARTS, Bench, Order, Part
-from tokenmill.tune.bench import bench as measure
-from tokenmill.tune.bench_energy import Price, parse_price
-from tokenmill.tune.bench_rig import Rig, Tell, pids_of
-from tokenmill.tune.bench_served import Prose
-from tokenmill.tune.bench_tables import as_csv, as_markdown
-from tokenmill.tune.bench_turns import thread_counts as usual_threads
-from tokenmill.tune.point import Place
-from tokenmill.tune.quiet import Watch
+from tokenmill.tuner import history
+from tokenmill.tuner.bench import PARTS, Bench, Order, Part
+from tokenmill.tuner.bench import bench as measure
+from tokenmill.tuner.bench_energy import Price, parse_price
+from tokenmill.tuner.bench_rig import Rig, Tell, pids_of
+from tokenmill.tuner.bench_served import Prose
+from tokenmill.tuner.bench_tables import as_csv, as_markdown
+from tokenmill.tuner.bench_turns import thread_counts as usual_threads
+from tokenmill.tuner.noise_monitor import NoiseMonitor
+from tokenmill.tuner.point import PointScope
 
-DOES_NOT_FIT = 3
-DEPTH, STEP = 2048, 512
-LEAST_WRITTEN, MOST_WRITTEN = 16, 128
+DEPTH = 2048
+STEP = 512
+LEAST_WRITTEN = 16
+MOST_WRITTEN = 128
 Format = Literal["table", "json", "csv", "markdown"]
 
 
@@ -98,23 +100,26 @@ def bench(
     cost = parse_price(price) if price is not None else None
     if watts is not None and watts <= 0:
         raise UsageError("--watts must be more than 0", hint="what a wall meter shows while it works")
-    threads, sequences = _counts(thread_counts, "--thread-counts"), _counts(sequence_counts, "--sequence-counts")
+    threads = _counts(thread_counts, "--thread-counts")
+    sequences = _counts(sequence_counts, "--sequence-counts")
     choice = choose(model, options, common)
     wanted = None
     if not (choice.record or choice.url):
         wanted = _planned(choice, options, common, parts, depth + (tokens or MOST_WRITTEN))
-        if not wanted.plan.fits:
-            show(*render_plan(wanted.plan))
-            return DOES_NOT_FIT
     elif "first" in parts:
         parts = tuple(part for part in parts if part != "first")
         if what is not None:
             say("the engine runs already: its first request is over, and is not measured")
     step = step or (wanted.plan.settings.ubatch if wanted is not None else STEP)
     order = Order(
-        parts, depth, min(step, depth), tokens or min(MOST_WRITTEN, max(LEAST_WRITTEN, step // 4)), threads or (),
-        sequences, watts,
-    )  # fmt: skip
+        parts,
+        depth,
+        min(step, depth),
+        tokens or min(MOST_WRITTEN, max(LEAST_WRITTEN, step // 4)),
+        threads or (),
+        sequences,
+        watts,
+    )
     if wanted is not None and "sweep" in parts:
         _deep_enough(wanted.plan.settings.context, order)
     done = asyncio.run(_work(choice, wanted, order, repeat, common))
@@ -122,12 +127,14 @@ def bench(
     return 0
 
 
-def _planned(choice: Choice, options: EngineOptions, common: Common, parts: tuple[Part, ...], deep: int) -> Wanted:
+def _planned(
+    choice: EngineChoice, options: EngineOptions, common: Common, parts: tuple[Part, ...], deep: int
+) -> EnginePlan:
     """A plan whose context is deep enough; the first request counts, so nothing is asked before it."""
     asked = replace(options, warm=False) if "first" in parts and options.warm is None else options
-    wanted = plan_for(choice, asked, common)
+    wanted = plan_for(choice, asked, common.load_config())
     if "sweep" in parts and options.context is None and wanted.plan.settings.context < deep:
-        wanted = plan_for(choice, replace(asked, context=deep), common)
+        wanted = plan_for(choice, replace(asked, context=deep), common.load_config())
     return wanted
 
 
@@ -137,14 +144,15 @@ def _deep_enough(context: int, order: Order) -> None:
     if needed > context:
         raise UsageError(
             f"a sweep to {order.depth:,} with {order.tokens} tokens written needs a context of {needed:,}, and this "
-            f"one is {context:,}", hint=f"--context {needed}, or less --depth",
-        )  # fmt: skip
+            f"one is {context:,}",
+            hint=f"--context {needed}, or less --depth",
+        )
 
 
-async def _work(choice: Choice, wanted: Wanted | None, order: Order, repeat: int, common: Common) -> Bench:
+async def _work(choice: EngineChoice, wanted: EnginePlan | None, order: Order, repeat: int, common: Common) -> Bench:
     plan = wanted.plan if wanted is not None else None
     folder = choice.state / "bench" / str(os.getpid())  # names the engine: two benchmarks may run at once
-    async with engine_up(choice, wanted, folder) as engine:
+    async with opened(choice, wanted, folder) as engine:
         here = engine.identity.pid is not None
         machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
         if not order.threads:
@@ -153,24 +161,30 @@ async def _work(choice: Choice, wanted: Wanted | None, order: Order, repeat: int
         if plan is None:
             say("the settings of an engine that was not started here are not known: nothing goes into the history")
         with _shown() as tell:
-            rig = Rig(engine, Prose(engine, time.time_ns()), repeat, Watch if pids_of(engine) else None, tell)
+            rig = Rig(engine, Prose(engine, time.time_ns()), repeat, NoiseMonitor if pids_of(engine) else None, tell)
             return await measure(
-                rig, order, place_of(engine, choice, machine), plan=plan,
+                rig,
+                order,
+                place_of(engine, choice, machine),
+                plan=plan,
                 record=lambda speed: history.append(choice.state, speed),
-            )  # fmt: skip
+            )
 
 
-def place_of(engine: Engine, choice: Choice, machine: Machine | None) -> Place:
+def place_of(engine: Engine, choice: EngineChoice, machine: Machine | None) -> PointScope:
     """Where figures of an engine hold; of a server elsewhere only its address is known."""
     identity = engine.identity
-    return Place(
+    return PointScope(
         machine.name if machine is not None else identity.address,
         machine_id(machine) if machine is not None else "",
-        _name(choice, identity.model), choice.model_id, identity.kind, identity.build,
-    )  # fmt: skip
+        _name(choice, identity.model),
+        choice.model_id,
+        identity.kind,
+        identity.build,
+    )
 
 
-def _name(choice: Choice, model: str) -> str:
+def _name(choice: EngineChoice, model: str) -> str:
     """What people call it: a file by what it says of itself."""
     return model if Path(choice.model).suffix or "/" in choice.model else choice.model
 

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.tune.bench import Bench
-from tokenmill.tune.bench_energy import Price
-from tokenmill.tune.bench_tables import (
+from tokenmill.tuner.bench import Bench
+from tokenmill.tuner.bench_energy import Price
+from tokenmill.tuner.bench_tables import (
     REQUEST_COLUMNS,
     SWEEP_COLUMNS,
     TURN_COLUMNS,
@@ -19,7 +19,7 @@ from tokenmill.tune.bench_tables import (
     sweep_cells,
     turn_cells,
 )
-from tokenmill.tune.bench_words import cache_words, disturbed_words, end_words, energy_words, first_words
+from tokenmill.tuner.bench_words import cache_words, disturbed_words, end_words, energy_words, first_words
 
 
 def render(bench: Bench, price: Price | None) -> list[RenderableType]:
@@ -50,7 +50,8 @@ def render(bench: Bench, price: Price | None) -> list[RenderableType]:
 
 
 def _title(bench: Bench) -> Table:
-    place, dials = bench.place, bench.dials
+    place = bench.place
+    dials = bench.dials
     rows = {
         "model": place.model,
         "machine": place.machine,
@@ -89,7 +90,13 @@ def document(bench: Bench, price: Price | None) -> dict[str, Any]:
             "of": "energy alone",
         }
     return {
-        **jsonable(bench.place), "kind": "measured", "when": bench.when, "settings": jsonable(bench.dials),
-        "rows": jsonable(bench.rows), "cache": jsonable(bench.cache), "energy": jsonable(energy),
-        "cost_per_million": cost, "notes": list(bench.notes),
-    }  # fmt: skip
+        **jsonable(bench.place),
+        "kind": "measured",
+        "when": bench.when,
+        "settings": jsonable(bench.dials),
+        "rows": jsonable(bench.rows),
+        "cache": jsonable(bench.cache),
+        "energy": jsonable(energy),
+        "cost_per_million": cost,
+        "notes": list(bench.notes),
+    }

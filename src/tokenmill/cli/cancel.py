@@ -1,11 +1,10 @@
 """`tokenmill cancel`: nothing more of a batch."""
 
-from tokenmill.cli.batches import find
-from tokenmill.cli.job_options import store_at
+from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 
@@ -29,9 +28,9 @@ def cancel(
         The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
         folder.
     """
-    address = store_at(store, common)
+    address = store_address(store, common.load_config())
     with Reader(address) as reader:
-        found = find(reader, batch)
+        found = find_batch(reader, batch)
     if found.cancelled_s is not None or found.finished:
         how = "is cancelled already" if found.cancelled_s is not None else "is done: there is nothing left to cancel"
         raise UsageError(f"{found.name} {how}", hint="tokenmill status shows the others")

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from tokenmill.api.tokens import tokeniser
 from tokenmill.cli.output import Common, facts, say, show, show_json
-from tokenmill.cli.tokens import tokeniser
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Digest, build, estimate
 from tokenmill.jobs.digest_files import Found, gather
@@ -46,7 +46,7 @@ def digest(
     if tokens < 1:
         raise UsageError(f"--tokens must be at least 1, not {tokens}", hint="8,000 to 16,000 are usual")
     found = gather(files, leave_out=output)
-    with tokeniser(model, common) as counting:
+    with tokeniser(model, common.load_config()) as counting:
         made = build(found.documents, tokens, counting.count or estimate)
     if not made.text:
         raise UsageError("there is no text in what was given", hint="hidden, ignored and binary files are left out")

@@ -9,20 +9,27 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.cli.export import exported, parse_target, rows_about
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.job_options import BodyOptions
-from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
 from tokenmill.cli.output import Common, facts, say, show, show_json
-from tokenmill.cli.starting import EngineOptions
+from tokenmill.cli.recipe_run import (
+    RecipeOptions,
+    RecipeResult,
+    Tokens,
+    run_recipe_command,
+    spent_document,
+    summary_rows,
+)
 from tokenmill.engine.engine import MOST_LOGPROBS
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes import distill as recipe
-from tokenmill.recipes.distill import Distilled
-from tokenmill.recipes.distill_prompts import REFUSED, Ask, Prompts, checked_lines
+from tokenmill.recipes import distillation as recipe
+from tokenmill.recipes.distill_prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
 from tokenmill.recipes.distill_rows import COLUMNS, Thinking
+from tokenmill.recipes.distillation import Distilled
 from tokenmill.recipes.exports import Format, Wanted
 from tokenmill.recipes.exports_parquet import written_by
-from tokenmill.recipes.mill import Mill, Prospect
 from tokenmill.recipes.rows import check_target
+from tokenmill.recipes.runner import BatchRunner, Prospect
 from tokenmill.units import number_of
 
 TOP_LOGPROBS = 5
@@ -64,23 +71,28 @@ class Drawing:
     no_logprobs: bool = False
     """Keep no tokens and no probabilities, just texts."""
 
-    def ask(self) -> Ask:
+    def ask(self) -> DistillOptions:
         """What is asked of every prompt; UsageError where that cannot be."""
         if not 1 <= self.samples <= _MOST_SAMPLES:
             raise UsageError(f"--samples must be from 1 to {_MOST_SAMPLES}, not {self.samples}")
         if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
             raise UsageError(f"--top-logprobs must be from 0 to {MOST_LOGPROBS}, not {self.top_logprobs}")
         if self.samples > 1 and self.temperature == 0:
-            raise UsageError("at temperature 0 all samples of a prompt are the same",
-                             hint="--temperature above 0, or --samples 1")  # fmt: skip
+            raise UsageError(
+                "at temperature 0 all samples of a prompt are the same", hint="--temperature above 0, or --samples 1"
+            )
         BodyOptions(self.max_tokens, self.temperature, self.top_p, self.seed).defaults()
         more = BodyOptions(body=self.body).defaults()
         for key in more:
             if key in _OPTIONS or key in REFUSED:
-                raise UsageError(f"--body has {key!r}: {REFUSED.get(key, 'there is an option for it')}",
-                                 hint="leave it out of --body")  # fmt: skip
+                raise UsageError(
+                    f"--body has {key!r}: {REFUSED.get(key, 'there is an option for it')}",
+                    hint="leave it out of --body",
+                )
         tops = None if self.no_logprobs else self.top_logprobs
-        return Ask(self.samples, self.temperature, self.top_p, self.seed, self.max_tokens, tops, self.stop, more)
+        return DistillOptions(
+            self.samples, self.temperature, self.top_p, self.seed, self.max_tokens, tops, self.stop, more
+        )
 
 
 def distill(
@@ -95,7 +107,7 @@ def distill(
     export: tuple[str, ...] = (),
     check: bool = False,
     force: bool = False,
-    drawing: Drawing = Drawing(),  # noqa: B008  frozen
+    drawing: Drawing = Drawing(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
@@ -133,14 +145,19 @@ def distill(
     check_target(output)
     _check_replaceable(output)
     targets = _targets(export, output, check=check, force=force)
-    source = Prompts(prompts, column, None if system is None else _text(system))
+    source = DistillPrompts(prompts, column, None if system is None else _text(system))
     if not limits.dry_run:
         checked_lines(source, ask)  # before anything is loaded; a forecast does it itself
         say(_asked(ask))
-    done = milled(
-        partial(_run, prompts=source, ask=ask, output=output, thinking=thinking), partial(_prospect, source, ask),
-        called=f"distill {prompts.name}", model=model, limits=limits, options=options, common=common,
-    )  # fmt: skip
+    done = run_recipe_command(
+        partial(_run, prompts=source, ask=ask, output=output, thinking=thinking),
+        partial(_prospect, source, ask),
+        called=f"distill {prompts.name}",
+        model=model,
+        limits=limits,
+        options=options,
+        common=common,
+    )
     if isinstance(done, int):
         return done
     made, wrong = _exported(done, targets, output, check=check, force=force)
@@ -153,22 +170,27 @@ def distill(
 def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool) -> list[tuple[Format, Path]]:
     """What to export; UsageError where files would take each other's place."""
     if check and not export:
-        raise UsageError("--check reads back what --export writes, and there is no --export",
-                         hint="--export messages=train.jsonl --check, or leave --check out")  # fmt: skip
+        raise UsageError(
+            "--check reads back what --export writes, and there is no --export",
+            hint="--export messages=train.jsonl --check, or leave --check out",
+        )
     targets = [parse_target(text, force=force) for text in export]
     names = [path.resolve() for path in (output, *(path for _, path in targets))]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"{twice} is named twice: one file would take the other's place",
-                         hint="give --output and each --export a file of its own")  # fmt: skip
+        raise UsageError(
+            f"{twice} is named twice: one file would take the other's place",
+            hint="give --output and each --export a file of its own",
+        )
     return targets
 
 
 def _exported(
-    done: Milled[Distilled], targets: list[tuple[Format, Path]], output: Path, *, check: bool, force: bool
+    done: RecipeResult[Distilled], targets: list[tuple[Format, Path]], output: Path, *, check: bool, force: bool
 ) -> tuple[list[dict[str, Any]], TokenmillError | None]:
     """What was exported, and what went wrong first: the table is there all the same, and is told of."""
-    made, wrong = list[dict[str, Any]](), None
+    made = list[dict[str, Any]]()
+    wrong = None
     if targets and done.end != "finished":
         say("exports are written when every prompt is answered; tokenmill export does it with what is there")
         return made, wrong
@@ -181,16 +203,22 @@ def _exported(
 
 
 async def _run(
-    mill: Mill, tell: Callable[[str], None], *, prompts: Prompts, ask: Ask, output: Path, thinking: Thinking
+    mill: BatchRunner,
+    tell: Callable[[str], None],
+    *,
+    prompts: DistillPrompts,
+    ask: DistillOptions,
+    output: Path,
+    thinking: Thinking,
 ) -> Distilled:
     return await recipe.distill(mill, prompts, ask, output, thinking=thinking, tell=tell)
 
 
-def _prospect(prompts: Prompts, ask: Ask, _tokens: Tokens) -> Prospect:
+def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens) -> Prospect:
     return recipe.prospect_of(prompts, ask)
 
 
-def _asked(ask: Ask) -> str:
+def _asked(ask: DistillOptions) -> str:
     if ask.samples == 1:
         how = "the likeliest one" if ask.drawn_at == 0 else f"drawn at temperature {ask.drawn_at:g}"
         return f"one answer to each prompt, {how}, of {ask.max_tokens:,} tokens at most"
@@ -200,8 +228,10 @@ def _asked(ask: Ask) -> str:
 
 def _check_replaceable(output: Path) -> None:
     if output.is_file() and output.stat().st_size and written_by(output, COLUMNS) != "distill":
-        raise UsageError(f"{output} holds something else: distill did not write it",
-                         hint="name another output, or move that file away")  # fmt: skip
+        raise UsageError(
+            f"{output} holds something else: distill did not write it",
+            hint="name another output, or move that file away",
+        )
 
 
 def _text(path: Path) -> str:
@@ -216,7 +246,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _tell(done: Milled[Distilled], made: list[dict[str, Any]], common: Common) -> None:
+def _tell(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Common) -> None:
     found = done.value
     for failure in found.told:
         say(f"no answer to {failure}")

@@ -10,16 +10,16 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tokenmill.api.planning import locate
 from tokenmill.cli.goal_options import GoalOptions
-from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
-from tokenmill.engine.doctor.examine import by_severity, examine
-from tokenmill.engine.doctor.facts import ModelFacts
-from tokenmill.engine.doctor.finding import Finding, Remedy, Severity
-from tokenmill.engine.doctor.gather import gather
-from tokenmill.engine.doctor.model import model_facts
-from tokenmill.engine.reserve_findings import core_finding, memory_finding, running_findings
+from tokenmill.doctor.examine import by_severity, examine
+from tokenmill.doctor.facts import ModelFacts
+from tokenmill.doctor.finding import Finding, Remedy, Severity
+from tokenmill.doctor.gather import gather
+from tokenmill.doctor.limits import core_finding, memory_finding, running_findings
+from tokenmill.doctor.model import model_facts
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog
 from tokenmill.hardware.machine import Machine
@@ -56,10 +56,12 @@ def doctor(
     place, read_model = _model(model, options, config, common)
     findings = by_severity((*examine(gather(config=config, path=place, model=read_model)), *_reserves(options, config)))
     if common.json:
-        show_json({
-            "findings": [_document(finding) for finding in findings],
-            "counts": dict(Counter(finding.severity for finding in findings)),
-        })  # fmt: skip
+        show_json(
+            {
+                "findings": [_document(finding) for finding in findings],
+                "counts": dict(Counter(finding.severity for finding in findings)),
+            }
+        )
     else:
         show_all(render(findings, everything=all))
     return 1 if any(finding.severity == "problem" for finding in findings) else 0
@@ -68,8 +70,10 @@ def doctor(
 def _reserves(options: GoalOptions, config: Config) -> list[Finding]:
     """What running engines leave to others, and what those to come would."""
     wanted = options.reserving(config.reserve)
-    found = [core_finding(wanted.reserve_cores or 0, config.engine, os.sched_getaffinity(0)),
-             memory_finding(wanted.reserve_ram or 0)]  # fmt: skip
+    found = [
+        core_finding(wanted.reserve_cores or 0, config.engine, os.sched_getaffinity(0)),
+        memory_finding(wanted.reserve_ram or 0),
+    ]
     return [*(finding for finding in found if finding is not None), *running_findings(config.state_path)]
 
 
@@ -108,7 +112,8 @@ def render(findings: Iterable[Finding], *, everything: bool = False) -> list[Ren
                 parts += [Padding(Text(_one_line(finding)), (0, 0, 0, 2)) for finding in groups[severity]]
                 parts.append(Text())
         return parts[:-1]
-    fine, unknown = len(groups["fine"]), len(groups["unknown"])
+    fine = len(groups["fine"])
+    unknown = len(groups["unknown"])
     counted = f"{fine} check{'' if fine == 1 else 's'} fine, {unknown} unknown"
     return [*parts, Text(f"{counted} (--all lists them)", style="dim")]
 
@@ -174,7 +179,8 @@ def _model(
         if said:
             raise UsageError(f"--{said[0].replace('_', '-')} is for a model's plan", hint="name the model as well")
         return config.models_path, None
-    found, goal = where(model, common), options.reserving(config.reserve).goal()
+    found = locate(model, common.load_config())
+    goal = options.reserving(config.reserve).goal_for("llama.cpp")
     measured = None if config.machine == catalog.THIS else catalog.find(config.machine).measured
     place = Path(found) if Path(found).exists() else config.models_path
     return place, lambda machine: model_facts(model, machine, read(found), goal, measured=measured)

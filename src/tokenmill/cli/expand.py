@@ -8,22 +8,22 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.job_options import BodyOptions
-from tokenmill.cli.milling import Milled, RecipeOptions, milled, spent_document, summary_rows
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
-from tokenmill.cli.starting import EngineOptions
+from tokenmill.cli.recipe_run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand import expand as grow
-from tokenmill.recipes.expand_lines import Desk, Drawing
-from tokenmill.recipes.expand_order import LEAST_YIELD, Expanded, Order, summary_document
+from tokenmill.recipes.expand_lines import ExpandPrompts, SamplingOptions
+from tokenmill.recipes.expand_order import LEAST_YIELD, Expanded, ExpandRequest, summary_document
 from tokenmill.recipes.expand_prompts import JUDGE, known_ways, load, write_prompts
 from tokenmill.recipes.expand_prospect import prospect_of
 from tokenmill.recipes.expand_rows import check_targets
 from tokenmill.recipes.expand_schema import read_schema
 from tokenmill.recipes.expand_seeds import read_seeds
-from tokenmill.recipes.expand_ways import INSTRUCTION, variants
-from tokenmill.recipes.mill import Mill
+from tokenmill.recipes.expand_transforms import INSTRUCTION, variants
+from tokenmill.recipes.expansion import expand as grow
 from tokenmill.recipes.near import Near
+from tokenmill.recipes.runner import BatchRunner
 from tokenmill.units import number_of
 
 _COUNTS = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "failed")
@@ -122,10 +122,10 @@ class DrawOptions:
     seed: int = 0
     """Another one gives other rows; default: 0."""
 
-    def drawing(self) -> Drawing:
+    def drawing(self) -> SamplingOptions:
         """As the recipe takes it; UsageError where a value is wrong."""
         BodyOptions(self.max_tokens, self.temperature, self.top_p, self.seed).defaults()
-        return Drawing(self.temperature, self.top_p, self.max_tokens, self.seed)
+        return SamplingOptions(self.temperature, self.top_p, self.max_tokens, self.seed)
 
 
 def expand(
@@ -135,10 +135,10 @@ def expand(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     model: str | None = None,
     write_prompts: Path | None = None,
-    growing: GrowOptions = GrowOptions(),  # noqa: B008  frozen
-    reading: SeedOptions = SeedOptions(),  # noqa: B008  frozen
-    keeping: FilterOptions = FilterOptions(),  # noqa: B008  frozen
-    drawing: DrawOptions = DrawOptions(),  # noqa: B008  frozen
+    growing: GrowOptions = GrowOptions(),
+    reading: SeedOptions = SeedOptions(),
+    keeping: FilterOptions = FilterOptions(),
+    drawing: DrawOptions = DrawOptions(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
@@ -166,18 +166,24 @@ def expand(
     if write_prompts is not None:
         return _prompts_written(write_prompts, common)
     if seeds is None or output is None:
-        raise UsageError("expand needs a file of seeds and one for the rows",
-                         hint="tokenmill expand seeds.jsonl -o expanded.parquet")  # fmt: skip
+        raise UsageError(
+            "expand needs a file of seeds and one for the rows", hint="tokenmill expand seeds.jsonl -o expanded.parquet"
+        )
     check_targets(output, seeds, keeping.rejected)
     order = _order(seeds, output, growing, reading, keeping, drawing.drawing())
 
-    async def recipe(mill: Mill, tell: Callable[[str], None]) -> Expanded:
+    async def recipe(mill: BatchRunner, tell: Callable[[str], None]) -> Expanded:
         return await grow(mill, order, tell)
 
-    done = milled(
-        recipe, lambda _tokens: prospect_of(order), called="expand", model=model, limits=limits, options=options,
+    done = run_recipe_command(
+        recipe,
+        lambda _tokens: prospect_of(order),
+        called="expand",
+        model=model,
+        limits=limits,
+        options=options,
         common=common,
-    )  # fmt: skip
+    )
     if isinstance(done, int):
         return done
     if common.json:
@@ -197,8 +203,13 @@ def _prompts_written(folder: Path, common: Common) -> int:
 
 
 def _order(
-    seeds: Path, output: Path, growing: GrowOptions, reading: SeedOptions, keeping: FilterOptions, drawing: Drawing
-) -> Order:  # fmt: skip
+    seeds: Path,
+    output: Path,
+    growing: GrowOptions,
+    reading: SeedOptions,
+    keeping: FilterOptions,
+    drawing: SamplingOptions,
+) -> ExpandRequest:
     """All that was said, read and checked."""
     Near(keeping.near)  # refuses what cannot be, also that datasketch is not there
     asked = variants(
@@ -206,25 +217,32 @@ def _order(
     )
     prompts = {way: load(way, growing.prompts) for way in dict.fromkeys(variant.way for variant in asked)}
     schema = None if growing.schema is None else read_schema(growing.schema)
-    found = read_seeds(
-        seeds, column=reading.column, answer_column=reading.answer_column, carry=_listed(reading.carry)
-    )  # fmt: skip
+    found = read_seeds(seeds, column=reading.column, answer_column=reading.answer_column, carry=_listed(reading.carry))
     if INSTRUCTION in prompts:
         found = replace(found, shape=found.shape.with_task())
-    return Order(
-        found, Desk(found.shape, prompts, drawing, schema), asked, output,
-        judge=load(JUDGE, growing.prompts) if keeping.judge else None, least_score=keeping.least_score,
-        near=keeping.near, per_seed=growing.per_seed, target=growing.target, rounds=growing.rounds,
-        least_yield=growing.least_yield, evolve=growing.evolve, keep_seeds=reading.keep_seeds,
+    return ExpandRequest(
+        found,
+        ExpandPrompts(found.shape, prompts, drawing, schema),
+        asked,
+        output,
+        judge=load(JUDGE, growing.prompts) if keeping.judge else None,
+        least_score=keeping.least_score,
+        near=keeping.near,
+        per_seed=growing.per_seed,
+        target=growing.target,
+        rounds=growing.rounds,
+        least_yield=growing.least_yield,
+        evolve=growing.evolve,
+        keep_seeds=reading.keep_seeds,
         rejected=keeping.rejected,
-    )  # fmt: skip
+    )
 
 
 def _listed(text: str | None) -> list[str]:
     return [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _summary(done: Milled[Expanded], order: Order) -> list[Any]:
+def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
     value = done.value
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in _TITLES:
@@ -245,7 +263,7 @@ def _summary(done: Milled[Expanded], order: Order) -> list[Any]:
     return [table, "", facts(rows | summary_rows(done))]
 
 
-def _rows_words(value: Expanded, order: Order) -> str:
+def _rows_words(value: Expanded, order: ExpandRequest) -> str:
     if not value.replaced:
         so_far = value.kept + (len(order.seeds.parents) if order.keep_seeds else 0)
         return f"kept the {number_of(value.rows, 'row')} of before in {value.output}; this run has {so_far:,} so far"

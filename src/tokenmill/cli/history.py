@@ -7,22 +7,35 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from tokenmill.api.planning import locate
 from tokenmill.cli.history_rows import Row, errors, rows_of, speeds_in, trends
 from tokenmill.cli.history_view import rendered
-from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.engine import measured
 from tokenmill.errors import UsageError
 from tokenmill.model.identity import identity_of
 from tokenmill.model.newfile import new_file
-from tokenmill.tune import history as speeds
+from tokenmill.tuner import history as speeds
 
 Source = Literal["tune", "bench", "run", "soak", "load"]
 LAST = 10
 COLUMNS = (
-    "when", "machine", "machine_id", "model", "model_id", "engine", "build", "source", "settings", "depth", "quantity",
-    "unit", "predicted", "measured", "error",
-)  # fmt: skip
+    "when",
+    "machine",
+    "machine_id",
+    "model",
+    "model_id",
+    "engine",
+    "build",
+    "source",
+    "settings",
+    "depth",
+    "quantity",
+    "unit",
+    "predicted",
+    "measured",
+    "error",
+)
 
 
 def history(
@@ -74,7 +87,7 @@ def history(
 
 def _of_model(rows: list[Row], model: str, common: Common) -> list[Row]:
     """By identity where the files are here, else by name."""
-    place = where(model, common)
+    place = locate(model, common.load_config())
     if Path(place).exists():
         known = identity_of(place)
         return [row for row in rows if row.model_id == known]
@@ -105,14 +118,23 @@ def _document(rows: list[Row], last: int) -> dict[str, Any]:
     return {
         "measurements": [_cells(row) for row in (rows[-last:] if last else [])],
         "trends": [
-            {"model": trend.model, "machine": trend.machine, "quantity": trend.quantity, "unit": trend.unit,
-             "count": len(trend.measured), "measured": jsonable(trend.measured), "last_measured": trend.last.measured,
-             "last_predicted": trend.last.predicted, "predictions": trend.predictions,
-             "median_error_first": trend.first_error, "median_error_last": trend.last_error}
+            {
+                "model": trend.model,
+                "machine": trend.machine,
+                "quantity": trend.quantity,
+                "unit": trend.unit,
+                "count": len(trend.measured),
+                "measured": jsonable(trend.measured),
+                "last_measured": trend.last.measured,
+                "last_predicted": trend.last.predicted,
+                "predictions": trend.predictions,
+                "median_error_first": trend.first_error,
+                "median_error_last": trend.last_error,
+            }
             for trend in trends(rows)
         ],
         "count": len(rows),
         "predictions": count,
         "median_error_first": first_error,
         "median_error_last": last_error,
-    }  # fmt: skip
+    }

@@ -5,19 +5,31 @@ from dataclasses import dataclass
 from statistics import median
 
 from tokenmill.engine.measured import Record
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Dials
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import TrialSettings
 
 USUAL_UBATCH = 512  # the engines' own
 FEW = 10  # first and last, that errors are compared over
 UNITS = {
-    "decode": "tok/s", "prefill": "tok/s", "jobs": "tok/s", "first token": "s", "energy": "J/token", "host": "bytes",
-    "gpu": "bytes", "load": "s", "memory": "bytes",
-}  # fmt: skip
+    "decode": "tok/s",
+    "prefill": "tok/s",
+    "jobs": "tok/s",
+    "first token": "s",
+    "energy": "J/token",
+    "host": "bytes",
+    "gpu": "bytes",
+    "load": "s",
+    "memory": "bytes",
+}
 _FIGURES = {
-    "decode": "decode_tok_s", "prefill": "prefill_tok_s", "jobs": "jobs_tok_s", "first token": "first_token_s",
-    "energy": "joules_per_token", "host": "host_bytes", "gpu": "gpu_bytes",
-}  # fmt: skip
+    "decode": "decode_tok_s",
+    "prefill": "prefill_tok_s",
+    "jobs": "jobs_tok_s",
+    "first token": "first_token_s",
+    "energy": "joules_per_token",
+    "host": "host_bytes",
+    "gpu": "gpu_bytes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +106,11 @@ def speeds_in(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.unit == "tok/s"]
 
 
-def in_words(dials: Dials) -> str:
+def in_words(dials: TrialSettings) -> str:
     """Dials in few words: threads, sequences, and what is unusual."""
     threads = f"{dials.threads}" if dials.threads == dials.threads_batch else f"{dials.threads}/{dials.threads_batch}"
     parts = [f"{threads} thread{'' if threads == '1' else 's'}", f"{dials.sequences} at once"]
-    usual = Dials(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
+    usual = TrialSettings(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
     if dials.ubatch != usual.ubatch:
         parts.append(f"ubatch {dials.ubatch}")
     if (dials.cache_type_k, dials.cache_type_v) != (usual.cache_type_k, usual.cache_type_v):
@@ -115,15 +127,36 @@ def _of_speed(speed: Speed) -> Iterator[Row]:
         measured = getattr(speed.figures, name)
         if measured is not None:
             yield Row(
-                speed.when, speed.machine, speed.machine_id, speed.model, speed.model_id, speed.engine, speed.build,
-                speed.source, in_words(speed.dials), speed.depth, quantity, measured, getattr(speed.predicted, name),
-            )  # fmt: skip
+                speed.when,
+                speed.machine,
+                speed.machine_id,
+                speed.model,
+                speed.model_id,
+                speed.engine,
+                speed.build,
+                speed.source,
+                in_words(speed.dials),
+                speed.depth,
+                quantity,
+                measured,
+                getattr(speed.predicted, name),
+            )
 
 
 def _of_load(load: Record) -> Iterator[Row]:
     settings = f"{load.settings.get('sequences')} x {load.settings.get('context')} tokens"
-    given = (load.when, load.machine, load.machine_id, load.model, load.model_id, None, load.build, "load", settings,
-             None)  # fmt: skip
+    given = (
+        load.when,
+        load.machine,
+        load.machine_id,
+        load.model,
+        load.model_id,
+        None,
+        load.build,
+        "load",
+        settings,
+        None,
+    )
     if load.load_s is not None:
         yield Row(*given, "load", load.load_s, _between(load))
     # the engine's own items: what the system says of the process holds them once more

@@ -34,7 +34,8 @@ def curve(values: Sequence[float], width: int = CURVE) -> str:
     count = min(width, len(values))
     edges = [round(at * len(values) / count) for at in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     if high <= low:
         return _BARS[3] * count
     return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in means)
@@ -47,9 +48,14 @@ def _trends(found: Sequence[Trend]) -> Table:
     for trend in found:
         row = trend.last
         table.add_row(
-            f"{trend.quantity}{_unit(row)}", curve(trend.measured), str(len(trend.measured)), figure(row, row.measured),
-            figure(row, row.predicted), _error(row.error), _first_and_now(trend),
-        )  # fmt: skip
+            f"{trend.quantity}{_unit(row)}",
+            curve(trend.measured),
+            str(len(trend.measured)),
+            figure(row, row.measured),
+            figure(row, row.predicted),
+            _error(row.error),
+            _first_and_now(trend),
+        )
     return table
 
 
@@ -61,9 +67,14 @@ def _measurements(rows: Sequence[Row]) -> Table:
     for row in rows:
         depth = f", depth {row.depth:,}" if row.depth is not None else ""
         table.add_row(
-            row.when[:10], row.source, row.quantity, Text(f"{row.settings}{depth}"),
-            figure(row, row.predicted), figure(row, row.measured), _error(row.error),
-        )  # fmt: skip
+            row.when[:10],
+            row.source,
+            row.quantity,
+            Text(f"{row.settings}{depth}"),
+            figure(row, row.predicted),
+            figure(row, row.measured),
+            _error(row.error),
+        )
     return table
 
 

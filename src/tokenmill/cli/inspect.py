@@ -7,11 +7,10 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.named import where
+from tokenmill.api import inspecting as api
 from tokenmill.cli.output import Common, show, show_json
 from tokenmill.model.blocks import CACHE_TYPES
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
-from tokenmill.model.read import read
 from tokenmill.units import format_bytes, format_count
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
@@ -38,7 +37,7 @@ def inspect(
     tensors:
         Also list every tensor.
     """
-    profile = read(where(model, common))
+    profile = api.inspect(model, config=common.load_config())
     if common.json:
         show_json(_document(profile, tensors=tensors))
         return
@@ -53,7 +52,8 @@ def inspect(
 
 def _summary(profile: Profile) -> Table:
     table = Table.grid(padding=(0, 2))
-    experts, tokenizer = profile.experts, profile.tokenizer
+    experts = profile.experts
+    tokenizer = profile.tokenizer
     mix = ", ".join(f"{name} {100 * size / profile.bytes:.1f} %" for name, size in profile.by_type().items())
     rows = {
         "model": profile.name + (" (ghost: no weights in it)" if profile.ghost else ""),
@@ -87,14 +87,24 @@ def _classes(profile: Profile) -> Table:
         table.add_column(column, justify="right")
     for cls, size in profile.by_class().items():
         count = sum(1 for _ in profile.of(cls))
-        table.add_row(cls.value, str(count), format_bytes(size), f"{100 * size / profile.bytes:.1f} %",
-                      format_bytes(round(profile.read_bytes(1, cls))))  # fmt: skip
+        table.add_row(
+            cls.value,
+            str(count),
+            format_bytes(size),
+            f"{100 * size / profile.bytes:.1f} %",
+            format_bytes(round(profile.read_bytes(1, cls))),
+        )
     return table
 
 
 def _reads(profile: Profile) -> Table:
-    table = Table("sequences at once", title="weights read to decode one token each", title_justify="left", box=None,
-                  pad_edge=False)  # fmt: skip
+    table = Table(
+        "sequences at once",
+        title="weights read to decode one token each",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     for sequences in SEQUENCES:
         table.add_column(str(sequences), justify="right")
     steps = [profile.read_bytes(sequences) for sequences in SEQUENCES]
@@ -106,15 +116,19 @@ def _reads(profile: Profile) -> Table:
 
 
 def _cache(profile: Profile) -> Table:
-    table = Table("layers", "kind", title="KV cache for each token of context", title_justify="left", box=None,
-                  pad_edge=False)  # fmt: skip
+    table = Table(
+        "layers", "kind", title="KV cache for each token of context", title_justify="left", box=None, pad_edge=False
+    )
     for name in ("K", "V", *SHOWN_CACHE_TYPES):
         table.add_column(name, justify="right")
     for layer, count in _grouped(profile.cache).items():
         table.add_row(
-            str(count), _kind(layer), str(layer.k_elements), str(layer.v_elements),
+            str(count),
+            _kind(layer),
+            str(layer.k_elements),
+            str(layer.v_elements),
             *(_per_token(layer, name, count) for name in SHOWN_CACHE_TYPES),
-        )  # fmt: skip
+        )
     context = min(32768, profile.training_context or 32768)
     at_context = (format_bytes(profile.cache_bytes(context, name, name)) for name in SHOWN_CACHE_TYPES)
     table.add_row(str(len(profile.cache)), f"one sequence of {context} tokens", "", "", *at_context)

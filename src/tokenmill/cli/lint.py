@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.cli.calibrated import corrected
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning import locate, plan_engine
+from tokenmill.api.tokens import Tokeniser, tokeniser
 from tokenmill.cli.lint_view import document, render
-from tokenmill.cli.named import where
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
-from tokenmill.cli.tokens import Tokeniser, tokeniser
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
@@ -23,11 +23,9 @@ from tokenmill.jobs.read import BadLine, Chunk, open_source, split
 from tokenmill.model.identity import identity_of
 from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
-from tokenmill.plan.forecast import prefill_speed
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.tune import history
-from tokenmill.tune.history import Speed
+from tokenmill.planner.forecast import prefill_speed
+from tokenmill.tuner import history
+from tokenmill.tuner.history import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,11 @@ def lint(
     """
     _check(jobs, fix=fix, output=output, machine=machine, model=model, context=context)
     known = Model(speed="unknown, so no hours: --model says whose") if model is None else _model(model, machine, common)
-    with tokeniser(model, common) as tokens:
+    with tokeniser(model, common.load_config()) as tokens:
         survey = Survey() if fix else None
         report = _look(jobs, tokens, context or known.context, survey)
-        fixed, before = None, report
+        fixed = None
+        before = report
         if survey is not None and output is not None:
             fixed = _fix(jobs, output, survey, force=force)
             report = _look(str(output), tokens, context or known.context, None)
@@ -102,8 +101,16 @@ def lint(
         show_json(document(report, known.prefill_tok_s) | _more(before, fixed, known))
     else:
         name = jobs if fixed is None else fixed.output
-        show(*render(name, report, prefill_tok_s=known.prefill_tok_s, speed=known.speed, why_estimated=tokens.why_not,
-                     fixed=fixed is not None))  # fmt: skip
+        show(
+            *render(
+                name,
+                report,
+                prefill_tok_s=known.prefill_tok_s,
+                speed=known.speed,
+                why_estimated=tokens.why_not,
+                fixed=fixed is not None,
+            )
+        )
         if fixed is not None:
             _tell(fixed, before, report)
     return 0 if report.clean else 1
@@ -128,18 +135,21 @@ def _check(
 
 def _model(name: str, machine: str | None, common: Common) -> Model:
     """What the model is and how fast it reads on the machine."""
-    place, config = where(name, common), common.load_config()
-    profile, here = read(place), find(machine or config.machine)
+    place = locate(name, common.load_config())
+    config = common.load_config()
+    profile = read(place)
+    here = find(machine or config.machine)
     measured = _measured(place, here, config.state_path)
     if measured is not None and measured.figures.prefill_tok_s is not None:
         words = f"{measured.figures.prefill_tok_s:.3g} tok/s, measured {measured.when[:10]} with {measured.build}"
         return Model(profile.training_context, measured.figures.prefill_tok_s, words)
-    plan = corrected(make(here, profile, Goal()), config.state_path, place)
+    plan = plan_engine(name, EngineOptions(machine=machine), config, files=False).plan
     if not plan.fits:
         why = f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)"
         return Model(profile.training_context, speed=why)
-    speed = prefill_speed(here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch,
-                          calibration=plan.calibration)  # fmt: skip
+    speed = prefill_speed(
+        here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch, calibration=plan.calibration
+    )
     if speed is None:
         why = f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)"
         return Model(profile.training_context, speed=why)
@@ -219,8 +229,10 @@ def _rewritten(raw: bytes, choices: Choices, counts: dict[str, int]) -> bytes:
 def _more(before: Report, fixed: Fixed | None, known: Model) -> dict[str, Any]:
     more: dict[str, Any] = {"prefill_tok_s": known.prefill_tok_s}
     if fixed is not None:
-        more["fixed"] = {**{name: getattr(fixed, name) for name in Fixed.__slots__},
-                         "compute_tokens_before": before.tokens(before.compute_bytes)}  # fmt: skip
+        more["fixed"] = {
+            **{name: getattr(fixed, name) for name in Fixed.__slots__},
+            "compute_tokens_before": before.tokens(before.compute_bytes),
+        }
     return more
 
 
@@ -228,8 +240,10 @@ def _tell(fixed: Fixed, before: Report, after: Report) -> None:
     if not fixed.changed_lines:
         say(f"nothing was to be made alike: {fixed.output} has the same lines")
         return
-    say(f"{fixed.output}: {fixed.changed_lines:,} of {fixed.lines:,} lines changed; key order of tools in "
-        f"{fixed.tools_lines:,}, line ends of system messages in {fixed.system_lines:,}")  # fmt: skip
+    say(
+        f"{fixed.output}: {fixed.changed_lines:,} of {fixed.lines:,} lines changed; key order of tools in "
+        f"{fixed.tools_lines:,}, line ends of system messages in {fixed.system_lines:,}"
+    )
     saved = before.tokens(before.compute_bytes - after.compute_bytes)
     say(f"{max(0, saved):,} tokens less to compute")
     if not fixed.complete:

@@ -39,7 +39,9 @@ def render(
 def _summary(
     name: str, report: Report, prefill_tok_s: float | None, speed: str | None, why_estimated: str | None
 ) -> Table:
-    total, compute, could = report.prompt_bytes, report.compute_bytes, report.repaired_bytes
+    total = report.prompt_bytes
+    compute = report.compute_bytes
+    could = report.repaired_bytes
     how = f"{report.bytes_per_token:.2f} bytes each, counted on a sample"
     if not report.counted:
         how = f"estimated, 4 bytes each{'; ' + why_estimated if why_estimated else ''}"
@@ -77,7 +79,8 @@ def _advice(table: Table, finding: Finding) -> None:
 
 def _example(table: Table, difference: Difference) -> None:
     """Both sides under each other, and a mark below the byte where they part."""
-    first, second = difference.first, difference.second
+    first = difference.first
+    second = difference.second
     width = max(cell_len(first.before), cell_len(second.before))
     labels = [f"line {side.line}: " for side in (first, second)]
     label = max(map(len, labels))
@@ -122,15 +125,21 @@ def document(report: Report, prefill_tok_s: float | None) -> dict[str, Any]:
         "tokens_counted": report.counted,
         "findings": [
             {
-                "kind": finding.kind, "title": finding.title, "advice": finding.advice, "jobs": finding.jobs,
+                "kind": finding.kind,
+                "title": finding.title,
+                "advice": finding.advice,
+                "jobs": finding.jobs,
                 "cost_tokens": None if finding.cost_bytes is None else report.tokens(finding.cost_bytes),
                 "cost_share": None if finding.cost_bytes is None else round(report.share(finding.cost_bytes), 6),
-                "cost_s": _seconds(report, finding.cost_bytes, prefill_tok_s), "fixable": finding.kind in FIXABLE,
-                "fatal": finding.fatal, "detail": finding.detail, "example": jsonable(finding.example),
+                "cost_s": _seconds(report, finding.cost_bytes, prefill_tok_s),
+                "fixable": finding.kind in FIXABLE,
+                "fatal": finding.fatal,
+                "detail": finding.detail,
+                "example": jsonable(finding.example),
             }
             for finding in report.findings
         ],
-    }  # fmt: skip
+    }
 
 
 def _seconds(report: Report, size: int | None, prefill_tok_s: float | None) -> float | None:

@@ -6,7 +6,7 @@ Colours and widths are rich's business: NO_COLOR is honoured, a pipe gets 80 pla
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from enum import Enum
@@ -15,11 +15,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
+from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from tokenmill.config import Config, load
+from tokenmill.units import format_bytes
 
 _CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _NOT_UNICODE = re.compile("[\ud800-\udfff]")
@@ -75,7 +77,10 @@ def show_json(value: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print talk for a person on stderr."""
+    """Print a message for a person on stderr, above the live display if there is one."""
+    if isinstance(sys.stderr, FileProxy):  # a live display has replaced it; Console would write over the display
+        print(harmless(text), file=sys.stderr)
+        return
     Console(stderr=True, highlight=False, emoji=False).print(harmless(text), markup=False, soft_wrap=True)
 
 
@@ -88,10 +93,33 @@ def harmless(text: str) -> str:
 def byte_progress() -> Iterator[Progress]:
     """A byte-counting progress bar on stderr; silent when that is not a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True),
-               TransferSpeedColumn(), TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield progress
+
+
+@contextmanager
+def byte_report(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A function to call with (bytes done, bytes in total): a bar on a terminal, else one line for every tenth."""
+    with byte_progress() as bars:
+        task = bars.add_task(name, start=False, visible=False)
+        tenths = 0
+
+        def report(done: int, total: int | None) -> None:
+            nonlocal tenths
+            bars.start_task(task)
+            bars.update(task, completed=done, total=total, visible=True)
+            if bars.disable and total and done * 10 // total > tenths:
+                tenths = done * 10 // total
+                say(f"{name}: {format_bytes(done)} of {format_bytes(total)}")
+
+        yield report
 
 
 def jsonable(value: Any) -> Any:

@@ -1,53 +1,39 @@
 """`tokenmill plan`: what will happen, before an hour is spent loading."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.calibrated import corrected
+from tokenmill.api.options import ENGINES, EngineOptions
+from tokenmill.api.planning import EnginePlan, command_for, does_not_fit, locate, plan_engine
 from tokenmill.cli.goal_options import GoalOptions
-from tokenmill.cli.named import where
-from tokenmill.cli.output import Common, jsonable, say, show, show_json, show_text
-from tokenmill.cli.plan_command import file_name, folded
+from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
+from tokenmill.cli.plan_command import folded
 from tokenmill.cli.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.plan_view import document, explained, render
-from tokenmill.cli.points import laid_over, say_point
-from tokenmill.engine.dialects import (
-    Command,
-    Finding,
-    findings_for,
-    flags_of,
-    free_of,
-    read_command,
-    spell,
-    to_placement,
-)
-from tokenmill.engine.dialects.patterns import tiers_by_pattern
+from tokenmill.config import Config
 from tokenmill.engine.verify import Verification, verify_by_binary
 from tokenmill.engine.verify import verify as verify_plan
-from tokenmill.engine.written import write_as
-from tokenmill.errors import UsageError
+from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import THIS, find, names
 from tokenmill.hardware.machine import Machine
+from tokenmill.launch import Finding, findings_for, flags_of, free_of, read_command, to_placement
+from tokenmill.launch.files import write_as
+from tokenmill.launch.patterns import tiers_by_pattern
 from tokenmill.model import catalog, ghost
-from tokenmill.model.describe import describe
-from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.place import host_tier
-from tokenmill.plan.plan import Plan
-from tokenmill.tune.overlay import Overlaid, decided, misplaced
-from tokenmill.tune.remember import has_points
+from tokenmill.planner.goal import DialectName
+from tokenmill.planner.make import make
+from tokenmill.planner.place import host_tier
+from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 
-DOES_NOT_FIT = 3
 SEVERITY = {"error": "bold red", "warning": "yellow"}
 Written = Literal["shell", "podman", "quadlet", "systemd", "compose"]
 
@@ -85,7 +71,8 @@ def plan(
     compare:
         Plan several in one table: quants, contexts or machines with commas between them.
     written:
-        Write only what to run: a shell script, a podman command, a quadlet, a systemd unit or a compose file.
+        Write only what to run: a shell script, a podman command, a quadlet, a systemd unit or a compose file. Plans
+        llama-server unless --engine names another.
     verify:
         Run the real llama.cpp dry on the model and show predicted against projected; with --binary, the
         llama-fit-params beside it, or ik_llama.cpp's own --dry-run.
@@ -101,76 +88,65 @@ def plan(
     fleet = hosts.fleet(named)
     if fleet is not None:
         others = {"compare": compare, "as": written, "verify": verify, "from-command": from_command}
-        return plan_over(fleet, model, options.goal(), hosts, others, explain=explain, binary=binary, common=common)
-    found = find(named)
-    options = options.reserving(config.reserve) if named == THIS else options
+        goal = options.goal_for(_server_dialect(options.engine))
+        return plan_over(fleet, model, goal, hosts, others, explain=explain, binary=binary, common=common)
     _check_together(compare=compare, written=written, verify=verify, from_command=from_command, binary=binary)
     if from_command is not None:
-        return _from_command(from_command, model, found, options, explain=explain, common=common)
-    goal = options.goal()
-    model = _named(model, common)
-    if compare is not None:
-        return _compare(model, found, goal, compare, common)
-    profile, laid = read(model), Overlaid(goal)
-    if point:
-        laid = _laid_over(goal, found, profile, model, common)
-    laid, made = _made(found, profile, goal, laid, model)
-    if machine is None:  # of another machine it is no news that nothing was tuned there
-        say_point(laid, fits=made.fits)
-    if laid.words is not None and not made.fits:
-        laid, made = Overlaid(goal), make(found, profile, goal, alternatives=_alternatives(model))
-    made = decided(corrected(made, common.load_config().state_path, model), laid)
-    flags = flags_of(binary) if binary else None
-    command = spell(made, model=file_name(model), binary=binary, flags=flags) if made.fits else None
-    if written is not None:
-        return _write(written, command, made, common)
-    checked = _verified(made, model, command, binary) if verify else None
-    if common.json:
-        found_patterns = tiers_by_pattern(made.placement, made.profile)
-        show_json(document(made, found_patterns, _command(command)) | _verification(checked))
-    else:
-        show(*render(made), *(explained(made) if explain else ()))
-        if command is not None:
-            show(Text(), Text("run:", style="bold"))
-            show_text(folded(command))
-        if checked is not None:
-            show(Text(), _verification_table(checked))
-    if checked is not None and not checked.agrees:
-        return 1
-    return 0 if made.fits else DOES_NOT_FIT
-
-
-def _named(model: str | None, common: Common) -> str:
+        options = options.reserving(config.reserve) if named == THIS else options
+        return _from_command(from_command, model, find(named), options, explain=explain, common=common)
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
-    return where(model, common)
+    engine = options.engine or ("llama-server" if written is not None or binary is not None else None)
+    asked = EngineOptions(**_fields(options) | {"engine": engine, "machine": machine, "binary": binary, "point": point})
+    if compare is not None:
+        return _compare(model, asked, compare, config, common)
+    made = plan_engine(model, asked, config, files=False)
+    flags = flags_of(binary) if binary else None
+    command = command_for(made, model, asked, binary=binary, flags=flags) if made.plan.fits else None
+    if written is not None:
+        return _write(written, command, made.plan, common)
+    checked = _verified(made, command, binary) if verify else None
+    _show(made, command, checked, explain=explain, common=common)
+    if checked is not None and not checked.agrees:
+        return 1
+    return 0 if made.plan.fits else DoesNotFit.exit_code
 
 
-def _laid_over(goal: Goal, machine: Machine, profile: Profile, model: str, common: Common) -> Overlaid:
-    """The point of the engine that runs here, where it is the one that is planned for."""
-    config = common.load_config()
-    if not has_points(config.state_path):
-        return Overlaid(goal)
-    from tokenmill.cli.starting import KINDS  # noqa: PLC0415  engines, which a plan alone does not need
+def _show(
+    made: EnginePlan, command: Command | None, checked: Verification | None, *, explain: bool, common: Common
+) -> None:
+    plan = made.plan
+    if common.json:
+        patterns = tiers_by_pattern(plan.placement, plan.profile)
+        show_json(document(plan, patterns, _command(command)) | _verification(checked))
+        return
+    show(*render(plan), *(explained(plan) if explain else ()))
+    if command is not None:
+        show(Text(), Text("run:", style="bold"))
+        show_text(folded(command))
+    if checked is not None:
+        show(Text(), _verification_table(checked))
 
-    if KINDS.get(config.engine.kind) != goal.engine:
-        return Overlaid(goal)
-    return laid_over(goal, machine, profile, Path(model), config.engine, config.state_path)
+
+def _fields(options: GoalOptions) -> dict[str, Any]:
+    return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
-def _made(machine: Machine, profile: Profile, goal: Goal, laid: Overlaid, model: str) -> tuple[Overlaid, Plan]:
-    """A plan with the point, or without it where it was measured with weights elsewhere."""
-    made = make(machine, profile, laid.goal, alternatives=_alternatives(model))
-    why = misplaced(made, laid) if made.fits else None
-    if why is None:
-        return laid, made
-    return Overlaid(goal, why_not=why), make(machine, profile, goal, alternatives=_alternatives(model))
+def _server_dialect(engine: str | None) -> DialectName:
+    """The dialect of an engine that runs on several hosts: a server's, as the native engine runs on one."""
+    if engine is None:
+        return "llama.cpp"
+    return ENGINES.get(engine) or cast(DialectName, engine)
 
 
 def _check_together(**given: object) -> None:
     """Modes that answer different questions; none is dropped silently."""
-    alone = {"compare": ("as", "verify", "from-command", "binary"), "as": ("verify", "from-command"),
-             "verify": ("from-command",), "from-command": ("binary",)}  # fmt: skip
+    alone = {
+        "compare": ("as", "verify", "from-command", "binary"),
+        "as": ("verify", "from-command"),
+        "verify": ("from-command",),
+        "from-command": ("binary",),
+    }
     said = {"as" if name == "written" else name.replace("_", "-") for name, value in given.items() if value}
     for name, others in alone.items():
         other = next((other for other in others if {name, other} <= said), None)
@@ -180,9 +156,7 @@ def _check_together(**given: object) -> None:
 
 def _write(kind: Written, command: Command | None, made: Plan, common: Common) -> int:
     if command is None:
-        missing = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in made.shortfalls)
-        say(f"error: nothing was written, for the plan does not fit: {missing}\nhint: leave --as out to see what would")
-        return DOES_NOT_FIT
+        raise does_not_fit(made)
     text = write_as(kind, command, made)
     if common.json:
         show_json({"kind": kind, "text": text})
@@ -195,8 +169,9 @@ def _from_command(
     text: str, model: str | None, machine: Machine, options: GoalOptions, *, explain: bool, common: Common
 ) -> int:
     """Cost a command line that somebody runs, and criticise it."""
-    found = read_command(text, options.engine)
-    goal, placement = options.beside_command(found.goal), None
+    found = read_command(text, None if options.engine is None else _server_dialect(options.engine))
+    goal = options.beside_command(found.goal)
+    placement = None
     source = model or found.model
     if source is None:
         raise UsageError(
@@ -233,34 +208,19 @@ def _from_command(
                 show(Text(f"  hint: {finding.hint}"))
         if not findings:
             show(Text("nothing wrong was found in the command"))
-    return 0 if made.fits else DOES_NOT_FIT
+    return 0 if made.fits else DoesNotFit.exit_code
 
 
-def _alternatives(model: str) -> Iterator[tuple[str, Profile]]:
-    """Smaller quantisations of a catalogue model, the best of them first; read one by one as they are asked for."""
-    if Path(model).exists() or not catalog.looks_like_name(model):
-        return
-    name, chosen = catalog.resolve(model)
-    size = _weights(f"{name}:{chosen}").bytes
-    for quant in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_M", "Q2_K", "IQ2_XXS", "IQ1_S"):
-        profile = _weights(f"{name}:{quant}")
-        if profile.bytes < size:
-            yield quant, profile
-
-
-def _weights(name: str) -> Profile:
-    """A catalogue model without its vocabulary, which no plan needs."""
-    return describe((catalog.header(name, words=False),), format="catalog")
-
-
-def _compare(model: str, machine: Machine, goal: Goal, what: str, common: Common) -> int:
+def _compare(model: str, options: EngineOptions, what: str, config: Config, common: Common) -> int:
     """One row for each quant, context or machine."""
-    plans = list(_variants(model, machine, goal, [part.strip() for part in what.split(",") if part.strip()]))
+    plans = list(_variants(model, options, [part.strip() for part in what.split(",") if part.strip()], config))
     if common.json:
-        show_json([
-            {"variant": name, **document(made, tiers_by_pattern(made.placement, made.profile), None)}
-            for name, made in plans
-        ])  # fmt: skip
+        show_json(
+            [
+                {"variant": name, **document(made, tiers_by_pattern(made.placement, made.profile), None)}
+                for name, made in plans
+            ]
+        )
         return 0
     table = Table("", box=None, pad_edge=False)
     for column in ("fits", "weights", "GPU", "host", "decode", "at full", "prefill"):
@@ -270,56 +230,77 @@ def _compare(model: str, machine: Machine, goal: Goal, what: str, common: Common
         host = sum(made.ledger.total(tier.name) for tier in made.machine.tiers() if tier.kind in ("dram", "pmem"))
         alone = [speed for speed in made.forecast.decode if speed.sequences == 1]
         cells = (f"{speed.tok_s:.3g}" for speed in (*alone[:1], *alone[-1:], *made.forecast.prefill[:1]))
-        table.add_row(name, "yes" if made.fits else "NO", format_bytes(made.profile.bytes), format_bytes(gpu),
-                      format_bytes(host), *cells)  # fmt: skip
+        table.add_row(
+            name,
+            "yes" if made.fits else "NO",
+            format_bytes(made.profile.bytes),
+            format_bytes(gpu),
+            format_bytes(host),
+            *cells,
+        )
     show(table, Text("decode and prefill in tok/s, forecast; memory at full context, reserves included"))
     return 0
 
 
-def _variants(model: str, machine: Machine, goal: Goal, parts: list[str]) -> Iterator[tuple[str, Plan]]:
+def _variants(model: str, options: EngineOptions, parts: list[str], config: Config) -> Iterator[tuple[str, Plan]]:
     if not parts:
         raise UsageError("--compare needs something to compare", hint="--compare Q4_K_S,Q4_K_M or --compare 8192,32768")
-    base = model.partition(":")[0]
+    base = locate(model, config).partition(":")[0]
+
+    def planned(model: str, options: EngineOptions) -> Plan:
+        return plan_engine(model, options, config, files=False).plan
+
     for part in parts:
         if part.isdigit():
             if int(part) < 1:
                 raise UsageError("a context of 0 tokens cannot be planned")
-            yield f"context {part}", make(machine, read(model), replace(goal, context=int(part)))
+            yield f"context {part}", planned(model, replace(options, context=int(part)))
         elif part in names() or part == "this" or part.endswith(".toml"):
-            yield part, make(find(part), read(model), goal)
+            yield part, planned(model, replace(options, machine=part))
         elif catalog.looks_like_name(base):
-            yield part, make(machine, read(f"{base}:{part}"), goal)
+            yield part, planned(f"{base}:{part}", options)
         else:
             raise UsageError(f"cannot compare {part!r}: it is neither a context, nor a machine, nor a quant of {model}")
 
 
-def _verified(made: Plan, model: str, command: Command | None, binary: str | None) -> Verification:
-    """Run the engine's own program dry, or the llama.cpp at hand, on the file or on a ghost of the name."""
-    path = Path(model)
+def _verified(made: EnginePlan, command: Command | None, binary: str | None) -> Verification:
+    """Run the engine's own program dry, or the installed llama.cpp, on the file or on a header-only copy of it."""
+    path = made.model_path
     if binary is not None and command is not None:
         if not path.is_file():
             raise UsageError(
-                f"{binary} needs a model file, and {model} is none", hint="tokenmill models ghost makes one"
+                f"{binary} needs a model file, and {path} does not exist", hint="tokenmill models ghost makes one"
             )
-        return verify_by_binary(made, command.argv, binary)
+        return verify_by_binary(made.plan, command.argv, binary)
     if path.is_file():
-        return verify_plan(made, path)
+        return verify_plan(made.plan, path)
     with TemporaryDirectory(prefix="tokenmill-") as folder:
         target = Path(folder) / "ghost.gguf"
-        ghost.write(model, target)
-        return verify_plan(made, target)
+        ghost.write(str(path), target)
+        return verify_plan(made.plan, target)
 
 
 def _verification(checked: Verification | None) -> dict[str, Any]:
     if checked is None:
         return {}
     rows = [
-        {"tier": row.tier, "item": row.item, "predicted_bytes": row.predicted_bytes,
-         "projected_bytes": row.projected_bytes, "agrees": row.agrees}
+        {
+            "tier": row.tier,
+            "item": row.item,
+            "predicted_bytes": row.predicted_bytes,
+            "projected_bytes": row.projected_bytes,
+            "agrees": row.agrees,
+        }
         for row in checked.rows
-    ]  # fmt: skip
-    return {"verification": {"engine": checked.version, "agrees": checked.agrees, "rows": rows,
-                             "notes": list(checked.notes)}}  # fmt: skip
+    ]
+    return {
+        "verification": {
+            "engine": checked.version,
+            "agrees": checked.agrees,
+            "rows": rows,
+            "notes": list(checked.notes),
+        }
+    }
 
 
 def _verification_table(checked: Verification) -> Table:
@@ -329,8 +310,13 @@ def _verification_table(checked: Verification) -> Table:
         table.add_column(column, justify="right")
     for row in checked.rows:
         difference = "" if row.difference is None else f"{100 * row.difference:+.2f} %"
-        table.add_row(row.tier, row.item, format_bytes(row.predicted_bytes), format_bytes(row.projected_bytes),
-                      difference + ("" if row.agrees else " !"))  # fmt: skip
+        table.add_row(
+            row.tier,
+            row.item,
+            format_bytes(row.predicted_bytes),
+            format_bytes(row.projected_bytes),
+            difference + ("" if row.agrees else " !"),
+        )
     for note in checked.notes:
         table.add_row("", note)
     return table

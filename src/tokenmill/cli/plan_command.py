@@ -1,17 +1,8 @@
-"""A plan's command on paper: the model's file in it, and one flag on a line."""
+"""A plan's command for a terminal: one flag on each line."""
 
 import shlex
-from pathlib import Path
 
-from tokenmill.engine.dialects import Command
-from tokenmill.model import catalog
-
-
-def file_name(model: str) -> str:
-    """What stands for the model in a command: its file, or the file that its name would have."""
-    if Path(model).exists() or not catalog.looks_like_name(model):
-        return model
-    return f"/path/to/models/{model.replace(':', '-')}.gguf"
+from tokenmill.planner.plan import Command
 
 
 def folded(command: Command) -> str:

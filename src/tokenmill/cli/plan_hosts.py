@@ -7,22 +7,20 @@ from typing import Any
 from cyclopts import Parameter
 from rich.text import Text
 
-from tokenmill.cli.named import where
+from tokenmill.api.planning import file_name, locate
 from tokenmill.cli.output import Common, show, show_json, show_text
-from tokenmill.cli.plan_command import file_name, folded
+from tokenmill.cli.plan_command import folded
 from tokenmill.cli.plan_hosts_view import document, explained, render
-from tokenmill.engine.dialects import flags_of, rpc, vllm_ray
-from tokenmill.engine.dialects.flagset import family, stored
-from tokenmill.engine.dialects.patterns import tiers_by_pattern
-from tokenmill.engine.dialects.rpc import HostCommand
-from tokenmill.errors import UsageError
+from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.fleet import WRITTEN, Fleet, fleet_of
+from tokenmill.launch import flags_of, rpc, vllm_ray
+from tokenmill.launch.flagset import family, stored
+from tokenmill.launch.patterns import tiers_by_pattern
+from tokenmill.launch.rpc import HostCommand
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.hosts import HostsPlan
-from tokenmill.plan.hosts_make import make_over
-
-DOES_NOT_FIT = 3
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.hosts import HostsPlan
+from tokenmill.planner.hosts_make import make_over
 
 
 @Parameter(name="*")
@@ -57,8 +55,17 @@ class HostsOptions:
         return tuple(int(part) for part in parts)
 
 
-def plan_over(fleet: Fleet, model: str | None, goal: Goal, options: HostsOptions, others: Mapping[str, object], *,
-              explain: bool, binary: str | None, common: Common) -> int:  # fmt: skip
+def plan_over(
+    fleet: Fleet,
+    model: str | None,
+    goal: Goal,
+    options: HostsOptions,
+    others: Mapping[str, object],
+    *,
+    explain: bool,
+    binary: str | None,
+    common: Common,
+) -> int:
     """Plan, show, and say what to run; the exit code."""
     said = next((name for name, value in others.items() if value), None)
     if said is not None:
@@ -67,7 +74,7 @@ def plan_over(fleet: Fleet, model: str | None, goal: Goal, options: HostsOptions
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine a.toml,b.toml")
     if options.pipeline_parallel is not None and options.pipeline_parallel < 1:
         raise UsageError("--pipeline-parallel must be at least 1")
-    model = where(model, common)
+    model = locate(model, common.load_config())
     made = make_over(fleet, read(model), goal, layers=options.counts(), pipeline_parallel=options.pipeline_parallel)
     commands = spell_hosts(made, model=file_name(model), binary=binary) if made.fits else ()
     if common.json:
@@ -80,11 +87,12 @@ def plan_over(fleet: Fleet, model: str | None, goal: Goal, options: HostsOptions
             show_text(folded(one.command))
         notes = dict.fromkeys(note for one in commands for note in one.command.notes)
         show(*(Text(f"note: {note}") for note in notes))
-    return 0 if made.fits else DOES_NOT_FIT
+    return 0 if made.fits else DoesNotFit.exit_code
 
 
-def spell_hosts(plan: HostsPlan, *, model: str, host: str = "127.0.0.1", port: int = 8080,
-                binary: str | None = None) -> tuple[HostCommand, ...]:  # fmt: skip
+def spell_hosts(
+    plan: HostsPlan, *, model: str, host: str = "127.0.0.1", port: int = 8080, binary: str | None = None
+) -> tuple[HostCommand, ...]:
     """What to run on every host, in order; flags are those of `binary`, else of the captured build."""
     flags = flags_of(binary) if binary else stored(plan.settings.engine)
     write = vllm_ray.spell if family(plan.settings.engine) == "vllm" else rpc.spell
@@ -92,5 +100,10 @@ def spell_hosts(plan: HostsPlan, *, model: str, host: str = "127.0.0.1", port: i
 
 
 def _as_json(one: HostCommand) -> dict[str, Any]:
-    return {"host": one.host, "role": one.role, "argv": list(one.command.argv), "env": one.command.env,
-            "notes": list(one.command.notes)}  # fmt: skip
+    return {
+        "host": one.host,
+        "role": one.role,
+        "argv": list(one.command.argv),
+        "env": one.command.env,
+        "notes": list(one.command.notes),
+    }

@@ -9,7 +9,7 @@ from rich.text import Text
 from tokenmill.cli.output import jsonable
 from tokenmill.cli.plan_view import columns_of, lacks_of, reasons_of, speeds_of, terms_of, what_of
 from tokenmill.hardware.fleet import Link
-from tokenmill.plan.hosts import HostsPlan, Share
+from tokenmill.planner.hosts import HostsPlan, Share
 from tokenmill.units import format_bytes, format_gb_s
 
 
@@ -36,7 +36,8 @@ def explained(plan: HostsPlan) -> list[RenderableType]:
 
 
 def _title(plan: HostsPlan) -> Table:
-    settings, profile = plan.settings, plan.profile
+    settings = plan.settings
+    profile = plan.profile
     table = Table.grid(padding=(0, 2))
     quant = f" {profile.quantisation}" if profile.quantisation else ""
     over = f", tensor {settings.tensor_parallel} x pipeline {plan.pipeline_parallel}, on Ray"
@@ -110,11 +111,16 @@ def _host(plan: HostsPlan, share: Share) -> dict[str, Any]:
 
 def _tiers(plan: HostsPlan) -> list[dict[str, Any]]:
     return [
-        {"tier": f"{share.host.name}/{tier.name}", "kind": tier.kind, "capacity_bytes": tier.capacity_bytes,
-         "used_bytes": share.ledger.total(tier.name), "load_peak_bytes": share.ledger.total(tier.name, "load_peak")}
+        {
+            "tier": f"{share.host.name}/{tier.name}",
+            "kind": tier.kind,
+            "capacity_bytes": tier.capacity_bytes,
+            "used_bytes": share.ledger.total(tier.name),
+            "load_peak_bytes": share.ledger.total(tier.name, "load_peak"),
+        }
         for share in plan.shares
         for tier in share.host.machine.tiers()
-    ]  # fmt: skip
+    ]
 
 
 def document(plan: HostsPlan, patterns: list[tuple[str, str]], commands: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,4 +143,4 @@ def document(plan: HostsPlan, patterns: list[tuple[str, str]], commands: list[di
         "shortfalls": [{**jsonable(item), "missing_bytes": item.missing_bytes} for item in plan.shortfalls],
         "changes": [],
         "warnings": list(plan.warnings),
-    }  # fmt: skip
+    }

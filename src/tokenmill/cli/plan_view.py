@@ -10,8 +10,8 @@ from rich.text import Text
 from tokenmill.cli.output import jsonable
 from tokenmill.hardware.machine import Tier
 from tokenmill.model.profile import Profile
-from tokenmill.plan.explain import to_buy
-from tokenmill.plan.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed
+from tokenmill.planner.explain import to_buy
+from tokenmill.planner.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
 BAR = 16  # so that a row of large sizes still has 80 columns
@@ -56,11 +56,13 @@ def lacks_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for lack in shortfalls:
         when = "while loading" if lack.moment == "load_peak" else "at full context"
-        parts.append(Text(
-            f"does not fit: {lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}"
-            f" ({format_bytes(lack.needed_bytes)} of {format_bytes(lack.available_bytes)})",
-            style="bold red",
-        ))  # fmt: skip
+        parts.append(
+            Text(
+                f"does not fit: {lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}"
+                f" ({format_bytes(lack.needed_bytes)} of {format_bytes(lack.available_bytes)})",
+                style="bold red",
+            )
+        )
     return parts
 
 
@@ -87,7 +89,8 @@ def _ledger(plan: Plan) -> Table:
 
 
 def _title(plan: Plan) -> Table:
-    settings, profile = plan.settings, plan.profile
+    settings = plan.settings
+    profile = plan.profile
     table = Table.grid(padding=(0, 2))
     quant = f" {profile.quantisation}" if profile.quantisation else ""
     rows = {
@@ -125,7 +128,8 @@ def _sizes(ledger: Ledger, tier: Tier) -> dict[Item, int]:
 
 def columns_of(ledger: Ledger, tier: Tier) -> tuple[str, ...]:
     """GiB of weights, KV, compute and other, what is free of how much, and the most that loading takes."""
-    sizes, room = _sizes(ledger, tier), tier.capacity_bytes or 0
+    sizes = _sizes(ledger, tier)
+    room = tier.capacity_bytes or 0
     columns = (
         sizes["weights"] + sizes["repack"],
         sizes["kv"] + sizes["prompt_cache"],
@@ -139,7 +143,9 @@ def columns_of(ledger: Ledger, tier: Tier) -> tuple[str, ...]:
 
 
 def _bar(sizes: dict[Item, int], room: int) -> Text:
-    bar, filled, total = Text(), 0, 0
+    bar = Text()
+    filled = 0
+    total = 0
     for item in ITEMS:
         total += sizes.get(item, 0)
         upto = min(BAR, round(BAR * total / room)) if room else 0
@@ -186,8 +192,12 @@ def terms_of(name: str, speed: Speed) -> Table:
     for column in ("ms", "GB", "at"):
         table.add_column(column, justify="right")
     for term in sorted(speed.terms, key=lambda term: -term.seconds):
-        table.add_row(term.name, f"{term.seconds * 1e3:.2f}", "" if term.bytes is None else f"{term.bytes / 1e9:.2f}",
-                      "" if term.gb_s is None else format_gb_s(term.gb_s))  # fmt: skip
+        table.add_row(
+            term.name,
+            f"{term.seconds * 1e3:.2f}",
+            "" if term.bytes is None else f"{term.bytes / 1e9:.2f}",
+            "" if term.gb_s is None else format_gb_s(term.gb_s),
+        )
     return table
 
 
@@ -204,8 +214,13 @@ def _tier(plan: Plan, tier: Tier) -> dict[str, Any]:
 def what_of(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, Any]:
     """What every plan has as JSON: the model, the ledger at three moments, the forecast."""
     return {
-        "model": {"name": profile.name, "quantisation": profile.quantisation, "bytes": profile.bytes,
-                  "parameters": profile.parameters, "active_parameters": profile.active_parameters},
+        "model": {
+            "name": profile.name,
+            "quantisation": profile.quantisation,
+            "bytes": profile.bytes,
+            "parameters": profile.parameters,
+            "active_parameters": profile.active_parameters,
+        },
         "ledger": jsonable(ledger.full_context),
         "ledger_after_load": jsonable(ledger.after_load),
         "ledger_at_load_peak": jsonable(ledger.load_peak),
@@ -218,7 +233,7 @@ def what_of(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, A
             "load_bound_by": forecast.load_bound_by,
             "notes": list(forecast.notes),
         },
-    }  # fmt: skip
+    }
 
 
 def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any] | None) -> dict[str, Any]:
@@ -236,4 +251,4 @@ def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any
         "shortfalls": [{**jsonable(item), "missing_bytes": item.missing_bytes} for item in plan.shortfalls],
         "changes": jsonable(plan.changes),
         "warnings": list(plan.warnings),
-    }  # fmt: skip
+    }

@@ -1,7 +1,6 @@
 """`tokenmill probe`: what this machine is, and with --measure what it really moves."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.api import inspecting as api
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.hardware import Machine, catalog
-from tokenmill.hardware import probe as read_machine
 from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Disk, Dram, Gpu, Limits, Measurements, PcieLink, Pmem
 from tokenmill.units import format_bytes, format_gb_s
@@ -45,16 +44,7 @@ def probe(
     """
     if output:
         _check_output(output)
-    if machine not in (None, catalog.THIS):
-        if measure or path:
-            option = "--measure" if measure else "--path"
-            raise UsageError(f"{option} needs the machine itself, not a description of it", hint="leave out --machine")
-        found = catalog.find(machine)
-    else:
-        place = path or common.load_config().models_path
-        found = read_machine(place)
-        if measure:
-            found = replace(found, measured=_measure(found, place))
+    found = api.probe(measure=measure, path=path, machine=machine, config=common.config)
     if output:
         catalog.write(found, output)
         say(f"wrote {output}; plan for this machine with --machine {output}")
@@ -66,7 +56,8 @@ def probe(
 
 def render(machine: Machine) -> list[RenderableType]:
     """The machine as a person reads it, with what is unknown and how to know it at the end."""
-    first, last = _sections(), _sections()
+    first = _sections()
+    last = _sections()
     _rows(first, "machine", [machine.name, _where(machine)])
     _rows(first, "CPU", _cpu(machine))
     _rows(first, "memory", _memory(machine.dram, cache=machine.pmem is not None and _is_memory(machine.pmem)))
@@ -81,13 +72,6 @@ def render(machine: Machine) -> list[RenderableType]:
     gpus: list[RenderableType] = [Text(), _gpus(machine.gpus), Text()] if machine.gpus else []
     measured: list[RenderableType] = [Text(), _measured(machine, machine.measured)] if machine.measured else []
     return [first, *gpus, last, *measured, *_notes(machine)]
-
-
-def _measure(machine: Machine, place: Path) -> Measurements:
-    from tokenmill.hardware.bandwidth import measure as measure_all  # noqa: PLC0415  numpy, and only when asked
-
-    existing = next(folder for folder in (place, *place.parents) if folder.exists())
-    return measure_all(machine, path=existing, progress=say)
 
 
 def _check_output(path: Path) -> None:

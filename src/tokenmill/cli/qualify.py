@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
+from tokenmill.api.engines import EngineChoice, plan_for
+from tokenmill.api.planning import EnginePlan
+from tokenmill.cli.chosen import choose, opened
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
-from tokenmill.cli.plan_view import render
 from tokenmill.cli.qualify_view import rendered, steps_shown
-from tokenmill.cli.starting import EngineOptions, Wanted
 from tokenmill.engine.engine import Engine, Identity
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
-from tokenmill.tune.qualify import (
+from tokenmill.tuner.qualify import (
     DEPTHS,
     POSITIONS,
     QUICK_DEPTHS,
@@ -30,11 +31,10 @@ from tokenmill.tune.qualify import (
     fitting,
     room_for,
 )
-from tokenmill.tune.qualify_agree import Reading, compare, count, read_texts
-from tokenmill.tune.qualify_asks import asks
-from tokenmill.tune.qualify_check import Check, Step, Tell, agreed, verdict
+from tokenmill.tuner.qualify_agree import Reading, compare, count, read_texts
+from tokenmill.tuner.qualify_asks import asks
+from tokenmill.tuner.qualify_check import Check, Step, Tell, agreed, verdict
 
-DOES_NOT_FIT = 3
 LANES = 4  # of an engine that is started for this
 
 
@@ -76,12 +76,9 @@ def qualify(
     reference = _reference(against, options, common) if against is not None else None
     if reference is not None:
         _check_alike(choice, reference)
-    plans: list[Wanted | None] = []
+    plans: list[EnginePlan | None] = []
     for each, own in ((choice, options), (reference, _beside(options))):
         wanted = _plan(each, own, wanted_depths, common, said=depths is not None) if each is not None else None
-        if wanted is not None and not wanted.plan.fits:
-            show(*render(wanted.plan))
-            return DOES_NOT_FIT
         plans.append(wanted)
     with steps_shown() if not common.json else nullcontext(lambda step: None) as tell:
         identity, checks = asyncio.run(
@@ -98,9 +95,9 @@ def qualify(
 
 
 async def _all(
-    choice: Choice,
-    reference: Choice | None,
-    plans: list[Wanted | None],
+    choice: EngineChoice,
+    reference: EngineChoice | None,
+    plans: list[EnginePlan | None],
     depths: tuple[int, ...],
     *,
     quick: bool,
@@ -109,20 +106,21 @@ async def _all(
 ) -> tuple[Identity, list[Check]]:
     folder = choice.state / "qualified"
     checks: list[Check] = []
-    async with engine_up(choice, plans[0], folder) as engine:
+    async with opened(choice, plans[0], folder) as engine:
         identity = engine.identity
         async for check in ask_all(engine, depths=_held(depths, identity, said), quick=quick, tell=tell):
             checks.append(check)
         mine = await _read(engine, quick, "the model", tell) if reference is not None else None
     if reference is not None and mine is not None:
-        async with engine_up(reference, plans[1], folder / "reference") as engine:
+        async with opened(reference, plans[1], folder / "reference") as engine:
             other = await _read(engine, quick, "the reference", tell, like=mine)
         checks.append(agreed(compare(mine, other)))
     return identity, checks
 
 
 async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: Reading | None = None) -> Reading:
-    texts, positions = asks().texts[: QUICK_TEXTS if quick else None], QUICK_POSITIONS if quick else POSITIONS
+    texts = asks().texts[: QUICK_TEXTS if quick else None]
+    positions = QUICK_POSITIONS if quick else POSITIONS
     total = count(texts, positions)
 
     def told(done: int) -> None:
@@ -140,13 +138,13 @@ def _held(depths: tuple[int, ...], identity: Identity, said: bool) -> tuple[int,
     return kept
 
 
-def _reference(against: str, options: EngineOptions, common: Common) -> Choice:
+def _reference(against: str, options: EngineOptions, common: Common) -> EngineChoice:
     if "://" in against:
         return choose(None, replace(_beside(options), engine=against), common)
     return choose(against, _beside(options), common)
 
 
-def _check_alike(choice: Choice, reference: Choice) -> None:
+def _check_alike(choice: EngineChoice, reference: EngineChoice) -> None:
     """Refuse what could not be compared, before anything is loaded; equal sizes are looked at more closely later."""
     sizes = [read(str(each.path)).vocabulary for each in (choice, reference) if each.path is not None]
     if len(sizes) == 2 and None not in sizes and sizes[0] != sizes[1]:
@@ -163,8 +161,8 @@ def _beside(options: EngineOptions) -> EngineOptions:
 
 
 def _plan(
-    choice: Choice, options: EngineOptions, depths: tuple[int, ...], common: Common, *, said: bool
-) -> Wanted | None:
+    choice: EngineChoice, options: EngineOptions, depths: tuple[int, ...], common: Common, *, said: bool
+) -> EnginePlan | None:
     """A plan with room for the deepest question; by default no deeper than the model was trained for."""
     if choice.record is not None or choice.url is not None:
         return None
@@ -174,7 +172,7 @@ def _plan(
         if trained is not None and not said:
             context = min(context, trained)
         options = replace(options, context=context)
-    return plan_for(choice, replace(options, sequences=options.sequences or LANES), common)
+    return plan_for(choice, replace(options, sequences=options.sequences or LANES), common.load_config())
 
 
 def _depths(text: str) -> tuple[int, ...]:
@@ -188,9 +186,13 @@ def _depths(text: str) -> tuple[int, ...]:
 
 
 def _document(
-    identity: Identity, checks: list[Check], choice: Choice, reference: Choice | None, options: EngineOptions,
+    identity: Identity,
+    checks: list[Check],
+    choice: EngineChoice,
+    reference: EngineChoice | None,
+    options: EngineOptions,
     common: Common,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     machine = find(options.machine or common.load_config().machine)
     return {
         "model": choice.model,
@@ -203,12 +205,13 @@ def _document(
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "verdict": verdict(checks),
         "good": all(check.good for check in checks),
-        "checks": {check.name: {key: value for key, value in jsonable(check).items() if key != "name"}
-                   for check in checks},
-    }  # fmt: skip
+        "checks": {
+            check.name: {key: value for key, value in jsonable(check).items() if key != "name"} for check in checks
+        },
+    }
 
 
-def _keep(found: dict[str, Any], choice: Choice) -> Path:
+def _keep(found: dict[str, Any], choice: EngineChoice) -> Path:
     """Write the result where `tokenmill report` looks for it."""
     folder = choice.state / "qualified"
     try:

@@ -9,32 +9,34 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tokenmill.cli.engine_for import DEFAULT_MODEL
-from tokenmill.cli.job_options import store_at
-from tokenmill.cli.named import where
+from tokenmill.api.engines import DEFAULT_MODEL
+from tokenmill.api.options import ENGINES
+from tokenmill.api.planning import locate, plan_engine
+from tokenmill.api.stores import store_address
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, say, show_json, show_text
-from tokenmill.cli.starting import KINDS, EngineOptions, planned
 from tokenmill.config import Config
 from tokenmill.engine import measured
-from tokenmill.engine.dialects import spell
-from tokenmill.engine.written.launch import grouped
-from tokenmill.engine.written.shell import joined, words
 from tokenmill.errors import FlagUnknown, ModelError, NotSpellable, UsageError
 from tokenmill.hardware.catalog import find, names
+from tokenmill.launch import spell
+from tokenmill.launch.files.launch import grouped
+from tokenmill.launch.files.shell import joined, words
 from tokenmill.model.identity import identity_of
 from tokenmill.model.newfile import new_file
 from tokenmill.model.pull.store import pulled
 from tokenmill.model.read import read
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.report.gather import Asked, gather
 from tokenmill.report.html import GENERATOR, page
 from tokenmill.report.markdown import MARK, markdown
 from tokenmill.report.report import CommandText, Report
-from tokenmill.tune import history
+from tokenmill.tuner import history
 
 _NOT_SAID = ("engine", "binary", "port", "warm", "point", "machine")
-_HTML, _MARKDOWN = (".html", ".htm"), (".md", ".markdown")
+_HTML = (".html", ".htm")
+_MARKDOWN = (".md", ".markdown")
 
 
 def report(
@@ -64,8 +66,11 @@ def report(
     if output is not None:
         _check(output)
     config = common.load_config()
-    found = gather(_asked(model or _usual(config), options, common), config.state_path,
-                   batches=store_at(store, common))  # fmt: skip
+    found = gather(
+        _asked(model or _usual(config), options, common),
+        config.state_path,
+        batches=store_address(store, common.load_config()),
+    )
     if output is not None:
         with new_file(output, force=True) as file:
             file.write(_written(found, output).encode("utf-8", errors="backslashreplace"))
@@ -98,18 +103,24 @@ def _asked(model: str | None, options: EngineOptions, common: Common) -> Asked:
     elsewhere = said in names()
     if model is None:
         return Asked(find(said), elsewhere=elsewhere)
-    place = where(model, common)
+    place = locate(model, common.load_config())
     here = Path(place).exists()
     kind = options.engine_config(config).kind
-    machine, profile = find(said), read(place)
+    machine = find(said)
+    profile = read(place)
     plan = None
-    if kind in KINDS:
-        goal = options.goal_for(KINDS[kind])
-        plan = planned(model, options, common).plan if here else make(machine, profile, goal)
+    if kind in ENGINES:
+        goal = options.goal_for(ENGINES[kind])
+        plan = plan_engine(model, options, common.load_config()).plan if here else make(machine, profile, goal)
     return Asked(
-        plan.machine if plan else machine, model, identity_of(place) if here else None, profile, plan,
-        elsewhere=elsewhere, commands=tuple(_commands(model, place, plan, options)),
-    )  # fmt: skip
+        plan.machine if plan else machine,
+        model,
+        identity_of(place) if here else None,
+        profile,
+        plan,
+        elsewhere=elsewhere,
+        commands=tuple(_commands(model, place, plan, options)),
+    )
 
 
 def _usual(config: Config) -> str | None:
@@ -119,16 +130,20 @@ def _usual(config: Config) -> str | None:
         with suppress(ModelError):  # a damaged one is nobody's wish here
             here |= {identity_of(each.path): each.name} if each.complete else {}
     state = config.state_path
-    seen = sorted([(load.when, load.model_id) for load in measured.read(state)]
-                  + [(speed.when, speed.model_id) for speed in history.read(state)], reverse=True)  # fmt: skip
+    seen = sorted(
+        [(load.when, load.model_id) for load in measured.read(state)]
+        + [(speed.when, speed.model_id) for speed in history.read(state)],
+        reverse=True,
+    )
     last = next((here[model_id] for _, model_id in seen if model_id in here), None)
     return last or next((name for name in here.values() if name == DEFAULT_MODEL), None)
 
 
 def _commands(model: str, place: str, plan: Plan | None, options: EngineOptions) -> Iterator[CommandText]:
-    name, said = shlex.quote(model), shlex.join(_said(options))
+    name = shlex.quote(model)
+    said = shlex.join(_said(options))
     machine = f" --machine {shlex.quote(options.machine)}" if options.machine else ""
-    dialect = KINDS.get(options.engine or "", "llama.cpp")
+    dialect = ENGINES.get(options.engine or "", "llama.cpp")
     engine = "" if dialect == "llama.cpp" else f" --engine {dialect}"
     own = f" --engine {shlex.quote(options.engine)}" if options.engine else ""
     tail = f" {said}" if said else ""

@@ -1,7 +1,6 @@
 """`tokenmill retry`: what failed is to be done after all."""
 
-from tokenmill.cli.batches import find
-from tokenmill.cli.job_options import store_at
+from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.remedies import needed
@@ -36,8 +35,8 @@ def retry(
     """
     if not failed and not cancelled:
         raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
-    with Store(store_at(store, common)) as opened:
-        found = find(opened, batch)
+    with Store(store_address(store, common.load_config())) as opened:
+        found = find_batch(opened, batch)
         if not opened.claim_output(found.id):
             # It would go on behind the lines of errors that it has written.
             raise StoreInUse(

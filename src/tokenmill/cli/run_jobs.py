@@ -1,47 +1,27 @@
 """`tokenmill run`: a batch of jobs, from a file to a file."""
 
-import asyncio
-import os
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
-from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions, folder_beside, moment_s, store_at, when
+from tokenmill.api.batches import BatchRequest, run_batch
+from tokenmill.api.run_options import RunOptions
+from tokenmill.api.stores import store_address
+from tokenmill.api.summary import Summary
+from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.job_options import BodyOptions
 from tokenmill.cli.output import Common, say, show, show_json
-from tokenmill.cli.plan_view import render
-from tokenmill.cli.run_on import OnRay, on_ray
+from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.run_table import TableOptions
-from tokenmill.cli.run_view import Ended, document, jobs_at_first, progress_shown, summary
-from tokenmill.cli.shaping import shape_at, width_for
-from tokenmill.cli.starting import KINDS, EngineOptions, Wanted
-from tokenmill.cli.stopping import Stop
-from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.apart import set_apart
-from tokenmill.jobs.job import Batch, Submission
-from tokenmill.jobs.keys import HIGHEST_PRIORITY
-from tokenmill.jobs.leased_out import announce
-from tokenmill.jobs.output import Output
-from tokenmill.jobs.portion import Means
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.reschedule import Rescheduled
+from tokenmill.cli.run_view import document, nodes_table, summary
+from tokenmill.cli.stopping import SignalStop
+from tokenmill.errors import UsageError
 from tokenmill.jobs.retries import MOST_ATTEMPTS
-from tokenmill.jobs.store import Store
-from tokenmill.jobs.submit import Submitted, submit
-from tokenmill.jobs.target import check_paths, check_unused
-from tokenmill.jobs.worker import Options, work
-from tokenmill.plan.plan import Plan
 from tokenmill.units import number_of
 
-DOES_NOT_FIT = 3
 STDOUT = "/dev/stdout"
-_MANY_LINES = 100_000  # from here on it is said how far a file is read
 
 
 def run(
@@ -107,220 +87,65 @@ def run(
     """
     if jobs is not None and jobs.startswith("--"):
         raise UsageError(f"unknown option {jobs}", hint="tokenmill run --help")
-    if attempts < 1:
-        raise UsageError(f"--attempts must be at least 1, not {attempts}")
-    if job_timeout is not None and job_timeout <= 0:
-        raise UsageError("--job-timeout must be more than 0 seconds")
-    if priority is not None and abs(priority) > HIGHEST_PRIORITY:
-        raise UsageError(f"--priority must be from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {priority}")
-    how = Submission(
-        "", output=_target(output, common), errors=_absolute(errors), priority=priority, strict=strict,
-        reuse=not no_reuse, deadline_s=None if deadline is None else moment_s(deadline, time.time()),
-        defaults=body.defaults(),
-    )  # fmt: skip
-    check_paths(how)
-    table.check(jobs)
-    address = store_at(store, common)
-    settings = Options(attempts=attempts, job_timeout_s=job_timeout, count_least=True)
-    began_s = time.monotonic()
-    with ExitStack() as stack:
-        ray = None if on is None else stack.enter_context(on_ray(on, address, model, options, common))
-        choice = choose(model, options, common) if ray is None else ray.choice
-        own = ray is None and choice.record is None and choice.url is None
-        if own:
-            options.goal_for(KINDS[choice.config.kind])  # refuses what cannot be, before anything is stored
-        how = replace(how, model_id=choice.model_id)
-        opened = stack.enter_context(Store(address))
-        if deadline is not None:  # by the clock that all hosts of a store go by
-            how = replace(how, deadline_s=moment_s(deadline, opened.now_s()))
-        folder = stack.enter_context(folder_beside(address, common))
-        called = None if table.table is None else str(table.table)
-        plans = _Plans(choice, options, common) if own else None
-        try:
-            with table.opened(jobs, folder) as source:
-                batch = _submitted(opened, source, how, called, plans).batch
-            wanted = plans.made() if plans is not None and not batch.finished else None
-        except _NoEngine as refused:
-            return refused.told()
-        results = stack.enter_context(Output(opened, batch)) if opened.claim_output(batch.id) else None
-        report, load_s, code = None, None, 0
-        if results is None:
-            say(f"another runner writes the output of {batch.name}; this one works along")
-        if not batch.finished:
-            room = wanted.plan.settings.context if wanted is not None else None
-            announce(opened, Means(batch.model_id, room, (batch.id,)))  # for loading takes a while
-            measure = wanted is not None and options.sequences is None and not wanted.tuned
-            report, load_s, code = asyncio.run(
-                _work(opened, batch, results, choice, wanted, settings, folder, measure=measure)
-                if ray is None
-                else ray.work(opened, batch, results, settings)
-            )
-        batch = opened.batch(batch.id)
-        written = _write_out(opened, batch, results) if batch.finished else results is not None
-        ended = Ended(batch, report, load_s, time.monotonic() - began_s, opened.failures_by_code(batch.id))
-    _tell(ended, common, ray, written=written)
-    return code
-
-
-class _NoEngine(UsageError):
-    """There can be no engine for a batch."""
-
-    def __init__(self, why: TokenmillError | Plan) -> None:
-        super().__init__("there can be no engine for this batch")
-        self._why = why
-
-    def told(self) -> int:
-        """Show why, and the exit code; what is wrong otherwise is raised."""
-        if isinstance(self._why, TokenmillError):
-            raise self._why
-        show(*render(self._why))
-        return DOES_NOT_FIT
-
-
-class _Plans:
-    """The plan for an engine of its own.
-
-    It is made before a new batch is stored: from then on other runners may be at work on it.
-    """
-
-    def __init__(self, choice: Choice, options: EngineOptions, common: Common) -> None:
-        self._choice, self._options, self._common = choice, options, common
-        self._made: Wanted | None = None
-
-    def made(self) -> Wanted:
-        """The plan; _NoEngine where there is none."""
-        if self._made is None:
-            try:
-                self._made = plan_for(self._choice, self._options, self._common)
-            except TokenmillError as error:
-                raise _NoEngine(error) from error
-        if not self._made.plan.fits:
-            raise _NoEngine(self._made.plan)
-        return self._made
-
-
-async def _work(
-    store: Store,
-    batch: Batch,
-    output: Output | None,
-    choice: Choice,
-    wanted: Wanted | None,
-    settings: Options,
-    folder: Path,
-    *,
-    measure: bool,
-) -> tuple[Report | None, float | None, int]:
-    """Bring the engine up and work; what came of it, how long loading took, and the exit code."""
-    stop, began_s = Stop(), asyncio.get_running_loop().time()
-    try:
-        async with engine_up(choice, wanted, folder) as engine:
-            load_s = asyncio.get_running_loop().time() - began_s
-            width = await width_for(engine, store, batch) if measure else None
-            if wanted is not None and (done := await set_apart(engine, store, batch)) is not None:
-                say(done)
-            shape = await shape_at(engine, width)
-            stop.loaded()
-            with progress_shown() as tell:
-                report = await work(
-                    store, [batch], engine, shape, outputs={batch.id: output} if output is not None else None,
-                    options=settings, stop=stop.event, tell=tell, portion=store.portion(shape.width),
-                )  # fmt: skip
-    except asyncio.CancelledError:
-        if not stop.code:
-            raise
-        return None, None, stop.code
-    return report, load_s if wanted is not None else None, stop.code if report.end == "stopped" else 0
-
-
-def _write_out(store: Store, batch: Batch, output: Output | None) -> bool:
-    """All of it, unless another runner still does; whether it was written here."""
-    if output is not None:
-        output.finish()
-    elif store.claim_output(batch.id):
-        with Output(store, batch) as late:
-            late.finish()
-    else:
-        return False
-    return True
+    request = BatchRequest(
+        table.source(jobs),
+        store_address(store, common.load_config()),
+        RunOptions(
+            output=_target(output, common),
+            errors=errors,
+            strict=strict,
+            reuse=not no_reuse,
+            attempts=attempts,
+            job_timeout_s=job_timeout,
+            deadline=deadline,
+            priority=priority,
+            defaults=body.defaults(),
+        ),
+        options,
+        model,
+        on,
+    )
+    if on is not None and common.config is not None:
+        raise UsageError(
+            "--config and --on contradict each other: every machine reads its own",
+            hint="put it on the machines as ~/.config/tokenmill/tokenmill.toml; --store and others are options, too",
+        )
+    stop = SignalStop()
+    with shown_progress() as on_progress:
+        ended = run_batch(request, common.load_config(), stop, on_progress)
+    _show(ended, common)
+    return stop.code if ended.end == "stopped" else 0
 
 
 def _target(output: str, common: Common) -> str:
     if output.startswith("--"):
         raise UsageError(f"--output needs a file, not {output}", hint="- is stdout")
-    if output != "-":
-        return os.path.abspath(output)  # noqa: PTH100  Path.resolve would follow links, which may change
-    if common.json:
+    if output == "-" and common.json:
         raise UsageError("--json prints totals to stdout, so results cannot go there", hint="name a file as --output")
-    return STDOUT
+    return STDOUT if output == "-" else output
 
 
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else os.path.abspath(path)  # noqa: PTH100  as above
-
-
-def _submitted(store: Store, source: str, how: Submission, called: str | None, plans: _Plans | None) -> Submitted:
-    """The batch of a file, read into the store as far as it is not there yet; a new one only if it can be worked."""
-    said = 0
-
-    def progress(lines: int) -> None:
-        nonlocal said
-        if lines - said >= _MANY_LINES:
-            said = lines
-            say(f"{lines:,} lines are read")
-
-    def fresh() -> None:
-        check_unused(how)
-        if plans is not None:
-            plans.made()
-
-    found = submit(store, source, how, progress=progress, fresh=fresh, called=called, tell=say)
-    _say_submitted(found)
-    return found
-
-
-def _say_submitted(found: Submitted) -> None:
-    batch, counts = found.batch, found.batch.counts
-    again = "goes on" if found.continued and not batch.finished else "is done" if batch.finished else "begins"
-    if counts.total == 0:
-        say(f"{batch.source} holds no jobs\nhint: every line is a job; tokenmill run --help says what one looks like")
-    elif batch.cancelled_s is not None:
-        say(f"{batch.name} was cancelled; tokenmill retry {batch.name} --cancelled takes it up again")
-    else:
-        say(f"{batch.name} {again}: {jobs_at_first(counts)}")
-    if found.changed is not None and not batch.finished:
-        say(_changed(found.changed))
-
-
-def _changed(what: Rescheduled) -> str:
-    parts = []
-    if what.deadline and what.batch.deadline_s is not None:
-        revived = f"; {number_of(what.revived, 'job')} given up before taken up again" if what.revived else ""
-        parts.append(f"deadline {when(what.batch.deadline_s)} from now on{revived}")
-    if what.priority:
-        parts.append(f"priority {what.batch.priority} from now on")
-    return "; ".join(parts)
-
-
-def _tell(ended: Ended, common: Common, ray: OnRay | None, *, written: bool) -> None:
-    batch, counts = ended.batch, ended.batch.counts
-    parts = [*summary(ended), *(() if ray is None else ray.table())]
-    if not written:
-        parts.append("the results are written by another runner, on its host: nothing was written here")
+def _show(ended: Summary, common: Common) -> None:
+    batch = ended.batch
+    counts = ended.batch.counts
+    parts = [*summary(ended), *nodes_table(ended.nodes)]
+    if not ended.output_written:
+        parts.append("the results are written by another process, on its machine: nothing was written here")
     if common.json:
-        show_json(document(ended) | {"output_written": written} | ({} if ray is None else ray.document()))
+        show_json(document(ended))
     elif batch.output == STDOUT:
-        _show_beside(parts)
+        _show_on_stderr(parts)
     else:
         show(*parts)
     if not batch.finished:
+        unread = ", and the job file is not stored completely" if batch.sealed_s is None else ""
         say(
-            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done and kept; "
-            "the same command goes on from there"
+            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done and kept{unread}; "
+            "run the same command again to continue"
         )
 
 
-def _show_beside(parts: Sequence[RenderableType]) -> None:
-    """On stderr what is otherwise data."""
+def _show_on_stderr(parts: Sequence[RenderableType]) -> None:
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     for part in parts:
         console.print(part)

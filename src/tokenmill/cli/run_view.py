@@ -3,9 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.api.summary import NodeSummary, Summary
 from tokenmill.cli.output import facts, harmless, jsonable, say
-from tokenmill.jobs.job import Batch, Counts
 from tokenmill.jobs.misses import Misses
+from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.remedies import remedies
 from tokenmill.units import format_seconds, number_of
@@ -26,13 +26,6 @@ _DRAW_S = 0.25
 _BAR = 24  # characters
 _MISSES = 3  # causes shown
 _WARM = 0.02  # of the least, not computed: an engine that ran before had some heads
-
-
-def jobs_at_first(counts: Counts) -> str:
-    """How many there are, and how many need no work any more."""
-    final = {"an answer already": counts.done, "failed": counts.failed + counts.set_aside}
-    there = (f", {number:,} {'has' if number == 1 else 'have'} {what}" for what, number in final.items() if number)
-    return number_of(counts.total, "job") + "".join(there)
 
 
 class Speeds:
@@ -78,7 +71,7 @@ def measuring_shown() -> Iterator[Callable[[str], None]]:
         def once(words: str) -> None:
             if not said:
                 said.append(words)
-                say("measuring how many at once is best")
+                say("measuring the best number of slots")
 
         yield once
         return
@@ -88,7 +81,9 @@ def measuring_shown() -> Iterator[Callable[[str], None]]:
 
 class _Drawn:
     def __init__(self, live: Live) -> None:
-        self._live, self._speeds, self._drawn_s = live, Speeds(), -1.0
+        self._live = live
+        self._speeds = Speeds()
+        self._drawn_s = -1.0
 
     def tell(self, now: Snapshot) -> None:
         if now.elapsed_s - self._drawn_s < _DRAW_S:
@@ -102,7 +97,9 @@ class _Lines:
     """One line in half a minute, and one whenever the engine's or the output's trouble changes."""
 
     def __init__(self) -> None:
-        self._speeds, self._said_s, self._trouble = Speeds(), 0.0, ""
+        self._speeds = Speeds()
+        self._said_s = 0.0
+        self._trouble = ""
 
     def tell(self, now: Snapshot) -> None:
         trouble = "; ".join(filter(None, (now.engine and f"the engine: {now.engine}", now.output)))
@@ -117,7 +114,8 @@ class _Lines:
 
 def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> RenderableType:
     """The display of a moment."""
-    counts, tokens = now.counts, now.tokens
+    counts = now.counts
+    tokens = now.tokens
     without = counts.failed + counts.set_aside + counts.cancelled
     more = f", {without:,} failed" if without else ""
     more += f", {now.retrying:,} to be tried again" if now.retrying else ""
@@ -146,7 +144,8 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
 
 def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
     """The same as a line of a log."""
-    counts, tokens = now.counts, now.tokens
+    counts = now.counts
+    tokens = now.tokens
     without = counts.failed + counts.set_aside + counts.cancelled
     parts = [f"{counts.done:,} of {number_of(counts.total, 'job')}" + (f", {without:,} failed" if without else "")]
     if speeds is not None:
@@ -171,21 +170,13 @@ def _bar(counts: Counts) -> str:
     return "█" * filled + "░" * (_BAR - filled)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A run that is over."""
-
-    batch: Batch
-    report: Report | None  # None: nothing had to be done, or it ended before the engine was there
-    load_s: float | None
-    seconds: float
-    codes: Mapping[str, int]  # jobs without an answer, by why
-
-
-def summary(ended: Ended) -> list[RenderableType]:
+def summary(ended: Summary) -> list[RenderableType]:
     """What came of a run."""
-    batch, report, load_s = ended.batch, ended.report, ended.load_s
-    counts, rows = batch.counts, dict[str, str]()
+    batch = ended.batch
+    report = ended.report
+    load_s = ended.load_s
+    counts = batch.counts
+    rows = dict[str, str]()
     rows["batch"] = f"{batch.name}, {number_of(counts.total, 'job')} from {batch.source}"
     rows["answers"] = _answers(batch, report)
     if counts.failed or counts.set_aside or counts.cancelled:
@@ -205,7 +196,7 @@ def summary(ended: Ended) -> list[RenderableType]:
         parts += _missed(report.misses)
     if counts.failed or counts.set_aside:
         parts.append(f"to see what failed: tokenmill results {batch.name} --failed")
-        parts += remedies(ended.codes, batch.name)
+        parts += remedies(ended.failed_by_code, batch.name)
     return parts
 
 
@@ -215,7 +206,8 @@ def near(path: str) -> str:
 
 
 def _answers(batch: Batch, report: Report | None) -> str:
-    done, computed = batch.counts.done, report.answers if report is not None else 0
+    done = batch.counts.done
+    computed = report.answers if report is not None else 0
     if not computed:
         return f"{done:,}, all of which were there: nothing was computed" if done else "none"
     return f"{done:,}, of which {computed:,} were computed now" if computed < done else f"{done:,}"
@@ -228,7 +220,8 @@ def _without(counts: Counts) -> str:
 
 def _work(report: Report) -> dict[str, str]:
     """Time, tokens, reuse, and what reuse was worth."""
-    tokens, rate = report.tokens, report.head_tok_s
+    tokens = report.tokens
+    rate = report.head_tok_s
     per_minute = report.answers / report.seconds * 60 if report.seconds > 0 else 0.0
     rows = {
         "time": f"{format_seconds(report.seconds)}, {per_minute:,.1f} jobs a minute, "
@@ -253,15 +246,17 @@ def _missed(misses: Misses) -> list[RenderableType]:
     return [f"missed reuse: {words}" for words in found[:_MISSES]]
 
 
-def document(ended: Ended) -> dict[str, Any]:
+def document(ended: Summary) -> dict[str, Any]:
     """The totals as JSON: jobs of the batch, tokens and seconds of this run."""
-    batch, report, counts = ended.batch, ended.report, ended.batch.counts
+    batch = ended.batch
+    report = ended.report
+    counts = ended.batch.counts
     found: dict[str, Any] = {
         "batch": batch.name,
         "jobs": counts.total,
         "succeeded": counts.done,
         "failed": counts.failed + counts.set_aside + counts.cancelled,
-        "failed_by_code": dict(ended.codes),
+        "failed_by_code": dict(ended.failed_by_code),
         "set_aside": counts.set_aside,
         "cancelled": counts.cancelled,
         "pending": counts.pending + counts.running,
@@ -272,7 +267,7 @@ def document(ended: Ended) -> dict[str, Any]:
         "seconds": round(ended.seconds, 3),
         "output": batch.output,
         "errors": batch.errors,
-        "end": report.end if report else "finished" if batch.finished else "stopped",
+        "end": ended.end,
     }
     if report is not None:
         found |= {
@@ -284,10 +279,56 @@ def document(ended: Ended) -> dict[str, Any]:
             "lanes": round(report.lanes, 2),
             "engine_deaths": report.deaths,
             "misses": [
-                {"cause": tallied.cause, "jobs": tallied.jobs, "lost_tokens": tallied.lost_tokens,
-                 "example": tallied.examples[0].words}
+                {
+                    "cause": tallied.cause,
+                    "jobs": tallied.jobs,
+                    "lost_tokens": tallied.lost_tokens,
+                    "example": tallied.examples[0].words,
+                }
                 for tallied in report.misses.by_cost()
             ],
             "notes": list(report.notes),
-        }  # fmt: skip
-    return found | {"batch_totals": jsonable(batch.totals)}
+        }
+    found |= {"batch_totals": jsonable(batch.totals), "output_written": ended.output_written}
+    return found | ({"nodes": [_node(each) for each in ended.nodes]} if ended.nodes else {})
+
+
+def nodes_table(nodes: Sequence[NodeSummary]) -> list[RenderableType]:
+    """What every machine of a cluster did."""
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("machine", overflow="fold")
+    for column in ("answers", "computed", "reused", "written", "tok/s"):
+        table.add_column(column, justify="right")
+    table.add_column("", overflow="fold")
+    for node in nodes:
+        table.add_row(harmless(node.name), *_node_figures(node.report), harmless(_node_trouble(node)))
+    return ["", table] if nodes else []
+
+
+def _node_figures(report: Report | None) -> list[str]:
+    if report is None:
+        return [""] * 5
+    tokens = report.tokens
+    speed = f"{tokens.generated / report.busy_s:,.1f}" if report.busy_s > 0 else ""
+    return [*(f"{number:,}" for number in (report.answers, tokens.computed, tokens.cached, tokens.generated)), speed]
+
+
+def _node_trouble(node: NodeSummary) -> str:
+    if node.lost is not None:
+        return f"lost: {node.lost.removeprefix(f'{node.name} is lost: ')}"
+    return f"left out: {node.left_out}" if node.left_out is not None else ""
+
+
+def _node(node: NodeSummary) -> dict[str, Any]:
+    report = node.report
+    return {
+        "name": node.name,
+        "lost": node.lost,
+        "left_out": node.left_out,
+        "answers": report.answers if report else 0,
+        "computed_prompt_tokens": report.tokens.computed if report else 0,
+        "reused_tokens": report.tokens.cached if report else 0,
+        "generated_tokens": report.tokens.generated if report else 0,
+        "busy_seconds": round(report.busy_s, 3) if report else 0.0,
+        "engine_deaths": report.deaths if report else 0,
+    }

@@ -3,26 +3,27 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 
+from tokenmill.api.engines import SlowLoad, name_after, watch_engine
+from tokenmill.api.planning import EnginePlan, plan_engine
+from tokenmill.api.tokens import count_digests
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
-from tokenmill.cli.plan_view import render
-from tokenmill.cli.starting import EngineOptions, Findings, Wanted, load_shown, planned
-from tokenmill.cli.tokens import tokeniser
-from tokenmill.engine.bring_up import Up, bring_up
-from tokenmill.engine.heads import Head, WarmedHead, digest_in
+from tokenmill.cli.progress import load_shown
+from tokenmill.cli.signals import exit_code
+from tokenmill.cli.stopping import cancel_on_signals
+from tokenmill.engine.launching import ReadyEngine, launch_engine
+from tokenmill.engine.pinned_prefixes import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
-from tokenmill.engine.watched import Watched
-from tokenmill.engine.written.launch import slug
 from tokenmill.errors import EngineError, UsageError
+from tokenmill.gateway.service import serve_extra
+from tokenmill.jobs import shutdown
 from tokenmill.units import format_bytes, format_seconds
-
-DOES_NOT_FIT = 3
 
 
 def serve(
@@ -71,63 +72,44 @@ def serve(
     if host is not None:
         raise UsageError("--host is for the gateway", hint="engine.host says where a server engine listens")
     heads = tuple(map(digest_in, digest))
-    wanted = planned(model, options, common)
-    if not wanted.plan.fits:
-        show(*render(wanted.plan))
-        return DOES_NOT_FIT
-    if heads:
-        heads = counted(heads, model, wanted, common)
+    config = common.load_config()
+    wanted = plan_engine(model, options, config).require_fit()
+    heads = count_digests(heads, model, wanted, config)
     try:
-        asyncio.run(_serve(wanted, name or named_after(model, wanted), heads, detach, common))
+        asyncio.run(_serve(wanted, name or name_after(model, wanted), heads, detach, common))
     except asyncio.CancelledError:
-        return 0
+        return served_code(shutdown.asked())
     return 0
 
 
+def served_code(code: int | None) -> int:
+    """The exit code of a server that a signal ended: SIGTERM and Ctrl-C are the usual way to stop one."""
+    return 0 if code in (None, exit_code(signal.SIGINT), exit_code(signal.SIGTERM)) else code
+
+
 def _gateway() -> Callable[..., int]:
-    """The gateway's own command; its packages are an extra."""
-    try:
-        from tokenmill.cli.serve_gateway import gateway  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("tokenmill"):
-            raise
-        raise UsageError(
-            f"the gateway needs {error.name}, which is not here", hint="pip install 'tokenmill[serve]'"
-        ) from error
+    with serve_extra():
+        from tokenmill.cli.serve_gateway import gateway  # noqa: PLC0415  its packages are an extra
     return gateway
 
 
-def counted(heads: tuple[Head, ...], model: str, wanted: Wanted, common: Common) -> tuple[Head, ...]:
-    """Digests with their tokens where a vocabulary is here; one that no sequence can hold is refused before a load."""
-    with tokeniser(model, common) as counting:
-        if counting.count is None:
-            return heads
-        heads = tuple(replace(head, tokens=counting.count(head.text)) for head in heads)
-    context = wanted.plan.settings.context
-    for head in heads:
-        if head.tokens is not None and head.tokens >= context:
-            raise UsageError(
-                f"the digest {head.name} has {head.tokens:,} tokens, and a sequence {context:,}",
-                hint="a larger --context, or a shorter one: tokenmill digest --tokens N",
-            )
-    return heads
-
-
-def named_after(model: str, wanted: Wanted) -> str:
-    """A pulled model's short name, else what the file calls itself."""
-    short = "/" not in model and not Path(model).exists()
-    return slug(model if short else wanted.plan.profile.name).lower()
-
-
-async def _serve(wanted: Wanted, name: str, heads: tuple[Head, ...], detach: bool, common: Common) -> None:
+async def _serve(wanted: EnginePlan, name: str, heads: tuple[Head, ...], detach: bool, common: Common) -> None:
     config = common.load_config()
-    _end_on_signals()
+    cancel_on_signals()
     try:
         with load_shown() as tell:
-            up = await bring_up(
-                wanted.plan, model_path=wanted.model_path, config=wanted.config, state=config.state_path, name=name,
-                tell=tell, slow=Findings().tell, detach=detach, heads=heads, heads_dir=config.heads_path,
-            )  # fmt: skip
+            up = await launch_engine(
+                wanted.plan,
+                model_path=wanted.model_path,
+                config=wanted.config,
+                state=config.state_path,
+                name=name,
+                tell=tell,
+                slow=SlowLoad().report,
+                detach=detach,
+                heads=heads,
+                heads_dir=config.heads_path,
+            )
     except asyncio.CancelledError:
         raise EngineError(f"{name} was told to stop before it was ready; nothing of it is left") from None
     if common.json:
@@ -135,40 +117,15 @@ async def _serve(wanted: Wanted, name: str, heads: tuple[Head, ...], detach: boo
     else:
         show(*_shown(name, up, detach=detach))
     try:
-        if not detach and isinstance(up.engine, Watched):
-            await stay(up.engine)
+        if not detach:
+            await watch_engine(up.engine)
     finally:
         await up.engine.close()
         if not detach:
             say(f"{name} has stopped")
 
 
-def _end_on_signals() -> None:
-    task = asyncio.current_task()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        if task is not None:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-
-
-async def stay(engine: Watched, name: str | None = None) -> None:
-    """Say when it dies, with its last words, and when it comes back; leave when it has failed for good.
-
-    `name`: said with it, where there are several.
-    """
-    whose = "" if name is None else f"engine {name}: "
-    before = "ready"
-    while not engine.failed.done():
-        await asyncio.wait({engine.failed}, timeout=0.5)
-        status = await engine.status()
-        if status.state != before:
-            say(whose + (f"{status.state}: {status.detail}" if status.detail else status.state))
-            if status.state == "restarting" and engine.death is not None and engine.death.hint:
-                say(engine.death.hint)
-            before = status.state
-    raise engine.failed.result()
-
-
-def _shown(name: str, up: Up, *, detach: bool) -> list[RenderableType]:
+def _shown(name: str, up: ReadyEngine, *, detach: bool) -> list[RenderableType]:
     identity = up.engine.identity
     rows = {
         "engine": f"{name}: {identity.kind}, {identity.build}",
@@ -196,7 +153,7 @@ def held_words(head: WarmedHead) -> str:
     return f"{head.name}: {head.prompt_tokens:,} tokens {head.how} in {format_seconds(head.seconds)}{where}"
 
 
-def _read_ahead(up: Up) -> str:
+def _read_ahead(up: ReadyEngine) -> str:
     if up.filled is None or not up.filled.read_bytes:
         return ""
     return f", after reading {format_bytes(up.filled.read_bytes)} ahead in {format_seconds(up.filled.seconds)}"
@@ -213,18 +170,28 @@ def held_against_plan(held: Reconciliation) -> list[RenderableType]:
         if row.measured_bytes is None or not (row.measured_bytes or row.predicted_bytes):
             continue
         share = "" if row.share is None else f"{row.share:+.1%}"
-        table.add_row(row.tier, row.item, format_bytes(row.predicted_bytes), format_bytes(row.measured_bytes),
-                      share + (" *" if row.flagged else ""))  # fmt: skip
+        table.add_row(
+            row.tier,
+            row.item,
+            format_bytes(row.predicted_bytes),
+            format_bytes(row.measured_bytes),
+            share + (" *" if row.flagged else ""),
+        )
     told = [f"* {row.tier} {row.item}: {row.explanation}" for row in held.flagged if row.explanation]
     return [table, *told]
 
 
-def _document(name: str, up: Up) -> dict[str, Any]:
+def _document(name: str, up: ReadyEngine) -> dict[str, Any]:
     engine = up.engine
     return {
-        "name": name, **jsonable(engine.identity), "capabilities": jsonable(engine.capabilities), "load_s": up.load_s,
-        "read_ahead": jsonable(up.filled), "warm": jsonable(up.warmth), "refused": up.refused,
+        "name": name,
+        **jsonable(engine.identity),
+        "capabilities": jsonable(engine.capabilities),
+        "load_s": up.load_s,
+        "read_ahead": jsonable(up.filled),
+        "warm": jsonable(up.warmth),
+        "refused": up.refused,
         "reconciliation": [
             {**jsonable(row), "difference_bytes": row.difference_bytes, "flagged": row.flagged} for row in up.held.rows
         ],
-    }  # fmt: skip
+    }

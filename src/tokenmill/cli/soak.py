@@ -5,31 +5,31 @@ import os
 import time
 from dataclasses import dataclass, replace
 
+from tokenmill.api.engines import EngineChoice, plan_for
+from tokenmill.api.planning import EnginePlan
 from tokenmill.cli.bench import place_of
-from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.goal_options import Size
+from tokenmill.cli.chosen import choose, opened
+from tokenmill.cli.goal_options import EngineOptions, Size
 from tokenmill.cli.output import Common, say, show, show_json
-from tokenmill.cli.plan_view import render as render_plan
 from tokenmill.cli.soak_view import document, progress, render
-from tokenmill.cli.starting import EngineOptions, Wanted
-from tokenmill.errors import UsageError
+from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
-from tokenmill.plan.plan import Plan
-from tokenmill.tune import history
-from tokenmill.tune.bench import now
-from tokenmill.tune.bench_rig import Rig, pids_of
-from tokenmill.tune.bench_served import Prose
-from tokenmill.tune.point import Place
-from tokenmill.tune.quiet import Watch
-from tokenmill.tune.soak import Limit, SoakResult, Step, size
-from tokenmill.tune.soak_memory import Gauge
-from tokenmill.tune.soak_record import speed_of
-from tokenmill.tune.soak_run import TOKENS, Filled, default_step, fill
-from tokenmill.tune.soak_store import save
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner import history
+from tokenmill.tuner.bench import now
+from tokenmill.tuner.bench_rig import Rig, pids_of
+from tokenmill.tuner.bench_served import Prose
+from tokenmill.tuner.noise_monitor import NoiseMonitor
+from tokenmill.tuner.point import PointScope
+from tokenmill.tuner.soak import Limit, SoakResult, Step, size
+from tokenmill.tuner.soak_memory import Gauge
+from tokenmill.tuner.soak_record import speed_of
+from tokenmill.tuner.soak_run import TOKENS, Filled, default_step, fill
+from tokenmill.tuner.soak_store import save
 from tokenmill.units import MIB
 
-DOES_NOT_FIT = 3
-KEEP_FREE, KEEP_SHARE = 512 * MIB, 0.05
+KEEP_FREE = 512 * MIB
+KEEP_SHARE = 0.05
 STEP = 512
 
 
@@ -88,10 +88,7 @@ def soak(
     wanted = None
     if not (choice.record or choice.url):
         asked = replace(options, context=depth) if options.context is None and depth is not None else options
-        wanted = plan_for(choice, asked, common)
-        if not wanted.plan.fits:
-            show(*render_plan(wanted.plan))
-            return DOES_NOT_FIT
+        wanted = plan_for(choice, asked, common.load_config())
         if depth is not None and depth > wanted.plan.settings.context:
             raise UsageError(
                 f"--depth {depth} is more than the context of {wanted.plan.settings.context:,} tokens",
@@ -108,18 +105,18 @@ def soak(
         say(f"kept in {path}")
     elif memory_limit is not None:
         say("not kept: with --memory-limit it is no result of this machine")
-    return 1 if result.ended == "died" else 0 if result.ended == "goal" else DOES_NOT_FIT
+    return 1 if result.ended == "died" else 0 if result.ended == "goal" else DoesNotFit.exit_code
 
 
-async def _work(choice: Choice, wanted: Wanted | None, asked: _Asked, common: Common) -> SoakResult:
+async def _work(choice: EngineChoice, wanted: EnginePlan | None, asked: _Asked, common: Common) -> SoakResult:
     plan = wanted.plan if wanted is not None else None
     folder = choice.state / "soak" / str(os.getpid())  # names the engine: two soaks may run at once
-    async with engine_up(choice, wanted, folder) as engine:
+    async with opened(choice, wanted, folder) as engine:
         here = engine.identity.pid is not None
         machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
         if not here:
             say("the engine's process is not known here: its memory cannot be watched, only whether it dies")
-        rig = Rig(engine, Prose(engine, time.time_ns()), repeat=1, quiet=Watch if here else None)
+        rig = Rig(engine, Prose(engine, time.time_ns()), repeat=1, quiet=NoiseMonitor if here else None)
         gauge = Gauge(lambda: pids_of(engine), plan, limit_bytes=asked.memory_limit)
         await rig.prose.learn()
         limit = _limit(rig, plan, gauge.tier, asked)
@@ -143,7 +140,7 @@ def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _Asked) -> Limit:
 
 
 async def _filled(
-    rig: Rig, limit: Limit, gauge: Gauge, lanes: int, plan: Plan | None, place: Place, choice: Choice
+    rig: Rig, limit: Limit, gauge: Gauge, lanes: int, plan: Plan | None, place: PointScope, choice: EngineChoice
 ) -> Filled:
     def tell(step: Step) -> None:
         say(progress(step, limit))
@@ -153,13 +150,26 @@ async def _filled(
     return await fill(rig, limit, gauge.read, sequences=lanes, tell=tell)
 
 
-def _result(place: Place, limit: Limit, fillings: list[Filled], asked: _Asked) -> SoakResult:
-    alone, last = fillings[0], fillings[-1]
+def _result(place: PointScope, limit: Limit, fillings: list[Filled], asked: _Asked) -> SoakResult:
+    alone = fillings[0]
+    last = fillings[-1]
     together = last if len(fillings) > 1 else None
     return SoakResult(
-        place.machine, place.machine_id, place.model, place.model_id, place.engine, place.build, now(), limit.goal,
-        tuple(step for filling in fillings for step in filling.steps), alone.verdict.usable_context,
-        last.verdict.reason, last.ended, lanes=last.steps[-1].sequences if together and last.steps else 1,
-        usable_with_lanes=together.verdict.usable_context if together else None, limit_bytes=asked.memory_limit,
-        reserve_bytes=limit.reserve_bytes, last_words=last.last_words,
-    )  # fmt: skip
+        place.machine,
+        place.machine_id,
+        place.model,
+        place.model_id,
+        place.engine,
+        place.build,
+        now(),
+        limit.goal,
+        tuple(step for filling in fillings for step in filling.steps),
+        alone.verdict.usable_context,
+        last.verdict.reason,
+        last.ended,
+        lanes=last.steps[-1].sequences if together and last.steps else 1,
+        usable_with_lanes=together.verdict.usable_context if together else None,
+        limit_bytes=asked.memory_limit,
+        reserve_bytes=limit.reserve_bytes,
+        last_words=last.last_words,
+    )

@@ -7,16 +7,17 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from tokenmill.cli.batches import Workers, find, unwritten, workers_of
-from tokenmill.cli.job_options import store_at, when
+from tokenmill.api.stores import find_batch, store_address
+from tokenmill.cli.batches import Workers, unwritten, workers_of
+from tokenmill.cli.job_options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.run_view import near
-from tokenmill.engine.reserve import Kept
-from tokenmill.engine.reserve_findings import reserves_now
+from tokenmill.doctor.limits import reserves_now
+from tokenmill.engine.reserve import AppliedLimits
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.tables import has_batches
 from tokenmill.units import format_seconds
 
 _NEWEST = 20
@@ -42,7 +43,7 @@ def status(
         The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
         folder.
     """
-    address = store_at(store, common)
+    address = store_address(store, common.load_config())
     left = reserves_now(common.load_config().state_path)
     if batch is None and not has_batches(address):
         if common.json:
@@ -53,9 +54,10 @@ def status(
     with Reader(address) as reader:
         workers = workers_of(address, reader)
         if batch is not None:
-            found = find(reader, batch)
+            found = find_batch(reader, batch)
             failures = reader.failures(found.id, 0, _FAILURES)
-            own, missing = workers_of(address, reader, found), unwritten(reader, found)
+            own = workers_of(address, reader, found)
+            missing = unwritten(reader, found)
             if common.json:
                 show_json({**_document(found, workers, own), "reserves": left})
             else:
@@ -69,7 +71,7 @@ def status(
     _show_all(batches, workers, address, left)
 
 
-def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, Kept]) -> None:
+def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, AppliedLimits]) -> None:
     none = [f"there are no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
     show(*(_many(batches, workers) if batches else none), *_left(left))
 
@@ -94,15 +96,20 @@ def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
     for index, column in enumerate(columns):
         last = column == "from"  # the only one that may be cut
         width = None if last else max(len(row[index]) for row in (columns, *rows))
-        table.add_column(column, justify="right" if index > 1 and not last else "left", no_wrap=True, min_width=width,
-                         overflow="ellipsis")  # fmt: skip
+        table.add_column(
+            column,
+            justify="right" if index > 1 and not last else "left",
+            no_wrap=True,
+            min_width=width,
+            overflow="ellipsis",
+        )
     for row in rows:
         table.add_row(*row)
     hidden = len(batches) - _NEWEST
     return [table, f"and {hidden:,} older ones"] if hidden > 0 else [table]
 
 
-def _left(reserves: dict[str, Kept]) -> list[RenderableType]:
+def _left(reserves: dict[str, AppliedLimits]) -> list[RenderableType]:
     """What running engines leave to other programs, as the kernel says now."""
     return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.as_words()]
 
@@ -116,9 +123,17 @@ def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
 def _one(
     batch: Batch, workers: Workers, own: Workers, failures: list[str], missing: str | None
 ) -> list[RenderableType]:
-    counts, totals, state = batch.counts, batch.totals, state_of(batch, workers)
-    parts = {"done": counts.done, "running": counts.running, "pending": counts.pending, "failed": counts.failed,
-             "set aside": counts.set_aside, "cancelled": counts.cancelled}  # fmt: skip
+    counts = batch.counts
+    totals = batch.totals
+    state = state_of(batch, workers)
+    parts = {
+        "done": counts.done,
+        "running": counts.running,
+        "pending": counts.pending,
+        "failed": counts.failed,
+        "set aside": counts.set_aside,
+        "cancelled": counts.cancelled,
+    }
     rows = {
         "batch": batch.name,
         "state": f"{state}, worked on by {own.words}" if state == "running" else state,
@@ -150,6 +165,11 @@ def _one(
 def _document(batch: Batch, workers: Workers, own: Workers) -> dict[str, Any]:
     counts = batch.counts
     return {
-        **jsonable(batch), "state": state_of(batch, workers), **own.document(), "jobs": counts.total,
-        "succeeded": counts.done, "failed": counts.final - counts.done, "finished": batch.finished,
-    }  # fmt: skip
+        **jsonable(batch),
+        "state": state_of(batch, workers),
+        **own.document(),
+        "jobs": counts.total,
+        "succeeded": counts.done,
+        "failed": counts.final - counts.done,
+        "finished": batch.finished,
+    }

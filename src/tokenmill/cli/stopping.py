@@ -1,38 +1,48 @@
-"""Signals to a command that works for long: the first asks, the second insists."""
+"""Stopping a command that runs for long: the first signal stops the work, the second one exits immediately."""
 
 import asyncio
 import os
 import signal
 import sys
 
+from tokenmill.api.stopping import Stop
 from tokenmill.cli.output import say
-from tokenmill.jobs import hurry
+from tokenmill.cli.signals import exit_code, on_stop_signals
+from tokenmill.jobs import shutdown
 
 _SHOW_CURSOR = "\x1b[?25h"
 
 
-class Stop:
-    """The first signal asks the work to stop, or ends the loading before it; the second ends the process at once."""
+class SignalStop(Stop):
+    """A stop that signals request; `code` is the exit code then. The second signal ends the process immediately."""
 
     def __init__(self) -> None:
-        self.event, self.code = asyncio.Event(), 0
-        self._loading = asyncio.current_task()
-        hurry.over()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._asked, number)
+        super().__init__()
+        self.code = 0
 
-    def loaded(self) -> None:
-        """From now on there is work that can be stopped."""
-        self._loading = None
+    def begin(self) -> None:
+        """Handle signals in the running event loop from now on."""
+        super().begin()
+        on_stop_signals(self._received)
 
-    def _asked(self, number: signal.Signals) -> None:
+    def _received(self, number: signal.Signals) -> None:
         if self.code:
             if sys.stderr.isatty():
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
-            os._exit(128 + number)
-        self.code = 128 + number
-        self.event.set()
-        hurry.ask(self.code)  # a store whose server is away
-        if self._loading is not None:
-            self._loading.cancel()
-        say("stopping; once more ends it at once")
+            os._exit(exit_code(number))
+        self.code = exit_code(number)
+        say(f"stopping ({number.name}); a second signal ends it immediately")
+        self.request(self.code)
+
+
+def cancel_on_signals() -> None:
+    """Cancel the current task when a signal asks the command to end; `hurry.asked` is its exit code then."""
+    task = asyncio.current_task()
+    shutdown.over()
+
+    def asked(number: signal.Signals) -> None:
+        shutdown.ask(exit_code(number))
+        if task is not None:
+            task.cancel()
+
+    on_stop_signals(asked)

@@ -8,21 +8,30 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.cli.engine_for import Choice, choose, engine_up, plan_for
-from tokenmill.cli.job_options import BodyOptions, store_at
-from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
+from tokenmill.api.engines import EngineChoice, plan_for
+from tokenmill.api.stores import store_address
+from tokenmill.api.tokens import tokeniser
+from tokenmill.cli.chosen import choose, opened
+from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.job_options import BodyOptions
 from tokenmill.cli.output import Common, facts, say, show, show_json
-from tokenmill.cli.starting import EngineOptions
-from tokenmill.cli.tokens import tokeniser
+from tokenmill.cli.recipe_run import (
+    RecipeOptions,
+    RecipeResult,
+    Tokens,
+    run_recipe_command,
+    spent_document,
+    summary_rows,
+)
 from tokenmill.errors import UsageError
+from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.tables import has_batches
 from tokenmill.recipes.documents import Found, Reading, gather
 from tokenmill.recipes.manifest import MANIFEST, read_manifest
-from tokenmill.recipes.mill import Mill, Prospect
-from tokenmill.recipes.seen import stored_answer
-from tokenmill.recipes.summarize import Order, Summarized, nothing_to_do
-from tokenmill.recipes.summarize import summarize as summarize_documents
+from tokenmill.recipes.previous_answers import stored_answer
+from tokenmill.recipes.runner import BatchRunner, Prospect
+from tokenmill.recipes.summarization import Summarized, SummarizeRequest, nothing_to_do
+from tokenmill.recipes.summarization import summarize as summarize_documents
 from tokenmill.recipes.summarize_prompts import prompts_for, write_packaged
 from tokenmill.recipes.summarize_prospect import prospect
 from tokenmill.units import number_of
@@ -113,7 +122,7 @@ def summarize(
     texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
     found = gather(docs, Reading(glob, text_column, id_column, leave_out=output))
     _check_found(found, output, strict=strict)
-    order = Order(
+    order = SummarizeRequest(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
     )
     limits.check()
@@ -121,31 +130,38 @@ def summarize(
     if not limits.dry_run and (ended := nothing_to_do(order, read_manifest(output), choice.model_id)) is not None:
         return _told(ended, output, None, common)
     known = choice.model if model is None and choice.path is not None else model
-    with tokeniser(str(choice.path) if choice.path is not None else None, common) as counting:
+    with tokeniser(str(choice.path) if choice.path is not None else None, common.load_config()) as counting:
         if counting.count is None:
             why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is not at hand"
             say(f"tokens are estimated, 4 bytes each, and a quarter of the context is kept free: {why}")
-        came = milled(
-            _recipe(order, counting.count), _prospect(order, choice, limits, options, common), called="summarize",
-            model=known, limits=limits, options=options, common=common,
-        )  # fmt: skip
+        came = run_recipe_command(
+            _recipe(order, counting.count),
+            _prospect(order, choice, limits, options, common),
+            called="summarize",
+            model=known,
+            limits=limits,
+            options=options,
+            common=common,
+        )
     return came if isinstance(came, int) else _told(came.value, output, came, common)
 
 
-def _recipe(order: Order, count: Tokens) -> Callable[[Mill, Callable[[str], None]], Awaitable[Summarized]]:
+def _recipe(
+    order: SummarizeRequest, count: Tokens
+) -> Callable[[BatchRunner, Callable[[str], None]], Awaitable[Summarized]]:
     return lambda mill, tell: summarize_documents(mill, order, tokens=count, tell=tell)
 
 
 def _prospect(
-    order: Order, choice: Choice, limits: RecipeOptions, options: EngineOptions, common: Common
+    order: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineOptions, common: Common
 ) -> Callable[[Tokens], Prospect]:
     def made(count: Tokens) -> Prospect:
         context = options.context
         if context is None and choice.record is None and choice.url is None:
-            context = plan_for(choice, options, common).plan.settings.context
+            context = plan_for(choice, options, common.load_config()).plan.settings.context
         elif context is None:
             context = asyncio.run(_context_of(choice))
-        address = store_at(limits.store, common)
+        address = store_address(limits.store, common.load_config())
         if not has_batches(address):
             return prospect(order, choice.model_id, context, count)
         with Reader(address) as reader:
@@ -154,9 +170,9 @@ def _prospect(
     return made
 
 
-async def _context_of(choice: Choice) -> int | None:
+async def _context_of(choice: EngineChoice) -> int | None:
     """Of an engine that runs already."""
-    async with engine_up(choice, None, choice.state) as engine:
+    async with opened(choice, None, choice.state) as engine:
         return engine.identity.context
 
 
@@ -178,18 +194,22 @@ def _check_found(found: Found, output: Path, *, strict: bool) -> None:
         beside = f"there is no text in what was given beside the output folder {output}, which is never read"
         raise UsageError("\n".join((beside, *words[:SHOWN])), hint="name a folder for --output without documents in it")
     if not found.documents:
-        raise UsageError("\n".join(("there is no text in what was given", *words[:SHOWN])),
-                         hint="text, Markdown, reST, HTML, JSON, JSONL, CSV, TSV and Parquet are read")  # fmt: skip
+        raise UsageError(
+            "\n".join(("there is no text in what was given", *words[:SHOWN])),
+            hint="text, Markdown, reST, HTML, JSON, JSONL, CSV, TSV and Parquet are read",
+        )
     if skipped and strict:
-        raise UsageError("\n".join((f"--strict: {len(skipped):,} of them cannot be read", *words[:SHOWN])),
-                         hint="convert or remove them, or leave --strict out: they are skipped then")  # fmt: skip
+        raise UsageError(
+            "\n".join((f"--strict: {len(skipped):,} of them cannot be read", *words[:SHOWN])),
+            hint="convert or remove them, or leave --strict out: they are skipped then",
+        )
     for word in words[:SHOWN]:
         say(f"skipped {word}")
     if len(words) > SHOWN:
         say(f"skipped {len(words) - SHOWN:,} more; --json names all")
 
 
-def _told(ended: Summarized, output: Path, run: Milled[Summarized] | None, common: Common) -> int:
+def _told(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None, common: Common) -> int:
     if common.json:
         show_json(_document(ended, output, run))
     else:
@@ -201,7 +221,7 @@ def _told(ended: Summarized, output: Path, run: Milled[Summarized] | None, commo
     return 1 if ended.failed else 0
 
 
-def _show(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> None:
+def _show(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None) -> None:
     rows = {
         "documents": _documents(ended),
         "left": f"{ended.left:,} for the next run" if ended.left else "",
@@ -239,7 +259,7 @@ def _names(names: list[str]) -> str:
     return f"{len(names):,}: {', '.join(names[:SHOWN])}{more}"
 
 
-def _document(ended: Summarized, output: Path, run: Milled[Summarized] | None) -> dict[str, Any]:
+def _document(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None) -> dict[str, Any]:
     spent = spent_document(run) if run is not None else {"end": "finished", "answers": 0, "reused": 0}
     return spent | {
         "documents": ended.documents,

@@ -19,8 +19,14 @@ from tokenmill.units import MIB
 
 WHEEL = "xllamacpp"
 _INSTALL = "pip install 'tokenmill[native]'"
-_LOAD_MODES = {"auto": "AUTO", "none": "NONE", "mmap": "MMAP", "mlock": "MLOCK", "mmap+mlock": "MMAP_MLOCK",
-               "dio": "DIRECT_IO"}  # fmt: skip
+_LOAD_MODES = {
+    "auto": "AUTO",
+    "none": "NONE",
+    "mmap": "MMAP",
+    "mlock": "MLOCK",
+    "mmap+mlock": "MMAP_MLOCK",
+    "dio": "DIRECT_IO",
+}
 _POOLINGS = {name: name.upper() for name in ("none", "mean", "cls", "last", "rank")}
 _SWITCH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")

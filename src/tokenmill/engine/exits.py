@@ -12,6 +12,8 @@ from pathlib import Path
 from tokenmill.units import format_bytes
 
 _KILLED_BY_SHELL = 128 + signal.SIGKILL  # how a shell or a container runtime reports SIGKILL
+# No crash raises these, so another process sent them; SIGKILL may also be the OOM killer's.
+_SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NEARLY_ALL = 0.8  # of the memory there is: what held that when it was killed was likely killed for it
 
 _WHY = {
@@ -35,6 +37,7 @@ class Exit:
     memory_bytes: int | None = None  # what it could have had at most
     kills: Mapping[str, int] | None = None  # kills for memory while it ran, by who counted them
     kernel: str | None = None  # the kernel's message about killing it
+    supervisor_signal: int | None = None  # killed the supervisor, and the engine with it (PR_SET_PDEATHSIG)
 
     @property
     def for_memory(self) -> bool | None:
@@ -50,9 +53,17 @@ class Exit:
         return False if self.kills else None
 
     @property
-    def from_outside(self) -> bool:
-        """Whether somebody ended it, as far as is known: a request that crashes it looks otherwise."""
-        return self.asked or (self.signal in (signal.SIGKILL, signal.SIGTERM) and not self.for_memory)
+    def from_outside(self) -> bool | None:
+        """Whether another process ended it, so that no request can be the cause; None: unknown.
+
+        A kill by the OOM killer is not from outside, because the engine itself used the memory. A clean exit (code 0)
+        is unknown here: some servers also shut down cleanly after an internal failure.
+        """
+        if self.asked or self.supervisor_signal is not None:
+            return True
+        if self.signal in _SENT or self.code in [128 + number for number in _SENT]:
+            return None if self.for_memory is None else not self.for_memory
+        return None if self.signal is None and not self.code else False
 
     def words(self, predicted_host_bytes: int | None = None) -> str:
         """For a tired operator, with what a plan had predicted for host memory where that matters."""
@@ -67,13 +78,14 @@ class Exit:
         )
 
     def _plain_words(self) -> str:
+        if self.supervisor_signal is not None:
+            return f"was killed because its supervisor was killed by {_name(self.supervisor_signal)}"
         if self.signal is None:
             return "ended, and nothing saw how" if self.code is None else f"ended with exit code {self.code}"
-        name = {one.value: one.name for one in signal.Signals}.get(self.signal, f"signal {self.signal}")
         why = {one.value: words for one, words in _WHY.items()}.get(self.signal)
         if self.for_memory is None:
             why = "by somebody, or for memory: nothing tells which"
-        return f"was killed by {name}" + (f" ({why})" if why else "")
+        return f"was killed by {_name(self.signal)}" + (f" ({why})" if why else "")
 
     def _memory_words(self, predicted_host_bytes: int | None) -> str:
         sure = "" if self.kernel is not None else ", most likely"
@@ -81,6 +93,18 @@ class Exit:
         of = f" of {format_bytes(self.memory_bytes)}" if held and self.memory_bytes else ""
         plan = f"; its plan counts on {format_bytes(predicted_host_bytes)} at most" if predicted_host_bytes else ""
         return f"was killed for memory{sure}{held}{of}{plan}"
+
+
+def engine_from_outside(end: Exit | None, kind: str) -> bool | None:
+    """`Exit.from_outside` of an engine of this kind; None: unknown, as for an end that nothing has reported."""
+    if end is None:
+        return None
+    # llama.cpp's servers and the native worker exit with 0 only when told to; vLLM also after a failure of its engine
+    return True if end.code == 0 and kind != "vllm" else end.from_outside
+
+
+def _name(number: int) -> str:
+    return {one.value: one.name for one in signal.Signals}.get(number, f"signal {number}")
 
 
 def read_exit(path: Path) -> Exit | None:

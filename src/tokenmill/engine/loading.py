@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tokenmill.engine.logs.said import Hint, Phase
+from tokenmill.engine.logs.parsed import Hint, Phase
 
 TIME_CONSTANT_S = 10.0  # of the rate: what happened so long ago weighs a third
 _AFTER_WEIGHTS: tuple[Phase, ...] = ("context", "compiling", "warming", "ready")
@@ -140,7 +140,8 @@ class _Bases:
 
     def shown(self, sample: Sample) -> int | None:
         """Bytes of the load that one sample shows; changes the bases."""
-        hint, whole = sample.hint, self.work.file_bytes
+        hint = sample.hint
+        whole = self.work.file_bytes
         signs: list[int] = []
         grown = self._grown(sample)
         if sample.mapped and sample.file_bytes is not None:

@@ -39,9 +39,12 @@ class ProcessReads:
 
 
 _MEMORY = {
-    "RssAnon": "anon_bytes", "RssFile": "file_bytes", "RssShmem": "shmem_bytes", "VmSwap": "swap_bytes",
+    "RssAnon": "anon_bytes",
+    "RssFile": "file_bytes",
+    "RssShmem": "shmem_bytes",
+    "VmSwap": "swap_bytes",
     "VmLck": "locked_bytes",
-}  # fmt: skip
+}
 
 
 def parse_status(text: str) -> ProcessMemory:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tokenmill.engine.binding import HOST_TIERS, binding
-from tokenmill.engine.dialects.said import Finding
 from tokenmill.engine.loading import LoadProgress, Sample
 from tokenmill.engine.loading_system import System
 from tokenmill.engine.logs.faults import MEMLOCK
-from tokenmill.plan.plan import Plan
+from tokenmill.launch.binding import HOST_TIERS, binding
+from tokenmill.launch.parsed import Finding
+from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB, format_bytes, format_seconds
 
 SLOWER_THAN_FORECAST = 1.5  # times
@@ -75,10 +75,12 @@ def slow(facts: LoadFacts) -> str | None:
     done = facts.bytes_loaded is not None and facts.bytes_total is not None and facts.bytes_loaded >= facts.bytes_total
     if facts.elapsed_s < LEAST_ELAPSED_S or done:
         return None
-    expected, forecast = facts.expected_s, facts.forecast_s
+    expected = facts.expected_s
+    forecast = facts.forecast_s
     if forecast and forecast >= LEAST_ELAPSED_S and expected and expected > SLOWER_THAN_FORECAST * forecast:
         return f"the load will take {format_seconds(expected)}, {format_seconds(forecast)} were forecast"
-    rate, disk = facts.rate_bytes_s, facts.disk_expected_bytes_s
+    rate = facts.rate_bytes_s
+    disk = facts.disk_expected_bytes_s
     if not forecast and rate is not None and disk and rate < SHARE_OF_DISK * disk:
         return f"{_rate(rate)} are loaded, and the disk can give {_rate(disk)}"
     if (forecast or disk) and facts.idle_s >= STALL_S:
@@ -99,7 +101,8 @@ def diagnose(facts: LoadFacts) -> tuple[Finding, ...]:
 
 
 def _swap(facts: LoadFacts) -> Iterator[Finding]:
-    out, back = facts.swap_out_bytes_s or 0.0, facts.swap_in_bytes_s or 0.0
+    out = facts.swap_out_bytes_s or 0.0
+    back = facts.swap_in_bytes_s or 0.0
     if max(out, back) < SWAPPING_BYTES_S:
         return
     left = "" if facts.available_bytes is None else f" with {format_bytes(facts.available_bytes)} of memory left"
@@ -122,10 +125,14 @@ def _throttle(facts: LoadFacts) -> Iterator[Finding]:
 
 
 def _disk(facts: LoadFacts) -> Iterator[Finding]:
-    rate, expected = facts.own_disk_rate_bytes_s, facts.disk_expected_bytes_s
+    rate = facts.own_disk_rate_bytes_s
+    expected = facts.disk_expected_bytes_s
     if facts.network:
-        yield Finding("warning", f"the model lies on another machine, which gives {_rate(rate or 0.0)}",
-                      "copy it to a local disk: cp --sparse=never MODEL /local/, and plan with that path")  # fmt: skip
+        yield Finding(
+            "warning",
+            f"the model lies on another machine, which gives {_rate(rate or 0.0)}",
+            "copy it to a local disk: cp --sparse=never MODEL /local/, and plan with that path",
+        )
         return
     if rate is None or not rate:
         return
@@ -134,8 +141,11 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
         return
     others = (facts.disk_rate_bytes_s or 0.0) - rate
     if others > max(rate, SWAPPING_BYTES_S):
-        yield Finding("warning", f"the disk gives {_rate(rate)}{known}: others read {_rate(others)} from it meanwhile",
-                      "sudo iotop -oPa shows them")  # fmt: skip
+        yield Finding(
+            "warning",
+            f"the disk gives {_rate(rate)}{known}: others read {_rate(others)} from it meanwhile",
+            "sudo iotop -oPa shows them",
+        )
         return
     per_fault = rate / facts.major_faults_s if facts.major_faults_s else None
     if per_fault is not None and per_fault < SMALL_READ_BYTES and (facts.disk_busy or 0.0) < BUSY:
@@ -145,24 +155,37 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
             "cat MODEL* > /dev/null reads it ahead in large pieces; or load with --no-mmap",
         )
     elif facts.disk_busy is not None and facts.disk_busy >= BUSY:
-        yield Finding("warning", f"the disk gives {_rate(rate)}{known}, and is busy {facts.disk_busy:.0%} of the time",
-                      f"it can do no more: tokenmill probe --measure; sudo smartctl -a /dev/{facts.disk}")  # fmt: skip
+        yield Finding(
+            "warning",
+            f"the disk gives {_rate(rate)}{known}, and is busy {facts.disk_busy:.0%} of the time",
+            f"it can do no more: tokenmill probe --measure; sudo smartctl -a /dev/{facts.disk}",
+        )
     elif expected is not None:
-        yield Finding("warning", f"the disk gives {_rate(rate)}{known}, and it could give more",
-                      "one thread reads: cat MODEL* > /dev/null beside it fills the page cache ahead")  # fmt: skip
+        yield Finding(
+            "warning",
+            f"the disk gives {_rate(rate)}{known}, and it could give more",
+            "one thread reads: cat MODEL* > /dev/null beside it fills the page cache ahead",
+        )
 
 
 def _pressure(facts: LoadFacts) -> Iterator[Finding]:
     if (facts.memory_waits or 0.0) >= PRESSURE:
-        yield Finding("warning", f"tasks waited for memory in {facts.memory_waits:.0%} of the last ten seconds",
-                      "ps aux --sort=-rss | head; plan with --reserve-ram for what else runs")  # fmt: skip
+        yield Finding(
+            "warning",
+            f"tasks waited for memory in {facts.memory_waits:.0%} of the last ten seconds",
+            "ps aux --sort=-rss | head; plan with --reserve-ram for what else runs",
+        )
     elif (facts.io_waits or 0.0) >= PRESSURE and facts.own_disk_rate_bytes_s is None:
-        yield Finding("note", f"tasks waited for a disk in {facts.io_waits:.0%} of the last ten seconds",
-                      "iostat -x 1 shows which")  # fmt: skip
+        yield Finding(
+            "note",
+            f"tasks waited for a disk in {facts.io_waits:.0%} of the last ten seconds",
+            "iostat -x 1 shows which",
+        )
 
 
 def _locking(facts: LoadFacts) -> Iterator[Finding]:
-    need, limit = facts.mlock_bytes, facts.memlock_bytes
+    need = facts.mlock_bytes
+    limit = facts.memlock_bytes
     if need is None or not facts.memlock_known or limit is None or limit >= need:
         return
     yield Finding("warning", f"mlock needs {format_bytes(need)}, the limit is {format_bytes(limit)}", MEMLOCK)
@@ -186,20 +209,28 @@ def _nodes(facts: LoadFacts) -> Iterator[Finding]:
 
 
 def facts(
-    plan: Plan, systems: Sequence[System], samples: Sequence[Sample], progress: LoadProgress, *, idle_s: float = 0.0,
+    plan: Plan,
+    systems: Sequence[System],
+    samples: Sequence[Sample],
+    progress: LoadProgress,
+    *,
+    idle_s: float = 0.0,
     warm: bool = False,
-) -> LoadFacts:  # fmt: skip
+) -> LoadFacts:
     """What looks at the machine and at the processes tell beside the plan; `warm`: the file was in memory before.
 
     Rates are of the last `WINDOW_S`; elapsed time and growth are since the first look.
     """
-    before, after = recent(systems), systems[-1]
-    first, last = recent(samples), samples[-1]
+    before = recent(systems)
+    after = systems[-1]
+    first = recent(samples)
+    last = samples[-1]
     machine = plan.machine
     measured = machine.measured.gb_s("disk") if machine.measured else None
     stated = machine.disk.nominal_gb_s if machine.disk else None
     expected = measured if measured is not None else stated
-    span, looks = after.time_s - before.time_s, last.time_s - first.time_s
+    span = after.time_s - before.time_s
+    looks = last.time_s - first.time_s
     busy = _per_second(before.disk_busy_s, after.disk_busy_s, span)
     throttled = _less(after.cgroup_throttled, before.cgroup_throttled)
     forecast = plan.forecast.load_warm_s if warm else plan.forecast.load_cold_s

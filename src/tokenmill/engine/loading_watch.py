@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from tokenmill.engine import logs
-from tokenmill.engine.dialects.said import Finding
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.loading import LoadProgress, Sample, Work, points, progress, since_growth
 from tokenmill.engine.loading_process import (
@@ -20,10 +19,11 @@ from tokenmill.engine.loading_process import (
 )
 from tokenmill.engine.loading_slow import diagnose, facts
 from tokenmill.engine.loading_system import System, read_system
-from tokenmill.engine.logs.said import Hint
+from tokenmill.engine.logs.parsed import Hint
 from tokenmill.engine.pids import descendants
 from tokenmill.hardware.host import Host, LocalHost
-from tokenmill.plan.plan import Plan
+from tokenmill.launch.parsed import Finding
+from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB
 
 LOG_BYTES = MIB  # of the log at one look, at most: its end
@@ -34,11 +34,18 @@ class Watch:
     """One load being watched. `look` takes a sample; nothing else reads the system."""
 
     def __init__(
-        self, pid: int, files: Sequence[Path], *, log: Path | None = None, kind: EngineKind = "llama-server",
-        copied_bytes: int = 0, host: Host | None = None,
+        self,
+        pid: int,
+        files: Sequence[Path],
+        *,
+        log: Path | None = None,
+        kind: EngineKind = "llama-server",
+        copied_bytes: int = 0,
+        host: Host | None = None,
         tree: Callable[[int], tuple[int, ...]] = descendants,
-        vram: Callable[[tuple[int, ...]], int | None] | None = None, clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+        vram: Callable[[tuple[int, ...]], int | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Watch a process load these files, or folders of them.
 
         `vram` tells the GPU memory of processes; `copied_bytes` is what the plan copies out of a mapped file.
@@ -50,7 +57,9 @@ class Watch:
         self._model = next(_weights(files), None)
         self._files = frozenset(_identities(files))
         self._host: Host = host or LocalHost()
-        self._tree, self._vram, self._clock = tree, vram, clock
+        self._tree = tree
+        self._vram = vram
+        self._clock = clock
         self._log = Tail(log, kind) if log is not None else None
 
     def look(self) -> LoadProgress:
@@ -90,8 +99,13 @@ class Watch:
             reads = parse_io(text(f"/proc/{pid}/io") or "")
             major = parse_major_faults(text(f"/proc/{pid}/stat") or "")
             maps = text(f"/proc/{pid}/maps")
-            for found, value in ((file_bytes, memory.file_bytes), (anon, memory.anon_bytes), (read, reads.chars),
-                                 (disk, reads.disk_bytes), (faults, major)):  # fmt: skip
+            for found, value in (
+                (file_bytes, memory.file_bytes),
+                (anon, memory.anon_bytes),
+                (read, reads.chars),
+                (disk, reads.disk_bytes),
+                (faults, major),
+            ):
                 if value is not None:
                     found.append(value)
             if maps is not None:
@@ -124,8 +138,10 @@ class Tail:
 
     def __init__(self, path: Path, kind: EngineKind) -> None:
         """Read from the log's start."""
-        self._path, self._kind = path, kind
-        self._offset, self._inode = 0, 0
+        self._path = path
+        self._kind = kind
+        self._offset = 0
+        self._inode = 0
         self._rest = b""
         self._last: Hint | None = None
 
@@ -143,9 +159,12 @@ class Tail:
     def _new(self) -> bytes:
         try:
             with self._path.open("rb") as file:
-                size, inode = file.seek(0, 2), self._path.stat().st_ino
+                size = file.seek(0, 2)
+                inode = self._path.stat().st_ino
                 if size < self._offset or inode != self._inode:  # what was said in the file before still holds
-                    self._offset, self._inode, self._rest = 0, inode, b""
+                    self._offset = 0
+                    self._inode = inode
+                    self._rest = b""
                 file.seek(max(self._offset, size - LOG_BYTES))
                 self._offset = size
                 return file.read(LOG_BYTES)

@@ -23,11 +23,13 @@ from tokenmill.engine.reconcile import Reconciliation, Row
 from tokenmill.errors import ConfigError, EngineError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB
 
 MOST_BYTES = 8 * MIB
-_FOLDER, _FILE, _LOCK = "measured", "loads.jsonl", "lock"
+_FOLDER = "measured"
+_FILE = "loads.jsonl"
+_LOCK = "lock"
 T = TypeVar("T")
 
 
@@ -55,10 +57,19 @@ def record(
     """What to keep of a load."""
     moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return Record(
-        moment, plan.machine.name, machine_id(plan.machine), plan.profile.name, model_id, found.build,
-        asdict(plan.settings), found.rows, load_s, plan.forecast.load_cold_s, plan.forecast.load_warm_s,
+        moment,
+        plan.machine.name,
+        machine_id(plan.machine),
+        plan.profile.name,
+        model_id,
+        found.build,
+        asdict(plan.settings),
+        found.rows,
+        load_s,
+        plan.forecast.load_cold_s,
+        plan.forecast.load_warm_s,
         types_of(plan.profile),
-    )  # fmt: skip
+    )
 
 
 def types_of(profile: Profile) -> dict[str, int]:
@@ -72,8 +83,15 @@ def types_of(profile: Profile) -> dict[str, int]:
 def machine_id(machine: Machine) -> str:
     """The same for the same processors, memory and cards, whatever the machine is called today."""
     gpus = sorted((gpu.name, gpu.vram_bytes) for gpu in machine.gpus)
-    parts = (machine.cpu.model, machine.cpu.sockets, machine.cpu.cores, machine.dram.total_bytes, machine.dram.mts,
-             machine.pmem.total_bytes if machine.pmem else None, gpus)  # fmt: skip
+    parts = (
+        machine.cpu.model,
+        machine.cpu.sockets,
+        machine.cpu.cores,
+        machine.dram.total_bytes,
+        machine.dram.mts,
+        machine.pmem.total_bytes if machine.pmem else None,
+        gpus,
+    )
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

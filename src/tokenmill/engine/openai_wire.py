@@ -14,8 +14,11 @@ from tokenmill.errors import EngineError
 
 DONE = "[DONE]"
 _REASONS: dict[str, FinishReason] = {
-    "stop": "stop", "length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls",
-}  # fmt: skip
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+}
 
 
 def data_of(line: str) -> str | None:
@@ -83,17 +86,25 @@ class Collector:
             usage = Usage(usage.prompt_tokens, usage.completion_tokens, cached_tokens)
         reason, notes = self._reason(usage)
         return Answer(
-            text, reason, usage, self._spent(), tuple(self.logprobs) if self.top_logprobs is not None else None,
-            self._message(text) if self.chat else None, self.lane, notes,
-        )  # fmt: skip
+            text,
+            reason,
+            usage,
+            self._spent(),
+            tuple(self.logprobs) if self.top_logprobs is not None else None,
+            self._message(text) if self.chat else None,
+            self.lane,
+            notes,
+        )
 
     def use(self) -> Usage:
         """Tokens of prompt and answer."""
-        prompt, completion = self.usage.get("prompt_tokens"), self.usage.get("completion_tokens")
+        prompt = self.usage.get("prompt_tokens")
+        completion = self.usage.get("completion_tokens")
         cached = self.timings.get("cache_n")
         computed = self.timings.get("prompt_n")
         if prompt is None and cached is not None and computed is not None:
-            prompt, completion = cached + computed, self.timings.get("predicted_n")
+            prompt = cached + computed
+            completion = self.timings.get("predicted_n")
         if prompt is None or completion is None:
             raise EngineError(
                 "the server did not say how many tokens it used",
@@ -142,7 +153,8 @@ class Collector:
         return "stop", (f"the server's reason to stop was {said!r}",)
 
     def _spent(self) -> Timings:
-        prefill, decode = self.timings.get("prompt_ms"), self.timings.get("predicted_ms")
+        prefill = self.timings.get("prompt_ms")
+        decode = self.timings.get("predicted_ms")
         return Timings(
             prefill_s=prefill / 1000 if prefill is not None else None,
             decode_s=decode / 1000 if decode is not None else None,
@@ -164,7 +176,8 @@ def logprobs_of(given: Any, top: int | None) -> tuple[TokenLogprob, ...]:
         return ()
     if given.get("content") is not None:
         return tuple(_entry(entry, top) for entry in given["content"])
-    tokens, chosen = given.get("tokens") or (), given.get("token_logprobs") or ()
+    tokens = given.get("tokens") or ()
+    chosen = given.get("token_logprobs") or ()
     likeliest = given.get("top_logprobs") or [None] * len(tokens)
     return tuple(
         TokenLogprob(token, None, logprob, token.encode(), _ranked(others, top))

@@ -55,8 +55,10 @@ class Filled:
         """One sentence."""
         if not self.read_bytes:
             return f"{format_bytes(self.total_bytes)} of files, nothing to read"
-        return (f"{format_bytes(self.read_bytes)} of {format_bytes(self.total_bytes)} read in "
-                f"{format_seconds(self.seconds)}, {format_gb_s(self.gb_s or 0)}")  # fmt: skip
+        return (
+            f"{format_bytes(self.read_bytes)} of {format_bytes(self.total_bytes)} read in "
+            f"{format_seconds(self.seconds)}, {format_gb_s(self.gb_s or 0)}"
+        )
 
 
 Progress = Callable[[FillProgress], None]
@@ -83,8 +85,10 @@ def fill(
     notes = [one.why for one in found if one.why]
     room_bytes = None if available_bytes is None else max(0, available_bytes - sum(one.bytes or 0 for one in found))
     if room_bytes is not None and cold_bytes > room_bytes:
-        notes.append(f"{format_bytes(cold_bytes)} are not in memory and only {format_bytes(room_bytes)} fit: "
-                     "the rest would push out what was read before it, and stays on the disk")  # fmt: skip
+        notes.append(
+            f"{format_bytes(cold_bytes)} are not in memory and only {format_bytes(room_bytes)} fit: "
+            "the rest would push out what was read before it, and stays on the disk"
+        )
     work = _Work(cold, room_bytes, stop or threading.Event(), nodes)
     began = perf_counter()
     if work.bytes_total:
@@ -113,7 +117,8 @@ class _Work:
         stop: threading.Event,
         nodes: tuple[int, ...] | None,
     ) -> None:
-        self.stop, self.nodes = stop, nodes
+        self.stop = stop
+        self.nodes = nodes
         self.lock = threading.Lock()
         self.chunks = _chunks(cold, room_bytes)
         self.bytes_total = sum(size for _, _, size in _chunks(cold, room_bytes))
@@ -186,7 +191,8 @@ def _read(work: _Work) -> None:
                 if opened is not None:
                     os.close(fd)
                     opened = None
-                fd, opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC), path
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened = path
             work.did(_pread(fd, buffer, offset, size))
     except OSError as error:
         error.filename = error.filename or str(opened)
@@ -232,5 +238,7 @@ def _lost(before: list[Residency], read_bytes: int) -> list[str]:
     wanted = min(sum(one.total_bytes for one in known), full + read_bytes)
     if now >= _KEPT * wanted:
         return []
-    return [f"{format_bytes(wanted - now)} of it are already gone again: memory is short, or the file system keeps a "
-            "cache of its own (ZFS)"]  # fmt: skip
+    return [
+        f"{format_bytes(wanted - now)} of it are already gone again: memory is short, or the file system keeps a "
+        "cache of its own (ZFS)"
+    ]

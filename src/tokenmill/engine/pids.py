@@ -35,6 +35,12 @@ class Pid:
         """Whether that very process runs."""
         return Pid.of(self.pid) == self
 
+    @property
+    def stopped(self) -> bool:
+        """Whether that very process is stopped by a signal and can be resumed with SIGCONT."""
+        stat = _stat(self.pid)
+        return stat is not None and stat.state == "T" and stat.ticks == self.ticks
+
     def send(self, number: int) -> None:
         """Signal that very process, if it is still there."""
         if self.alive:

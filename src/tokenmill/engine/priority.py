@@ -24,23 +24,32 @@ from tokenmill.units import format_bytes
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig
     from tokenmill.engine.reserve_cores import Division
-    from tokenmill.plan.plan import Plan
+    from tokenmill.planner.plan import Plan
 
 Scheduling = Literal["normal", "batch", "rr"]
-HIGHEST_NICE, LOWEST_NICE = -20, 19
+HIGHEST_NICE = -20
+LOWEST_NICE = 19
 RR_PRIORITY = 1
 """The lowest real-time priority: it already runs before every ordinary process. 99, which is often advised, also runs
 before the kernel's own watchdog and migration threads, and a hung engine then takes the machine with it."""
 
+OOM_SCORE_ADJ = 1000
+"""The kernel kills the engine first when memory runs out: tokenmill restarts it, and no answer is lost."""
+
 CAP_IPC_LOCK, CAP_SYS_NICE, CAP_SYS_RESOURCE = 14, 23, 24  # include/uapi/linux/capability.h
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3  # include/uapi/linux/mempolicy.h
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # system call numbers; glibc has no wrapper
-_MOST_CPUS, _MOST_NODES = 1 << 15, 1024
+_MOST_CPUS = 1 << 15
+_MOST_NODES = 1024
 _RANGES = {
-    "nice": (HIGHEST_NICE, LOWEST_NICE), "cpus": (0, _MOST_CPUS - 1), "nodes": (0, _MOST_NODES - 1),
-    "memlock_bytes": (0, sys.maxsize), "oom_score_adj": (-1000, 1000),
-}  # fmt: skip
-_AUTOGROUP_S, _AUTOGROUP_PAUSE_S = 3.0, 0.05
+    "nice": (HIGHEST_NICE, LOWEST_NICE),
+    "cpus": (0, _MOST_CPUS - 1),
+    "nodes": (0, _MOST_NODES - 1),
+    "memlock_bytes": (0, sys.maxsize),
+    "oom_score_adj": (-1000, 1000),
+}
+_AUTOGROUP_S = 3.0
+_AUTOGROUP_PAUSE_S = 0.05
 _LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 
@@ -127,8 +136,10 @@ class Preparation:
         try:
             Path("/proc/self/oom_score_adj").write_text(str(self.oom_score_adj))
         except OSError as error:
-            return (f"out-of-memory score {self.oom_score_adj:+d} was refused ({_why(error)}): lowering it needs "
-                    "CAP_SYS_RESOURCE; OOMScoreAdjust= in a systemd unit sets it")  # fmt: skip
+            return (
+                f"out-of-memory score {self.oom_score_adj:+d} was refused ({_why(error)}): lowering it needs "
+                "CAP_SYS_RESOURCE; OOMScoreAdjust= in a systemd unit sets it"
+            )
         return None
 
     def _memlock(self) -> str | None:
@@ -141,8 +152,9 @@ class Preparation:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
         except (OSError, ValueError):  # ValueError is Python's word for "not allowed to raise maximum limit"
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))  # as far as it goes without a right
-            return (f"{format_bytes(wanted)} cannot be locked, the hard limit is {format_bytes(hard)}: "
-                    f"{memlock_remedy()}")  # fmt: skip
+            return (
+                f"{format_bytes(wanted)} cannot be locked, the hard limit is {format_bytes(hard)}: {memlock_remedy()}"
+            )
         return None
 
     def _cpus(self) -> str | None:
@@ -164,8 +176,10 @@ class Preparation:
             set_memory_nodes(nodes, interleave=self.interleave)
         except OSError as error:
             way = "spreading memory over" if self.interleave else "taking memory from"
-            return (f"{way} NUMA nodes {_ranges(nodes)} was refused ({_why(error)}): a container needs "
-                    "--cap-add=SYS_NICE, and a cpuset may forbid a node")  # fmt: skip
+            return (
+                f"{way} NUMA nodes {_ranges(nodes)} was refused ({_why(error)}): a container needs "
+                "--cap-add=SYS_NICE, and a cpuset may forbid a node"
+            )
         return None
 
     def _nice(self) -> str | None:
@@ -178,9 +192,11 @@ class Preparation:
             if os.getsid(0) == os.getpid():
                 set_session_nice(wanted)
         except OSError as error:
-            return (f"nice {wanted} holds inside the engine's session alone: for the session it was refused "
-                    f"({_why(error)}), and kernel.sched_autogroup_enabled = 1 shares processors out to sessions "
-                    "first")  # fmt: skip
+            return (
+                f"nice {wanted} holds inside the engine's session alone: for the session it was refused "
+                f"({_why(error)}), and kernel.sched_autogroup_enabled = 1 shares processors out to sessions "
+                "first"
+            )
         return None
 
     def _schedule(self) -> str | None:
@@ -191,8 +207,10 @@ class Preparation:
         except OSError as error:
             return f"{'real-time' if rr else 'batch'} scheduling was refused ({_why(error)}): {rr_remedy()}"
         if rr and self.cpus is None and _every_core_is_ours():
-            return ("real-time scheduling without reserved cores: a busy engine leaves the rest of the machine 5 % "
-                    "(kernel.sched_rt_runtime_us); reserve cores in the plan")  # fmt: skip
+            return (
+                "real-time scheduling without reserved cores: a busy engine leaves the rest of the machine 5 % "
+                "(kernel.sched_rt_runtime_us); reserve cores in the plan"
+            )
         return None
 
 
@@ -200,12 +218,12 @@ def preparation(
     plan: "Plan", config: "EngineConfig", *, division: "Division | None" = None, group: str | None = None
 ) -> Preparation:
     """What a plan and the configuration ask for. Priority is opt-in; cores that are reserved are left unless told not
-    to; where memory goes is the plan's.
+    to; where memory goes is the plan's. The engine is always the first to be killed when memory runs out.
 
     `division`: of the cores of the machine that it will run on; default: as the plan's machine is described.
     """
-    from tokenmill.engine.binding import binding, host_weights_bytes  # noqa: PLC0415  the child has no use for planning
     from tokenmill.engine.reserve_cores import cpus_for  # noqa: PLC0415
+    from tokenmill.launch.binding import binding, host_weights_bytes  # noqa: PLC0415  the child has no use for planning
 
     if config.scheduling not in get_args(Scheduling):
         raise UsageError(
@@ -223,29 +241,36 @@ def preparation(
         nodes=nodes,
         interleave=nodes is not None and bound.nodes is None,
         memlock_bytes=host_weights_bytes(plan) if plan.settings.mlock else None,
+        oom_score_adj=OOM_SCORE_ADJ,
         group=group,
     )
 
 
 def nice_remedy(nice: int) -> str:
     """How to be allowed a negative nice."""
-    return (f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --nice={20 - nice} for this shell, "
-            f"LimitNICE={nice} in a systemd unit, `USER - nice {nice}` in {_LIMITS_FILE}, "
-            "--cap-add=SYS_NICE for a container")  # fmt: skip
+    return (
+        f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --nice={20 - nice} for this shell, "
+        f"LimitNICE={nice} in a systemd unit, `USER - nice {nice}` in {_LIMITS_FILE}, "
+        "--cap-add=SYS_NICE for a container"
+    )
 
 
 def rr_remedy() -> str:
     """How to be allowed real-time scheduling."""
-    return (f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --rtprio={RR_PRIORITY} for this shell, "
-            f"LimitRTPRIO={RR_PRIORITY} in a systemd unit, `USER - rtprio {RR_PRIORITY}` in {_LIMITS_FILE}, "
-            "--cap-add=SYS_NICE for a container; root too is refused in a control group without real-time "
-            "budget (cpu.rt_runtime_us)")  # fmt: skip
+    return (
+        f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --rtprio={RR_PRIORITY} for this shell, "
+        f"LimitRTPRIO={RR_PRIORITY} in a systemd unit, `USER - rtprio {RR_PRIORITY}` in {_LIMITS_FILE}, "
+        "--cap-add=SYS_NICE for a container; root too is refused in a control group without real-time "
+        "budget (cpu.rt_runtime_us)"
+    )
 
 
 def memlock_remedy() -> str:
     """How to be allowed to lock memory."""
-    return ("sudo prlimit --pid $$ --memlock=unlimited for this shell, LimitMEMLOCK=infinity in a systemd unit, "
-            f"`USER - memlock unlimited` in {_LIMITS_FILE}, --ulimit memlock=-1 for a container")  # fmt: skip
+    return (
+        "sudo prlimit --pid $$ --memlock=unlimited for this shell, LimitMEMLOCK=infinity in a systemd unit, "
+        f"`USER - memlock unlimited` in {_LIMITS_FILE}, --ulimit memlock=-1 for a container"
+    )
 
 
 def set_session_nice(nice: int, pid: int | None = None) -> None:
@@ -325,6 +350,6 @@ def _why(error: Exception) -> str:
 
 
 def _ranges(numbers: set[int] | tuple[int, ...]) -> str:
-    from tokenmill.engine.binding import ranges  # noqa: PLC0415  only for words
+    from tokenmill.launch.binding import ranges  # noqa: PLC0415  only for words
 
     return ranges(numbers)

@@ -7,6 +7,7 @@ asked to, us. One that was started detached is watched again through its pids. K
 import asyncio
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from tokenmill.engine import minder
+from tokenmill.engine import supervisor
 from tokenmill.engine.exits import Exit, read_exit
 from tokenmill.engine.pids import Pid, end_session
 from tokenmill.errors import EngineError
@@ -24,8 +25,10 @@ from tokenmill.units import MIB
 LOG_BYTES = 16 * MIB
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
 _REPORT_S = 60.0  # for a living minder to say how the end was; it may be starved, or its disk slow
+_SUPERVISOR_S = 60.0  # beyond its own time limits, for a supervisor to exit before it is killed
 _POLL_S = 0.01
 _TAIL_BYTES = 64 << 10
+_log = logging.getLogger("tokenmill")
 
 
 class Encodes(Protocol):
@@ -46,11 +49,16 @@ class Process:
         *,
         predicted_host_bytes: int | None = None,
         child: "subprocess.Popen[bytes] | None" = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         """Watch a process under its minder; `child` is the minder where it is ours to reap."""
-        self.pid, self.minder, self.log = pid, mind, log
+        self.pid = pid
+        self.minder = mind
+        self.log = log
         self.predicted_host_bytes = predicted_host_bytes
         self._child = child
+        self._asked = False
+        self._supervisor_s = supervisor.longest_stop_s(grace_s) + _SUPERVISOR_S
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._clean = asyncio.Event()
@@ -84,18 +92,29 @@ class Process:
         log.parent.mkdir(parents=True, exist_ok=True)
         exit_file(log).unlink(missing_ok=True)
         reading, writing = os.pipe()
-        orders = minder.Orders(
-            str(log.absolute()), str(exit_file(log).absolute()), writing, log_bytes, grace_s,
-            None if detach else os.getpid(), preparation.encode() if preparation else None, tuple(pass_fds),
+        orders = supervisor.SupervisorArgs(
+            str(log.absolute()),
+            str(exit_file(log).absolute()),
+            writing,
+            log_bytes,
+            grace_s,
+            None if detach else os.getpid(),
+            preparation.encode() if preparation else None,
+            tuple(pass_fds),
             tuple(afterwards),
-        )  # fmt: skip
+        )
         with os.fdopen(reading, "rb") as ready, tempfile.TemporaryFile() as said:
             try:
                 child = subprocess.Popen(
-                    minder.command(orders, list(argv)), env={**os.environ, **(env or {})}, cwd=cwd, stderr=said,
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                    supervisor.command(orders, list(argv)),
+                    env={**os.environ, **(env or {})},
+                    cwd=cwd,
+                    stderr=said,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
                     pass_fds=(writing, *pass_fds),
-                )  # fmt: skip
+                )
             except OSError as error:
                 raise _cannot(argv[0], str(error), error.errno) from error
             finally:
@@ -106,9 +125,13 @@ class Process:
         if detach:
             await asyncio.to_thread(child.wait)  # it has forked the minder and left
         return Process(
-            Pid(**started["engine"]), Pid(**started["minder"]), log, predicted_host_bytes=predicted_host_bytes,
+            Pid(**started["engine"]),
+            Pid(**started["minder"]),
+            log,
+            predicted_host_bytes=predicted_host_bytes,
             child=None if detach else child,
-        )  # fmt: skip
+            grace_s=grace_s,
+        )
 
     @property
     def running(self) -> bool:
@@ -125,15 +148,27 @@ class Process:
         return await asyncio.shield(self._exit)
 
     async def stop(self) -> Exit:
-        """SIGTERM to it and all it started, SIGKILL after the grace period; nothing is left on return."""
-        self.minder.send(signal.SIGTERM)
-        await self._clean.wait()
-        return await self.wait()
+        """SIGTERM to it and all it started, SIGKILL after the grace period; nothing is left on return.
+
+        A supervisor that is stopped (SIGSTOP) is resumed; one that does not exit in time is killed with the process.
+        """
+        return await self._end(signal.SIGTERM)
 
     async def kill(self) -> Exit:
         """SIGKILL to it and all it started; nothing is left on return."""
-        self.minder.send(minder.KILL_NOW)
-        await self._clean.wait()
+        return await self._end(supervisor.KILL_NOW)
+
+    async def _end(self, number: int) -> Exit:
+        self._asked = True
+        self.minder.send(number)
+        await _until_gone(self.minder, self._supervisor_s)
+        self.pid.send(signal.SIGKILL)  # still there only if the supervisor could not end it
+        try:
+            async with asyncio.timeout(_REPORT_S):
+                await self._clean.wait()
+        except TimeoutError:
+            _log.warning("process %d does not exit after SIGKILL; it waits in the kernel, see dmesg", self.pid.pid)
+            return Exit(asked=True)
         return await self.wait()
 
     def let_go(self) -> None:
@@ -144,8 +179,8 @@ class Process:
             self._pidfd = None
 
     def tail(self, lines: int = 20) -> tuple[str, ...]:
-        """The last lines of its log."""
-        return last_lines(self.log, lines)
+        """The last lines that this process wrote to its log."""
+        return _tail((supervisor.older(self.log), self.log), lines)
 
     def words(self) -> str:
         """How it ended, for a message that names it before: `was killed for memory ...`."""
@@ -166,21 +201,26 @@ class Process:
         self._task = self._loop.create_task(self._gather(seen))
 
     async def _gather(self, seen: bool) -> None:
-        """Take the minder's report, then wait until it has cleaned up; clean up ourselves if it died, too."""
+        """Take the supervisor's report and wait until it has cleaned up; if it is dead as well, clean up here."""
+        path = exit_file(self.log)
+        gone = asyncio.ensure_future(_until_gone(self.minder, self._supervisor_s))
         until = self._loop.time() + _REPORT_S
-        while (report := read_exit(exit_file(self.log))) is None:
-            if not self.minder.alive or self._loop.time() > until:
-                report = read_exit(exit_file(self.log))
-                break
+        while (report := read_exit(path)) is None and not gone.done() and self._loop.time() < until:
             await asyncio.sleep(_POLL_S)
-        self._exit.set_result(report or Exit())
-        while self.minder.alive:
-            await asyncio.sleep(_POLL_S)
+        if report is None and gone.done():
+            report = read_exit(path) or await self._unreported()
+        self._exit.set_result(report or Exit(asked=self._asked))
+        await gone
         if self._child is not None:
-            await asyncio.to_thread(self._child.wait)
-        if report is None and seen:
+            await _reaped(self._child)
+        if seen and not path.exists():
             end_session(self.pid)
         self._clean.set()
+
+    async def _unreported(self) -> Exit:
+        """How the process ended under a supervisor that is gone and has left no report."""
+        code = await _reaped(self._child) if self._child is not None else 0
+        return Exit(asked=self._asked, supervisor_signal=-code if code < 0 else None)
 
 
 def exit_file(log: Path) -> Path:
@@ -189,9 +229,14 @@ def exit_file(log: Path) -> Path:
 
 
 def last_lines(log: Path, lines: int = 20) -> tuple[str, ...]:
-    """The last lines of a bounded log, of its earlier part too where the newer one is short."""
+    """The last lines of a log, including those of the previous process where the current one wrote fewer."""
+    before = supervisor.previous(log)
+    return _tail((supervisor.older(before), before, supervisor.older(log), log), lines)
+
+
+def _tail(paths: Sequence[Path], lines: int) -> tuple[str, ...]:
     found: list[str] = []
-    for path in (minder.older(log), log):
+    for path in paths:
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -209,7 +254,33 @@ def refused(log: Path) -> tuple[str, ...]:
             text = file.read(_TAIL_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ()
-    return tuple(line.removeprefix(minder.NOTE) for line in text.splitlines() if line.startswith(minder.NOTE))
+    return tuple(line.removeprefix(supervisor.NOTE) for line in text.splitlines() if line.startswith(supervisor.NOTE))
+
+
+async def _reaped(child: "subprocess.Popen[bytes]") -> int:
+    """The exit status of a child; needs no thread, because none can be started while Python exits."""
+    while (code := child.poll()) is None:
+        await asyncio.sleep(_POLL_S)
+    return code
+
+
+async def _until_gone(supervisor: Pid, limit_s: float) -> None:
+    """Wait until a supervisor has exited; resume it if it is stopped (SIGSTOP), and kill it after the time limit."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + limit_s
+    told = False
+    while supervisor.alive:
+        if supervisor.stopped:
+            if not told:
+                _log.warning("the engine's supervisor (pid %d) was stopped; resuming it (SIGCONT)", supervisor.pid)
+                told = True
+            supervisor.send(signal.SIGCONT)
+        if loop.time() > until:
+            words = "the engine's supervisor (pid %d) has not exited after %.0f s; killing it and the engine"
+            _log.warning(words, supervisor.pid, limit_s)
+            supervisor.send(signal.SIGKILL)
+            until = float("inf")
+        await asyncio.sleep(_POLL_S)
 
 
 async def _first_word(ready: IO[bytes], child: "subprocess.Popen[bytes]") -> dict[str, Any]:
@@ -221,9 +292,8 @@ async def _first_word(ready: IO[bytes], child: "subprocess.Popen[bytes]") -> dic
         word = json.loads(await reading or b"{}")  # soon: it says this before anything else
         if "minder" in word:
             mind = Pid(**word["minder"])
-            mind.send(minder.KILL_NOW)
-            while mind.alive:
-                await asyncio.sleep(_POLL_S)
+            mind.send(supervisor.KILL_NOW)
+            await _until_gone(mind, supervisor.longest_stop_s(GRACE_S) + _SUPERVISOR_S)
         await asyncio.to_thread(child.wait)
         raise
     said: dict[str, Any] = json.loads(line or b"{}")

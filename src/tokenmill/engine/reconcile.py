@@ -13,29 +13,33 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tokenmill.engine.binding import HOST_TIERS
-from tokenmill.engine.dialects.dialect import device_names
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.loading_process import ProcessMemory
 from tokenmill.engine.logs.ik_llama import SPLIT
-from tokenmill.engine.logs.said import Asked, EngineLog
+from tokenmill.engine.logs.parsed import Asked, EngineLog
 from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process
+from tokenmill.launch.binding import HOST_TIERS
+from tokenmill.launch.dialect import device_names
 from tokenmill.model.profile import TensorClass
-from tokenmill.plan.kv_cells import context_of, output_bytes
-from tokenmill.plan.plan import Item, Plan
-from tokenmill.plan.repack import WHEEL_ISA, is_repacked
-from tokenmill.plan.traits import TRAITS
+from tokenmill.planner.kv_cells import context_of, output_bytes
+from tokenmill.planner.plan import Item, Plan
+from tokenmill.planner.repack import WHEEL_ISA, is_repacked
+from tokenmill.planner.traits import TRAITS
 from tokenmill.units import MIB
 
 TOLERANCE = 0.05
 FLOOR_BYTES = 16 * MIB  # logs round to hundredths of GiB in the worst case, and allocators to pages of some MiB
-HOST, GPUS = "host", "gpus"
+HOST = "host"
+GPUS = "gpus"
 
 Source = Literal["engine", "process", "driver"]
 RowItem = Literal["weights", "repack", "kv", "compute", "output", "mapped", "own", "prompt_cache", "total", "runtime"]
 _ENGINE_ITEMS: dict[RowItem, tuple[Item, ...]] = {
-    "weights": ("weights",), "repack": ("repack",), "kv": ("kv",), "compute": ("compute", "staging"),
-}  # fmt: skip
+    "weights": ("weights",),
+    "repack": ("repack",),
+    "kv": ("kv",),
+    "compute": ("compute", "staging"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,15 @@ def observed(
 ) -> Observed:
     """What an engine's log says, with what the system says of its processes."""
     return Observed(
-        log.buffers, log.mapped, log.output_bytes, log.prompt_cache_bytes, log.asked, memory or ProcessMemory(),
-        vram_bytes, log.build,
-    )  # fmt: skip
+        log.buffers,
+        log.mapped,
+        log.output_bytes,
+        log.prompt_cache_bytes,
+        log.asked,
+        memory or ProcessMemory(),
+        vram_bytes,
+        log.build,
+    )
 
 
 def reconcile(plan: Plan, seen: Observed) -> Reconciliation:
@@ -211,7 +221,8 @@ def in_tier(name: str, tier: str) -> bool:
 
 
 def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
-    memory, mapped = seen.memory, _is_mapped(plan, seen)
+    memory = seen.memory
+    mapped = _is_mapped(plan, seen)
     rows = [row for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item != "reserve"]
     weights = sum(row.bytes for row in rows if row.item == "weights")
     pages = max(weights, (spanned_bytes(plan) if plan.settings.mmap else None) or 0) if mapped else 0
@@ -226,8 +237,15 @@ def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
     cache = sum(row.bytes for row in rows if row.item == "prompt_cache")
     if cache and seen.prompt_cache_bytes is not None:
         why = why_process("prompt_cache", plan, cache, seen.prompt_cache_bytes, seen.buffers)
-        yield Row(HOST, "prompt_cache", cache, seen.prompt_cache_bytes, "process", None,
-                  _if_differs(cache, seen.prompt_cache_bytes, why))  # fmt: skip
+        yield Row(
+            HOST,
+            "prompt_cache",
+            cache,
+            seen.prompt_cache_bytes,
+            "process",
+            None,
+            _if_differs(cache, seen.prompt_cache_bytes, why),
+        )
 
 
 def _driver_rows(plan: Plan, seen: Observed) -> Iterator[Row]:

@@ -6,15 +6,15 @@ and whether its sequences share a cache. The rest are reasons that have been see
 
 from typing import Literal
 
-from tokenmill.engine.binding import HOST_TIERS
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.logs.said import Asked
+from tokenmill.engine.logs.parsed import Asked
+from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.model.profile import TensorClass
-from tokenmill.plan.arena import buffer_bytes
-from tokenmill.plan.graph import draw
-from tokenmill.plan.kv_cells import context_of, largest_batch
-from tokenmill.plan.plan import Plan
-from tokenmill.plan.traits import TRAITS
+from tokenmill.planner.arena import buffer_bytes
+from tokenmill.planner.graph import draw
+from tokenmill.planner.kv_cells import context_of, largest_batch
+from tokenmill.planner.plan import Plan
+from tokenmill.planner.traits import TRAITS
 from tokenmill.units import format_bytes
 
 HOST = "host"
@@ -43,9 +43,16 @@ def compute_as_asked(plan: Plan, tier: str, asked: Asked) -> int | None:
 
 
 def why_engine(
-    plan: Plan, tier: str, item: str, asked: Asked, as_asked: int | None, predicted: int, measured: int, *,
+    plan: Plan,
+    tier: str,
+    item: str,
+    asked: Asked,
+    as_asked: int | None,
+    predicted: int,
+    measured: int,
+    *,
     mapped: bool | None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """A likely reason why one of the engine's buffers is not as predicted."""
     if asked.tokens is not None and item in ("kv", "compute") and asked.tokens < plan.settings.cells:
         return f"the engine made a context of {asked.tokens} tokens, the plan of {plan.settings.cells}"
@@ -78,9 +85,12 @@ def _compute(plan: Plan, asked: Asked, as_asked: int | None) -> str | None:
 
 
 def why_process(
-    item: Literal["mapped", "own", "prompt_cache"], plan: Plan, predicted: int, measured: int,
+    item: Literal["mapped", "own", "prompt_cache"],
+    plan: Plan,
+    predicted: int,
+    measured: int,
     buffers: tuple[Buffer, ...],
-) -> str | None:  # fmt: skip
+) -> str | None:
     """A likely reason why a process is not as large as predicted."""
     if item == "prompt_cache":
         return "it fills while requests come" if measured < predicted else "its limit was not obeyed: watch it"

@@ -1,7 +1,8 @@
 """Running engines on disk, so that one that outlived us is found again and none is started twice.
 
     <state>/engines/NAME/engine.json    what runs under that name, replaced whole or not at all
-                         engine.log     with engine.log.1 before it and engine.log.exit after its end
+                         engine.log     with engine.log.1 before it and engine.log.exit after its end; the files of
+                                        the process before it are engine.log.previous and engine.log.previous.1
                          lock           held while NAME is started, stopped or adopted
 
 A record of a process that is gone (its number may be another's by now) counts for nothing and is removed.

@@ -17,14 +17,14 @@ from typing import Literal
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import oom
-from tokenmill.engine.binding import binding, ranges
 from tokenmill.engine.pids import descendants
 from tokenmill.engine.priority import Preparation, preparation
 from tokenmill.engine.reserve_cores import Division, cores_here, cores_of, cpus_for, divide
 from tokenmill.engine.reserve_group import Group, find_home, in_cpuset_of_ours, make_group, memory_limit_of
 from tokenmill.engine.reserve_scope import find_scope
 from tokenmill.hardware.host import LocalHost
-from tokenmill.plan.plan import Decision, Plan
+from tokenmill.launch.binding import binding, ranges
+from tokenmill.planner.plan import Decision, Plan
 from tokenmill.units import GIB, format_bytes, number_of
 
 CoresBy = Literal["affinity", "control group", "container"]
@@ -35,7 +35,7 @@ _VLLM_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AppliedLimits:
     """What an engine leaves to others, as far as something holds it to that."""
 
     cores: int  # that were to be left
@@ -68,7 +68,7 @@ class Arranged:
     """How a process is to be started so that it leaves what it should."""
 
     preparation: Preparation | None  # None: a container's processes are not our children
-    kept: Kept | None = None  # None: nothing is reserved
+    kept: AppliedLimits | None = None  # None: nothing is reserved
     own_cpus: tuple[int, ...] | None = None  # for this process itself
     before: tuple[str, ...] = ()  # words before the command
     afterwards: tuple[str, ...] = ()  # to run when it has ended
@@ -84,7 +84,8 @@ class Arranged:
 
 def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = False) -> Arranged:
     """Make what is needed before an engine is started: a control group where that is allowed."""
-    cores, ram = plan.goal.reserve_cores, plan.goal.reserve_ram_bytes
+    cores = plan.goal.reserve_cores
+    ram = plan.goal.reserve_ram_bytes
     if contained:
         return _contained(plan)
     division = division_here(plan)
@@ -92,7 +93,7 @@ def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = Fa
         return Arranged(preparation(plan, config, division=division))
     pinned = cores > 0 and config.pin_cores is not False
     cpus = preparation(plan, config, division=division).cpus if pinned else None
-    kept = Kept(cores, ram)
+    kept = AppliedLimits(cores, ram)
     if cpus is not None and division is not None:
         kept = replace(kept, cpus=cpus, left=division.left, cores_by="affinity")
     elif cores:
@@ -110,10 +111,13 @@ def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = Fa
     folder = group.folder if isinstance(group, Group) else None
     return Arranged(
         preparation(plan, config, division=division, group=None if folder is None else str(folder)),
-        kept, division.cpus if division is not None and cpus is not None else None, before,
+        kept,
+        division.cpus if division is not None and cpus is not None else None,
+        before,
         () if folder is None else ("rmdir", str(folder)),
-        () if cpus is None or division is None else ((_VLLM_BIND, ranges(division.first_cpus)),), folder,
-    )  # fmt: skip
+        () if cpus is None or division is None else ((_VLLM_BIND, ranges(division.first_cpus)),),
+        folder,
+    )
 
 
 def division_here(plan: Plan) -> Division | None:
@@ -173,7 +177,7 @@ def keep_off(cpus: tuple[int, ...]) -> None:
             os.sched_setaffinity(int(folder.name), cpus)
 
 
-def seen(kept: Kept, pid: int) -> Kept:
+def seen(kept: AppliedLimits, pid: int) -> AppliedLimits:
     """What of it holds for a running engine and all it started, as the kernel says now."""
     if kept.cpus is not None and kept.cores_by != "container":
         strays = _strays((pid, *descendants(pid)), set(kept.cpus))
@@ -206,10 +210,13 @@ def _place(name: str, limit: int | None, cpus: tuple[int, ...] | None) -> tuple[
 
 def _contained(plan: Plan) -> Arranged:
     """A container's limits are its own: the runtime was told the CPUs and the memory."""
-    cores, ram, bound = plan.goal.reserve_cores, plan.goal.reserve_ram_bytes, binding(plan)
+    cores = plan.goal.reserve_cores
+    ram = plan.goal.reserve_ram_bytes
+    bound = binding(plan)
     if not cores and not ram:
         return Arranged(None)
-    kept, own = Kept(cores, ram), None
+    kept = AppliedLimits(cores, ram)
+    own = None
     if bound.cpus is not None:
         mine = set(bound.cpus)
         all_cores = cores_here(LocalHost()) or cores_of(plan.machine)

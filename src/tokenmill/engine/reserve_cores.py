@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tokenmill.engine.binding import Binding
 from tokenmill.hardware.cpu import parse_numbers
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Machine
-from tokenmill.plan.plan import Plan
+from tokenmill.launch.binding import Binding
+from tokenmill.planner.plan import Plan
 
 _CPUS = "/sys/devices/system/cpu"
 _NODES = "/sys/devices/system/node"
@@ -64,12 +64,14 @@ def cores_here(host: Host) -> tuple[Core, ...]:
 
 def cores_of(machine: Machine) -> tuple[Core, ...]:
     """The cores of a machine that is described, numbered as Linux usually does: CPU c and c + cores share one."""
-    count, siblings = machine.cpu.cores, machine.cpu.threads_per_core or 1
+    count = machine.cpu.cores
+    siblings = machine.cpu.threads_per_core or 1
     nodes = {cpu: node.index for node in machine.numa for cpu in node.cpus}
     return tuple(
         Core(tuple(core + count * sibling for sibling in range(siblings)), nodes.get(core))
-        for core in range(count or 0) if count
-    )  # fmt: skip
+        for core in range(count or 0)
+        if count
+    )
 
 
 def divide(
@@ -100,7 +102,8 @@ def cpus_for(plan: Plan, pin: bool | None, bound: Binding, division: Division | 
     `pin` is the configuration's: None keeps it off the reserved cores, if any; True also to those near its memory, and
     to one CPU of each core unless it has more threads. `division`: default: as the plan's machine is described.
     """
-    allowed, reserve = plan.machine.limits.cpuset, plan.goal.reserve_cores
+    allowed = plan.machine.limits.cpuset
+    reserve = plan.goal.reserve_cores
     home = bound.nodes[0] if bound.nodes else None
     if pin is False or (pin is None and not reserve):
         return None

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from tokenmill.engine.binding import ranges
 from tokenmill.engine.pids import Pid, boot_id, descendants
 from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.launch.binding import ranges
 from tokenmill.units import number_of
 
-ENGINES, COMMAND = "tokenmill-engines", "tokenmill-command"
-_PROC, _MANAGED = Path("/proc"), Path("/run/systemd/system")
+ENGINES = "tokenmill-engines"
+COMMAND = "tokenmill-command"
+_PROC = Path("/proc")
+_MANAGED = Path("/run/systemd/system")
 _numbers = count()  # an engine that is started again must not get a group that its predecessor's minder removes
 _DELEGATED = ("user.delegate", "trusted.delegate")  # set by systemd on what it hands over
 
@@ -46,7 +48,8 @@ class Group:
 
 def find_home(proc: Path = _PROC, managed: Path = _MANAGED) -> Home | str:
     """Where groups may be made, or why nowhere."""
-    mount, path = _mount(proc), _path(proc)
+    mount = _mount(proc)
+    path = _path(proc)
     if mount is None or path is None:
         return "there are no control groups of version 2 here"
     own = mount / path.lstrip("/")
@@ -95,10 +98,12 @@ def sweep(engines: Path) -> None:
 
 def memory_limit_of(pid: int, proc: Path = _PROC) -> int | None:
     """The least memory.max of a process's group and those above it; None: no limit, or not to be seen."""
-    mount, path = _mount(proc), _path(proc, str(pid))
+    mount = _mount(proc)
+    path = _path(proc, str(pid))
     if mount is None or path is None:
         return None
-    folder, limits = mount / path.lstrip("/"), list[int]()
+    folder = mount / path.lstrip("/")
+    limits = list[int]()
     while folder.is_relative_to(mount) and ".." not in folder.parts:
         said = _text(folder / "memory.max").strip()
         limits += [int(said)] if said.isdigit() else []
@@ -110,7 +115,8 @@ def memory_limit_of(pid: int, proc: Path = _PROC) -> int | None:
 
 def in_cpuset_of_ours(pid: int, proc: Path = _PROC) -> bool:
     """Whether a process is in a group of ours that keeps it to some CPUs."""
-    mount, path = _mount(proc), _path(proc, str(pid))
+    mount = _mount(proc)
+    path = _path(proc, str(pid))
     if mount is None or path is None or Path(path).parent.name != ENGINES:
         return False
     return bool(_text(mount / path.lstrip("/") / "cpuset.cpus").strip())

@@ -19,17 +19,24 @@ _ASK_S = 30.0
 def scope_words(name: str, memory_max_bytes: int, *, root: bool, program: str = "systemd-run") -> tuple[str, ...]:
     """What is written before a command to run it in a scope."""
     return (
-        program, *(() if root else ("--user",)), "--scope", "--quiet", "--collect", "--no-ask-password",
+        program,
+        *(() if root else ("--user",)),
+        "--scope",
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
         f"--description=tokenmill engine {name}",
-        f"--property=MemoryMax={memory_max_bytes // MIB}M", "--",
-    )  # fmt: skip
+        f"--property=MemoryMax={memory_max_bytes // MIB}M",
+        "--",
+    )
 
 
 def find_scope(
     name: str, memory_max_bytes: int, *, env: Mapping[str, str] | None = None, run: Path = Path("/run")
 ) -> tuple[str, ...] | str:
     """The words that put a command into a scope, tried out on one that does nothing; or why there are none."""
-    env, root = os.environ if env is None else env, os.geteuid() == 0
+    env = os.environ if env is None else env
+    root = os.geteuid() == 0
     program = shutil.which("systemd-run", path=env.get("PATH"))
     if program is None:
         return "systemd-run is not installed"
@@ -41,9 +48,15 @@ def find_scope(
     words = scope_words(name, memory_max_bytes, root=root, program=program)
     try:
         tried = subprocess.run(
-            [*words, "true"], capture_output=True, text=True, errors="replace", timeout=_ASK_S, check=False, env=env,
+            [*words, "true"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+            check=False,
+            env=env,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"systemd-run does not answer ({error})"
     if tried.returncode != 0:

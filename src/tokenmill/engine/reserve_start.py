@@ -9,12 +9,12 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import records
-from tokenmill.engine.binding import host_bytes
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.process import Process
-from tokenmill.engine.reserve import Kept, arrange, keep_off, seen
+from tokenmill.engine.reserve import AppliedLimits, arrange, keep_off, seen
 from tokenmill.engine.reserve_group import memory_limit_of
-from tokenmill.plan.plan import Plan
+from tokenmill.launch.binding import host_bytes
+from tokenmill.planner.plan import Plan
 
 Told = Callable[[str], None]
 _SCOPE_S, _POLL_S = 20.0, 0.02  # for systemd to have made a scope around what already runs
@@ -41,10 +41,14 @@ async def start_kept(
     changed = {key: value for key, value in arranged.env if key in env}
     try:
         process = await Process.start(
-            (*arranged.before, *argv), log=records.log_path(state, name), env={**env, **changed},
-            preparation=arranged.preparation, detach=detach, afterwards=(*afterwards, *arranged.afterwards),
+            (*arranged.before, *argv),
+            log=records.log_path(state, name),
+            env={**env, **changed},
+            preparation=arranged.preparation,
+            detach=detach,
+            afterwards=(*afterwards, *arranged.afterwards),
             predicted_host_bytes=host_bytes(plan),
-        )  # fmt: skip
+        )
     except BaseException:
         arranged.undo()
         raise
@@ -69,21 +73,27 @@ async def _in_scope(pid: int) -> None:
                 await asyncio.sleep(_POLL_S)
 
 
-def kept_now(state: Path, record: records.Record) -> Kept | None:
+def kept_now(state: Path, record: records.Record) -> AppliedLimits | None:
     """What a running engine leaves to others, as the kernel says now; None: nothing is reserved, or it is not told."""
     try:
         given = json.loads(_path(state, record.name).read_text(encoding="utf-8"))
         if Pid(**given["engine"]) != record.engine:
             return None
         said = given["kept"]
-        kept = Kept(**{**said, "left": tuple(said["left"]), "lacking": tuple(said["lacking"]),
-                       "cpus": None if said["cpus"] is None else tuple(said["cpus"])})  # fmt: skip
+        kept = AppliedLimits(
+            **{
+                **said,
+                "left": tuple(said["left"]),
+                "lacking": tuple(said["lacking"]),
+                "cpus": None if said["cpus"] is None else tuple(said["cpus"]),
+            }
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return seen(kept, record.engine.pid)
 
 
-def _write(state: Path, name: str, engine: Pid, kept: Kept) -> None:
+def _write(state: Path, name: str, engine: Pid, kept: AppliedLimits) -> None:
     new = _path(state, name).with_suffix(".new")
     new.write_text(json.dumps({"engine": asdict(engine), "kept": asdict(kept)}), encoding="utf-8")
     new.replace(_path(state, name))

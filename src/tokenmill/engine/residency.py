@@ -147,8 +147,9 @@ def _joined(blocks: Iterator[Range]) -> Iterator[Range]:
     last: Range | None = None
     for block in blocks:
         if last is not None and _alike(last, block):
-            last = Range(last.offset_bytes, last.bytes + block.bytes,
-                         (last.resident_bytes or 0) + (block.resident_bytes or 0))  # fmt: skip
+            last = Range(
+                last.offset_bytes, last.bytes + block.bytes, (last.resident_bytes or 0) + (block.resident_bytes or 0)
+            )
             continue
         if last is not None:
             yield last

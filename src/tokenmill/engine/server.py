@@ -1,23 +1,25 @@
 """An engine behind HTTP: llama.cpp's server, ik_llama.cpp's, vLLM, or anything that speaks OpenAI's protocol.
 
 One life of it, started by us or found running. When its process ends, every stream gets `EngineDied` with the cause
-and the object is spent; starting it again is `Watched`'s business. Closing a stream closes its connection, on which
+and the object is spent; restarting it is up to `RestartingEngine`. Closing a stream closes its connection, on which
 the servers stop working for it. What the wire looks like is known in openai_wire.py and server_*.py.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tokenmill.engine import server_metrics
+from tokenmill.engine import server_metrics, server_slots
 from tokenmill.engine.engine import (
     Answer,
     Capabilities,
     Chat,
     Counters,
+    Engine,
     Identity,
     Piece,
     Prompt,
@@ -25,11 +27,12 @@ from tokenmill.engine.engine import (
     State,
     Status,
 )
+from tokenmill.engine.exits import engine_from_outside
 from tokenmill.engine.openai_wire import DONE, Collector, data_of, object_of
 from tokenmill.engine.process import Process
 from tokenmill.engine.server_bodies import LLAMA, Call, Speech, call_of, capabilities_of, chat_body
 from tokenmill.engine.server_faults import fault_of, is_loading
-from tokenmill.errors import EngineDied, EngineTimeout, RequestRefused
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
 
 _LOADING_S = 0.25  # between two attempts while a server still loads
 _STATUS_S = 2.0  # for a question about its state
@@ -37,7 +40,7 @@ _CAUSE_S = 20.0  # for the process to be seen ending after its connection broke:
 _LAST_LINES = 12
 
 
-class ServerEngine:
+class ServerEngine(Engine):
     """A running server. Belongs to the event loop in which it was made."""
 
     def __init__(
@@ -51,12 +54,15 @@ class ServerEngine:
         reports_cached: bool = True,
     ) -> None:
         """Speak to a server that is ready; an `owned` process is stopped on close."""
-        self._client, self._identity, self.speech = client, identity, speech
-        self.process, self._owned = process, owned
+        self._client = client
+        self._identity = identity
+        self.speech = speech
+        self.process = process
+        self._owned = owned
         self._reports_cached = reports_cached
         self._saves_heads = False
         self._closing = False
-        self.died: asyncio.Future[EngineDied] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._watch(process)) if process is not None else None
 
     # ---- the protocol
@@ -75,9 +81,12 @@ class ServerEngine:
         """Work on one request; the last value is the answer. Closing the generator cancels."""
         call = call_of(request, self.speech)
         collector = Collector(
-            self.speech.kind, isinstance(request.prompt, Chat), request.sampling.top_logprobs, request.max_tokens,
+            self.speech.kind,
+            isinstance(request.prompt, Chat),
+            request.sampling.top_logprobs,
+            request.max_tokens,
             request.lane,
-        )  # fmt: skip
+        )
         loop = asyncio.get_running_loop()
         deadline = None if request.timeout_s is None else loop.time() + request.timeout_s
         before = await self._counters_before()
@@ -110,8 +119,8 @@ class ServerEngine:
 
     async def status(self) -> Status:
         """State and counters, as of now."""
-        if self._closing or self.died.done():
-            detail = str(self.died.result()) if self.died.done() else None
+        if self._closing or self.ended.done():
+            detail = str(self.ended.result()) if self.ended.done() else None
             return Status("stopped" if self._closing else "failed", self._identity, Counters(), detail)
         state, detail = await self._health()
         counters = await self.counters() if state == "ready" else None
@@ -131,16 +140,45 @@ class ServerEngine:
                 self.process.let_go()
         await self._client.aclose()
 
-    # ---- more than the protocol
-
     async def stop(self) -> None:
         """End the server's process, also one that was started to outlive us."""
         self._owned = True
         await self.close()
 
-    def believe_saved_slots(self) -> None:
-        """Say in the capabilities that slots can be saved: for who has seen it work (server_slots.py)."""
-        self._saves_heads = True
+    @property
+    def http_api(self) -> Speech:
+        """How to call the HTTP API at `identity.address`."""
+        return self.speech
+
+    # ---- optional operations
+
+    async def verify_saved_slots(self, folder: Path) -> tuple[bool, str]:
+        """Test whether a saved slot is reused; if so, `capabilities.saves_heads` is true from then on."""
+        works, words = await server_slots.probe_slot_state(self, folder=folder)
+        self._saves_heads = self._saves_heads or works
+        return works, words
+
+    async def save_slot(self, slot: int, name: str) -> int:
+        """Write the state of a slot to a file in the server's folder; returns its tokens."""
+        self._need_verified_slots()
+        return int((await server_slots.act(self, slot, "save", name))["n_saved"])
+
+    async def restore_slot(self, slot: int, name: str) -> int:
+        """Load the state of a slot; returns its tokens."""
+        self._need_verified_slots()
+        return int((await server_slots.act(self, slot, "restore", name))["n_restored"])
+
+    def _need_verified_slots(self) -> None:
+        if not self._saves_heads:
+            raise EngineError(
+                "saved slots have not been seen to work on this server", hint="call verify_saved_slots() first"
+            )
+
+    async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a /v1/embeddings request; RequestRefused if the server has no embeddings."""
+        return await self.ask("POST", "/v1/embeddings", dict(body) | {"model": self.speech.model})
+
+    # ---- more than the protocol
 
     async def counters(self) -> Counters | None:
         """What the server counts; None where it does not tell."""
@@ -192,8 +230,8 @@ class ServerEngine:
     async def _next(
         self, events: AsyncGenerator[dict[str, Any], None], deadline: float | None, request: Request
     ) -> dict[str, Any] | None:
-        if self.died.done():
-            raise _again(self.died.result())
+        if self.ended.done():
+            raise _again(self.ended.result())
         try:
             async with asyncio.timeout_at(deadline):
                 return await anext(events, None)
@@ -223,10 +261,10 @@ class ServerEngine:
     async def _lost(self, why: str) -> EngineDied:
         """The error for a broken connection, with what the process died of if it did."""
         if self.process is not None:
-            await asyncio.wait({self.died}, timeout=_CAUSE_S)
-        if self.died.done():
-            return _again(self.died.result())
-        return EngineDied(f"the connection to {self._identity.address} was lost: {why}", from_outside=True)
+            await asyncio.wait({self.ended}, timeout=_CAUSE_S)
+        if self.ended.done():
+            return _again(self.ended.result())
+        return EngineDied(f"the connection to {self._identity.address} was lost: {why}", from_outside=None)
 
     async def _health(self) -> tuple[State, str | None]:
         try:
@@ -249,10 +287,10 @@ class ServerEngine:
         return response.text if response.status_code == httpx.codes.OK else None
 
     async def _watch(self, process: Process) -> None:
-        await process.wait()
+        end = await process.wait()
         what = f"the engine at {self._identity.address} {process.words()}"
-        outside = process.exit is not None and process.exit.from_outside
-        self.died.set_result(EngineDied(what, hint=last_words(process), from_outside=outside))
+        outside = engine_from_outside(end, self.speech.kind)
+        self.ended.set_result(EngineDied(what, hint=last_words(process), from_outside=outside))
 
 
 def last_words(process: Process) -> str | None:
@@ -278,6 +316,7 @@ def _reason(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _again(error: EngineDied) -> EngineDied:
-    """The same words in a new exception: each stream raises its own."""
-    return EngineDied(error.message, hint=error.hint, from_outside=error.from_outside)
+def _again(error: EngineError) -> EngineDied:
+    """The same error as a new exception: each stream raises its own."""
+    outside = isinstance(error, EngineDied) and error.from_outside
+    return EngineDied(error.message, hint=error.hint, from_outside=outside)

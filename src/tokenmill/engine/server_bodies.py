@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, EngineKind, Request, Sampling
+from tokenmill.engine.schema_bounds import bounded
 from tokenmill.errors import RequestRefused
 
 LLAMA: tuple[EngineKind, ...] = ("llama-server", "ik_llama")
 _NAMES: dict[EngineKind, str] = {
-    "llama-server": "llama-server", "ik_llama": "ik_llama.cpp's server", "vllm": "vLLM", "url": "this server",
-}  # fmt: skip
+    "llama-server": "llama-server",
+    "ik_llama": "ik_llama.cpp's server",
+    "vllm": "vLLM",
+    "url": "this server",
+}
 URGENT, PATIENT = 0, 1  # vLLM works on lower numbers first
 
 
@@ -59,7 +63,8 @@ def call_of(request: Request, speech: Speech) -> Call:
 
 def capabilities_of(speech: Speech, *, reports_cached: bool, saves_heads: bool = False) -> Capabilities:
     """What a server of that kind can do."""
-    llama, vllm = speech.kind in LLAMA, speech.kind == "vllm"
+    llama = speech.kind in LLAMA
+    vllm = speech.kind == "vllm"
     return Capabilities(
         shares_prefixes=vllm,
         keeps_prefixes=llama or vllm,
@@ -76,6 +81,8 @@ def capabilities_of(speech: Speech, *, reports_cached: bool, saves_heads: bool =
         tools_parsed=speech.tools,
         most_logprobs=MOST_LOGPROBS,
         notes=_notes(speech, reports_cached),
+        saves_slots=llama,
+        embeddings=True,
     )
 
 
@@ -109,7 +116,7 @@ def chat_body(chat: Chat) -> dict[str, Any]:
     """A conversation's part of a body."""
     body: dict[str, Any] = {"messages": [dict(message) for message in chat.messages]}
     if chat.tools:
-        body["tools"] = [dict(tool) for tool in chat.tools]
+        body["tools"] = [bounded(tool) for tool in chat.tools]  # llama.cpp compiles their parameters
     if chat.tool_choice is not None:
         body["tool_choice"] = chat.tool_choice
     if chat.template_arguments:
@@ -146,9 +153,12 @@ def _llama(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
     if isinstance(request.prompt, Chat) and request.prompt.tools and not speech.tools:
         raise _cannot(speech, "offer tools to this model: its chat template has no place for them", "leave tools out")
     given = {
-        "top_k": sampling.top_k, "min_p": sampling.min_p, "repeat_penalty": sampling.repeat_penalty,
-        "repeat_last_n": sampling.penalty_last_n, "grammar": sampling.grammar,
-    }  # fmt: skip
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "repeat_last_n": sampling.penalty_last_n,
+        "grammar": sampling.grammar,
+    }
     body: dict[str, Any] = {"cache_prompt": True, "timings_per_token": True}
     body |= {name: value for name, value in given.items() if value is not None}
     if sampling.json_schema is not None:
@@ -238,7 +248,7 @@ def _schema(text: str) -> Any:
         raise RequestRefused(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise RequestRefused("a JSON schema must be an object")
-    return schema
+    return bounded(schema)
 
 
 def _no_lane(request: Request, speech: Speech) -> None:

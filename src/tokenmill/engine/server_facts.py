@@ -45,9 +45,13 @@ async def learn(client: httpx.AsyncClient, known: Known, *, model: str | None = 
     kind = known.kind or kind_of(entry, props, said)
     version = str((said or {}).get("version", ""))
     speech = Speech(
-        kind, str(entry["id"]), known.lanes or lanes_of(props), known.priorities and kind == "vllm",
-        kind == "vllm" and older_than(version, _RENAMED), known.tools and tools_of(props),
-    )  # fmt: skip
+        kind,
+        str(entry["id"]),
+        known.lanes or lanes_of(props),
+        known.priorities and kind == "vllm",
+        kind == "vllm" and older_than(version, _RENAMED),
+        known.tools and tools_of(props),
+    )
     identity = Identity(
         kind=kind,
         model=speech.model,

@@ -61,7 +61,8 @@ def error_of(text: str) -> dict[str, Any]:
 
 
 def _too_long(error: dict[str, Any], message: str) -> TooLong | None:
-    needed, context = error.get("n_prompt_tokens"), error.get("n_ctx")
+    needed = error.get("n_prompt_tokens")
+    context = error.get("n_ctx")
     if isinstance(needed, int) and isinstance(context, int):
         needed += 1  # llama.cpp counts the prompt alone, and refuses one that leaves no room for a single token
     else:
@@ -69,7 +70,8 @@ def _too_long(error: dict[str, Any], message: str) -> TooLong | None:
         if found is None:
             return None
         groups = found.groupdict()
-        needed, context = int(groups["needed"]) + int(groups.get("asked") or 0), int(groups["context"])
+        needed = int(groups["needed"]) + int(groups.get("asked") or 0)
+        context = int(groups["context"])
     return TooLong(
         f"{needed} tokens do not fit a context of {context}",
         needed_tokens=needed,

@@ -14,13 +14,13 @@ from typing import cast
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import embedded
-from tokenmill.engine.dialects import Command, FlagSet, flags_of, spell
-from tokenmill.engine.dialects.flagset import family, stored
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.ports import is_loopback
-from tokenmill.engine.written.launch import SHARED_MEMORY, Launch
 from tokenmill.errors import EngineError, UsageError
-from tokenmill.plan.plan import Plan
+from tokenmill.launch import Command, FlagSet, flags_of, spell
+from tokenmill.launch.files.launch import SHARED_MEMORY, Launch
+from tokenmill.launch.flagset import family, stored
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 SERVERS = ("llama-server", "ik_llama", "vllm")
@@ -112,27 +112,36 @@ def container_argv(launch: Launch, runtime: str) -> tuple[str, ...]:
     """`podman run` or `docker run` in the foreground, published on loopback only."""
     if runtime not in RUNTIMES:
         raise UsageError(f"engine.container_runtime: {runtime} is not known", hint=f"one of {', '.join(RUNTIMES)}")
-    bound, mount = launch.binding, launch.mount
+    bound = launch.binding
+    mount = launch.mount
     gpus = ["--device", "nvidia.com/gpu=all"] if runtime == "podman" else ["--gpus", "all"]
     home = mount.source.startswith("~/")
     source = str(Path(mount.source).expanduser()) if home else str(Path(mount.source).absolute())
     words = [
-        runtime, "run", "--rm", "--name", launch.name,
+        runtime,
+        "run",
+        "--rm",
+        "--name",
+        launch.name,
         *(gpus if launch.gpus else []),
-        "--publish", f"127.0.0.1:{launch.port}:{launch.port}",
-        "--shm-size", SHARED_MEMORY,
+        "--publish",
+        f"127.0.0.1:{launch.port}:{launch.port}",
+        "--shm-size",
+        SHARED_MEMORY,
         *(f"--cap-add={right}" for right in launch.capabilities),
         *(["--ulimit", "memlock=-1:-1"] if launch.mlock else []),
         *(["--cpuset-cpus", bound.cpu_list or ""] if bound.cpus else []),
         *(["--cpuset-mems", bound.node_list or ""] if bound.nodes else []),
-        "--memory", f"{bound.memory_max_bytes // GIB}g",
+        "--memory",
+        f"{bound.memory_max_bytes // GIB}g",
         *(word for key, value in launch.command.env.items() for word in ("--env", f"{key}={value}")),
-        "--volume", f"{source}:{mount.inside}" + (":Z" if home else ":ro,Z"),
+        "--volume",
+        f"{source}:{mount.inside}" + (":Z" if home else ":ro,Z"),
         *(["--entrypoint", "vllm"] if launch.vllm else []),
         launch.image,
         *(["serve"] if launch.vllm else []),
         *(word for group in launch.arguments() for word in group),
-    ]  # fmt: skip
+    ]
     # podman has no daemon, so the container inherits the memory policy of the command that starts it
     spread = ["numactl", "--interleave=all"] if bound.interleave and runtime == "podman" else []
     return (*spread, *words)

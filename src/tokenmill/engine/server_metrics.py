@@ -75,8 +75,12 @@ def vllm_counters(samples: Samples) -> Counters:
 
 def cached_between(before: Counters, after: Counters, prompt_tokens: int) -> int | None:
     """Reused tokens of the one prompt computed between two looks; None where it was not the only one."""
-    looks = (before.prompt_tokens_computed, before.prompt_tokens_reused,
-             after.prompt_tokens_computed, after.prompt_tokens_reused)  # fmt: skip
+    looks = (
+        before.prompt_tokens_computed,
+        before.prompt_tokens_reused,
+        after.prompt_tokens_computed,
+        after.prompt_tokens_reused,
+    )
     if any(look is None for look in looks):
         return None
     computed_before, reused_before, computed, reused = (look or 0 for look in looks)

@@ -7,18 +7,20 @@ reused tokens of the next request counts.
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.server_bodies import LLAMA
-from tokenmill.errors import EngineError, TokenmillError
+from tokenmill.errors import TokenmillError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.server import ServerEngine
 
 _TEXT = " ".join(f"The {number}th stone lies beside the {number + 7}th." for number in range(12))
 RESTORED = 0.9  # of a prompt must be found again; the last token or two are always computed
 
 
-async def probe_slot_state(engine: ServerEngine, *, lane: int = 0, folder: Path | None = None) -> tuple[bool, str]:
+async def probe_slot_state(engine: "ServerEngine", *, lane: int = 0, folder: Path | None = None) -> tuple[bool, str]:
     """Whether a slot's state survives being saved, erased and restored, and what was seen.
 
     Uses one lane for a few seconds; what it held is gone afterwards. The file is removed where `folder` says where
@@ -29,23 +31,20 @@ async def probe_slot_state(engine: ServerEngine, *, lane: int = 0, folder: Path 
     name = f"probe-{secrets.token_hex(8)}.bin"
     try:
         fresh = await _reused(engine, lane)
-        await _slot(engine, lane, "save", name)
-        await _slot(engine, lane, "erase")
+        await act(engine, lane, "save", name)
+        await act(engine, lane, "erase")
         erased = await _reused(engine, lane)
-        await _slot(engine, lane, "erase")
-        await _slot(engine, lane, "restore", name)
+        await act(engine, lane, "erase")
+        await act(engine, lane, "restore", name)
         restored = await _reused(engine, lane)
-        await _slot(engine, lane, "erase")
+        await act(engine, lane, "erase")
     except TokenmillError as error:
         return False, f"saving slots does not work here: {error}"
     finally:
         if folder is not None:
             with suppress(OSError):
                 (folder / name).unlink()
-    works, words = verdict(erased, restored, fresh[1])
-    if works:
-        engine.believe_saved_slots()
-    return works, words
+    return verdict(erased, restored, fresh[1])
 
 
 def verdict(erased: tuple[int, int], restored: tuple[int, int], tokens: int) -> tuple[bool, str]:
@@ -61,29 +60,13 @@ def verdict(erased: tuple[int, int], restored: tuple[int, int], tokens: int) -> 
     return True, f"a restored slot reused {restored[0]} of {tokens} tokens, an erased one {erased[0]}"
 
 
-async def save_slot(engine: ServerEngine, lane: int, name: str) -> int:
-    """Write a lane's state into a file of the server's folder; how many tokens it has."""
-    _proven(engine)
-    return int((await _slot(engine, lane, "save", name))["n_saved"])
-
-
-async def restore_slot(engine: ServerEngine, lane: int, name: str) -> int:
-    """Read a lane's state back; how many tokens it has."""
-    _proven(engine)
-    return int((await _slot(engine, lane, "restore", name))["n_restored"])
-
-
-def _proven(engine: ServerEngine) -> None:
-    if not engine.capabilities.saves_heads:
-        raise EngineError("saved slots have not been seen to work on this server", hint="probe_slot_state() looks")
-
-
-async def _reused(engine: ServerEngine, lane: int) -> tuple[int, int]:
+async def _reused(engine: "ServerEngine", lane: int) -> tuple[int, int]:
     asked = Request(_TEXT, Sampling(temperature=0.0), max_tokens=1, lane=lane)
     usage = (await answer(engine, asked)).usage
     return usage.cached_tokens or 0, usage.prompt_tokens
 
 
-async def _slot(engine: ServerEngine, lane: int, action: str, name: str | None = None) -> dict[str, Any]:
+async def act(engine: "ServerEngine", lane: int, action: str, name: str | None = None) -> dict[str, Any]:
+    """Save, restore or erase a slot; the server's answer."""
     body = {"filename": name} if name is not None else {}
     return await engine.ask("POST", f"/slots/{lane}?action={action}", body)

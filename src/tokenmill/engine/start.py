@@ -14,9 +14,8 @@ import httpx
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import logs, records
-from tokenmill.engine.binding import host_bytes
-from tokenmill.engine.dialects import Finding
-from tokenmill.engine.engine import EngineKind
+from tokenmill.engine.engine import Engine, EngineKind
+from tokenmill.engine.exits import engine_from_outside
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.loading_watch import Watch, copied_bytes
@@ -24,15 +23,17 @@ from tokenmill.engine.pids import descendants
 from tokenmill.engine.ports import free_port, holder_of
 from tokenmill.engine.process import Process
 from tokenmill.engine.reserve_start import start_kept
+from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.server import ServerEngine, last_words
 from tokenmill.engine.server_address import base_url, client_for, key_from
 from tokenmill.engine.server_facts import Known, learn
 from tokenmill.engine.server_launch import Prepared, prepare
-from tokenmill.engine.watched import Mortal, Started, Watched
-from tokenmill.engine.written.launch import value_of
-from tokenmill.errors import EngineError, UsageError
+from tokenmill.errors import EngineDied, EngineError, UsageError
+from tokenmill.launch import Finding
+from tokenmill.launch.binding import host_bytes
+from tokenmill.launch.files.launch import value_of
 from tokenmill.model.identity import identity_of
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 
 Progress = Callable[[LoadProgress], None]
 Slow = Callable[[tuple[Finding, ...]], None]
@@ -55,7 +56,7 @@ async def start(
     progress: Progress | None = None,
     slow: Slow | None = None,
     detach: bool = False,
-) -> Started:
+) -> Engine:
     """Start an engine and wait until it answers; it dies with us unless detached."""
     tell: Progress = progress or (lambda _: None)
     async with records.locked(state, name, wait_s=_LOCK_S):
@@ -72,7 +73,7 @@ async def start(
         return await _start_server(plan, model_path, config, state, name, tell, slow, detach)
 
 
-async def start_watched(
+async def start_restarting(
     plan: Plan,
     *,
     model_path: Path,
@@ -81,16 +82,16 @@ async def start_watched(
     name: str,
     progress: Progress | None = None,
     slow: Slow | None = None,
-    again_ready: Callable[[Mortal], Awaitable[object]] | None = None,
-) -> Watched:
-    """Start an engine that is started again when it dies; `again_ready` prepares each but the first."""
+    again_ready: Callable[[Engine], Awaitable[object]] | None = None,
+) -> RestartingEngine:
+    """Start an engine that is restarted when it dies; `again_ready` prepares each process but the first."""
 
-    async def again() -> Mortal:
+    async def again() -> Engine:
         return await start(
             plan, model_path=model_path, config=config, state=state, name=name, progress=progress, slow=slow
         )
 
-    async def anew() -> Mortal:
+    async def anew() -> Engine:
         engine = await again()
         try:
             if again_ready is not None:
@@ -100,7 +101,7 @@ async def start_watched(
             raise
         return engine
 
-    return Watched(await again(), anew, most_restarts=config.most_restarts)
+    return RestartingEngine(await again(), anew, most_restarts=config.most_restarts)
 
 
 async def attach(url: str, config: EngineConfig, *, model: str | None = None) -> ServerEngine:
@@ -114,7 +115,7 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
     return ServerEngine(client, identity, speech)
 
 
-async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> Mortal | None:
+async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> Engine | None:
     """Use an engine again that outlived whoever started it; None: none of that name runs.
 
     Its pid and start time must be those of the record, and it must answer; one that still loads is waited for.
@@ -127,7 +128,7 @@ async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> 
             records.forget(state, record)
             return None
         if record.kind == "native":
-            from tokenmill.engine.native.engine import NativeEngine  # noqa: PLC0415  as in start()
+            from tokenmill.native.client import NativeEngine  # noqa: PLC0415  as in start()
 
             return await NativeEngine.connect(Path(record.address))
         process = Process(
@@ -154,9 +155,9 @@ async def _start_native(
     tell: Progress,
     slow: Slow | None,
     detach: bool,
-) -> Started:
+) -> Engine:
     # its packages are an extra that who uses servers alone need not have
-    from tokenmill.engine.native.start import start as start_native  # noqa: PLC0415
+    from tokenmill.native.start import start as start_native  # noqa: PLC0415
 
     looking: list[asyncio.Task[None]] = []
 
@@ -168,9 +169,15 @@ async def _start_native(
 
     try:
         return await start_native(
-            plan, model_path=model, config=config, state=state, name=name, detach=detach, began=began,
+            plan,
+            model_path=model,
+            config=config,
+            state=state,
+            name=name,
+            detach=detach,
+            began=began,
             told=_starting(tell),
-        )  # fmt: skip
+        )
     finally:
         for task in looking:
             task.cancel()
@@ -208,15 +215,33 @@ async def _start_server(
         tell(LoadProgress("starting", detail=f"port {config.port} is taken by {taken}: using {port}"))
     model_id = await asyncio.to_thread(identity_of, model)
     process = await start_kept(
-        prepared.argv, plan, config, state=state, name=name, env=prepared.env, detach=detach,
-        contained=prepared.contained, afterwards=prepared.afterwards, told=_starting(tell),
-    )  # fmt: skip
+        prepared.argv,
+        plan,
+        config,
+        state=state,
+        name=name,
+        env=prepared.env,
+        detach=detach,
+        contained=prepared.contained,
+        afterwards=prepared.afterwards,
+        told=_starting(tell),
+    )
     client = client_for(f"http://{config.host}:{port}")
     record = records.Record(
-        name=name, kind=prepared.kind, engine=process.pid, minder=process.minder, address=f"http://{config.host}:{port}",
-        model=plan.profile.name, model_id=model_id, build=prepared.build or prepared.kind, argv=prepared.argv,
-        started=time.time(), log=str(process.log), detached=detach, predicted_host_bytes=host_bytes(plan),
-    )  # fmt: skip
+        name=name,
+        kind=prepared.kind,
+        engine=process.pid,
+        minder=process.minder,
+        address=f"http://{config.host}:{port}",
+        model=plan.profile.name,
+        model_id=model_id,
+        build=prepared.build or prepared.kind,
+        argv=prepared.argv,
+        started=time.time(),
+        log=str(process.log),
+        detached=detach,
+        predicted_host_bytes=host_bytes(plan),
+    )
     try:
         records.write(state, record)  # before it is ready: a load may take longer than we live
         watch = _watch(process, plan, model, prepared.kind)
@@ -242,9 +267,13 @@ def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> Watch
     files = [Path(file.path) for file in plan.profile.files] if plan.profile.format == "gguf" else [model]
     driver = this_driver() if plan.placement.gpus else None
     return Watch(
-        process.pid.pid, files, log=process.log, kind=kind, copied_bytes=copied_bytes(plan, vram=driver is not None),
+        process.pid.pid,
+        files,
+        log=process.log,
+        kind=kind,
+        copied_bytes=copied_bytes(plan, vram=driver is not None),
         vram=None if driver is None else lambda pids: sum((driver(pids) or {}).values()) or None,
-    )  # fmt: skip
+    )
 
 
 async def _diagnose(watch: Watch, plan: Plan, slow: Slow) -> None:
@@ -255,20 +284,29 @@ async def _diagnose(watch: Watch, plan: Plan, slow: Slow) -> None:
 
 def _known(plan: Plan, prepared: Prepared, process: Process, model_id: str) -> Known:
     return Known(
-        kind=prepared.kind, model_id=model_id, build=prepared.build, pid=process.pid.pid,
-        lanes=plan.settings.sequences, context=plan.settings.context, priorities=prepared.priorities,
+        kind=prepared.kind,
+        model_id=model_id,
+        build=prepared.build,
+        pid=process.pid.pid,
+        lanes=plan.settings.sequences,
+        context=plan.settings.context,
+        priorities=prepared.priorities,
         tools=prepared.tools,
-    )  # fmt: skip
+    )
 
 
 def _recorded(record: records.Record) -> Known:
     told = Prepared(record.kind, record.argv)
     lanes = value_of(record.argv, "--max-num-seqs") if record.kind == "vllm" else None
     return Known(
-        kind=record.kind, model_id=record.model_id, pid=record.engine.pid, priorities=told.priorities, tools=told.tools,
+        kind=record.kind,
+        model_id=record.model_id,
+        pid=record.engine.pid,
+        priorities=told.priorities,
+        tools=told.tools,
         build=record.build if record.build != record.kind else None,  # its starter may have died before it could ask
         lanes=int(lanes) if lanes is not None else None,
-    )  # fmt: skip
+    )
 
 
 async def _until_ready(
@@ -294,10 +332,11 @@ async def _until_ready(
 def failed_start(process: Process, kind: EngineKind) -> EngineError:
     """Why a server ended before it was ready: what killed it, else what its log says, and where to read on."""
     cause = logs.read(kind, "\n".join(process.tail(400))).cause
-    exit_ = process.exit
-    killed = exit_ is not None and exit_.for_memory
-    if cause is None or killed:
-        return EngineError(f"while loading, the {kind} engine {process.words()}", hint=last_words(process))
+    end = process.exit
+    outside = engine_from_outside(end, kind)
+    if cause is None or outside or (end is not None and end.for_memory):
+        message = f"while loading, the {kind} engine {process.words()}"
+        return EngineDied(message, hint=last_words(process), from_outside=outside)
     words = f"while loading, the {kind} engine {process.words()}: {cause.message}"
     return EngineError(words, hint="\n".join(filter(None, (cause.hint, last_words(process)))) or None)
 

@@ -12,24 +12,31 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.engine.fit_params import Buffer, run_dry, run_fit_params
-from tokenmill.engine.native.dryrun import ContextProjection, DryRun, project
 from tokenmill.errors import UsageError
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.plan.kv_cells import context_of
-from tokenmill.plan.plan import Item, Placement, Plan
+from tokenmill.native.dry_run import ContextProjection, DryRun, project
+from tokenmill.planner.kv_cells import context_of
+from tokenmill.planner.plan import Item, Placement, Plan
 from tokenmill.units import MIB
 
 ComparedItem = Literal["weights", "kv", "compute", "repack"]
 ITEMS: tuple[ComparedItem, ...] = ("weights", "kv", "compute", "repack")
 # What must hold: (share of the projection, or bytes, whichever is more).
 TOLERANCE: dict[ComparedItem, tuple[float, int]] = {
-    "weights": (0.001, 0), "kv": (0.001, 0), "compute": (0.1, 64 * MIB), "repack": (0.001, 0),
-}  # fmt: skip
+    "weights": (0.001, 0),
+    "kv": (0.001, 0),
+    "compute": (0.1, 64 * MIB),
+    "repack": (0.001, 0),
+}
 # The engine's words for what the ledger counts in finer items.
 _LEDGER_ITEMS: dict[ComparedItem, tuple[Item, ...]] = {
-    "weights": ("weights",), "kv": ("kv",), "compute": ("compute", "staging"), "repack": ("repack",),
-}  # fmt: skip
-HOST, ALL = "host", "all"
+    "weights": ("weights",),
+    "kv": ("kv",),
+    "compute": ("compute", "staging"),
+    "repack": ("repack",),
+}
+HOST = "host"
+ALL = "all"
 FIT_PARAMS = "llama-fit-params"
 # Flags of a server that a program for memory does not know: how many values each takes.
 SERVING = {"--alias": 1, "--host": 1, "--port": 1, "--jinja": 0, "--metrics": 0, "--cache-ram": 1, "--fit": 1}
@@ -73,9 +80,14 @@ class Verification:
 
 
 def verify(
-    plan: Plan, model: Path, *, library: Path | None = None, header: Path | None = None, outputs: int | None = None,
+    plan: Plan,
+    model: Path,
+    *,
+    library: Path | None = None,
+    header: Path | None = None,
+    outputs: int | None = None,
     unified: bool = True,
-) -> Verification:  # fmt: skip
+) -> Verification:
     """Run llama.cpp dry on a model file, which may be a ghost, as the plan would run it.
 
     `outputs` and `unified` are what the plan's engine asks for beside its settings: logits kept of one batch (None:
@@ -98,7 +110,8 @@ def verify(
                 f"this llama.cpp sees {there or 'no'} GPU{'s' * (there != 1)}, the plan uses {len(gpus)}:"
                 " sums over all memories are compared, and no compute buffers"
             )
-            wanted, summed = DryRun(wanted.contexts, repack=wanted.repack), True
+            wanted = DryRun(wanted.contexts, repack=wanted.repack)
+            summed = True
     answer = project(model, wanted, library=library, header=header)
     found = answer.contexts[0]
     if found.source == "log":
@@ -115,7 +128,8 @@ def verify_by_binary(plan: Plan, argv: Sequence[str], binary: str) -> Verificati
     """
     arguments = _without_serving(argv[1:])
     if plan.settings.engine.startswith("ik_llama"):
-        buffers, tool = run_dry(binary, arguments), binary
+        buffers = run_dry(binary, arguments)
+        tool = binary
     else:
         path = Path(binary)
         tool = binary if path.name == FIT_PARAMS else str(path.with_name(FIT_PARAMS))
@@ -126,7 +140,8 @@ def verify_by_binary(plan: Plan, argv: Sequence[str], binary: str) -> Verificati
 
 def _without_serving(arguments: Sequence[str]) -> list[str]:
     """The words of a server's command that have nothing to do with memory, left out."""
-    kept, skip = [], 0
+    kept = []
+    skip = 0
     for word in arguments:
         if skip:
             skip -= 1
@@ -139,7 +154,8 @@ def _without_serving(arguments: Sequence[str]) -> list[str]:
 
 def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> DryRun:
     """The dry run of a plan: its context, and its placement in llama.cpp's words."""
-    placement, profile = plan.placement, plan.profile
+    placement = plan.placement
+    profile = plan.profile
     gpus = placement.gpus
     context = context_of(plan.settings, outputs=outputs, unified=unified)
     if not gpus:
@@ -166,7 +182,8 @@ def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], 
     elsewhere: dict[tuple[str, str], list[int]] = {}  # (short name, device) -> layers
     patterns = []
     for tensor, home in zip(profile.tensors, placement.homes, strict=True):
-        computed, device = names.get(placement.device_of(tensor), "CPU"), names.get(home, "CPU")
+        computed = names.get(placement.device_of(tensor), "CPU")
+        device = names.get(home, "CPU")
         if device == computed or tensor.cls in (TensorClass.EMBEDDING, TensorClass.MTP):
             continue  # llama.cpp keeps embeddings on the host and leaves prediction layers out by itself
         if tensor.layer is None:
@@ -190,7 +207,8 @@ def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tu
     for position, tier in ((None, HOST), *enumerate(gpus)):
         mine = [buffer for buffer in buffers if buffer.gpu == position]
         for item in ITEMS:
-            predicted, projected = _predicted(plan, tier, item), _projected(mine, item)
+            predicted = _predicted(plan, tier, item)
+            projected = _projected(mine, item)
             # What is rewritten is only a second copy, and so an item of the ledger, where the file stays mapped.
             if predicted or (projected and item != "repack"):
                 rows.append(Comparison(tier, item, predicted, projected))

@@ -14,22 +14,23 @@ from time import perf_counter
 from typing import Literal
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.binding import HOST_TIERS, mapped_bytes
 from tokenmill.engine.engine import Answer, Engine, Request, Sampling
-from tokenmill.engine.heads import Head, Held, WarmedHead, hold
 from tokenmill.engine.loading_process import parse_status
 from tokenmill.engine.page_cache import Filled, FillProgress, fill
+from tokenmill.engine.pinned_prefixes import Head, Held, WarmedHead, hold
 from tokenmill.engine.priority import preparation
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
 from tokenmill.hardware.linux import parse_meminfo
 from tokenmill.hardware.mounts import parse_mountinfo
-from tokenmill.plan.plan import Plan
+from tokenmill.launch.binding import HOST_TIERS, mapped_bytes
+from tokenmill.planner.plan import Plan
 from tokenmill.units import format_bytes, format_seconds
 
 StepName = Literal["page cache", "first decode", "heads"]
 TOKENS = 8  # of each of the two first requests
-FIRST, SECOND = "Monday, Tuesday, Wednesday,", "January, February, March,"
+FIRST = "Monday, Tuesday, Wednesday,"
+SECOND = "January, February, March,"
 """Two prompts of about the same length with nothing in common: the second must not profit from the first's cache."""
 LEAST_LOCKED = 0.95  # of what was to be locked
 WORTH_TELLING = 1.2  # times slower cold than warm
@@ -83,8 +84,10 @@ class ColdAgainstWarm:
         if self.times < WORTH_TELLING:
             return f"a short request takes {format_seconds(self.warm_s)}, and took no longer at first"
         reading = f", {format_seconds(self.read_s)} of it for reading the model" if self.read_s else ""
-        return (f"a short request takes {format_seconds(self.warm_s)}; cold it would have taken at least "
-                f"{format_seconds(self.cold_s)}{reading}")  # fmt: skip
+        return (
+            f"a short request takes {format_seconds(self.warm_s)}; cold it would have taken at least "
+            f"{format_seconds(self.cold_s)}{reading}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +173,23 @@ async def fill_ahead(
     """
     if not plan.settings.mmap or (loaded and mapped_bytes(plan) == 0):
         return None
-    stop, loop = threading.Event(), asyncio.get_running_loop()
+    stop = threading.Event()
+    loop = asyncio.get_running_loop()
 
     def tell(state: FillProgress) -> None:
         if progress is not None:
             loop.call_soon_threadsafe(progress, _fill_words(state))
 
-    work = asyncio.ensure_future(asyncio.to_thread(
-        fill, paths, available_bytes=room_bytes(plan, host or LocalHost(), loaded=loaded),
-        nodes=_spread(plan), progress=tell, stop=stop,
-    ))  # fmt: skip
+    work = asyncio.ensure_future(
+        asyncio.to_thread(
+            fill,
+            paths,
+            available_bytes=room_bytes(plan, host or LocalHost(), loaded=loaded),
+            nodes=_spread(plan),
+            progress=tell,
+            stop=stop,
+        )
+    )
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -208,8 +218,9 @@ def _spread(plan: Plan) -> tuple[int, ...] | None:
 
 
 def _fill_words(state: FillProgress) -> WarmProgress:
-    return WarmProgress("page cache", "reading the model", state.bytes_done, state.bytes_total, state.rate_bytes_s,
-                        state.eta_s)  # fmt: skip
+    return WarmProgress(
+        "page cache", "reading the model", state.bytes_done, state.bytes_total, state.rate_bytes_s, state.eta_s
+    )
 
 
 async def _run(engine: Engine, prompt: str) -> Run:
@@ -221,8 +232,9 @@ async def _run(engine: Engine, prompt: str) -> Run:
         async for event in stream:
             if isinstance(event, Answer):
                 timings = event.timings
-                return Run(perf_counter() - began, first, timings.prefill_s, timings.decode_s,
-                           event.usage.completion_tokens)  # fmt: skip
+                return Run(
+                    perf_counter() - began, first, timings.prefill_s, timings.decode_s, event.usage.completion_tokens
+                )
             first = first if first is not None else perf_counter() - began
     finally:
         await stream.aclose()
@@ -237,5 +249,7 @@ def _locked(engine: Engine, plan: Plan, host: Host) -> tuple[int | None, list[st
     wanted = mapped_bytes(plan)  # llama.cpp does not lock what it rewrote
     if locked is None or locked >= LEAST_LOCKED * wanted:
         return locked, []
-    return locked, [f"only {format_bytes(locked)} of {format_bytes(wanted)} are locked in memory: tokenmill doctor "
-                    "says what the limit is and how to raise it"]  # fmt: skip
+    return locked, [
+        f"only {format_bytes(locked)} of {format_bytes(wanted)} are locked in memory: tokenmill doctor "
+        "says what the limit is and how to raise it"
+    ]

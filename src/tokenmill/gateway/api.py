@@ -17,15 +17,19 @@ from tokenmill.gateway.api_schemas import PATHS, SCHEMAS
 from tokenmill.gateway.events import EventStream, Feed
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.metrics import CONTENT_TYPE, Metrics
+from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.view import heads_view, status_view
-from tokenmill.gateway.watching import Watch
 
 FOLDER = "/page"
 _INDEX = "index.html"
-_TYPES = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8",
-          "css": "text/css; charset=utf-8", "svg": "image/svg+xml"}  # fmt: skip
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
 _KEY_WANTED = b'<meta name="tokenmill-key" content="none">', b'<meta name="tokenmill-key" content="wanted">'
 _STRICT = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -41,8 +45,10 @@ YOUNG_S = 0.5  # a look that is younger answers several who ask
 
 def page_part(state: GatewayState) -> Part:
     """The page, its files, what it reads, and metrics."""
-    watch = Watch(state)
-    feed, metrics, kept = Feed(watch), Metrics(watch), page_files()
+    watch = Monitor(state)
+    feed = Feed(watch)
+    metrics = Metrics(watch)
+    kept = page_files()
 
     async def page(request: Request) -> Response:
         body = kept[_INDEX].replace(*_KEY_WANTED) if state.keys.all() else kept[_INDEX]
@@ -75,9 +81,12 @@ def page_part(state: GatewayState) -> Part:
                 state.recorder.all.remove(one)
 
     routes = [
-        Route("/", page), Route(f"{FOLDER}/{{file}}", part_of_page), Route("/api/status", status),
-        Route("/api/events", events), Route("/metrics", scrape),
-    ]  # fmt: skip
+        Route("/", page),
+        Route(f"{FOLDER}/{{file}}", part_of_page),
+        Route("/api/status", status),
+        Route("/api/events", events),
+        Route("/metrics", scrape),
+    ]
     free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
     return Part(routes, PATHS, SCHEMAS, alongside, free)
 

@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway import api, backends, batches, chat, embeddings, health, models, openapi
-from tokenmill.gateway.door import Door, refusal
+from tokenmill.gateway import api, batches, chat, embeddings, health, managed_backend, models, openapi
 from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.middleware import AccessMiddleware, refusal
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.visit import visit_of
 
 
-def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> Door:
+def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> AccessMiddleware:
     """The application; `more`: parts beside the front's own, default: all there are."""
     every = (*front(state), *(parts(state) if more is None else more))
     described = openapi.document(every)
@@ -34,7 +34,7 @@ def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> Door:
 
     inner = Starlette(routes=[*routes, openapi.route(described)], lifespan=lifespan, exception_handlers=handlers(state))
     free = frozenset().union(*(part.open_paths for part in every))
-    return Door(inner, state, routes=inner.routes, open_paths=free, alongside=lambda: lifespan(inner))
+    return AccessMiddleware(inner, state, routes=inner.routes, open_paths=free, alongside=lambda: lifespan(inner))
 
 
 def handlers(state: GatewayState) -> dict[Any, Any]:
@@ -46,7 +46,8 @@ def handlers(state: GatewayState) -> dict[Any, Any]:
 
     async def starlettes(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
-        method, path = request.method, request.url.path[:100]
+        method = request.method
+        path = request.url.path[:100]
         said = f"{method} is not for {path}" if error.status_code == 405 else f"there is nothing at {path}"
         fault = Fault(said if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
         answer = refusal(fault, visit_of(request.scope), state)
@@ -62,7 +63,7 @@ def handlers(state: GatewayState) -> dict[Any, Any]:
 
 def front(state: GatewayState) -> tuple[Part, ...]:
     """What answers requests one by one."""
-    return chat.part(state), models.part(state), embeddings.part(state), health.part(state), backends.part(state)
+    return chat.part(state), models.part(state), embeddings.part(state), health.part(state), managed_backend.part(state)
 
 
 def parts(state: GatewayState) -> tuple[Part, ...]:

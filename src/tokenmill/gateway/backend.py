@@ -3,25 +3,26 @@
 A request goes to the first of its chain that can take it. Another is only tried while not one token has come.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.engine.engine import Answer, Engine, Piece, Request
-from tokenmill.engine.watched import Watched
 from tokenmill.errors import UnknownModel
-from tokenmill.gateway.lanes import Gate
+from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.request_context import RequestContext
+from tokenmill.gateway.response_writer import ResponseWriter
+from tokenmill.gateway.vitals import Pace
+
+if TYPE_CHECKING:
+    from tokenmill.gateway.fallback import Work
 
 Events = AsyncGenerator[Piece | Answer, None]
 
 
 class Backend(Protocol):
-    """One that answers.
-
-    It may also have `relay(work, sending, visit, charge) -> bool`, which answers a request by passing bytes on as they
-    are; False, or an EngineError before anything was sent: it was not that one's to answer.
-    """
+    """An engine as the gateway uses it."""
 
     @property
     def name(self) -> str:
@@ -32,7 +33,7 @@ class Backend(Protocol):
         """The engine itself, past the gate."""
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> AdmissionGate:
         """Who may go to it."""
 
     @property
@@ -43,8 +44,26 @@ class Backend(Protocol):
     def state(self) -> str:
         """How it is, in a word of engine.State or of a breaker."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last request to it failed; None if it succeeded."""
+
     def stream(self, request: Request) -> Events:
         """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
+
+    async def relay(
+        self, work: "Work", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+    ) -> bool:
+        """Answer by relaying bytes to the engine's HTTP API; False if this request needs `stream`.
+
+        An EngineError that is raised before anything was sent leaves the request to another backend.
+        """
+
+    async def check(self, pace: Pace) -> None:
+        """Update `state` by asking the engine's health page."""
+
+    def close(self) -> None:
+        """Close its connections; the engine belongs to its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,47 +87,13 @@ class Routes(Protocol):
     def models(self) -> Sequence[Model]:
         """Every model that is served."""
 
-    def choose(
-        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
-    ) -> "Sequence[Backend]":  # fmt: skip
+    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> "Sequence[Backend]":
         """The chain for a request, never empty; UnknownModel where nothing serves that name."""
 
     def reasoned(
         self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
-    ) -> "tuple[Sequence[Backend], str | None]":  # fmt: skip
+    ) -> "tuple[Sequence[Backend], str | None]":
         """The same with the reason for the log; None: the model alone decided."""
-
-
-@dataclass(slots=True)
-class EngineBackend:
-    """An engine of our own behind a gate."""
-
-    name: str
-    engine: Engine
-    gate: Gate
-
-    @property
-    def available(self) -> bool:
-        """Whether it lives; one that restarts is only asked where no other can be."""
-        return self.state == "ready"
-
-    @property
-    def state(self) -> str:
-        """How it is, as far as is known without asking."""
-        engine = self.engine
-        if not isinstance(engine, Watched):
-            return "ready"
-        return "failed" if engine.failed.done() else "restarting" if engine.current is None else "ready"
-
-    async def stream(self, request: Request) -> Events:
-        """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
-        async with self.gate.enter(request.priority):
-            events = self.engine.stream(request)
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                await events.aclose()
 
 
 @dataclass(slots=True)
@@ -133,9 +118,7 @@ class ByModel:
             found[names[0]] = Model(names[0], backends, self.created_s, backend.engine.identity.context, aliases)
         return tuple(found.values())
 
-    def choose(
-        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
-    ) -> "Sequence[Backend]":  # fmt: skip
+    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> "Sequence[Backend]":
         """Those who have the model; without a name, the first and whoever has the same."""
         wanted = self.served[0][1][0] if model is None else model
         chain = tuple(backend for backend, names in self.served if wanted in names)
@@ -146,13 +129,13 @@ class ByModel:
 
     def reasoned(
         self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
-    ) -> "tuple[Sequence[Backend], str | None]":  # fmt: skip
+    ) -> "tuple[Sequence[Backend], str | None]":
         """The same; there is never another reason."""
         return self.choose(model, lane, prompt_tokens, key), None
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedStream:
     """An answer that has begun: who gives it, and what has come."""
 
     backend: Backend
@@ -160,11 +143,11 @@ class Begun:
     rest: Events
 
 
-async def begin(backend: Backend, request: Request) -> Begun:
+async def begin(backend: Backend, request: Request) -> StartedStream:
     """Wait for the first sign of an answer; until then another backend may still be tried."""
     events = backend.stream(request)
     try:
-        return Begun(backend, await anext(events), events)
+        return StartedStream(backend, await anext(events), events)
     except BaseException:
         await events.aclose()
         raise

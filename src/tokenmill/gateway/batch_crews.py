@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenmill.errors import TokenmillError, UnknownModel
+from tokenmill.gateway.admission_engine import engine_behind
 from tokenmill.gateway.backend import Backend
-from tokenmill.gateway.gated import engine_behind
+from tokenmill.gateway.batch_records import BatchRecord
 from tokenmill.gateway.recorder import Missed
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.tickets import Ticket
-from tokenmill.jobs.job import Batch
 from tokenmill.jobs.misses import Miss
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
@@ -46,7 +46,10 @@ class Crews:
     def __init__(
         self, state: GatewayState, *, tick_s: float, wake: Callable[[], None], clock: Callable[[], float] = time.time
     ) -> None:
-        self._state, self._tick_s, self._wake, self._clock = state, tick_s, wake, clock
+        self._state = state
+        self._tick_s = tick_s
+        self._wake = wake
+        self._clock = clock
         self._crews: dict[str, _Crew] = {}  # by backend
         self._rests: dict[str, _Rest] = {}  # by backend
         self.store: Store | None = None  # while it is held
@@ -65,7 +68,7 @@ class Crews:
         for crew in self._crews.values():
             crew.batches.discard(batch)
 
-    async def work_on(self, batch: Batch, ticket: Ticket) -> None:
+    async def work_on(self, batch: Batch, ticket: BatchRecord) -> None:
         """See to it that a batch is worked on, where an engine can."""
         best = self._best(batch, ticket)
         has = next((crew for crew in self._crews.values() if batch.id in crew.batches), None)
@@ -90,18 +93,23 @@ class Crews:
             crew.stop.set()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _best(self, batch: Batch, ticket: Ticket) -> Backend | None:
+    def _best(self, batch: Batch, ticket: BatchRecord) -> Backend | None:
         """The first backend of the model that is up and has not just failed; None: none is."""
         try:
             chain = self._state.routes.choose(ticket.model, "batch", None, ticket.owner)
         except UnknownModel:  # the configuration has changed since
             return None
         now_s = asyncio.get_running_loop().time()
-        return next((
-            backend for backend in chain
-            if backend.engine.identity.model_id == batch.model_id and backend.available
-            and self._rests.get(backend.name, _Rest()).until_s <= now_s
-        ), None)  # fmt: skip
+        return next(
+            (
+                backend
+                for backend in chain
+                if backend.engine.identity.model_id == batch.model_id
+                and backend.available
+                and self._rests.get(backend.name, _Rest()).until_s <= now_s
+            ),
+            None,
+        )
 
     async def _work(self, store: Store, crew: _Crew, first: Batch) -> None:
         """Until all that joined is done, or the backend is given up."""
@@ -111,9 +119,16 @@ class Crews:
             status = await engine.status()
             shape = shape_of(engine.capabilities, engine.identity, cells_total=status.counters.cells_total)
             await work(
-                store, [first], engine, shape, options=Options(tick_s=self._tick_s), stop=crew.stop, clock=self._clock,
-                joining=crew.joining, missed=lambda miss: self._missed(name, miss),
-            )  # fmt: skip
+                store,
+                [first],
+                engine,
+                shape,
+                options=Options(tick_s=self._tick_s),
+                stop=crew.stop,
+                clock=self._clock,
+                joining=crew.joining,
+                missed=lambda miss: self._missed(name, miss),
+            )
             self._rests.pop(name, None)
         except TokenmillError as error:
             self._rest(name, error)
@@ -127,5 +142,6 @@ class Crews:
     def _rest(self, name: str, error: TokenmillError) -> None:
         rest = self._rests.setdefault(name, _Rest())
         wait_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2.0**rest.failures)
-        rest.failures, rest.until_s = rest.failures + 1, asyncio.get_running_loop().time() + wait_s
+        rest.failures = rest.failures + 1
+        rest.until_s = asyncio.get_running_loop().time() + wait_s
         self._state.log({"event": "batches_wait", "backend": name, "why": " ".join(error.message.split())})

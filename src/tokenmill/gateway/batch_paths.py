@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tokenmill.gateway.batch_records import STATUSES
 from tokenmill.gateway.batch_view import (
     LEAST_KEPT_S,
     LISTED_PURPOSES,
@@ -16,9 +17,8 @@ from tokenmill.gateway.batch_view import (
     WINDOW,
 )
 from tokenmill.gateway.openapi import NO_KEY, NOT_FOUND, json_answer, json_body, ref, refusals
-from tokenmill.gateway.tickets import STATUSES
 from tokenmill.jobs.body import URLS
-from tokenmill.jobs.keys import HIGHEST_PRIORITY
+from tokenmill.jobs.openai_schema import HIGHEST_PRIORITY
 
 _WHEN = {"type": ["integer", "null"], "description": "Unix seconds."}
 _ID = {"type": ["string", "null"]}
@@ -46,17 +46,27 @@ def _object(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
 
 def _list_of(schema: str) -> dict[str, Any]:
     return _object(
-        ("object", "data", "has_more"), object={"const": "list"}, data={"type": "array", "items": ref(schema)},
-        first_id=_ID, last_id=_ID, has_more={"type": "boolean"},
-    )  # fmt: skip
+        ("object", "data", "has_more"),
+        object={"const": "list"},
+        data={"type": "array", "items": ref(schema)},
+        first_id=_ID,
+        last_id=_ID,
+        has_more={"type": "boolean"},
+    )
 
 
 SCHEMAS: Mapping[str, Any] = {
     "File": _object(
-        ("id", "object", "bytes", "created_at", "filename", "purpose", "status"), id={"type": "string"},
-        object={"const": "file"}, bytes=_COUNT, created_at={"type": "integer"}, expires_at=_WHEN,
+        ("id", "object", "bytes", "created_at", "filename", "purpose", "status"),
+        id={"type": "string"},
+        object={"const": "file"},
+        bytes=_COUNT,
+        created_at={"type": "integer"},
+        expires_at=_WHEN,
         filename={"type": "string", "description": "What the client called it."},
-        purpose={"enum": list(LISTED_PURPOSES)}, status={"const": "processed"}, status_details={"type": "null"},
+        purpose={"enum": list(LISTED_PURPOSES)},
+        status={"const": "processed"},
+        status_details={"type": "null"},
         sha256={"type": "string"},
     ),
     "FileList": _list_of("File"),
@@ -92,25 +102,49 @@ SCHEMAS: Mapping[str, Any] = {
     },
     "Batch": _object(
         ("id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at", "request_counts"),
-        id={"type": "string"}, object={"const": "batch"}, endpoint={"enum": list(URLS)}, model=_ID,
-        errors={"anyOf": [ref("BatchErrors"), {"type": "null"}]}, input_file_id={"type": "string"},
-        completion_window={"type": "string"}, status={"enum": list(STATUSES)}, output_file_id=_ID, error_file_id=_ID,
-        created_at={"type": "integer"}, in_progress_at=_WHEN, expires_at=_WHEN, finalizing_at=_WHEN,
-        completed_at=_WHEN, failed_at=_WHEN, expired_at=_WHEN, cancelling_at=_WHEN, cancelled_at=_WHEN,
+        id={"type": "string"},
+        object={"const": "batch"},
+        endpoint={"enum": list(URLS)},
+        model=_ID,
+        errors={"anyOf": [ref("BatchErrors"), {"type": "null"}]},
+        input_file_id={"type": "string"},
+        completion_window={"type": "string"},
+        status={"enum": list(STATUSES)},
+        output_file_id=_ID,
+        error_file_id=_ID,
+        created_at={"type": "integer"},
+        in_progress_at=_WHEN,
+        expires_at=_WHEN,
+        finalizing_at=_WHEN,
+        completed_at=_WHEN,
+        failed_at=_WHEN,
+        expired_at=_WHEN,
+        cancelling_at=_WHEN,
+        cancelled_at=_WHEN,
         request_counts=_object(("total", "completed", "failed"), total=_COUNT, completed=_COUNT, failed=_COUNT),
-        usage={"anyOf": [{"type": "object"}, {"type": "null"}],
-               "description": "What was computed for it: answers that were there before cost nothing."},
-        metadata=_METADATA, priority={"type": "integer"},
+        usage={
+            "anyOf": [{"type": "object"}, {"type": "null"}],
+            "description": "What was computed for it: answers that were there before cost nothing.",
+        },
+        metadata=_METADATA,
+        priority={"type": "integer"},
     ),
     "BatchErrors": _object(
-        ("object", "data"), object={"const": "list"},
-        data={"type": "array", "items": _object(
-            ("code", "message"), code={"type": "string"}, message={"type": "string"},
-            line={"type": ["integer", "null"]}, param=_ID,
-        )},
+        ("object", "data"),
+        object={"const": "list"},
+        data={
+            "type": "array",
+            "items": _object(
+                ("code", "message"),
+                code={"type": "string"},
+                message={"type": "string"},
+                line={"type": ["integer", "null"]},
+                param=_ID,
+            ),
+        },
     ),
     "BatchList": _list_of("Batch"),
-}  # fmt: skip
+}
 
 
 def _query(name: str, schema: Mapping[str, Any], description: str) -> dict[str, Any]:
@@ -127,10 +161,14 @@ def _operation(name: str, summary: str, answers: Mapping[str, Any], **more: Any)
 
 _AFTER = _query("after", {"type": "string"}, "The last one of the part before.")
 _HOLDING = {
-    **_query("metadata", {"type": "object", "maxProperties": MOST_METADATA, "additionalProperties": {"type": "string"}},
-             "Only batches whose metadata holds these; not in OpenAI's protocol."),
-    "style": "deepObject", "explode": True,
-}  # fmt: skip
+    **_query(
+        "metadata",
+        {"type": "object", "maxProperties": MOST_METADATA, "additionalProperties": {"type": "string"}},
+        "Only batches whose metadata holds these; not in OpenAI's protocol.",
+    ),
+    "style": "deepObject",
+    "explode": True,
+}
 _FORM = {"required": True, "content": {"multipart/form-data": {"schema": ref("FileUpload")}}}
 _BYTES = {
     "description": "Its bytes.",
@@ -141,39 +179,50 @@ _WRONG = refusals(400)
 PATHS: Mapping[str, Any] = {
     "/v1/files": {
         "post": _operation(
-            "createFile", "Hand in a file.", {"200": json_answer("File", "It."), **refusals(400, 408, 413, 415, 507)},
+            "createFile",
+            "Hand in a file.",
+            {"200": json_answer("File", "It."), **refusals(400, 408, 413, 415, 507)},
             requestBody=_FORM,
         ),
         "get": _operation(
-            "listFiles", "Files, the newest first.", {"200": json_answer("FileList", "A part of them."), **_WRONG},
+            "listFiles",
+            "Files, the newest first.",
+            {"200": json_answer("FileList", "A part of them."), **_WRONG},
             parameters=[
-                _AFTER, _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_FILES}, "How many at most."),
+                _AFTER,
+                _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_FILES}, "How many at most."),
                 _query("order", {"enum": ["asc", "desc"]}, "By when they came."),
                 _query("purpose", {"enum": list(LISTED_PURPOSES)}, "Only these."),
             ],
         ),
     },
     "/v1/files/{file_id}": {
-        "get": _operation("retrieveFile", "One file.", {"200": json_answer("File", "It."), **NOT_FOUND},
-                          parameters=[_path("file_id")]),
+        "get": _operation(
+            "retrieveFile", "One file.", {"200": json_answer("File", "It."), **NOT_FOUND}, parameters=[_path("file_id")]
+        ),
         "delete": _operation(
-            "deleteFile", "Delete a file that no unfinished batch needs.",
+            "deleteFile",
+            "Delete a file that no unfinished batch needs.",
             {"200": json_answer("FileDeleted", "It is gone."), **NOT_FOUND, **refusals(409)},
             parameters=[_path("file_id")],
         ),
     },
     "/v1/files/{file_id}/content": {
-        "get": _operation("fileContent", "The bytes of a file.", {"200": _BYTES, **NOT_FOUND},
-                          parameters=[_path("file_id")]),
+        "get": _operation(
+            "fileContent", "The bytes of a file.", {"200": _BYTES, **NOT_FOUND}, parameters=[_path("file_id")]
+        ),
     },
     "/v1/batches": {
         "post": _operation(
-            "createBatch", "Have the jobs of a file worked on behind interactive requests.",
+            "createBatch",
+            "Have the jobs of a file worked on behind interactive requests.",
             {"200": json_answer("Batch", "It."), **refusals(400, 404, 408, 413, 415)},
             requestBody=json_body("BatchRequest"),
         ),
         "get": _operation(
-            "listBatches", "Batches, the newest first.", {"200": json_answer("BatchList", "A part of them."), **_WRONG},
+            "listBatches",
+            "Batches, the newest first.",
+            {"200": json_answer("BatchList", "A part of them."), **_WRONG},
             parameters=[
                 _AFTER,
                 _query("limit", {"type": "integer", "minimum": 1, "maximum": MOST_BATCHES}, "How many at most."),
@@ -182,13 +231,19 @@ PATHS: Mapping[str, Any] = {
         ),
     },
     "/v1/batches/{batch_id}": {
-        "get": _operation("retrieveBatch", "One batch.", {"200": json_answer("Batch", "It."), **NOT_FOUND},
-                          parameters=[_path("batch_id")]),
+        "get": _operation(
+            "retrieveBatch",
+            "One batch.",
+            {"200": json_answer("Batch", "It."), **NOT_FOUND},
+            parameters=[_path("batch_id")],
+        ),
     },
     "/v1/batches/{batch_id}/cancel": {
         "post": _operation(
-            "cancelBatch", "Cancel a batch: what is answered stays.",
-            {"200": json_answer("Batch", "It."), **NOT_FOUND, **refusals(409)}, parameters=[_path("batch_id")],
+            "cancelBatch",
+            "Cancel a batch: what is answered stays.",
+            {"200": json_answer("Batch", "It."), **NOT_FOUND, **refusals(409)},
+            parameters=[_path("batch_id")],
         ),
     },
-}  # fmt: skip
+}

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
-from tokenmill.gateway.desk import Desk
-from tokenmill.gateway.tickets import File, Ticket
+from tokenmill.gateway.batch_records import BatchRecord, File
+from tokenmill.gateway.batch_repository import BatchRepository
 from tokenmill.jobs.faults import unusable
-from tokenmill.jobs.job import Batch, Result, State
+from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.reader import Reader
 
@@ -24,7 +24,7 @@ _WORDS = {
 """OpenAI's codes and words for what the store calls otherwise."""
 
 
-def write_results(desk: Desk, reader: Reader, batch: Batch, ticket: Ticket) -> None:
+def write_results(desk: BatchRepository, reader: Reader, batch: Batch, ticket: BatchRecord) -> None:
     """Write both files of a batch whose every job has its outcome; one without lines is not made. Blocks."""
     late = ended_late(ticket, batch)
     with ExitStack() as stack:
@@ -40,7 +40,7 @@ def write_results(desk: Desk, reader: Reader, batch: Batch, ticket: Ticket) -> N
             growing.keep(f"{ticket.id}_{what}.jsonl", ticket)
 
 
-def ended_late(ticket: Ticket, batch: Batch) -> bool:
+def ended_late(ticket: BatchRecord, batch: Batch) -> bool:
     """Whether what ran was broken off because the time was over, and not because somebody wanted so."""
     cancelled_s = batch.cancelled_s
     return cancelled_s is not None and cancelled_s >= ticket.expires_s and "cancelling" not in ticket.times
@@ -55,10 +55,12 @@ def _said(result: Result, *, late: bool) -> Result:
 class _Growing:
     """A draft that lines are appended to."""
 
-    def __init__(self, desk: Desk, file: str) -> None:
-        self._desk, self._id = desk, file
+    def __init__(self, desk: BatchRepository, file: str) -> None:
+        self._desk = desk
+        self._id = file
         self._path: Path = desk.draft_of(file)
-        self._sum, self._size = hashlib.sha256(), 0
+        self._sum = hashlib.sha256()
+        self._size = 0
         try:
             self._file: BinaryIO = self._path.open("wb")
         except OSError as error:
@@ -80,7 +82,7 @@ class _Growing:
         self._sum.update(line)
         self._size += len(line)
 
-    def keep(self, name: str, ticket: Ticket) -> None:
+    def keep(self, name: str, ticket: BatchRecord) -> None:
         """Make a file of it, unless it is empty."""
         if not self._size:
             return
@@ -91,5 +93,15 @@ class _Growing:
             raise unusable(self._path.parent, error) from error
         now_s = self._desk.now_s()
         kept_s = ticket.output_kept_s
-        self._desk.keep(File(self._id, ticket.owner, name, "batch_output", self._size, self._sum.hexdigest(), now_s,
-                             None if kept_s is None else now_s + kept_s))  # fmt: skip
+        self._desk.keep(
+            File(
+                self._id,
+                ticket.owner,
+                name,
+                "batch_output",
+                self._size,
+                self._sum.hexdigest(),
+                now_s,
+                None if kept_s is None else now_s + kept_s,
+            )
+        )

@@ -4,23 +4,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from tokenmill.gateway.batch_records import BadLine, BatchRecord, File, HttpBatchRequest, Outcome, Page
 from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.tickets import BadLine, File, Order, Outcome, Page, Ticket
 from tokenmill.jobs.body import URLS
-from tokenmill.jobs.keys import HIGHEST_PRIORITY, shown
+from tokenmill.jobs.openai_schema import HIGHEST_PRIORITY, shown
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")
-LEAST_KEPT_S, MOST_KEPT_S = 3600, 2_592_000
-MOST_FILES, MOST_BATCHES, USUAL_BATCHES = 10_000, 100, 20
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
+LEAST_KEPT_S = 3600
+MOST_KEPT_S = 2_592_000
+MOST_FILES = 10_000
+MOST_BATCHES = 100
+USUAL_BATCHES = 20
+MOST_METADATA = 16
+LONGEST_KEY = 64
+LONGEST_VALUE = 512
 LONGEST_WINDOW_S = 366 * 86400
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
 _WINDOW = re.compile(WINDOW[1:-1])
 _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ORDER_KEYS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "priority")
-T = TypeVar("T", File, Ticket)
+T = TypeVar("T", File, BatchRecord)
 
 
 # What is said to clients.
@@ -29,33 +34,52 @@ T = TypeVar("T", File, Ticket)
 def file_body(file: File) -> dict[str, Any]:
     """A file."""
     return {
-        "id": file.id, "object": "file", "bytes": file.bytes, "created_at": int(file.created_s),
-        "expires_at": _moment(file.expires_s), "filename": file.filename, "purpose": file.purpose,
-        "status": "processed", "status_details": None, "sha256": file.sha256,
-    }  # fmt: skip
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": int(file.created_s),
+        "expires_at": _moment(file.expires_s),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+        "sha256": file.sha256,
+    }
 
 
-def batch_body(ticket: Ticket, outcome: Outcome | None) -> dict[str, Any]:
+def batch_body(ticket: BatchRecord, outcome: Outcome | None) -> dict[str, Any]:
     """A batch; `outcome`: how far it is now, None: its jobs are not counted yet."""
-    times, end = ticket.times, outcome if ticket.final else None
+    times = ticket.times
+    end = outcome if ticket.final else None
     return {
-        "id": ticket.id, "object": "batch", "endpoint": ticket.endpoint, "model": ticket.model,
+        "id": ticket.id,
+        "object": "batch",
+        "endpoint": ticket.endpoint,
+        "model": ticket.model,
         "errors": _errors_body(ticket.errors) if ticket.errors else None,
-        "input_file_id": ticket.input_file_id, "completion_window": ticket.window, "status": ticket.status,
+        "input_file_id": ticket.input_file_id,
+        "completion_window": ticket.window,
+        "status": ticket.status,
         "output_file_id": ticket.output_file_id if end and end.completed else None,
         "error_file_id": ticket.error_file_id if end and end.failed else None,
-        "created_at": int(ticket.created_s), "in_progress_at": _moment(times.get("in_progress")),
-        "expires_at": int(ticket.expires_s), "finalizing_at": _moment(times.get("finalizing")),
-        "completed_at": _moment(times.get("completed")), "failed_at": _moment(times.get("failed")),
-        "expired_at": _moment(times.get("expired")), "cancelling_at": _moment(times.get("cancelling")),
+        "created_at": int(ticket.created_s),
+        "in_progress_at": _moment(times.get("in_progress")),
+        "expires_at": int(ticket.expires_s),
+        "finalizing_at": _moment(times.get("finalizing")),
+        "completed_at": _moment(times.get("completed")),
+        "failed_at": _moment(times.get("failed")),
+        "expired_at": _moment(times.get("expired")),
+        "cancelling_at": _moment(times.get("cancelling")),
         "cancelled_at": _moment(times.get("cancelled")),
         "request_counts": {
-            "total": outcome.total if outcome else 0, "completed": outcome.completed if outcome else 0,
+            "total": outcome.total if outcome else 0,
+            "completed": outcome.completed if outcome else 0,
             "failed": outcome.failed if outcome else 0,
         },
         "usage": _usage_body(outcome) if outcome else None,
-        "metadata": ticket.metadata, "priority": ticket.priority,
-    }  # fmt: skip
+        "metadata": ticket.metadata,
+        "priority": ticket.priority,
+    }
 
 
 def _errors_body(errors: Sequence[BadLine]) -> dict[str, Any]:
@@ -67,20 +91,25 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
     """What was computed for the batch; answers that were there before cost nothing."""
     spent = outcome.totals
     return {
-        "input_tokens": spent.prompt_tokens, "input_tokens_details": {"cached_tokens": spent.cached_tokens},
-        "output_tokens": spent.completion_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+        "input_tokens": spent.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": spent.cached_tokens},
+        "output_tokens": spent.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": spent.prompt_tokens + spent.completion_tokens,
         "answers": {"computed": spent.computed, "reused": spent.reused},
-    }  # fmt: skip
+    }
 
 
 def list_body(found: Sequence[T], page: Page, body: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
     """A part of a list, out of one that is one longer where there is more."""
     part = found[: page.limit]
     return {
-        "object": "list", "data": [body(one) for one in part], "first_id": part[0].id if part else None,
-        "last_id": part[-1].id if part else None, "has_more": len(found) > page.limit,
-    }  # fmt: skip
+        "object": "list",
+        "data": [body(one) for one in part],
+        "first_id": part[0].id if part else None,
+        "last_id": part[-1].id if part else None,
+        "has_more": len(found) > page.limit,
+    }
 
 
 def _moment(time_s: float | None) -> int | None:
@@ -90,7 +119,7 @@ def _moment(time_s: float | None) -> int | None:
 # What clients say.
 
 
-def order_of(given: Mapping[str, Any]) -> Order:
+def order_of(given: Mapping[str, Any]) -> HttpBatchRequest:
     """What a client wants of a batch; a Fault names the key that is wrong."""
     unknown = next((key for key in given if key not in _ORDER_KEYS), None)
     if unknown is not None:
@@ -100,11 +129,19 @@ def order_of(given: Mapping[str, Any]) -> Order:
             raise Fault(f"{key} is missing", param=key, code="missing_required_parameter")
         if not isinstance(given[key], str):
             _wrong(key, f"must be a text, not {shown(given[key])}")
-    endpoint, window = given["endpoint"], given["completion_window"]
+    endpoint = given["endpoint"]
+    window = given["completion_window"]
     if endpoint not in URLS:
         _wrong("endpoint", f"must be {' or '.join(URLS)}, not {shown(endpoint)}")
-    return Order(endpoint, window, window_s(window), given["input_file_id"], _metadata(given.get("metadata")),
-                 _priority(given.get("priority")), _kept(given.get("output_expires_after")))  # fmt: skip
+    return HttpBatchRequest(
+        endpoint,
+        window,
+        window_s(window),
+        given["input_file_id"],
+        _metadata(given.get("metadata")),
+        _priority(given.get("priority")),
+        _kept(given.get("output_expires_after")),
+    )
 
 
 def window_s(text: str) -> float:
@@ -152,7 +189,8 @@ def kept_s(anchor: Any, seconds: int, param: str) -> int:
 
 def upload_terms(fields: Mapping[str, str]) -> tuple[str, int | None]:
     """The purpose of a file, and how long it is kept, out of the fields of its form."""
-    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    anchor = fields.get("expires_after[anchor]")
+    seconds = fields.get("expires_after[seconds]")
     for name in fields:
         if name not in ("purpose", "expires_after[anchor]", "expires_after[seconds]"):
             raise Fault(f"unknown field {shown(name)}", param=name[:60], code="unknown_parameter")
@@ -173,7 +211,8 @@ def page_of(query: Mapping[str, str], *, usual: int, most: int, known: Sequence[
     for name in query:
         if name not in known:
             raise Fault(f"unknown parameter {shown(name)}", param=name[:60], code="unknown_parameter")
-    limit, order = query.get("limit", str(usual)), query.get("order", "desc")
+    limit = query.get("limit", str(usual))
+    order = query.get("order", "desc")
     if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:
         _wrong("limit", f"must be a whole number from 1 to {most}, not {shown(limit)}")
     if order not in ("asc", "desc"):

@@ -14,6 +14,8 @@ from starlette.routing import Route
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.gateway import bodies
 from tokenmill.gateway.batch_paths import PATHS, SCHEMAS
+from tokenmill.gateway.batch_records import BatchRecord, Outcome, of_counts
+from tokenmill.gateway.batch_repository import BatchRepository
 from tokenmill.gateway.batch_view import (
     MOST_BATCHES,
     USUAL_BATCHES,
@@ -23,13 +25,11 @@ from tokenmill.gateway.batch_view import (
     order_of,
     page_of,
 )
-from tokenmill.gateway.desk import Desk
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.files import file_routes, may_see, no_such_place, owner_of
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.runner import TICK_S, BatchRunner
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.tickets import Outcome, Ticket, of_counts
 from tokenmill.jobs.reader import Reader
 
 FOLDER = "batches"  # in the state folder: where `tokenmill run` and `tokenmill status` have theirs
@@ -48,14 +48,14 @@ class Room:
     state: GatewayState
     tick_s: float
     clock: Callable[[], float]
-    _desk: Desk | None = None
+    _desk: BatchRepository | None = None
     _runner: BatchRunner | None = None
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Open the desk and work until the gateway has stopped."""
         folder = self.state.state_path / FOLDER
-        self._desk = await asyncio.to_thread(lambda: Desk(folder, clock=self.clock))
+        self._desk = await asyncio.to_thread(lambda: BatchRepository(folder, clock=self.clock))
         self._runner = BatchRunner(self.state, self._desk, folder, tick_s=self.tick_s, clock=self.clock)
         self._runner.start()
         try:
@@ -65,7 +65,7 @@ class Room:
             self._desk.close()
             self._desk = self._runner = None
 
-    def desk(self) -> Desk:
+    def desk(self) -> BatchRepository:
         """It, while it is open."""
         if self._desk is None:
             raise Fault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
@@ -76,11 +76,11 @@ class Room:
         if self._runner is not None:
             self._runner.wake()
 
-    async def bodies(self, tickets: Sequence[Ticket]) -> list[dict[str, Any]]:
+    async def bodies(self, tickets: Sequence[BatchRecord]) -> list[dict[str, Any]]:
         """Batches as clients see them, counted as of now."""
         return await asyncio.to_thread(self._bodies, tickets)
 
-    def _bodies(self, tickets: Sequence[Ticket]) -> list[dict[str, Any]]:
+    def _bodies(self, tickets: Sequence[BatchRecord]) -> list[dict[str, Any]]:
         live = self._counted([ticket for ticket in tickets if ticket.outcome is None])
         made = []
         for ticket in tickets:
@@ -88,7 +88,7 @@ class Room:
             made.append(batch_body(ticket, outcome))
         return made
 
-    def _counted(self, tickets: Sequence[Ticket]) -> dict[str, Outcome]:
+    def _counted(self, tickets: Sequence[BatchRecord]) -> dict[str, Outcome]:
         """From a connection of its own, so that nobody waits for who writes."""
         found: dict[str, Outcome] = {}
         if not tickets:
@@ -112,13 +112,19 @@ def batch_routes(state: GatewayState, room: Room) -> list[Route]:
 
     async def create(request: Request) -> Response:
         body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
-        order, owner, desk = order_of(await bodies.parse(body)), owner_of(request), room.desk()
+        order = order_of(await bodies.parse(body))
+        owner = owner_of(request)
+        desk = room.desk()
         file = await asyncio.to_thread(desk.file, order.input_file_id)
         if file is None or not may_see(owner, file.owner):
             raise _no_file(order.input_file_id)
         if file.purpose != "batch":
-            raise Fault(f"{file.id} was handed in for {file.purpose}, not for batch", param="input_file_id",
-                        code="invalid_value", hint='upload it with purpose "batch"')  # fmt: skip
+            raise Fault(
+                f"{file.id} was handed in for {file.purpose}, not for batch",
+                param="input_file_id",
+                code="invalid_value",
+                hint='upload it with purpose "batch"',
+            )
         ticket = await asyncio.to_thread(desk.take, order, owner)
         if ticket is None:
             raise _no_file(order.input_file_id)
@@ -140,16 +146,20 @@ def batch_routes(state: GatewayState, room: Room) -> list[Route]:
         return JSONResponse((await room.bodies([await seen(request)]))[0])
 
     async def cancel(request: Request) -> Response:
-        ticket, desk = await seen(request), room.desk()
+        ticket = await seen(request)
+        desk = room.desk()
         moved = await asyncio.to_thread(desk.move, ticket.id, "cancelling", since=("validating", "in_progress"))
         ticket = await seen(request)
         if not moved and ticket.status not in ("cancelling", "cancelled"):
-            raise Fault(f"{ticket.id} is {ticket.status}: there is nothing left to cancel", status=409,
-                        code="batch_not_cancellable")  # fmt: skip
+            raise Fault(
+                f"{ticket.id} is {ticket.status}: there is nothing left to cancel",
+                status=409,
+                code="batch_not_cancellable",
+            )
         room.wake()
         return JSONResponse((await room.bodies([ticket]))[0])
 
-    async def seen(request: Request) -> Ticket:
+    async def seen(request: Request) -> BatchRecord:
         name = request.path_params["batch_id"]
         ticket = await asyncio.to_thread(room.desk().ticket, name)
         if ticket is None or not may_see(owner_of(request), ticket.owner):
@@ -158,10 +168,11 @@ def batch_routes(state: GatewayState, room: Room) -> list[Route]:
 
     return [
         *file_routes(state, room.desk),
-        Route("/v1/batches", create, methods=["POST"]), Route("/v1/batches", listed, methods=["GET"]),
+        Route("/v1/batches", create, methods=["POST"]),
+        Route("/v1/batches", listed, methods=["GET"]),
         Route("/v1/batches/{batch_id}", one, methods=["GET"]),
         Route("/v1/batches/{batch_id}/cancel", cancel, methods=["POST"]),
-    ]  # fmt: skip
+    ]
 
 
 def _no_file(file: str) -> Fault:

@@ -16,8 +16,8 @@ from tokenmill.errors import RequestRefused
 from tokenmill.gateway.faults import Fault, param_of
 from tokenmill.gateway.recorder import Lane
 from tokenmill.jobs.body import Call, Endpoint, check
-from tokenmill.jobs.keys import TEXT, shown
 from tokenmill.jobs.line import parse as parse_object
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.units import MIB, format_bytes
 
 MOST_DEPTH = 64  # of arrays and objects in one another
@@ -48,7 +48,8 @@ class Asked:
         """For an engine, one for each choice; those of one prompt have seeds of their own."""
         made = []
         for index, call in enumerate(self.calls):
-            request, turn = call.request(self.lane), index % self.n
+            request = call.request(self.lane)
+            turn = index % self.n
             seed = request.sampling.seed
             if turn and seed is not None:
                 # downwards where upwards is no number that engines know
@@ -65,11 +66,17 @@ async def read(request: Request, *, most_bytes: int, timeout_s: float) -> bytes:
         raise _too_large(most_bytes)
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Fault(f"the body is {kind[:60]!r}", status=415, code="unsupported_media_type", kind="json",
-                    hint="send JSON with Content-Type: application/json")  # fmt: skip
+        raise Fault(
+            f"the body is {kind[:60]!r}",
+            status=415,
+            code="unsupported_media_type",
+            kind="json",
+            hint="send JSON with Content-Type: application/json",
+        )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Fault("compressed bodies are not read", status=415, code="unsupported_encoding", kind="json")
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
@@ -78,16 +85,22 @@ async def read(request: Request, *, most_bytes: int, timeout_s: float) -> bytes:
                     raise _too_large(most_bytes)
                 parts.append(part)
     except TimeoutError:
-        raise Fault(f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout",
-                    kind="size") from None  # fmt: skip
+        raise Fault(
+            f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
+        ) from None
     except ClientDisconnect:
         raise Fault("the client left in the middle of its body", code="client_left") from None
     return b"".join(parts)
 
 
 def _too_large(most_bytes: int) -> Fault:
-    return Fault(f"the body is larger than {format_bytes(most_bytes)}", status=413, code="body_too_large", kind="size",
-                 hint="gateway.max_body_bytes sets the limit")  # fmt: skip
+    return Fault(
+        f"the body is larger than {format_bytes(most_bytes)}",
+        status=413,
+        code="body_too_large",
+        kind="size",
+        hint="gateway.max_body_bytes sets the limit",
+    )
 
 
 async def parse(body: bytes) -> dict[str, Any]:
@@ -116,8 +129,12 @@ def deeper_than(value: Any, most: int) -> bool:
     """Whether arrays and objects are nested more deeply than that."""
     level = [value]
     for _ in range(most):
-        level = [inner for outer in level for inner in (outer.values() if type(outer) is dict else outer)
-                 if type(inner) is dict or type(inner) is list]  # fmt: skip
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
         if not level:
             return False
     return True
@@ -155,14 +172,21 @@ def asked(endpoint: Endpoint, body: Mapping[str, Any], lane: Lane, *, most_choic
     values = calls[0].values
     stream = bool(values.get("stream"))
     return Asked(
-        endpoint, tuple(call for call in calls for _ in range(n)), calls[0].model, lane, stream,
-        _include_usage(values, stream=stream), values.get("timeout"), n,
-    )  # fmt: skip
+        endpoint,
+        tuple(call for call in calls for _ in range(n)),
+        calls[0].model,
+        lane,
+        stream,
+        _include_usage(values, stream=stream),
+        values.get("timeout"),
+        n,
+    )
 
 
 def _choices(given: dict[str, Any], most: int) -> int:
     """How many answers to one prompt; takes the keys that say so out."""
-    n, best_of = given.pop("n", None), given.pop("best_of", None)
+    n = given.pop("n", None)
+    best_of = given.pop("best_of", None)
     for key, value in (("n", n), ("best_of", best_of)):
         if value is not None and (type(value) is not int or not 1 <= value <= most):
             raise _wrong(key, f"must be a whole number from 1 to {most}, not {shown(value)}")

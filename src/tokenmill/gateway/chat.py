@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tokenmill.gateway.exchange import Exchange
+from tokenmill.gateway.completion_response import CompletionResponse
 from tokenmill.gateway.openapi_chat import PATHS, SCHEMAS
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.state import GatewayState
@@ -14,10 +14,10 @@ def part(state: GatewayState) -> Part:
     """Chats and completions."""
 
     async def chat(_request: Request) -> Response:
-        return Exchange(state, "chat")
+        return CompletionResponse(state, "chat")
 
     async def completion(_request: Request) -> Response:
-        return Exchange(state, "completion")
+        return CompletionResponse(state, "completion")
 
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),

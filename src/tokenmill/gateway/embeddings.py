@@ -7,18 +7,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.watched import Watched
 from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.gateway import bodies
-from tokenmill.gateway.attended import ClientLeft, attended
 from tokenmill.gateway.backend import Backend, worth_trying
-from tokenmill.gateway.exchange import ANYBODY
+from tokenmill.gateway.completion_response import ANYBODY
+from tokenmill.gateway.disconnects import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.openapi import json_answer, refusals
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.visit import visit_of
 
 _KEYS = frozenset(("model", "input", "encoding_format", "dimensions", "user"))
 
@@ -27,7 +25,8 @@ def part(state: GatewayState) -> Part:
     """One route."""
 
     async def embeddings(request: Request) -> Response:
-        settings, visit = state.config.gateway, visit_of(request.scope)
+        settings = state.config.gateway
+        visit = visit_of(request.scope)
         body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
         given = await bodies.parse(body)
         _check(given)
@@ -36,7 +35,7 @@ def part(state: GatewayState) -> Part:
         chain = state.routes.choose(given.get("model"), visit.lane, None, visit.key.name if visit.key else None)
         with state.limiter.admit(name, own) as charge:
             try:
-                async with attended(state, visit, request.receive, timeout_s=settings.request_timeout_s):
+                async with cancel_on_disconnect(state, visit, request.receive, timeout_s=settings.request_timeout_s):
                     backend, answer = await _first(chain, given)
             except ClientLeft:
                 return Response(status_code=499)
@@ -62,14 +61,11 @@ def _check(given: Mapping[str, Any]) -> None:
 async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     last: EngineError | None = None
     for backend in worth_trying(chain):
-        engine = backend.engine.current if isinstance(backend.engine, Watched) else backend.engine
-        if not isinstance(engine, ServerEngine):
+        if not backend.engine.capabilities.embeddings:
             continue
         try:
             async with backend.gate.enter("interactive"):
-                return backend, dict(
-                    await engine.ask("POST", "/v1/embeddings", dict(given) | {"model": engine.speech.model})
-                )
+                return backend, await backend.engine.embed(given)
         except EngineError as error:
             last = error
         except RequestRefused as error:
@@ -77,8 +73,12 @@ async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> 
                 raise
     if last is not None:
         raise last
-    raise Fault("no engine here computes embeddings", status=501, code="embeddings_not_supported",
-                hint="route the model to a server that does, such as llama-server --embeddings")  # fmt: skip
+    raise Fault(
+        "no engine here computes embeddings",
+        status=501,
+        code="embeddings_not_supported",
+        hint="route the model to a server that does, such as llama-server --embeddings",
+    )
 
 
 SCHEMAS = {

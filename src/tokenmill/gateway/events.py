@@ -14,13 +14,13 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmill.gateway.attended import ClientLeft, attended
+from tokenmill.gateway.disconnects import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import Stopping
-from tokenmill.gateway.sending import Sending, SlowClient
+from tokenmill.gateway.monitor import Monitor
+from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.streams import HEADERS
 from tokenmill.gateway.view import heads_view, status_view
-from tokenmill.gateway.visit import visit_of
-from tokenmill.gateway.watching import Watch
 
 HEARTBEAT_S = 10.0
 _HEARTBEAT = b": still here\n\n"
@@ -34,7 +34,7 @@ def event(name: str, data: Any) -> bytes:
 class Feed:
     """What all who look are sent, written out once for a look."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Monitor) -> None:
         self.watch = watch
         self._version: int | None = None
         self.status = self.heads = b""
@@ -52,16 +52,19 @@ class EventStream(Response):
     """Sends events until the client leaves or the gateway stops."""
 
     def __init__(self, feed: Feed, *, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._feed, self._watch, self._heartbeat_s = feed, feed.watch, heartbeat_s
+        self._feed = feed
+        self._watch = feed.watch
+        self._heartbeat_s = heartbeat_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let one look."""
-        state, visit = self._watch.state, visit_of(scope)
-        sending = Sending(scope, send, state.config.gateway.write_timeout_s)
+        state = self._watch.state
+        visit = visit_of(scope)
+        sending = ResponseWriter(scope, send, state.config.gateway.write_timeout_s)
         with self._watch.looking():
             try:
-                async with attended(state, visit, receive, answered=lambda: sending.ended):
+                async with cancel_on_disconnect(state, visit, receive, answered=lambda: sending.ended):
                     await self._send(sending)
             except (ClientLeft, Stopping):
                 pass  # nobody reads any more
@@ -69,8 +72,9 @@ class EventStream(Response):
                 visit.error = "slow_client"
                 sending.abort()
 
-    async def _send(self, sending: Sending) -> None:
-        watch, feed = self._watch, self._feed
+    async def _send(self, sending: ResponseWriter) -> None:
+        watch = self._watch
+        feed = self._feed
         await sending.start(200, HEADERS)
         await sending.put(event("history", list(watch.history)))
         version, heads = 0, b""  # the first look may have been taken before: it is sent at once

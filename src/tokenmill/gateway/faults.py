@@ -12,26 +12,32 @@ from typing import Any, ClassVar
 from tokenmill.errors import (
     EngineDied,
     EngineError,
-    EngineTimeout,
     RequestRefused,
     TokenmillError,
-    TooLong,
-    UnknownModel,
 )
 
 _KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
 CLIENT_LEFT = 499  # nobody reads it: for the log, as nginx has it
 _TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
-    405: "invalid_request_error", 408: "timeout_error", 409: "conflict_error", 413: "invalid_request_error",
-    415: "invalid_request_error", 429: "rate_limit_error", 501: "not_implemented_error",
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    501: "not_implemented_error",
     503: "service_unavailable_error",
-}  # fmt: skip
+}
 
 
 class Fault(TokenmillError):
     """A request that the gateway itself does not let through."""
 
+    code = "invalid_request"
     status: ClassVar[int] = 400
 
     def __init__(
@@ -45,9 +51,10 @@ class Fault(TokenmillError):
         retry_after_s: float | None = None,
         kind: str | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message, hint=hint, code=code)
         self.answer_status = status if status is not None else self.status
-        self.code, self.param, self.retry_after_s = code, param, retry_after_s
+        self.param = param
+        self.retry_after_s = retry_after_s
         self.kind = kind  # for who counts refusals; None: not counted
 
 
@@ -76,21 +83,6 @@ def status_of(error: TokenmillError) -> int:
     return error.answer_status if isinstance(error, Fault) else error.http_status
 
 
-def code_of(error: TokenmillError) -> str | None:
-    """The word that programs go by."""
-    if isinstance(error, Fault):
-        return error.code
-    if isinstance(error, TooLong):
-        return "context_length_exceeded"
-    if isinstance(error, UnknownModel):
-        return "model_not_found"
-    if isinstance(error, EngineDied):
-        return "engine_died"
-    if isinstance(error, EngineTimeout):
-        return "timeout"
-    return "engine_error" if isinstance(error, EngineError) else None
-
-
 def source_of(error: TokenmillError) -> str:
     """Who failed."""
     if isinstance(error, EngineError):
@@ -107,7 +99,7 @@ def error_body(error: TokenmillError) -> dict[str, Any]:
             "message": text,
             "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
             "param": error.param if isinstance(error, Fault) else param_of(error),
-            "code": code_of(error),
+            "code": error.code,
             "source": source_of(error),
         }
     }

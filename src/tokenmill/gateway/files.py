@@ -12,29 +12,30 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.gateway import uploads
+from tokenmill.gateway.batch_records import File
+from tokenmill.gateway.batch_repository import BatchRepository
 from tokenmill.gateway.batch_view import LISTED_PURPOSES, MOST_FILES, file_body, list_body, page_of, upload_terms
-from tokenmill.gateway.desk import Desk
 from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.sending import Sending, SlowClient
+from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.tickets import File
-from tokenmill.gateway.visit import visit_of
 from tokenmill.units import KIB
 
 _PIECE_BYTES = 256 * KIB
 _KNOWN = ("after", "limit", "order", "purpose")
 
 
-def file_routes(state: GatewayState, desk: Callable[[], Desk]) -> list[Route]:
+def file_routes(state: GatewayState, desk: Callable[[], BatchRepository]) -> list[Route]:
     """Everything about files; the desk is there while the gateway serves."""
     settings = state.config.gateway
 
     async def create(request: Request) -> Response:
-        at, owner = desk(), owner_of(request)
+        at = desk()
+        owner = owner_of(request)
         file, draft = at.draft()
         came = await uploads.receive(
             request, draft, most_bytes=settings.max_file_bytes, timeout_s=settings.read_timeout_s
-        )  # fmt: skip
+        )
         try:
             purpose, kept_s = upload_terms(came.fields)
         except Fault:
@@ -62,8 +63,12 @@ def file_routes(state: GatewayState, desk: Callable[[], Desk]) -> list[Route]:
         file = await seen(request, desk())
         user = await asyncio.to_thread(desk().drop, file.id)
         if user is not None:
-            raise Fault(f"{file.id} is needed by {user}, which is not finished", status=409, code="file_in_use",
-                        hint="cancel the batch, or wait for it")  # fmt: skip
+            raise Fault(
+                f"{file.id} is needed by {user}, which is not finished",
+                status=409,
+                code="file_in_use",
+                hint="cancel the batch, or wait for it",
+            )
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def content(request: Request) -> Response:
@@ -71,10 +76,12 @@ def file_routes(state: GatewayState, desk: Callable[[], Desk]) -> list[Route]:
         return Content(desk().path(file.id), file, settings.write_timeout_s)
 
     return [
-        Route("/v1/files", create, methods=["POST"]), Route("/v1/files", listed, methods=["GET"]),
-        Route("/v1/files/{file_id}", one, methods=["GET"]), Route("/v1/files/{file_id}", delete, methods=["DELETE"]),
+        Route("/v1/files", create, methods=["POST"]),
+        Route("/v1/files", listed, methods=["GET"]),
+        Route("/v1/files/{file_id}", one, methods=["GET"]),
+        Route("/v1/files/{file_id}", delete, methods=["DELETE"]),
         Route("/v1/files/{file_id}/content", content, methods=["GET"]),
-    ]  # fmt: skip
+    ]
 
 
 def owner_of(request: Request) -> str | None:
@@ -93,7 +100,7 @@ def no_such_place(after: str | None) -> Fault:
     return Fault(f"after: there is no {(after or '')[:60]!r}", param="after", code="invalid_value")
 
 
-async def seen(request: Request, desk: Desk) -> File:
+async def seen(request: Request, desk: BatchRepository) -> File:
     """The file that a path names, if whoever asks may see it."""
     name = request.path_params["file_id"]
     file = await asyncio.to_thread(desk.file, name)
@@ -106,7 +113,9 @@ class Content(Response):
     """The bytes of a file, piece by piece; who does not take them is dropped."""
 
     def __init__(self, path: Path, file: File, timeout_s: float) -> None:
-        self._path, self._file, self._timeout_s = path, file, timeout_s
+        self._path = path
+        self._file = file
+        self._timeout_s = timeout_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,12 +124,16 @@ class Content(Response):
             opened = await asyncio.to_thread(self._path.open, "rb")
         except OSError:
             raise Fault("the bytes of this file are gone from the disk", status=404, code="file_not_found") from None
-        sending = Sending(scope, send, self._timeout_s)
+        sending = ResponseWriter(scope, send, self._timeout_s)
         try:
-            await sending.start(200, [
-                (b"content-type", b"application/octet-stream"), (b"content-length", str(self._file.bytes).encode()),
-                (b"content-disposition", f"attachment; filename*=UTF-8''{quote(self._file.filename)}".encode()),
-            ])  # fmt: skip
+            await sending.start(
+                200,
+                [
+                    (b"content-type", b"application/octet-stream"),
+                    (b"content-length", str(self._file.bytes).encode()),
+                    (b"content-disposition", f"attachment; filename*=UTF-8''{quote(self._file.filename)}".encode()),
+                ],
+            )
             await self._pour(opened, sending)
         except SlowClient:
             visit_of(scope).error = "slow_client"
@@ -128,7 +141,7 @@ class Content(Response):
         finally:
             opened.close()
 
-    async def _pour(self, opened: BinaryIO, sending: Sending) -> None:
+    async def _pour(self, opened: BinaryIO, sending: ResponseWriter) -> None:
         left = self._file.bytes
         while left > 0 and (piece := await asyncio.to_thread(opened.read, min(_PIECE_BYTES, left))):
             left -= len(piece)

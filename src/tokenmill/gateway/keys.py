@@ -155,7 +155,8 @@ class Keys:
 
     def owner(self, given: str) -> Key | None:
         """Whose key this is; takes as long for a wrong one."""
-        hashed, found = _hash(given[:_MOST_GIVEN]), None
+        hashed = _hash(given[:_MOST_GIVEN])
+        found = None
         for key in self.all():
             if hmac.compare_digest(key.sha256, hashed):
                 found = key

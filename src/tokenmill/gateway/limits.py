@@ -58,13 +58,16 @@ class Limiter:
     @contextmanager
     def admit(self, name: str, own: KeyLimits | None = None) -> Iterator[Callable[[int], None]]:
         """Hold a place for one request; Busy where the limits do not allow it. Gives what tokens are charged with."""
-        limits, now_s = self._limits(own), self.clock()
+        limits = self._limits(own)
+        now_s = self.clock()
         use = self._use(name, limits, now_s)
         if limits.requests_at_once is not None and use.at_once >= limits.requests_at_once:
             raise Busy(
                 f"{use.at_once} requests of this key are running, and no more may",
-                retry_after_s=1.0, code="concurrency_limit_exceeded", kind="limits",
-            )  # fmt: skip
+                retry_after_s=1.0,
+                code="concurrency_limit_exceeded",
+                kind="limits",
+            )
         if use.requests is not None and (wait_s := use.requests.wait_s(now_s, 1.0)):
             raise _over(f"{limits.requests_per_minute} requests a minute", wait_s)
         # A bucket that is at least above nothing lets one in: how much it takes is not known before.
@@ -84,7 +87,8 @@ class Limiter:
             use.at_once -= 1
 
     def _limits(self, own: KeyLimits | None) -> KeyLimits:
-        own, usual = own or KeyLimits(), self.usual
+        own = own or KeyLimits()
+        usual = self.usual
         return KeyLimits(
             own.requests_at_once or usual.requests_at_once,
             own.requests_per_minute or usual.requests_per_minute,

@@ -27,7 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tokenmill.config import GatewayConfig
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.gateway.faults import Fault, error_body, error_headers
-from tokenmill.gateway.sending import ABORT
+from tokenmill.gateway.response_writer import ABORT
 
 _MOST_HEADER_BYTES = 64 * 1024
 _SPARE_FILES = 256  # beside connections: engines, logs, stores
@@ -67,7 +67,8 @@ def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProto
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
-            before, self._turned = self._in_headers, False
+            before = self._in_headers
+            self._turned = False
             super().data_received(data)
             if before and not self._turned and not self.transport.is_closing():
                 self._header_bytes += len(data)
@@ -81,11 +82,14 @@ def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProto
 
         def on_headers_complete(self) -> None:
             self._cease_waiting()
-            self._in_headers, self._turned = False, True
+            self._in_headers = False
+            self._turned = True
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:
-            self._in_headers, self._turned, self._header_bytes = True, True, 0
+            self._in_headers = True
+            self._turned = True
+            self._header_bytes = 0
             super().on_message_complete()
 
         def on_response_complete(self) -> None:
@@ -132,8 +136,12 @@ def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProto
 def _plain(fault: Fault) -> bytes:
     """A fault as the bytes of a whole response."""
     body = json.dumps(error_body(fault)).encode()
-    headers = {**error_headers(fault), "content-type": "application/json", "content-length": str(len(body)),
-               "connection": "close"}  # fmt: skip
+    headers = {
+        **error_headers(fault),
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+    }
     lines = [f"HTTP/1.1 {fault.answer_status} {HTTPStatus(fault.answer_status).phrase}"]
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + body
 
@@ -178,12 +186,23 @@ class Listener(uvicorn.Server):
     """A server that leaves signals to its owner."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig, refused: Refused) -> None:
-        super().__init__(uvicorn.Config(
-            app, http=protocol_for(config, refused), ws="none", lifespan="off", log_level="error",
-            log_config=None, access_log=False, interface="asgi3",
-            server_header=False, timeout_keep_alive=max(1, round(config.idle_timeout_s)), backlog=_BACKLOG,
-            ssl_certfile=config.tls_cert, ssl_keyfile=config.tls_key,
-        ))  # fmt: skip
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol_for(config, refused),
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                log_config=None,
+                access_log=False,
+                interface="asgi3",
+                server_header=False,
+                timeout_keep_alive=max(1, round(config.idle_timeout_s)),
+                backlog=_BACKLOG,
+                ssl_certfile=config.tls_cert,
+                ssl_keyfile=config.tls_key,
+            )
+        )
         self.config.load()
 
     @contextmanager

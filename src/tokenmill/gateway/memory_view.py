@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.engine.bring_up import Up
+from tokenmill.engine.launching import ReadyEngine
 from tokenmill.engine.reconcile import HOST, Row
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
@@ -39,7 +39,8 @@ def rooms(tiers: Collection[str], host: Host | None = None) -> dict[str, Room]:
 
 def _host_room(host: Host) -> Room:
     meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
-    total, free = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
+    total = meminfo.get("MemTotal")
+    free = meminfo.get("MemAvailable")
     limits, _ = read_limits(host, parse_mountinfo(host.text("/proc/self/mountinfo") or ""), total)
     limit = limits.cgroup_memory_bytes
     if limit is not None:
@@ -48,7 +49,7 @@ def _host_room(host: Host) -> Room:
     return Room(total, free)
 
 
-def memory_view(ups: Mapping[str, Up], there: Mapping[str, Room]) -> list[dict[str, Any]]:
+def memory_view(ups: Mapping[str, ReadyEngine], there: Mapping[str, Room]) -> list[dict[str, Any]]:
     """Every memory that an engine of ours uses, GPUs first."""
     rows = [(name, row) for name, up in ups.items() for row in up.held.rows]
     tiers = sorted({row.tier for _, row in rows}, key=lambda tier: (tier == HOST, tier))
@@ -68,9 +69,13 @@ def _tier(tier: str, rows: list[tuple[str, Row]], room: Room | None) -> dict[str
     other = None if capacity is None or free is None else max(0, capacity - free - ours)
     sums = [_part(name, row) for name, row in rows if row.item not in ITEMS]
     return {
-        "tier": tier, "capacity_bytes": capacity, "free_bytes": free, "other_bytes": other,
-        "parts": [part for part in parts if part["predicted_bytes"] or part["measured_bytes"]], "sums": sums,
-    }  # fmt: skip
+        "tier": tier,
+        "capacity_bytes": capacity,
+        "free_bytes": free,
+        "other_bytes": other,
+        "parts": [part for part in parts if part["predicted_bytes"] or part["measured_bytes"]],
+        "sums": sums,
+    }
 
 
 def _is_part(row: Row) -> bool:
@@ -79,6 +84,10 @@ def _is_part(row: Row) -> bool:
 
 def _part(name: str, row: Row) -> dict[str, Any]:
     return {
-        "engine": name, "item": row.item, "predicted_bytes": row.predicted_bytes, "measured_bytes": row.measured_bytes,
-        "source": row.source, "explanation": row.explanation,
-    }  # fmt: skip
+        "engine": name,
+        "item": row.item,
+        "predicted_bytes": row.predicted_bytes,
+        "measured_bytes": row.measured_bytes,
+        "source": row.source,
+        "explanation": row.explanation,
+    }

@@ -17,11 +17,11 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tokenmill import __version__
 from tokenmill.engine.engine import Counters
-from tokenmill.gateway.eye import Eye
+from tokenmill.gateway.backend_monitor import BackendMonitor
+from tokenmill.gateway.monitor import Monitor, token_s
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
-from tokenmill.gateway.watching import Watch, token_s
+from tokenmill.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 YOUNG_S = 0.9  # a look that is younger serves two scrapes
@@ -30,46 +30,83 @@ _EACH_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 _WHOLE_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _ENDLESS = frozenset(("/api/events",))  # how long a page was open says nothing of the gateway
 _ENGINE_COUNTERS = (
-    ("prompt_tokens_computed", "tokenmill_engine_prompt_tokens_computed",
-     "Prompt tokens that the engine computed, batches included."),
-    ("prompt_tokens_reused", "tokenmill_engine_prompt_tokens_reused",
-     "Prompt tokens that the engine had computed before, batches included."),
+    (
+        "prompt_tokens_computed",
+        "tokenmill_engine_prompt_tokens_computed",
+        "Prompt tokens that the engine computed, batches included.",
+    ),
+    (
+        "prompt_tokens_reused",
+        "tokenmill_engine_prompt_tokens_reused",
+        "Prompt tokens that the engine had computed before, batches included.",
+    ),
     ("generated_tokens", "tokenmill_engine_generated_tokens", "Tokens that the engine generated, batches included."),
     ("steps", "tokenmill_engine_steps", "Batches of tokens that the engine computed."),
     ("busy_s", "tokenmill_engine_busy_seconds", "Wall time in which the engine had work."),
     ("evicted_tokens", "tokenmill_engine_evicted_tokens", "Tokens dropped from the KV cells to make room."),
     ("preemptions", "tokenmill_engine_preemptions", "Sequences that had to give way and were continued later."),
     ("restarts", "tokenmill_engine_restarts", "Times the engine was started again after it died."),
-)  # fmt: skip
+)
 
 
 class Metrics:
     """Counts; a `Recorder`. One registry of its own, so that several gateways in a process do not mix."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Monitor) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter that nobody reads
         self.registry = CollectorRegistry(auto_describe=True)
-        self._watch, by = watch, ("backend", "lane")
-        self._requests = Counter("tokenmill_requests", "HTTP requests, at their end.", ("route", "method", "status"),
-                                 registry=self.registry)  # fmt: skip
-        self._whole = Histogram("tokenmill_request_duration_seconds", "From a request's headers to its answer's end.",
-                                ("route",), buckets=_WHOLE_S, registry=self.registry)  # fmt: skip
-        self._prompt = Counter("tokenmill_prompt_tokens", "Prompt tokens of answered requests.", by,
-                               registry=self.registry)  # fmt: skip
-        self._reused = Counter("tokenmill_prompt_tokens_reused", "Of those, not computed again.", by,
-                               registry=self.registry)  # fmt: skip
+        self._watch = watch
+        by = ("backend", "lane")
+        self._requests = Counter(
+            "tokenmill_requests", "HTTP requests, at their end.", ("route", "method", "status"), registry=self.registry
+        )
+        self._whole = Histogram(
+            "tokenmill_request_duration_seconds",
+            "From a request's headers to its answer's end.",
+            ("route",),
+            buckets=_WHOLE_S,
+            registry=self.registry,
+        )
+        self._prompt = Counter(
+            "tokenmill_prompt_tokens", "Prompt tokens of answered requests.", by, registry=self.registry
+        )
+        self._reused = Counter(
+            "tokenmill_prompt_tokens_reused", "Of those, not computed again.", by, registry=self.registry
+        )
         self._generated = Counter("tokenmill_generated_tokens", "Tokens of answers.", by, registry=self.registry)
         self._answers = Counter("tokenmill_answers", "Answers that were completed.", by, registry=self.registry)
-        self._first = Histogram("tokenmill_time_to_first_token_seconds", "From a request's headers to its first token.",
-                                by, buckets=_FIRST_S, registry=self.registry)  # fmt: skip
-        self._each = Histogram("tokenmill_time_per_token_seconds", "From one token of an answer to the next.", by,
-                               buckets=_EACH_S, registry=self.registry)  # fmt: skip
-        self._errors = Counter("tokenmill_errors", "Requests that were not answered, by the error's code.", ("code",),
-                               registry=self.registry)  # fmt: skip
-        self._refusals = Counter("tokenmill_refusals", "Requests and connections that were turned away, by what for.",
-                                 ("kind",), registry=self.registry)  # fmt: skip
-        self._missed = Counter("tokenmill_missed_tokens", "Prompt tokens of batches that were computed again.",
-                               ("backend",), registry=self.registry)  # fmt: skip
+        self._first = Histogram(
+            "tokenmill_time_to_first_token_seconds",
+            "From a request's headers to its first token.",
+            by,
+            buckets=_FIRST_S,
+            registry=self.registry,
+        )
+        self._each = Histogram(
+            "tokenmill_time_per_token_seconds",
+            "From one token of an answer to the next.",
+            by,
+            buckets=_EACH_S,
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "tokenmill_errors",
+            "Requests that were not answered, by the error's code.",
+            ("code",),
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "tokenmill_refusals",
+            "Requests and connections that were turned away, by what for.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self._missed = Counter(
+            "tokenmill_missed_tokens",
+            "Prompt tokens of batches that were computed again.",
+            ("backend",),
+            registry=self.registry,
+        )
         lanes: tuple[Lane, ...] = ("interactive", "batch")
         for eye in watch.eyes:
             self._missed.labels(eye.backend.name)
@@ -119,7 +156,7 @@ class Metrics:
 class _Engines(Collector):
     """What was seen at the last look."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Monitor) -> None:
         self._watch = watch
 
     def describe(self) -> list[Metric]:
@@ -156,17 +193,22 @@ class _Engines(Collector):
     def _lanes(self) -> Iterator[Metric]:
         total = GaugeMetricFamily("tokenmill_lanes", "Sequences that an engine works on at once.", labels=("backend",))
         busy = GaugeMetricFamily("tokenmill_lanes_busy", "Sequences that it works on now.", labels=("backend",))
-        inside = GaugeMetricFamily("tokenmill_requests_inside", "Requests that were let in to an engine.",
-                                   labels=("backend", "lane"))  # fmt: skip
-        queue = GaugeMetricFamily("tokenmill_requests_waiting", "Requests that wait at the gateway.",
-                                  labels=("backend", "lane"))  # fmt: skip
-        waiting = GaugeMetricFamily("tokenmill_engine_sequences_waiting", "Sequences that wait inside the engine.",
-                                    labels=("backend",))  # fmt: skip
+        inside = GaugeMetricFamily(
+            "tokenmill_requests_inside", "Requests that were let in to an engine.", labels=("backend", "lane")
+        )
+        queue = GaugeMetricFamily(
+            "tokenmill_requests_waiting", "Requests that wait at the gateway.", labels=("backend", "lane")
+        )
+        waiting = GaugeMetricFamily(
+            "tokenmill_engine_sequences_waiting", "Sequences that wait inside the engine.", labels=("backend",)
+        )
         used = GaugeMetricFamily("tokenmill_engine_kv_cells_used", "KV cells that hold a token.", labels=("backend",))
         cells = GaugeMetricFamily("tokenmill_engine_kv_cells", "KV cells there are.", labels=("backend",))
         lanes: tuple[Lane, ...] = ("interactive", "batch")
         for eye in self._watch.eyes:
-            name, gate, seen = (eye.backend.name,), eye.backend.gate, _counters(eye)
+            name = (eye.backend.name,)
+            gate = eye.backend.gate
+            seen = _counters(eye)
             if gate.lanes is not None:
                 total.add_metric(name, gate.lanes)
             busy.add_metric(name, gate.running if seen.running is None else seen.running)
@@ -181,8 +223,9 @@ class _Engines(Collector):
     def _memory(self) -> Iterator[Metric]:
         by = ("backend", "tier", "item", "source")
         predicted = GaugeMetricFamily("tokenmill_engine_memory_predicted_bytes", "What the plan said.", labels=by)
-        measured = GaugeMetricFamily("tokenmill_engine_memory_measured_bytes", "What was found after the load.",
-                                     labels=by)  # fmt: skip
+        measured = GaugeMetricFamily(
+            "tokenmill_engine_memory_measured_bytes", "What was found after the load.", labels=by
+        )
         for name, up in self._watch.state.ups.items():
             for row in up.held.rows:
                 labels = (name, row.tier, row.item, row.source)
@@ -199,5 +242,5 @@ class _Engines(Collector):
         yield from (capacity, free)
 
 
-def _counters(eye: Eye) -> Counters:
+def _counters(eye: BackendMonitor) -> Counters:
     return eye.status.counters if eye.status is not None else Counters()

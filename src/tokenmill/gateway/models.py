@@ -33,9 +33,13 @@ def part(state: GatewayState) -> Part:
 
 def _body(name: str, model: Model) -> dict[str, Any]:
     return {
-        "id": name, "object": "model", "created": model.created_s, "owned_by": "tokenmill",
-        "context_length": model.context, "engines": list(model.backends),
-    }  # fmt: skip
+        "id": name,
+        "object": "model",
+        "created": model.created_s,
+        "owned_by": "tokenmill",
+        "context_length": model.context,
+        "engines": list(model.backends),
+    }
 
 
 SCHEMAS = {

@@ -8,18 +8,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill import __version__
 from tokenmill.gateway.parts import Part
+from tokenmill.version import __version__
 
 _WORDS = {
-    400: "The request is wrong; the error names the key.", 401: "No key was given, or one that is not known.",
-    403: "The host or origin is not allowed.", 404: "There is no such thing.", 405: "This method is not for this path.",
-    408: "The body did not arrive in time.", 409: "It is in use.", 413: "The body is too large.",
-    415: "The body is not JSON.", 429: "A limit is reached or the queue is full; Retry-After says when to try again.",
-    501: "No engine here can do that.", 502: "The engine failed.",
+    400: "The request is wrong; the error names the key.",
+    401: "No key was given, or one that is not known.",
+    403: "The host or origin is not allowed.",
+    404: "There is no such thing.",
+    405: "This method is not for this path.",
+    408: "The body did not arrive in time.",
+    409: "It is in use.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "A limit is reached or the queue is full; Retry-After says when to try again.",
+    501: "No engine here can do that.",
+    502: "The engine failed.",
     503: "The engine died or the gateway is being stopped.",
     504: "The answer took longer than it was given.",
-}  # fmt: skip
+}
 ERROR = {
     "type": "object",
     "required": ["error"],

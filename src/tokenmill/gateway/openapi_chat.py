@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenmill.engine.engine import MOST_LOGPROBS
 from tokenmill.gateway.openapi import json_body, ref, refusals
-from tokenmill.jobs.keys import MOST_BIASES, MOST_STOPS
+from tokenmill.jobs.openai_schema import MOST_BIASES, MOST_STOPS
 
 _INT31 = (1 << 31) - 1
 _INT63 = (1 << 63) - 1
@@ -263,7 +263,7 @@ def _post(operation: str, summary: str, body: str, answer: str) -> dict[str, Any
                     "headers": _HEADERS,
                     "content": {
                         "application/json": {"schema": ref(answer)},
-                        "text/event-stream": {"schema": {"type": "string"}},
+                        "text/event-stream": {},
                     },
                 },
                 **refusals(400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504),

@@ -31,7 +31,8 @@ class Pace:
         if len(self._seen) < 2:
             return None
         (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
-        before, now = getattr(first, name), getattr(last, name)
+        before = getattr(first, name)
+        now = getattr(last, name)
         if before is None or now is None or ended_s <= began_s:
             return None
         return float(now - before) / (ended_s - began_s)

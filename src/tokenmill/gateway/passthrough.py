@@ -12,14 +12,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.engine.engine import Timings, Usage
+from tokenmill.engine.schema_bounds import bounded
 from tokenmill.engine.server_bodies import PATIENT, URGENT, Speech
+from tokenmill.errors import RequestRefused
 from tokenmill.gateway.bodies import Asked
 from tokenmill.jobs.body import encode
 
-_EVERYWHERE = frozenset((
-    "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty",
-    "seed", "stop", "stream", "stream_options", "response_format", "user",
-))  # fmt: skip
+_EVERYWHERE = frozenset(
+    (
+        "model",
+        "messages",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "stop",
+        "stream",
+        "stream_options",
+        "response_format",
+        "user",
+    )
+)
 _TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
 # By kind; what is missing has another meaning or spelling there and goes through the engine protocol, which knows it.
 # ik_llama.cpp is missing altogether: its streams do not say truly why they ended.
@@ -31,11 +47,29 @@ _KEYS: Mapping[str, frozenset[str]] = {
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ERROR = re.compile(rb'^(?:error:|data: ?\{"error")', re.MULTILINE)
 _TAIL_BYTES = 8192  # of an answer: its last events, with what it used
-_HOP_BY_HOP = frozenset((
-    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
-    b"transfer-encoding", b"upgrade",
-))  # fmt: skip
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
 _NOT_ITS_OWN = frozenset((b"content-length", b"date", b"server", b"set-cookie", b"x-request-id", b"www-authenticate"))
+
+
+def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
+    """Whether the server may get the JSON schemas as they are; if not, the engine protocol bounds or refuses them."""
+    schemas = [given.get("response_format"), given.get("tools")]
+    try:
+        return bool(bounded(schemas) == schemas)
+    except RequestRefused:
+        return False
 
 
 def relayed_body(asked: Asked, body: bytes, given: Mapping[str, Any], speech: Speech) -> bytes | None:
@@ -45,7 +79,7 @@ def relayed_body(asked: Asked, body: bytes, given: Mapping[str, Any], speech: Sp
         return None
     if speech.tools:
         keys |= _TOOLS
-    if not keys.issuperset(given):
+    if not keys.issuperset(given) or not _has_compilable_schemas(given):
         return None
     wanted = given.get("max_tokens", given.get("max_completion_tokens"))
     if speech.kind != "llama-server" and (wanted == 0 or (wanted is None and asked.endpoint == "completion")):
@@ -85,9 +119,7 @@ def encode_value(value: Any) -> bytes:
 def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """A server's headers that are for the client: not those of the connection, nor those that speak for us."""
     headers = list(headers)
-    named = {
-        name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")
-    }  # fmt: skip
+    named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     return [
         (name, value)
         for name, value in headers
@@ -123,7 +155,8 @@ class Observed:
 
     def end(self) -> bytes:
         """What is left to pass on."""
-        left, self._held = self._held, b""
+        left = self._held
+        self._held = b""
         return left
 
     @property
@@ -144,7 +177,8 @@ class Observed:
         data = self._held + data
         end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
         end = 0 if end <= 3 else end
-        whole, self._held = data[:end], data[end:]
+        whole = data[:end]
+        self._held = data[end:]
         if b'"usage"' not in whole:
             return whole
         mark = b"\r\n\r\n" if b"\r\n\r\n" in whole else b"\n\n"
@@ -175,12 +209,14 @@ def spent_in(text: bytes) -> Spent:
         return Spent(None)
     found: dict[bytes, bytes] = dict(_COUNTS.findall(text[min(starts) :]))
     whole = {name: int(float(value)) for name, value in found.items()}
-    prompt, completion = whole.get(b"prompt_tokens"), whole.get(b"completion_tokens")
+    prompt = whole.get(b"prompt_tokens")
+    completion = whole.get(b"completion_tokens")
     cached = whole.get(b"cached_tokens")
     if b"cache_n" in whole:
         cached = whole[b"cache_n"]
         if prompt is None and b"prompt_n" in whole:
-            prompt, completion = cached + whole[b"prompt_n"], whole.get(b"predicted_n")
+            prompt = cached + whole[b"prompt_n"]
+            completion = whole.get(b"predicted_n")
     seconds = {name: float(found[name]) / 1000 for name in (b"prompt_ms", b"predicted_ms") if name in found}
     timings = Timings(prefill_s=seconds.get(b"prompt_ms"), decode_s=seconds.get(b"predicted_ms"))
     return Spent(None if prompt is None or completion is None else Usage(prompt, completion, cached), timings)

@@ -12,7 +12,7 @@ from tokenmill.engine.server_faults import fault_of
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.passthrough import Observed, Spent, relayed_headers, says_something, spent_in
-from tokenmill.gateway.sending import Sending
+from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.upstream import Lost, Response
 from tokenmill.units import MIB
 
@@ -27,8 +27,10 @@ Headers = list[tuple[bytes, bytes]]
 class Relaying:
     """One response; `spent` and `tokens` are what is known of its cost so far."""
 
-    def __init__(self, response: Response, sending: Sending, engine: str, *, hide_usage: bool) -> None:
-        self._response, self._sending, self._engine = response, sending, engine
+    def __init__(self, response: Response, sending: ResponseWriter, engine: str, *, hide_usage: bool) -> None:
+        self._response = response
+        self._sending = sending
+        self._engine = engine
         self._observed = Observed(hide_usage=hide_usage)
         self.spent = Spent(None)
 
@@ -59,7 +61,9 @@ class Relaying:
             await self._send_whole(200, body)
 
     async def _stream(self, begun: Callable[[bool], None]) -> None:
-        response, observed, put = self._response, self._observed, self._sending.put
+        response = self._response
+        observed = self._observed
+        put = self._sending.put
         held = await self._first()
         begun(True)
         await self._sending.start(200, [*relayed_headers(response.headers), *self._named()])
@@ -102,7 +106,8 @@ class Relaying:
 
     async def _refused(self) -> None:
         """A status that is not 200: the request's fault is told as it is, the server's own is an error."""
-        status, engine = self._response.status, self._engine
+        status = self._response.status
+        engine = self._engine
         body = await self._response.all(_MOST_ERROR_BYTES)
         if status in (401, 403):
             raise EngineError(f"{engine} does not accept our key ({status})", hint="api_key_env names its variable")

@@ -70,11 +70,14 @@ def conditions(rule: RouteEntry) -> str:
     said = [
         f"{name} {value}"
         for name, value in (
-            ("model", rule.model), ("lane", rule.lane), ("key", rule.key),
-            ("tokens >=", rule.min_prompt_tokens), ("tokens <=", rule.max_prompt_tokens),
+            ("model", rule.model),
+            ("lane", rule.lane),
+            ("key", rule.key),
+            ("tokens >=", rule.min_prompt_tokens),
+            ("tokens <=", rule.max_prompt_tokens),
         )
         if value is not None
-    ]  # fmt: skip
+    ]
     return ", ".join(said) or "everything"
 
 
@@ -106,7 +109,8 @@ class Routed:
         self, rules: Sequence[RouteEntry], served: Sequence[tuple[Backend, tuple[str, ...]]], created_s: int
     ) -> None:
         """`served`: backends with every name of their models, the first name shown."""
-        self._rules, self._created_s = rules, created_s
+        self._rules = rules
+        self._created_s = created_s
         self._plain = ByModel(served, created_s)
         self._backends = {backend.name: backend for backend, _ in served}
         self._names = {backend.name: names for backend, names in served}

@@ -18,11 +18,11 @@ from typing import Any
 from tokenmill.errors import StoreError, TokenmillError, UnknownModel, UsageError
 from tokenmill.gateway.batch_check import check_file
 from tokenmill.gateway.batch_crews import Crews
+from tokenmill.gateway.batch_records import BadLine, BatchRecord, Status, of_counts
+from tokenmill.gateway.batch_repository import BatchRepository
 from tokenmill.gateway.batch_results import ended_late, write_results
-from tokenmill.gateway.desk import Desk
 from tokenmill.gateway.state import GatewayState
-from tokenmill.gateway.tickets import BadLine, Status, Ticket, of_counts
-from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -42,18 +42,23 @@ class BatchRunner:
     def __init__(
         self,
         state: GatewayState,
-        desk: Desk,
+        desk: BatchRepository,
         folder: Path,
         *,
         tick_s: float = TICK_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._state, self._desk, self._folder, self._tick_s, self._clock = state, desk, folder, tick_s, clock
+        self._state = state
+        self._desk = desk
+        self._folder = folder
+        self._tick_s = tick_s
+        self._clock = clock
         self._store: Store | None = None
         self._crews = Crews(state, tick_s=tick_s, clock=clock, wake=self.wake)
         self._steps: dict[str, asyncio.Task[None]] = {}  # by batch: what takes long
         self._later_s: dict[str, float] = {}  # by batch: when to try again after trouble
-        self._woken, self._stopping = asyncio.Event(), False
+        self._woken = asyncio.Event()
+        self._stopping = False
         self._main: asyncio.Task[None] | None = None
         self._loop_s = asyncio.get_running_loop().time
         self._swept_s: float | None = None
@@ -138,13 +143,15 @@ class BatchRunner:
         return self._store
 
     async def _let_go(self) -> None:
-        store, self._store, self._crews.store = self._store, None, None
+        store = self._store
+        self._store = None
+        self._crews.store = None
         if store is not None:
             await asyncio.to_thread(store.close)
 
     # One batch.
 
-    async def _advance(self, store: Store, ticket: Ticket) -> None:
+    async def _advance(self, store: Store, ticket: BatchRecord) -> None:
         """The next step of one batch."""
         batch = await asyncio.to_thread(_stored, store, ticket)
         if batch is None:
@@ -171,7 +178,7 @@ class BatchRunner:
         else:
             await self._crews.work_on(batch, ticket)
 
-    async def _admit(self, store: Store, ticket: Ticket) -> None:
+    async def _admit(self, store: Store, ticket: BatchRecord) -> None:
         """Check a file and store its jobs."""
         since: tuple[Status, ...] = ("validating", "in_progress", "finalizing")
         path = self._desk.path(ticket.input_file_id)
@@ -182,7 +189,8 @@ class BatchRunner:
         checked = await asyncio.to_thread(check_file, path, ticket.endpoint, go_on=lambda: not self._stopping)
         if self._stopping:
             return
-        errors, model_id = checked.errors, None
+        errors = checked.errors
+        model_id = None
         if not errors:
             try:
                 chain = self._state.routes.choose(checked.model, "batch", None, ticket.owner)
@@ -195,10 +203,13 @@ class BatchRunner:
         # now, because a kill may come between the last line and the next status
         await asyncio.to_thread(self._desk.move, ticket.id, "validating", since=("validating",), model=checked.model)
         how = Submission(
-            model_id, output=str(self._desk.path(ticket.output_file_id)),
-            errors=str(self._desk.path(ticket.error_file_id)), priority=ticket.priority, deadline_s=ticket.expires_s,
+            model_id,
+            output=str(self._desk.path(ticket.output_file_id)),
+            errors=str(self._desk.path(ticket.error_file_id)),
+            priority=ticket.priority,
+            deadline_s=ticket.expires_s,
             name=ticket.id,
-        )  # fmt: skip
+        )
         try:
             await asyncio.to_thread(submit, store, path, how, progress=self._still)
         except UsageError as error:
@@ -212,9 +223,11 @@ class BatchRunner:
         if self._stopping:
             raise _Stopped
 
-    async def _finish(self, store: Store, ticket: Ticket) -> None:
-        """Write what a batch came to, and end it."""
+    async def _finish(self, store: Store, ticket: BatchRecord) -> None:
+        """Write what a batch came to, and end it; one with damaged answers is worked on again instead."""
         batch = await asyncio.to_thread(store.named, ticket.id)
+        if await asyncio.to_thread(store.requeue_damaged, batch.id):
+            return
         await asyncio.to_thread(write_results, self._desk, store, batch, ticket)
         late = await asyncio.to_thread(store.failures_by_code, batch.id)
         status: Status = "completed"
@@ -225,7 +238,7 @@ class BatchRunner:
         outcome = of_counts(batch.counts, batch.totals)
         await self._move(ticket, status, since=("in_progress", "finalizing", "cancelling"), outcome=outcome)
 
-    def _beside(self, ticket: Ticket, step: Coroutine[Any, Any, None]) -> None:
+    def _beside(self, ticket: BatchRecord, step: Coroutine[Any, Any, None]) -> None:
         """Something that takes long; what goes wrong with it is tried again later."""
 
         async def go() -> None:
@@ -250,12 +263,12 @@ class BatchRunner:
         self._steps[ticket.id] = asyncio.create_task(go())
         self._steps[ticket.id].add_done_callback(over)
 
-    async def _move(self, ticket: Ticket, status: Status, **how: Any) -> None:
+    async def _move(self, ticket: BatchRecord, status: Status, **how: Any) -> None:
         if await asyncio.to_thread(self._desk.move, ticket.id, status, **how):
             self._state.log({"event": "batch", "batch": ticket.id, "status": status})
 
 
-def _stored(store: Store, ticket: Ticket) -> Batch | None:
+def _stored(store: Store, ticket: BatchRecord) -> Batch | None:
     """The batch of a ticket with all its jobs; None: it is not there, or not whole."""
     try:
         batch = store.named(ticket.id)

@@ -12,28 +12,33 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenmill.api.engines import SlowLoad, watch_engine
+from tokenmill.api.progress import OnProgress
+from tokenmill.api.progress import log as messages
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine import records
-from tokenmill.engine.bring_up import Tell, Up, bring_up
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.heads import Head
+from tokenmill.engine.launching import ReadyEngine, Tell, launch_engine
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.pinned_prefixes import Head
 from tokenmill.engine.server import ServerEngine
 from tokenmill.engine.server_address import base_url, key_from
 from tokenmill.engine.start import Slow, attach
-from tokenmill.errors import EngineError, UsageError
+from tokenmill.engine.warm import WarmProgress
+from tokenmill.errors import EngineError, TokenmillError, UsageError
 from tokenmill.gateway import keys
+from tokenmill.gateway.admission import Lanes
 from tokenmill.gateway.app import create_app
-from tokenmill.gateway.away import Away
 from tokenmill.gateway.backend import Backend
-from tokenmill.gateway.backends import Guarded
-from tokenmill.gateway.door import allowed_to_listen
-from tokenmill.gateway.lanes import Lanes
+from tokenmill.gateway.late_server import LateServer
 from tokenmill.gateway.limits import Limiter
 from tokenmill.gateway.listening import Listener, allow_files, url_of
+from tokenmill.gateway.managed_backend import ManagedBackend
+from tokenmill.gateway.middleware import allowed_to_listen
 from tokenmill.gateway.recorder import Recorders
 from tokenmill.gateway.routes import Routed
 from tokenmill.gateway.state import Digest, GatewayState, Log
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 
 _PREDECESSOR_S = 60.0  # for the engine of a gateway that was killed: it leaves by itself
 _POLL_S = 0.05
@@ -70,28 +75,103 @@ async def engines_up(
     *,
     tell: Callable[[str], Tell] | None = None,
     slow: Slow | None = None,
-) -> AsyncIterator[tuple[list[tuple[EngineWanted, Engine]], dict[str, Up]]]:
+) -> AsyncIterator[tuple[list[tuple[EngineWanted, Engine]], dict[str, ReadyEngine]]]:
     """Start or attach to all of them, one after the other; all are closed in the end."""
     engines: list[tuple[EngineWanted, Engine]] = []
-    ups: dict[str, Up] = {}
+    ups: dict[str, ReadyEngine] = {}
     async with AsyncExitStack() as stack:
         for one in wanted:
             if one.plan is None or one.model_path is None:
                 engine: Engine = await _attached(one, alone=len(wanted) == 1)
             else:
                 await _predecessor_gone(config.state_path, one.name)
-                ups[one.name] = await bring_up(
-                    one.plan, model_path=one.model_path, config=one.config, state=config.state_path, name=one.name,
-                    tell=tell(one.name) if tell is not None else None, slow=slow, heads=one.heads,
+                ups[one.name] = await launch_engine(
+                    one.plan,
+                    model_path=one.model_path,
+                    config=one.config,
+                    state=config.state_path,
+                    name=one.name,
+                    tell=tell(one.name) if tell is not None else None,
+                    slow=slow,
+                    heads=one.heads,
                     heads_dir=config.heads_path,
-                )  # fmt: skip
+                )
                 engine = ups[one.name].engine
             stack.push_async_callback(engine.close)
             engines.append((one, engine))
-        away = [engine for _, engine in engines if isinstance(engine, Away)]
-        if away and len(away) == len(engines):
-            raise away[0].error
+        reached = [engine for _, engine in engines if engine.liveness != "unreachable"]
+        if engines and not reached and (error := engines[0][1].last_error) is not None:
+            raise error
         yield engines, ups
+
+
+class Gateway:
+    """Engines that are loaded, and the server in front of them. Belongs to one event loop."""
+
+    def __init__(self, state: GatewayState, engines: Sequence[tuple[EngineWanted, Engine]]) -> None:
+        """`loaded_gateway` makes it."""
+        self.state = state
+        self.failure: TokenmillError | None = None  # why every engine has failed, where that ended it
+        self._engines = engines
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def serve(self, listening: socket.socket, ready: Callable[[], None] | None = None) -> None:
+        """Answer requests until `stop` is called or every engine has failed for good."""
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            await serve(self.state, listening, stop=self._stop, at_once=self._stop_now, ready=ready)
+        finally:
+            watching.cancel()
+
+    def stop(self) -> None:
+        """Accept no new requests and end when those in flight have ended, at most after `gateway.grace_s`."""
+        self._stop.set()
+
+    def stop_now(self) -> None:
+        """End without waiting for requests in flight."""
+        self._stop_now.set()
+        self._stop.set()
+
+    async def _watch(self) -> None:
+        """Log when engines die and restart; stop when none of them is left."""
+        restarting = [(engine, one.name) for one, engine in self._engines if engine.capabilities.restarts]
+        several = len(self._engines) > 1
+        ends = await asyncio.gather(
+            *(watch_engine(engine, name if several else None) for engine, name in restarting), return_exceptions=True
+        )
+        if restarting and len(restarting) == len(self._engines):
+            self.failure = next((end for end in ends if isinstance(end, TokenmillError)), None)
+            self.stop()
+
+
+@asynccontextmanager
+async def loaded_gateway(
+    wanted: Sequence[EngineWanted], config: Config, on_progress: OnProgress, log: Log | None = None
+) -> AsyncIterator[Gateway]:
+    """A gateway whose engines are loaded one after the other; all are closed at the end."""
+    several = len(wanted) > 1
+    async with engines_up(
+        wanted,
+        config,
+        tell=lambda name: _load_progress(name if several else None, on_progress),
+        slow=SlowLoad().report,
+    ) as (engines, ups):
+        yield Gateway(state_for(config, engines, ups, log), engines)
+
+
+def _load_progress(name: str | None, on_progress: OnProgress) -> Tell:
+    """A callback for one engine's load; logs its name first, if it has one."""
+    announced = name is None
+
+    def report(event: LoadProgress | WarmProgress) -> None:
+        nonlocal announced
+        if not announced:
+            announced = True
+            messages.info("engine %s:", name)
+        on_progress(event)
+
+    return report
 
 
 async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
@@ -106,35 +186,46 @@ async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
     except EngineError as error:
         if alone:
             raise
-        return Away(again, model=one.model or next(iter(one.names), one.name), address=base_url(url), error=error)
+        name = one.model or next(iter(one.names), one.name)
+        return LateServer(again, model=name, address=base_url(url), error=error)
 
 
 def state_for(
-    config: Config, engines: Sequence[tuple[EngineWanted, Engine]], ups: dict[str, Up], log: Log | None = None
+    config: Config, engines: Sequence[tuple[EngineWanted, Engine]], ups: dict[str, ReadyEngine], log: Log | None = None
 ) -> GatewayState:
     """What all parts share, for engines that are up."""
-    settings, lanes = config.gateway, Lanes(config.gateway.queue)
+    settings = config.gateway
+    lanes = Lanes(config.gateway.queue)
     backends: list[Backend] = []
     served: list[tuple[Backend, tuple[str, ...]]] = []
     recorder = Recorders()
     for one, engine in engines:
-        identity, can = engine.identity, engine.capabilities
+        identity = engine.identity
+        can = engine.capabilities
         gate = lanes.open(one.name, lanes=identity.lanes, interactive_first=can.interactive_first)
         key = key_from(one.config.api_key_env) if one.url is not None else None
-        backend = Guarded(one.name, engine, gate, recorder=recorder, key=key)
+        backend = ManagedBackend(one.name, engine, gate, recorder=recorder, key=key)
         backends.append(backend)
         served.append((backend, tuple(dict.fromkeys((*one.names, identity.model, one.name)))))
     usual = keys.KeyLimits(settings.requests_at_once, settings.requests_per_minute, settings.tokens_per_minute)
     routes = Routed(config.routes, served, int(time.time()))
     state = GatewayState(
-        config, config.state_path, backends, routes, lanes, keys.Keys(config.state_path),
-        Limiter(usual, time.monotonic), ups, digests_of(config, ups), recorder=recorder,
-    )  # fmt: skip
+        config,
+        config.state_path,
+        backends,
+        routes,
+        lanes,
+        keys.Keys(config.state_path),
+        Limiter(usual, time.monotonic),
+        ups,
+        digests_of(config, ups),
+        recorder=recorder,
+    )
     state.log = log or state.log
     return state
 
 
-def digests_of(config: Config, ups: dict[str, Up]) -> list[Digest]:
+def digests_of(config: Config, ups: dict[str, ReadyEngine]) -> list[Digest]:
     """What became of the digests in each engine."""
     found = []
     for entry in config.digests:
@@ -176,16 +267,12 @@ async def serve(
             serving.cancel()
 
 
-async def _end(
-    state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", at_once: asyncio.Event
-) -> None:  # fmt: skip
+async def _end(state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", at_once: asyncio.Event) -> None:
     """Let what runs end within the grace, break off the rest, and wait until all is told."""
     listener.stop()
     hurry = asyncio.create_task(at_once.wait())
     try:
-        await asyncio.wait(
-            {serving, hurry}, timeout=state.config.gateway.grace_s, return_when=asyncio.FIRST_COMPLETED
-        )  # fmt: skip
+        await asyncio.wait({serving, hurry}, timeout=state.config.gateway.grace_s, return_when=asyncio.FIRST_COMPLETED)
         state.end_all()
         if not at_once.is_set():
             await asyncio.wait({serving, hurry}, timeout=_AFTER_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -207,9 +294,6 @@ async def _predecessor_gone(state: Path, name: str) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _PREDECESSOR_S
     while (
-        (left := records.read(state, name)) is not None
-        and left.alive
-        and not left.detached
-        and loop.time() < until_s
-    ):  # fmt: skip
+        (left := records.read(state, name)) is not None and left.alive and not left.detached and loop.time() < until_s
+    ):
         await asyncio.sleep(_POLL_S)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import Config
-from tokenmill.engine.bring_up import Up
-from tokenmill.engine.heads import WarmedHead
+from tokenmill.engine.launching import ReadyEngine
+from tokenmill.engine.pinned_prefixes import WarmedHead
+from tokenmill.gateway.admission import Lanes
 from tokenmill.gateway.backend import Backend, Routes
 from tokenmill.gateway.keys import Keys
-from tokenmill.gateway.lanes import Lanes
 from tokenmill.gateway.limits import Limiter
 from tokenmill.gateway.recorder import Recorders, Tally
 
@@ -43,7 +43,9 @@ class GatewayState:
     lanes: Lanes
     keys: Keys
     limiter: Limiter
-    ups: dict[str, Up] = field(default_factory=dict)  # how each engine of ours came up, by backend: predicted, measured
+    ups: dict[str, ReadyEngine] = field(
+        default_factory=dict
+    )  # how each engine of ours came up, by backend: predicted, measured
     digests: Sequence[Digest] = ()
     counters: Tally = field(default_factory=Tally)
     recorder: Recorders = field(default_factory=Recorders)  # append to `recorder.all`

@@ -14,8 +14,11 @@ from tokenmill.gateway.faults import error_body
 from tokenmill.jobs.body import Endpoint, chat_logprobs, encode, text_logprobs, usage_body
 
 DONE = b"data: [DONE]\n\n"
-HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
-           (b"x-accel-buffering", b"no"))  # fmt: skip
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 _text = json.JSONEncoder(ensure_ascii=True).encode  # escapes: half of a surrogate pair stays readable JSON
 
 
@@ -33,9 +36,12 @@ class Heading:
         """As fields of an answer or a chunk."""
         chat = "chat.completion.chunk" if chunk else "chat.completion"
         return {
-            "id": self.id, "object": chat if self.endpoint == "chat" else "text_completion", "created": self.created,
-            "model": self.model, "system_fingerprint": self.fingerprint,
-        }  # fmt: skip
+            "id": self.id,
+            "object": chat if self.endpoint == "chat" else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
 class Chunks:

@@ -20,7 +20,8 @@ from tokenmill.gateway.faults import Fault
 from tokenmill.jobs.faults import unusable
 from tokenmill.units import KIB, MIB, format_bytes
 
-FIELD, LONGEST_NAME = "file", 255
+FIELD = "file"
+LONGEST_NAME = 255
 MOST_FIELD_BYTES = KIB  # of purpose and its like
 _BESIDE_BYTES = 64 * KIB  # boundaries and fields around the file
 _WRITE_BYTES = MIB
@@ -76,8 +77,9 @@ async def _pour(request: Request, form: "_Form", file: BinaryIO, timeout_s: floa
                 await asyncio.to_thread(form.write, file)
         await asyncio.to_thread(form.write, file)
     except TimeoutError:
-        raise Fault(f"nothing more of the file came within {timeout_s:g} s", status=408, code="body_timeout",
-                    kind="size") from None  # fmt: skip
+        raise Fault(
+            f"nothing more of the file came within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
+        ) from None
     except ClientDisconnect:
         raise Fault("the client left in the middle of its file", code="client_left") from None
     finally:
@@ -88,22 +90,32 @@ class _Form:
     """Takes a form apart as it comes; pieces of the file wait for `write`."""
 
     def __init__(self, boundary: bytes, most_bytes: int) -> None:
-        self._most, self._sum, self._size = most_bytes, hashlib.sha256(), 0
+        self._most = most_bytes
+        self._sum = hashlib.sha256()
+        self._size = 0
         self._pieces: list[bytes] = []
         self.waiting_bytes = 0
         self._fields: dict[str, bytearray] = {}
         self._filename: str | None = None
-        self._header, self._value = bytearray(), bytearray()
+        self._header = bytearray()
+        self._value = bytearray()
         self._disposition = b""
         self._part: Callable[[bytes], None] = self._nowhere
-        self._parts, self._complete = 0, False
+        self._parts = 0
+        self._complete = False
         try:
-            self._parser = MultipartParser(boundary, {
-                "on_part_begin": self._begin, "on_part_data": lambda data, start, end: self._part(data[start:end]),
-                "on_header_field": lambda data, start, end: self._head(self._header, data[start:end]),
-                "on_header_value": lambda data, start, end: self._head(self._value, data[start:end]),
-                "on_header_end": self._header_ended, "on_headers_finished": self._named, "on_end": self._over,
-            })  # fmt: skip
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_part_data": lambda data, start, end: self._part(data[start:end]),
+                    "on_header_field": lambda data, start, end: self._head(self._header, data[start:end]),
+                    "on_header_value": lambda data, start, end: self._head(self._value, data[start:end]),
+                    "on_header_end": self._header_ended,
+                    "on_headers_finished": self._named,
+                    "on_end": self._over,
+                },
+            )
         except FormParserError as error:
             raise _malformed(str(error)) from None
 
@@ -116,7 +128,9 @@ class _Form:
 
     def write(self, file: BinaryIO) -> None:
         """Bring what waits to the file; blocks."""
-        pieces, self._pieces, self.waiting_bytes = self._pieces, [], 0
+        pieces = self._pieces
+        self._pieces = []
+        self.waiting_bytes = 0
         for piece in pieces:
             self._sum.update(piece)
             file.write(piece)
@@ -196,8 +210,13 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _too_large(most_bytes: int) -> Fault:
-    return Fault(f"the file is larger than {format_bytes(most_bytes)}", status=413, code="file_too_large", kind="size",
-                 hint="gateway.max_file_bytes sets the limit")  # fmt: skip
+    return Fault(
+        f"the file is larger than {format_bytes(most_bytes)}",
+        status=413,
+        code="file_too_large",
+        kind="size",
+        hint="gateway.max_file_bytes sets the limit",
+    )
 
 
 def _malformed(why: str) -> Fault:

@@ -154,7 +154,9 @@ class Response(asyncio.Protocol):
             if self.lost is not None:
                 raise Lost(self.lost)
             await self._wait()
-        parts, self._parts, self._waiting_bytes = self._parts, [], 0
+        parts = self._parts
+        self._parts = []
+        self._waiting_bytes = 0
         if self._paused and self.transport is not None:
             self._paused = False
             self.transport.resume_reading()
@@ -162,7 +164,8 @@ class Response(asyncio.Protocol):
 
     async def all(self, most_bytes: int) -> bytes:
         """The whole body; Lost where it is larger than that."""
-        parts, size = [], 0
+        parts = []
+        size = 0
         while part := await self.part():
             size += len(part)
             if size > most_bytes:
@@ -207,7 +210,8 @@ class Upstream:
     def __init__(self, url: str, key: str | None = None, *, connect_s: float = _CONNECT_S) -> None:
         """`url` as base_url gives it: scheme, host, perhaps a port and a path."""
         parts = urlsplit(url)
-        self.url, self._connect_s = url, connect_s
+        self.url = url
+        self._connect_s = connect_s
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if self._tls else 80)

@@ -1,53 +1,62 @@
-"""/api/status as a value: everything the page shows, in plain JSON. Pure but for what `Watch` has seen."""
+"""/api/status as a value: everything the page shows, in plain JSON. Pure but for what `Monitor` has seen."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tokenmill import __version__
-from tokenmill.gateway.eye import Eye
+from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.memory_view import memory_view
+from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.pace import quantile
-from tokenmill.gateway.watching import Watch
+from tokenmill.version import __version__
 
 MOST_HEADS = 200
 MOST_AT_WORK = 64
 
 
-def status_view(watch: Watch) -> dict[str, Any]:
+def status_view(watch: Monitor) -> dict[str, Any]:
     """All but the forest of heads."""
     state = watch.state
     states = [eye.state for eye in watch.eyes]
     up = sum(one == "ready" for one in states)
-    word = (
-        "stopping" if state.shutting_down.is_set() else "ok" if up == len(states) else "degraded" if up else "down"
-    )  # fmt: skip
+    word = "stopping" if state.shutting_down.is_set() else "ok" if up == len(states) else "degraded" if up else "down"
     tally = state.counters
     return {
-        "status": word, "version": __version__, "url": state.url, "now_s": round(time.time(), 3),
+        "status": word,
+        "version": __version__,
+        "url": state.url,
+        "now_s": round(time.time(), 3),
         "started_s": round(state.started_s, 3),
         "models": [model.id for model in state.routes.models()],
         "engines": [_engine(eye) for eye in watch.eyes],
         "memory": memory_view(state.ups, watch.rooms),
         "tokens": {
-            "prompt": tally.prompt_tokens, "reused": tally.cached_tokens, "generated": tally.completion_tokens,
+            "prompt": tally.prompt_tokens,
+            "reused": tally.cached_tokens,
+            "generated": tally.completion_tokens,
             "answers": tally.answers,
         },
         "times": {
-            "first_token_s": {"median": _rounded(quantile(watch.first_token_s, 0.5)),
-                              "p95": _rounded(quantile(watch.first_token_s, 0.95)), "of": len(watch.first_token_s)},
-            "token_s": {"median": _rounded(quantile(watch.token_s, 0.5)),
-                        "p95": _rounded(quantile(watch.token_s, 0.95)), "of": len(watch.token_s)},
+            "first_token_s": {
+                "median": _rounded(quantile(watch.first_token_s, 0.5)),
+                "p95": _rounded(quantile(watch.first_token_s, 0.95)),
+                "of": len(watch.first_token_s),
+            },
+            "token_s": {
+                "median": _rounded(quantile(watch.token_s, 0.5)),
+                "p95": _rounded(quantile(watch.token_s, 0.95)),
+                "of": len(watch.token_s),
+            },
         },
         "batches": watch.batches,
         "misses": [asdict(miss) for miss in reversed(watch.misses)],
         "errors": [asdict(error) for error in reversed(watch.errors)],
         "notices": [asdict(notice) for notice in reversed(watch.notices)],
-    }  # fmt: skip
+    }
 
 
-def heads_view(watch: Watch) -> list[dict[str, Any]]:
+def heads_view(watch: Monitor) -> list[dict[str, Any]]:
     """The forest of every engine that tells it: where there are very many heads, the most used and those above them."""
     found = []
     for eye in watch.eyes:
@@ -64,32 +73,50 @@ def named(heads: Sequence[dict[str, Any]], lengths: Mapping[str, int]) -> list[d
     """Heads with the digest that ends in each: known by its length alone, so that where two could be meant, none is."""
     names: dict[int, str] = {}
     for name, length in lengths.items():
-        ends = [(at, head["start"] + head["tokens"]) for at, head in enumerate(heads)
-                if head["pinned"] and head["start"] < length <= head["start"] + head["tokens"]]  # fmt: skip
+        ends = [
+            (at, head["start"] + head["tokens"])
+            for at, head in enumerate(heads)
+            if head["pinned"] and head["start"] < length <= head["start"] + head["tokens"]
+        ]
         sure = [at for at, end in ends if end == length] or [at for at, _ in ends]
         if len(sure) == 1 and sure[0] not in names:
             names[sure[0]] = name
     return [{**head, "digest": names.get(at)} for at, head in enumerate(heads)]
 
 
-def _engine(eye: Eye) -> dict[str, Any]:
+def _engine(eye: BackendMonitor) -> dict[str, Any]:
     backend = eye.backend
-    identity, gate, pace = backend.engine.identity, backend.gate, eye.pace
+    identity = backend.engine.identity
+    gate = backend.gate
+    pace = eye.pace
     counters = eye.status.counters if eye.status is not None else None
     at_work = None if eye.at_work is None else eye.at_work[:MOST_AT_WORK]
     busy = counters.running if counters is not None and counters.running is not None else gate.running
     waiting = sum(gate.waiting(lane) for lane in ("interactive", "batch")) + ((counters and counters.waiting) or 0)
     return {
-        "name": backend.name, "state": eye.state, "detail": eye.detail, "kind": identity.kind,
-        "model": identity.model, "model_id": identity.model_id, "build": identity.build, "context": identity.context,
-        "lanes": {"total": gate.lanes, "busy": busy, "waiting": waiting, "interactive": gate.inside["interactive"],
-                  "batch": gate.inside["batch"]},
+        "name": backend.name,
+        "state": eye.state,
+        "detail": eye.detail,
+        "kind": identity.kind,
+        "model": identity.model,
+        "model_id": identity.model_id,
+        "build": identity.build,
+        "context": identity.context,
+        "lanes": {
+            "total": gate.lanes,
+            "busy": busy,
+            "waiting": waiting,
+            "interactive": gate.inside["interactive"],
+            "batch": gate.inside["batch"],
+        },
         "at_work": at_work,
         "counters": asdict(counters) if counters is not None else None,
-        "rates": {"generated_tok_s": _rounded(pace.per_s("generated_tokens")),
-                  "prompt_tok_s": _rounded(pace.per_s("prompt_tokens_computed")),
-                  "reused_tok_s": _rounded(pace.per_s("prompt_tokens_reused"))},
-    }  # fmt: skip
+        "rates": {
+            "generated_tok_s": _rounded(pace.per_s("generated_tokens")),
+            "prompt_tok_s": _rounded(pace.per_s("prompt_tokens_computed")),
+            "reused_tok_s": _rounded(pace.per_s("prompt_tokens_reused")),
+        },
+    }
 
 
 def _worth_showing(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -10,7 +10,8 @@ from tokenmill.hardware import cards
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Gpu, Note, PcieLink
 
-_VENDOR, _BRIDGE_CLASS = 0x1002, 0x0604
+_VENDOR = 0x1002
+_BRIDGE_CLASS = 0x0604
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s
 _NAME_FILES = ("/usr/share/libdrm/amdgpu.ids", "/opt/amdgpu/share/libdrm/amdgpu.ids")
 _PCI_FILES = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids")
@@ -104,7 +105,8 @@ def _name(host: Host, folder: str) -> tuple[str, bool]:
     product = (host.text(f"{folder}/product_name") or "").strip()
     if product:
         return product, True
-    device, revision = number(host.text(f"{folder}/device")) or 0, number(host.text(f"{folder}/revision")) or 0
+    device = number(host.text(f"{folder}/device")) or 0
+    revision = number(host.text(f"{folder}/revision")) or 0
     for path in _NAME_FILES:
         if name := parse_amdgpu_ids(host.text(path) or "", device, revision):
             return name, True

@@ -16,7 +16,8 @@ from tokenmill.hardware.cuda import Cuda, load
 from tokenmill.hardware.machine import Gpu, Machine, Rate
 from tokenmill.units import MIB, format_bytes
 
-WANTED_BYTES, LEAST_BYTES = 1024 * MIB, 64 * MIB
+WANTED_BYTES = 1024 * MIB
+LEAST_BYTES = 64 * MIB
 """Per buffer; the largest second-level cache of a card so far is 126 MB."""
 LINK_BYTES = 256 * MIB
 SHARE_OF_FREE = 4
@@ -106,7 +107,8 @@ def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: Progre
 def _best_gb_s(cuda: Cuda, copy: Callable[[], int], seconds: float) -> float:
     copy()
     cuda.wait()
-    best, stop = 0.0, perf_counter() + seconds
+    best = 0.0
+    stop = perf_counter() + seconds
     while (start := perf_counter()) < stop or best == 0.0:
         moved_bytes = copy()
         cuda.wait()

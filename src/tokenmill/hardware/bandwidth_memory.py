@@ -25,7 +25,8 @@ from tokenmill.units import MIB, format_bytes
 
 Block = NDArray[np.uint8]
 
-WANTED_BYTES, LEAST_BYTES = 512 * MIB, 128 * MIB
+WANTED_BYTES = 512 * MIB
+LEAST_BYTES = 128 * MIB
 UNKNOWN_CACHE_BYTES = 256 * MIB
 READ_PASS_BYTES = 64 * MIB
 COPY_PASS_BYTES = 512 * MIB  # the C library copies large blocks with streaming stores, from up to 240 MiB on
@@ -52,7 +53,8 @@ def working_set_bytes(cache_bytes: int | None, free_bytes: int, counts: Sequence
     Where the caches' size is unknown they are taken to be large.
     """
     cache = UNKNOWN_CACHE_BYTES if cache_bytes is None else cache_bytes
-    total, least = max(WANTED_BYTES, 4 * cache), max(LEAST_BYTES, 2 * cache)
+    total = max(WANTED_BYTES, 4 * cache)
+    least = max(LEAST_BYTES, 2 * cache)
     while peak_bytes(total, counts) > free_bytes // SHARE_OF_FREE and total > least:
         total = max(least, total // 2)
     if (needed := SHARE_OF_FREE * peak_bytes(total, counts)) > free_bytes:

@@ -60,7 +60,8 @@ def thread_counts(most: int) -> tuple[int, ...]:
 def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, float]:
     """Measure at each count until two steps in a row have not raised the best by 3 %."""
     seen: dict[int, float] = {}
-    best, flat = 0.0, 0
+    best = 0.0
+    flat = 0
     for count in counts:
         rate = seen[count] = rate_at(count)
         flat = 0 if rate > best * RISE else flat + 1
@@ -83,7 +84,8 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
     The best and not the mean, as STREAM does it: whatever else runs on the machine can only take away.
     A pass cut by a window's edge counts in proportion.
     """
-    start, end = max(passes[0].start_s for passes in threads), min(passes[-1].end_s for passes in threads)
+    start = max(passes[0].start_s for passes in threads)
+    end = min(passes[-1].end_s for passes in threads)
     every = [each for passes in threads for each in passes]
     typical_s = median(each.end_s - each.start_s for each in every)
     windows = int((end - start) / max(WINDOW_S, PASSES_PER_WINDOW * typical_s))
@@ -95,7 +97,8 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
         per_s = each.size_bytes / (each.end_s - each.start_s)
         first = max(0, int((each.start_s - start) / length))
         for index in range(first, min(windows, int((each.end_s - start) / length) + 1)):
-            low, high = start + index * length, start + (index + 1) * length
+            low = start + index * length
+            high = start + (index + 1) * length
             moved[index] += per_s * max(0.0, min(high, each.end_s) - max(low, each.start_s))
     return max(moved) / length / 1e9
 

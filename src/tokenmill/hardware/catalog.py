@@ -59,7 +59,8 @@ def _entry(name: str) -> Machine:
 
 
 def _suggestion(name: str) -> str:
-    wanted, known = name.lower(), (*names(), THIS)
+    wanted = name.lower()
+    known = (*names(), THIS)
     near = [candidate for candidate in known if wanted and wanted in candidate]
     near = near[:3] or difflib.get_close_matches(wanted, known, n=3)
     if near:

@@ -47,7 +47,8 @@ def parse_lscpu(text: str) -> dict[str, str]:
     waiting = _entries(document, "lscpu")
     while waiting:
         entry = waiting.pop(0)
-        name, data = str(entry.get("field", "")).removesuffix(":"), str(entry.get("data") or "")
+        name = str(entry.get("field", "")).removesuffix(":")
+        data = str(entry.get("data") or "")
         # A big.LITTLE machine repeats the fields once per kind of core; the first kind is the one reported.
         if name not in found and data not in ("", "-"):
             found[name] = data
@@ -105,7 +106,8 @@ def _entries(value: Any, key: str) -> list[dict[str, Any]]:
 
 
 def _counts(fields: dict[str, str], blocks: list[dict[str, str]], host: Host) -> tuple[int | None, ...]:
-    sockets, per_socket = number(fields.get("Socket(s)")), number(fields.get("Core(s) per socket"))
+    sockets = number(fields.get("Socket(s)"))
+    per_socket = number(fields.get("Core(s) per socket"))
     if sockets and per_socket:
         return sockets, sockets * per_socket, number(fields.get("Thread(s) per core"))
     cores = {(block["physical id"], block["core id"]) for block in blocks if block.keys() >= {"physical id", "core id"}}
@@ -147,9 +149,11 @@ def _notes(cpu: Cpu, host: Host) -> list[Note]:
         return [Note("cpu.cores", "neither lscpu nor /proc/cpuinfo nor sysfs tells: apt-get install util-linux")]
     online = parse_numbers(host.text(f"{_CPUS}/online") or "")
     if cpu.threads_per_core and len(online) not in (0, cpu.cores * cpu.threads_per_core):
-        return [Note(
-            "cpu.threads_per_core",
-            f"{len(online)} logical CPUs are online, not {cpu.cores} x {cpu.threads_per_core}: cores of two kinds, or "
-            "some are switched off; lscpu --extended shows each",
-        )]  # fmt: skip
+        return [
+            Note(
+                "cpu.threads_per_core",
+                f"{len(online)} logical CPUs are online, not {cpu.cores} x {cpu.threads_per_core}: "
+                "cores of two kinds, or some are switched off; lscpu --extended shows each",
+            )
+        ]
     return []

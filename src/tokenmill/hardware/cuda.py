@@ -38,7 +38,8 @@ class Cuda:
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
         """Work on this device, in this thread, inside the block."""
-        device, context = self._device(ordinal), ctypes.c_void_p()
+        device = self._device(ordinal)
+        context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         try:
             self._call("cuCtxSetCurrent", context)
@@ -48,7 +49,8 @@ class Cuda:
 
     def free_bytes(self) -> int:
         """Free memory of the current device."""
-        free, total = _size(), _size()
+        free = _size()
+        total = _size()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value
 

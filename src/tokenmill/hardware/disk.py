@@ -14,9 +14,33 @@ from tokenmill.hardware.mounts import Mount, mount_of
 
 Kind = Literal["nvme", "ssd", "hdd", "network", "memory"]
 
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "lustre", "glusterfs", "afs", "beegfs", "gpfs", "9p",
-            "ocfs2", "virtiofs", "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.glusterfs",
-            "fuse.ceph", "fuse.juicefs", "fuse.goofys", "fuse.blobfuse", "fuse.davfs2", "davfs"}  # fmt: skip
+_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+    "afs",
+    "beegfs",
+    "gpfs",
+    "9p",
+    "ocfs2",
+    "virtiofs",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "fuse.rclone",
+    "fuse.glusterfs",
+    "fuse.ceph",
+    "fuse.juicefs",
+    "fuse.goofys",
+    "fuse.blobfuse",
+    "fuse.davfs2",
+    "davfs",
+}
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
 _SLOWEST_FIRST: tuple[Kind, ...] = ("hdd", "ssd", "nvme")
 
@@ -28,7 +52,8 @@ def read_disk(host: Host, path: Path, mounts: tuple[Mount, ...], *, virtual: boo
     space = host.space(place)
     if mount is None:
         return Disk(str(path), total_bytes=space[0] if space else None, free_bytes=space[1] if space else None), [
-            Note("disk.device", "no mount is known for this path: findmnt --target shows it")]  # fmt: skip
+            Note("disk.device", "no mount is known for this path: findmnt --target shows it")
+        ]
     device, kind, notes = _kind(host, mount, virtual=virtual)
     disk = Disk(
         path=str(path),
@@ -58,7 +83,8 @@ def _kind(host: Host, mount: Mount, *, virtual: bool) -> tuple[str | None, Kind 
     if name is None:
         text = f"{mount.filesystem} at {mount.point} names no disk: give a mounted volume, or see zpool status on ZFS"
         return None, None, [Note("disk.kind", text)]
-    device, disks = f"/dev/{name}", underlying(host, name)
+    device = f"/dev/{name}"
+    disks = underlying(host, name)
     kinds = {disk: disk_kind(host, disk, virtual=virtual) for disk in disks}
     notes = []
     if len(disks) > 1 or not name.startswith(disks[0]):  # more than a disk and its partition

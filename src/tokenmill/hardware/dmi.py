@@ -15,14 +15,34 @@ from tokenmill.units import GIB, KIB, MIB, TIB
 TABLE = "/sys/firmware/dmi/tables/DMI"
 
 _KINDS = {
-    0x03: "DRAM", 0x07: "RAM", 0x08: "ROM", 0x09: "Flash", 0x0F: "SDRAM", 0x12: "DDR", 0x13: "DDR2", 0x18: "DDR3",
-    0x1A: "DDR4", 0x1B: "LPDDR", 0x1C: "LPDDR2", 0x1D: "LPDDR3", 0x1E: "LPDDR4", 0x1F: "Logical non-volatile device",
-    0x20: "HBM", 0x21: "HBM2", 0x22: "DDR5", 0x23: "LPDDR5", 0x24: "HBM3",
-}  # fmt: skip
+    0x03: "DRAM",
+    0x07: "RAM",
+    0x08: "ROM",
+    0x09: "Flash",
+    0x0F: "SDRAM",
+    0x12: "DDR",
+    0x13: "DDR2",
+    0x18: "DDR3",
+    0x1A: "DDR4",
+    0x1B: "LPDDR",
+    0x1C: "LPDDR2",
+    0x1D: "LPDDR3",
+    0x1E: "LPDDR4",
+    0x1F: "Logical non-volatile device",
+    0x20: "HBM",
+    0x21: "HBM2",
+    0x22: "DDR5",
+    0x23: "LPDDR5",
+    0x24: "HBM3",
+}
 _TECHNOLOGIES = {
-    0x03: "DRAM", 0x04: "NVDIMM-N", 0x05: "NVDIMM-F", 0x06: "NVDIMM-P", 0x07: "Intel Optane persistent memory",
+    0x03: "DRAM",
+    0x04: "NVDIMM-N",
+    0x05: "NVDIMM-F",
+    0x06: "NVDIMM-P",
+    0x07: "Intel Optane persistent memory",
     0x08: "MRDIMM",
-}  # fmt: skip
+}
 _NOT_MEMORY = {"ROM", "Flash", "EEPROM", "FEPROM", "EPROM", "CDRAM", "VRAM"}  # old boards list their BIOS chip
 _CACHE_DRAM = 1 << 11  # bit of "type detail": DRAM that caches persistent memory
 _SIZES = {"bytes": 1, "kB": KIB, "MB": MIB, "GB": GIB, "TB": TIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
@@ -63,8 +83,10 @@ def read_modules(host: Host) -> tuple[tuple[Module, ...] | None, list[Note]]:
     if host.exists(TABLE) or (answer and "ermission denied" in f"{answer.out}{answer.err}"):
         text = f"only root may read the module list ({TABLE}): run sudo dmidecode -t 17, or sudo tokenmill probe"
     elif answer is None:
-        text = (f"there is no {TABLE}, and dmidecode is not installed: apt-get install dmidecode, then "
-                "sudo dmidecode -t 17 (a virtual machine may have no list at all)")  # fmt: skip
+        text = (
+            f"there is no {TABLE}, and dmidecode is not installed: apt-get install dmidecode, then "
+            "sudo dmidecode -t 17 (a virtual machine may have no list at all)"
+        )
     else:
         text = "sudo dmidecode -t 17 lists no modules: the firmware, or the hypervisor, does not say what they are"
     return None, [Note("dram.dimms", text)]
@@ -77,31 +99,36 @@ def parse_dmidecode(text: str) -> tuple[Module, ...]:
         if not re.search(r"^\s*Memory Device\s*$", record, re.MULTILINE):
             continue
         fields = dict(re.findall(r"^\s+([^:\n]+): *(.*?)\s*$", record, re.MULTILINE))
-        kind, technology = _known(fields.get("Type")), _known(fields.get("Memory Technology"))
+        kind = _known(fields.get("Type"))
+        technology = _known(fields.get("Memory Technology"))
         if kind in _NOT_MEMORY:
             continue
-        modules.append(Module(
-            locator=fields.get("Locator", ""),
-            bank=_known(fields.get("Bank Locator")),
-            size_bytes=0 if fields.get("Size") == "No Module Installed" else _size(fields.get("Size")),
-            kind=kind,
-            technology=technology,
-            width_bits=_leading(fields.get("Data Width")),
-            rated_mts=_leading(fields.get("Speed")),
-            # dmidecode before 3.2 called it a clock and wrote MHz, with the same figure.
-            configured_mts=_leading(fields.get("Configured Memory Speed") or fields.get("Configured Clock Speed")),
-            volatile_bytes=_size(fields.get("Volatile Size")),
-            persistent_bytes=_size(fields.get("Non-Volatile Size")),
-            caches="Cache DRAM" in fields.get("Type Detail", ""),
-        ))  # fmt: skip
+        modules.append(
+            Module(
+                locator=fields.get("Locator", ""),
+                bank=_known(fields.get("Bank Locator")),
+                size_bytes=0 if fields.get("Size") == "No Module Installed" else _size(fields.get("Size")),
+                kind=kind,
+                technology=technology,
+                width_bits=_leading(fields.get("Data Width")),
+                rated_mts=_leading(fields.get("Speed")),
+                # dmidecode before 3.2 called it a clock and wrote MHz, with the same figure.
+                configured_mts=_leading(fields.get("Configured Memory Speed") or fields.get("Configured Clock Speed")),
+                volatile_bytes=_size(fields.get("Volatile Size")),
+                persistent_bytes=_size(fields.get("Non-Volatile Size")),
+                caches="Cache DRAM" in fields.get("Type Detail", ""),
+            )
+        )
     return tuple(modules)
 
 
 def parse_table(table: bytes) -> tuple[Module, ...]:
     """Read the raw structure table; a damaged tail ends the reading."""
-    modules, at = [], 0
+    modules = []
+    at = 0
     while at + 4 <= len(table):
-        kind, length = table[at], table[at + 1]
+        kind = table[at]
+        length = table[at + 1]
         end = table.find(b"\0\0", at + length)
         if length < 4 or end < 0 or kind == 127:
             break

@@ -11,18 +11,22 @@ from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.machine import Dimm, Dram, Note
 
 # How board makers name a channel: group c, with whatever tells sockets or controllers apart in group s.
-_NAMINGS = tuple(re.compile(pattern, re.IGNORECASE) for pattern in (
-    r"(?P<s>(?:P|CPU|PROC)\d+)[-_ ](?:MC\d[-_ ])?(?:DIMM[-_ ]?)?(?P<c>[A-Z])\d?",  # P1-DIMMA1, CPU1_DIMM_A1, CPU0_A0
-    r"DIMM[-_ ](?P<s>P\d+)[-_ ](?P<c>[A-Z])\d?",  # DIMM_P0_A0
-    r"(?P<s>CPU\d+)[-_ ]C(?P<c>\d+)D\d+",  # CPU0_C1D0
-    r"(?:DIMM|DDR\d)[-_ ]?(?P<c>[A-Z])\d?",  # DIMMA1, DIMM_A1, DDR4_A1
-    r"(?P<s>.*?)CHANNEL[-_ ]?(?P<c>[A-Z](?:/[A-Z])?|\d+)(?:[-_ ].*)?",  # P0 CHANNEL A, P0_Node0_Channel1_Dimm0
-))  # fmt: skip
+_NAMINGS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<s>(?:P|CPU|PROC)\d+)[-_ ](?:MC\d[-_ ])?(?:DIMM[-_ ]?)?(?P<c>[A-Z])\d?",  # P1-DIMMA1, CPU1_DIMM_A1
+        r"DIMM[-_ ](?P<s>P\d+)[-_ ](?P<c>[A-Z])\d?",  # DIMM_P0_A0
+        r"(?P<s>CPU\d+)[-_ ]C(?P<c>\d+)D\d+",  # CPU0_C1D0
+        r"(?:DIMM|DDR\d)[-_ ]?(?P<c>[A-Z])\d?",  # DIMMA1, DIMM_A1, DDR4_A1
+        r"(?P<s>.*?)CHANNEL[-_ ]?(?P<c>[A-Z](?:/[A-Z])?|\d+)(?:[-_ ].*)?",  # P0 CHANNEL A, P0_Node0_Channel1_Dimm0
+    )
+)
 _CHANNEL_BITS = 64  # of data; narrower devices (LPDDR) are counted differently by every firmware
 
 
-def make_dram(total_bytes: int | None, available_bytes: int | None, slots: Sequence[Module] | None,
-              *, virtual: bool = False) -> tuple[Dram, list[Note]]:  # fmt: skip
+def make_dram(
+    total_bytes: int | None, available_bytes: int | None, slots: Sequence[Module] | None, *, virtual: bool = False
+) -> tuple[Dram, list[Note]]:
     """Join what the kernel and the firmware say."""
     if slots is None:
         return Dram(total_bytes, available_bytes), []
@@ -33,18 +37,30 @@ def make_dram(total_bytes: int | None, available_bytes: int | None, slots: Seque
     mts, speed_notes = _speed(modules)
     if virtual:
         note = "the hypervisor names the modules here; channels and speed are the host's: sudo dmidecode -t 17 there"
-        channels, channel_notes, mts, speed_notes = None, [Note("dram.nominal_gb_s", note)], None, []
+        channels = None
+        channel_notes = [Note("dram.nominal_gb_s", note)]
+        mts = None
+        speed_notes = []
     dram = Dram(
         total_bytes=total_bytes,
         available_bytes=available_bytes,
         kind=kind,
-        dimms=tuple(Dimm(module.locator, module.size_bytes or 0, module.kind, module.rated_mts, module.configured_mts,
-                         module.bank) for module in modules),
+        dimms=tuple(
+            Dimm(
+                module.locator,
+                module.size_bytes or 0,
+                module.kind,
+                module.rated_mts,
+                module.configured_mts,
+                module.bank,
+            )
+            for module in modules
+        ),
         slots=len(slots),
         channels=channels,
         mts=mts,
         nominal_gb_s=round(channels * mts * 8 / 1000, 1) if channels and mts else None,
-    )  # fmt: skip
+    )
     return dram, [*channel_notes, *speed_notes]
 
 
@@ -54,8 +70,12 @@ def count_channels(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
         return None, []
     odd = sorted({module.width_bits for module in modules if module.width_bits not in (None, _CHANNEL_BITS)}, key=str)
     if odd:
-        return None, [Note("dram.channels", f"modules of {odd[0]} data bits are not one channel each; the processor's "
-                                            "data sheet has the bandwidth")]  # fmt: skip
+        return None, [
+            Note(
+                "dram.channels",
+                f"modules of {odd[0]} data bits are not one channel each; the processor's data sheet has the bandwidth",
+            )
+        ]
     places = [(module.locator, module.bank or "") for module in modules]
     named = _named([locator for locator, _ in places], places=[locator for locator, _ in places])
     named = named or _named([bank for _, bank in places], places=places)
@@ -83,8 +103,11 @@ def _speed(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
     configured = Counter(module.configured_mts for module in modules if module.configured_mts)
     rated = [module.rated_mts for module in modules if module.rated_mts]
     if not configured:
-        text = f"the firmware states {min(rated)} MT/s as the rating, but not the speed in use" if rated else (
-            "the firmware states no memory speed")  # fmt: skip
+        text = (
+            f"the firmware states {min(rated)} MT/s as the rating, but not the speed in use"
+            if rated
+            else ("the firmware states no memory speed")
+        )
         return None, [Note("dram.mts", f"{text}; its setup screen shows it")] if modules else []
     slowest = min(configured)
     notes = []

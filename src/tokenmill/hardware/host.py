@@ -104,8 +104,16 @@ class LocalHost:
         """Run a command in the C locale."""
         env = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', os.defpath)}:{_ADMIN_PATH}"}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=env,
-                                  stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False)  # fmt: skip
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=env,
+                stdin=subprocess.DEVNULL,
+                timeout=_COMMAND_LIMIT_S,
+                check=False,
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return Ran(done.returncode, done.stdout, done.stderr)

@@ -40,11 +40,20 @@ def read_limits(host: Host, mounts: tuple[Mount, ...], memory_bytes: int | None)
     locked = _field(host.text("/proc/self/limits") or "", "Max locked memory", separator=r"\s+")
     notes = []
     if not groups or locked is None:
-        notes.append(Note("limits", "/proc/self does not show control groups or ulimits here: there may be limits that "
-                                    "are not listed"))  # fmt: skip
+        notes.append(
+            Note(
+                "limits",
+                "/proc/self does not show control groups or ulimits here: there may be limits that are not listed",
+            )
+        )
     if high is not None:
-        notes.append(Note("limits.cgroup_memory_bytes", f"memory.high is {format_bytes(high)}: above it the kernel "
-                                                        "slows this process down instead of stopping it"))  # fmt: skip
+        notes.append(
+            Note(
+                "limits.cgroup_memory_bytes",
+                f"memory.high is {format_bytes(high)}: above it the kernel "
+                "slows this process down instead of stopping it",
+            )
+        )
     notes += _node_notes(host, parse_numbers(_field(status, "Mems_allowed_list") or ""))
     return Limits(
         memory, min(filter(None, quotas), default=None), cpuset, int(locked) if locked and locked.isdigit() else None
@@ -100,8 +109,9 @@ def _ancestors(path: str, mount: Mount) -> list[str]:
     return [str(point / relative), *(str(point / above) for above in relative.parents)]
 
 
-def _memory_limits(host: Host, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...],
-                   name: str, name_v1: str | None) -> list[int]:  # fmt: skip
+def _memory_limits(
+    host: Host, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...], name: str, name_v1: str | None
+) -> list[int]:
     limits = []
     for folder in _folders("memory", groups, mounts):
         for file in filter(None, (name, name_v1)):
@@ -130,8 +140,13 @@ def _node_notes(host: Host, allowed: tuple[int, ...]) -> list[Note]:
     nodes = parse_numbers(host.text("/sys/devices/system/node/has_memory") or "")
     if not allowed or len(allowed) >= len(nodes):
         return []
-    return [Note("limits", f"memory may come from NUMA nodes {', '.join(map(str, allowed))} only, of {len(nodes)} "
-                           "with memory (a cpuset or numactl around this process)")]  # fmt: skip
+    return [
+        Note(
+            "limits",
+            f"memory may come from NUMA nodes {', '.join(map(str, allowed))} only, of {len(nodes)} "
+            "with memory (a cpuset or numactl around this process)",
+        )
+    ]
 
 
 def _field(text: str, name: str, separator: str = r":\s*") -> str | None:

@@ -29,22 +29,33 @@ def read_numa(host: Host, total_bytes: int | None) -> tuple[tuple[NumaNode, ...]
     nodes = []
     for folder in host.glob(f"{_NODES}/node[0-9]*"):
         memory = parse_meminfo(host.text(f"{folder}/meminfo") or "")
-        nodes.append(NumaNode(
-            index=int(folder.rpartition("node")[2]),
-            cpus=parse_numbers(host.text(f"{folder}/cpulist") or ""),
-            memory_bytes=memory.get("MemTotal"),
-            free_bytes=memory.get("MemFree"),
-            distances=tuple(int(part) for part in (host.text(f"{folder}/distance") or "").split()),
-        ))  # fmt: skip
+        nodes.append(
+            NumaNode(
+                index=int(folder.rpartition("node")[2]),
+                cpus=parse_numbers(host.text(f"{folder}/cpulist") or ""),
+                memory_bytes=memory.get("MemTotal"),
+                free_bytes=memory.get("MemFree"),
+                distances=tuple(int(part) for part in (host.text(f"{folder}/distance") or "").split()),
+            )
+        )
     notes = [
-        Note(f"numa[{node.index}]", f"{format_bytes(node.memory_bytes)} without processors of its own (CXL, PMem as "
-             "system RAM, or HBM): its speed is not that of the other memory, and it is counted in with it")
-        for node in nodes if not node.cpus and node.memory_bytes
-    ]  # fmt: skip
+        Note(
+            f"numa[{node.index}]",
+            f"{format_bytes(node.memory_bytes)} without processors of its own (CXL, PMem as "
+            "system RAM, or HBM): its speed is not that of the other memory, and it is counted in with it",
+        )
+        for node in nodes
+        if not node.cpus and node.memory_bytes
+    ]
     shown = sum(node.memory_bytes or 0 for node in nodes)
     if shown and total_bytes and abs(shown - total_bytes) > total_bytes // 10:
-        notes.append(Note("numa", f"the nodes show {format_bytes(shown)}, the system {format_bytes(total_bytes)}: a "
-                                  "hypervisor hands out memory as it is used, so the nodes grow"))  # fmt: skip
+        notes.append(
+            Note(
+                "numa",
+                f"the nodes show {format_bytes(shown)}, the system {format_bytes(total_bytes)}: a "
+                "hypervisor hands out memory as it is used, so the nodes grow",
+            )
+        )
     if not nodes:
         notes.append(Note("numa", f"the kernel shows no nodes under {_NODES}: numactl --hardware may"))
     return tuple(nodes), notes
@@ -76,8 +87,13 @@ def read_huge_pages(host: Host, meminfo: dict[str, int]) -> tuple[HugePages | No
         size = int(folder.rpartition("-")[2].removesuffix("kB")) * KIB
         count = number(host.text(f"{folder}/nr_hugepages"))
         if count and size != pages.page_bytes:
-            notes.append(Note("huge_pages", f"{count} more pages of {format_bytes(size)} are set aside: memory that "
-                                            "only programs asking for them can use"))  # fmt: skip
+            notes.append(
+                Note(
+                    "huge_pages",
+                    f"{count} more pages of {format_bytes(size)} are set aside: memory that "
+                    "only programs asking for them can use",
+                )
+            )
     return (None if pages == HugePages() else pages), notes
 
 

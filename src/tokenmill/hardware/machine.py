@@ -27,11 +27,29 @@ class Cpu:
 
 
 ISA_THAT_MATTERS = (
-    "avx2", "fma", "f16c", "avx_vnni",
-    "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_int8", "amx_bf16", "amx_fp16",
-    "neon", "dotprod", "i8mm", "sve", "sve2", "bf16",
-)  # fmt: skip
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512vl",
+    "avx512dq",
+    "avx512_vbmi",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "amx_fp16",
+    "neon",
+    "dotprod",
+    "i8mm",
+    "sve",
+    "sve2",
+    "bf16",
+)
 """Flags that choose a kernel in llama.cpp or vLLM, spelled as Linux spells them (`asimd` is `neon`)."""
 
 
@@ -108,7 +126,8 @@ class PcieLink:
     @property
     def nominal_gb_s(self) -> float | None:
         """One direction at the best both ends agree on; idle cards report a lower generation now."""
-        generation, width = self.max_generation or self.generation, self.max_width or self.width
+        generation = self.max_generation or self.generation
+        width = self.max_width or self.width
         per_lane = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}.get(generation or 0)
         return None if per_lane is None or width is None else round(per_lane * width, 1)
 
@@ -257,28 +276,47 @@ class Machine:
 
     def _gpu_tiers(self) -> list[Tier]:
         return [
-            Tier(f"gpu{gpu.index}", "vram", gpu.vram_bytes, gpu.free_bytes, gpu.nominal_gb_s,
-                 self._measured(f"gpu{gpu.index}"))
+            Tier(
+                f"gpu{gpu.index}",
+                "vram",
+                gpu.vram_bytes,
+                gpu.free_bytes,
+                gpu.nominal_gb_s,
+                self._measured(f"gpu{gpu.index}"),
+            )
             for gpu in self.gpus
-        ]  # fmt: skip
+        ]
 
     def _host_tiers(self) -> list[Tier]:
-        dram, pmem, disk = self.dram, self.pmem, self.disk
+        dram = self.dram
+        pmem = self.pmem
+        disk = self.disk
         tiers = []
         if pmem is not None and pmem.mode in ("memory", "mixed"):
             # The system's RAM is the PMem; DRAM only caches it and holds nothing of its own. In mixed mode the
             # App Direct part is storage beside it, and no tier.
-            tiers.append(Tier("pmem", "pmem", pmem.memory_mode_bytes, pmem.available_bytes,
-                              pmem.nominal_gb_s, self._measured("dram"), cached_by="dram"))  # fmt: skip
+            tiers.append(
+                Tier(
+                    "pmem",
+                    "pmem",
+                    pmem.memory_mode_bytes,
+                    pmem.available_bytes,
+                    pmem.nominal_gb_s,
+                    self._measured("dram"),
+                    cached_by="dram",
+                )
+            )
         else:
-            tiers.append(Tier("dram", "dram", dram.total_bytes, dram.available_bytes, dram.nominal_gb_s,
-                              self._measured("dram")))  # fmt: skip
+            tiers.append(
+                Tier("dram", "dram", dram.total_bytes, dram.available_bytes, dram.nominal_gb_s, self._measured("dram"))
+            )
             if pmem is not None:
                 usable = sum(space.size_bytes for space in pmem.namespaces) or None
                 tiers.append(Tier("pmem", "pmem", usable, usable, pmem.nominal_gb_s, self._measured("pmem")))
         if disk is not None:
-            tiers.append(Tier("disk", "disk", disk.total_bytes, disk.free_bytes, disk.nominal_gb_s,
-                              self._measured("disk")))  # fmt: skip
+            tiers.append(
+                Tier("disk", "disk", disk.total_bytes, disk.free_bytes, disk.nominal_gb_s, self._measured("disk"))
+            )
         return tiers
 
     def _measured(self, path: str) -> float | None:

@@ -31,12 +31,27 @@ HEADER = """\
 """
 # For these None is an answer, not a gap.
 ABSENT = {
-    "container": "none", "virtual": "none",
-    "cgroup_memory_bytes": "no limit", "cgroup_cpus": "no limit", "memlock_bytes": "no limit",
-}  # fmt: skip
+    "container": "none",
+    "virtual": "none",
+    "cgroup_memory_bytes": "no limit",
+    "cgroup_cpus": "no limit",
+    "memlock_bytes": "no limit",
+}
 # Zero of these would be a machine that cannot exist, and a division by zero for whoever plans with it.
-NEVER_ZERO = frozenset({"sockets", "cores", "threads_per_core", "channels", "mts", "generation", "width",
-                        "max_generation", "max_width", "threads"})  # fmt: skip
+NEVER_ZERO = frozenset(
+    {
+        "sockets",
+        "cores",
+        "threads_per_core",
+        "channels",
+        "mts",
+        "generation",
+        "width",
+        "max_generation",
+        "max_width",
+        "threads",
+    }
+)
 _COMPARE = "tokenmill probe -o FILE writes a correct one to compare with"
 _INDEX = re.compile(r"\[[0-9]+\]")
 
@@ -100,7 +115,8 @@ def _table(value: Any, path: str, comments: dict[str, list[str]]) -> Iterator[st
     hints = get_type_hints(type(value))
     tables = []
     for field in dataclasses.fields(value):
-        item, inner = getattr(value, field.name), _join(path, field.name)
+        item = getattr(value, field.name)
+        inner = _join(path, field.name)
         kind = _dataclass_in(hints[field.name])
         if kind is not None:
             tables.append((item, inner, kind))
@@ -200,7 +216,8 @@ def _impossible_numbers(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _broken_references(machine: Machine) -> Iterator[tuple[str, str]]:
     """Yield (key, complaint) where one part names another that is not there, or two share a number."""
-    gpus, nodes = [gpu.index for gpu in machine.gpus], [node.index for node in machine.numa]
+    gpus = [gpu.index for gpu in machine.gpus]
+    nodes = [node.index for node in machine.numa]
     for what, indices in (("gpus", gpus), ("numa", nodes)):
         if len(set(indices)) < len(indices):
             yield what, "two entries have the same index"

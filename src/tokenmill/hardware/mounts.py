@@ -22,12 +22,19 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     mounts = []
     for line in text.splitlines():
         left, dash, right = line.partition(" - ")
-        fields, tail = left.split(" "), right.split(" ")
+        fields = left.split(" ")
+        tail = right.split(" ")
         if dash and len(fields) >= 6 and len(tail) >= 2:
-            mounts.append(Mount(
-                device=fields[2], root=_unescape(fields[3]), point=_unescape(fields[4]), filesystem=tail[0],
-                source=_unescape(tail[1]), options=tuple(_unescape(" ".join(tail[2:])).split(",")),
-            ))  # fmt: skip
+            mounts.append(
+                Mount(
+                    device=fields[2],
+                    root=_unescape(fields[3]),
+                    point=_unescape(fields[4]),
+                    filesystem=tail[0],
+                    source=_unescape(tail[1]),
+                    options=tuple(_unescape(" ".join(tail[2:])).split(",")),
+                )
+            )
     return tuple(mounts)
 
 

@@ -48,8 +48,12 @@ def make_gpu(card: Card, numa_node: int | None = None) -> Gpu:
 
 def make_pcie(card: Card) -> PcieLink:
     """The link; a card behind a hypervisor may report zeros, which mean nothing."""
-    return PcieLink(card.pcie_generation or None, card.pcie_width or None,
-                    card.pcie_max_generation or None, card.pcie_max_width or None)  # fmt: skip
+    return PcieLink(
+        card.pcie_generation or None,
+        card.pcie_width or None,
+        card.pcie_max_generation or None,
+        card.pcie_max_width or None,
+    )
 
 
 def nominal_gb_s(card: Card) -> float | None:
@@ -91,16 +95,25 @@ def _numa_node(host: Host, card: Card) -> int | None:
 def _driver_notes(host: Host, reading: Reading) -> list[Note]:
     """Tell a machine without NVIDIA cards from one whose driver is missing or broken."""
     present = [
-        folder for folder in host.glob("/sys/bus/pci/devices/*")
+        folder
+        for folder in host.glob("/sys/bus/pci/devices/*")
         if number(host.text(f"{folder}/vendor")) == _VENDOR
         and (number(host.text(f"{folder}/class")) or 0) >> 16 == _DISPLAY_CLASS
-    ]  # fmt: skip
+    ]
     if not present:
         return []
-    why = f"NVML says: {reading.error}" if reading.error else (
-        "no driver library (libnvidia-ml.so.1) is installed" if not reading.library else "NVML lists none")  # fmt: skip
-    return [Note("gpus", f"{len(present)} NVIDIA device(s) on the PCI bus cannot be used, {why}; nvidia-smi must work "
-                         "first (in a container: run it with --gpus all)")]  # fmt: skip
+    why = (
+        f"NVML says: {reading.error}"
+        if reading.error
+        else ("no driver library (libnvidia-ml.so.1) is installed" if not reading.library else "NVML lists none")
+    )
+    return [
+        Note(
+            "gpus",
+            f"{len(present)} NVIDIA device(s) on the PCI bus cannot be used, {why}; nvidia-smi must work "
+            "first (in a container: run it with --gpus all)",
+        )
+    ]
 
 
 def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[Card]) -> list[Note]:
@@ -111,30 +124,59 @@ def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[Card]) -> list[Note]:
     tabled = {card.index for card in cards if not (card.memory_bus_bits and card.memory_clock_mhz)}
     mig = {card.index for card in cards if card.mig}
     return [
-        *some("vram_bytes", lambda gpu: gpu.vram_bytes is None, "the driver states none: the card shares the "
-              "system's memory, or does not answer (nvidia-smi tells)"),
-        *some("vram_bytes", lambda gpu: gpu.index in mig, "MIG is on: a program sees one slice, not the whole card; "
-              "nvidia-smi -L lists the slices"),
-        *some("nominal_gb_s", lambda gpu: gpu.nominal_gb_s is None, "the driver states no memory clock or bus "
-              "width, and the card is not in our table: tokenmill probe --measure"),
-        *some("nominal_gb_s", lambda gpu: gpu.index in tabled and gpu.nominal_gb_s is not None, "from the maker's data "
-              "sheet: the driver states no memory clock or bus width"),
-        *some("pcie.generation", lambda gpu: _less(gpu.pcie.generation, gpu.pcie.max_generation), "lower than the link "
-              "can do: idle cards save power that way; look again under load"),
-        *some("pcie.width", lambda gpu: _less(gpu.pcie.width, gpu.pcie.max_width), "fewer lanes than card and slot can "
-              "do: a riser, bifurcation, or the slot's wiring"),
-    ]  # fmt: skip
+        *some(
+            "vram_bytes",
+            lambda gpu: gpu.vram_bytes is None,
+            "the driver states none: the card shares the system's memory, or does not answer (nvidia-smi tells)",
+        ),
+        *some(
+            "vram_bytes",
+            lambda gpu: gpu.index in mig,
+            "MIG is on: a program sees one slice, not the whole card; nvidia-smi -L lists the slices",
+        ),
+        *some(
+            "nominal_gb_s",
+            lambda gpu: gpu.nominal_gb_s is None,
+            "the driver states no memory clock or bus "
+            "width, and the card is not in our table: tokenmill probe --measure",
+        ),
+        *some(
+            "nominal_gb_s",
+            lambda gpu: gpu.index in tabled and gpu.nominal_gb_s is not None,
+            "from the maker's data sheet: the driver states no memory clock or bus width",
+        ),
+        *some(
+            "pcie.generation",
+            lambda gpu: _less(gpu.pcie.generation, gpu.pcie.max_generation),
+            "lower than the link can do: idle cards save power that way; look again under load",
+        ),
+        *some(
+            "pcie.width",
+            lambda gpu: _less(gpu.pcie.width, gpu.pcie.max_width),
+            "fewer lanes than card and slot can do: a riser, bifurcation, or the slot's wiring",
+        ),
+    ]
 
 
 def _numbering_notes(gpus: Sequence[Gpu], environment: str) -> list[Note]:
     settings = dict(part.partition("=")[::2] for part in environment.split("\0"))
     notes = []
     if len({gpu.name for gpu in gpus}) > 1 and settings.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        notes.append(Note("gpus.index", "cards of several kinds: CUDA numbers them fastest first, not as here, unless "
-                                        "CUDA_DEVICE_ORDER=PCI_BUS_ID is set"))  # fmt: skip
+        notes.append(
+            Note(
+                "gpus.index",
+                "cards of several kinds: CUDA numbers them fastest first, not as here, unless "
+                "CUDA_DEVICE_ORDER=PCI_BUS_ID is set",
+            )
+        )
     if "CUDA_VISIBLE_DEVICES" in settings:
-        notes.append(Note("gpus", f"CUDA_VISIBLE_DEVICES={settings['CUDA_VISIBLE_DEVICES']} hides cards from engines; "
-                                  "all are listed here"))  # fmt: skip
+        notes.append(
+            Note(
+                "gpus",
+                f"CUDA_VISIBLE_DEVICES={settings['CUDA_VISIBLE_DEVICES']} hides cards from engines; "
+                "all are listed here",
+            )
+        )
     return notes
 
 

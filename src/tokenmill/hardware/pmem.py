@@ -41,8 +41,9 @@ class Shares:
         return "app-direct" if self.persistent_bytes else None
 
 
-def read_pmem(host: Host, modules: Sequence[Module] | None, mounts: Sequence[Mount],
-              meminfo: dict[str, int]) -> tuple[Pmem | None, Shares | None, list[Note]]:  # fmt: skip
+def read_pmem(
+    host: Host, modules: Sequence[Module] | None, mounts: Sequence[Mount], meminfo: dict[str, int]
+) -> tuple[Pmem | None, Shares | None, list[Note]]:
     """Return persistent memory if there is any, how it is divided, and notes."""
     listed = [module for module in modules or () if module.is_pmem and module.size_bytes]
     seen = host.glob(f"{_DEVICES}/nmem[0-9]*")
@@ -81,7 +82,8 @@ def parse_resources(text: str) -> Shares | None:
         if len(cells) == 4:
             rows[cells[0]] = cells[1:]
     if {"Volatile", "AppDirect"} <= rows.keys():
-        ddr, pmem = 0, 1
+        ddr = 0
+        pmem = 1
         return Shares(
             volatile_bytes=_capacity(rows["Volatile"][pmem]) or 0,
             persistent_bytes=_capacity(rows["AppDirect"][pmem]) or 0,
@@ -109,9 +111,13 @@ def shares_from_firmware(modules: Iterable[Module]) -> Shares | None:
     modules = list(modules)
     pmem = [module for module in modules if module.is_pmem]
     cache = sum(module.size_bytes or 0 for module in modules if module.caches)
-    volatile, persistent = (sum(sizes) for sizes in (
-        [module.volatile_bytes or 0 for module in pmem], [module.persistent_bytes or 0 for module in pmem],
-    ))  # fmt: skip
+    volatile, persistent = (
+        sum(sizes)
+        for sizes in (
+            [module.volatile_bytes or 0 for module in pmem],
+            [module.persistent_bytes or 0 for module in pmem],
+        )
+    )
     if not pmem or not (volatile or persistent):
         return None
     return Shares(volatile, persistent, sum(module.size_bytes or 0 for module in pmem), cache or None)
@@ -130,8 +136,9 @@ def parse_ndctl(text: str, mounts: Sequence[Mount] = ()) -> tuple[PmemNamespace,
         match entry:
             case {"dev": str(name), "mode": str(mode), "size": int(size)}:
                 device = _device(entry)
-                spaces.append(PmemNamespace(name, mode, size, f"/dev/{device}" if device else None,
-                                            _mount_point(device, mounts)))  # fmt: skip
+                spaces.append(
+                    PmemNamespace(name, mode, size, f"/dev/{device}" if device else None, _mount_point(device, mounts))
+                )
     return tuple(spaces)
 
 
@@ -146,12 +153,14 @@ def _namespaces(host: Host, mounts: Sequence[Mount]) -> tuple[PmemNamespace, ...
             holders[claimed] = block.rpartition("/")[2]
     spaces = []
     for folder in host.glob(f"{_DEVICES}/namespace[0-9]*"):
-        name, size = folder.rpartition("/")[2], number(host.text(f"{folder}/size"))
+        name = folder.rpartition("/")[2]
+        size = number(host.text(f"{folder}/size"))
         mode = _SYSFS_MODES.get((host.text(f"{folder}/mode") or "").strip())
         if size and mode:  # every region carries one empty namespace to make the next from
             device = holders.get(name)
-            spaces.append(PmemNamespace(name, mode, size, f"/dev/{device}" if device else None,
-                                        _mount_point(device, mounts)))  # fmt: skip
+            spaces.append(
+                PmemNamespace(name, mode, size, f"/dev/{device}" if device else None, _mount_point(device, mounts))
+            )
     return tuple(spaces)
 
 
@@ -180,15 +189,29 @@ def _notes(shares: Shares | None, namespaces: tuple[PmemNamespace, ...]) -> list
     notes = [Note("pmem.nominal_gb_s", "no tool states it: tokenmill probe --measure measures it")]
     if shares is None:
         known = "App Direct namespaces exist, but whether the rest is Memory Mode" if namespaces else "the mode"
-        notes.append(Note("pmem.mode", f"{known} is root's to see: sudo ipmctl show -memoryresources "
-                                       "(apt-get install ipmctl), or sudo tokenmill probe"))  # fmt: skip
+        notes.append(
+            Note(
+                "pmem.mode",
+                f"{known} is root's to see: sudo ipmctl show -memoryresources "
+                "(apt-get install ipmctl), or sudo tokenmill probe",
+            )
+        )
     elif shares.mode is None:
-        notes.append(Note("pmem.mode", "no capacity is in use: neither Memory Mode nor App Direct is provisioned; "
-                                       "ipmctl show -goal tells whether a restart will change that"))  # fmt: skip
+        notes.append(
+            Note(
+                "pmem.mode",
+                "no capacity is in use: neither Memory Mode nor App Direct is provisioned; "
+                "ipmctl show -goal tells whether a restart will change that",
+            )
+        )
     elif shares.mode != "memory" and not namespaces:
         text = "App Direct capacity has no namespace yet: sudo ndctl create-namespace --mode fsdax"
         notes.append(Note("pmem.namespaces", text))
     elif shares.mode == "mixed":
-        notes.append(Note("pmem.mode", "mixed: the system's RAM is the volatile part, cached by DRAM; namespaces are "
-                                       "storage beside it"))  # fmt: skip
+        notes.append(
+            Note(
+                "pmem.mode",
+                "mixed: the system's RAM is the volatile part, cached by DRAM; namespaces are storage beside it",
+            )
+        )
     return notes

@@ -54,6 +54,18 @@ def probe(path: Path | None = None, *, host: Host | None = None) -> Machine:
         container=container,
         virtual=virtual,
         os=read_os(host),
-        notes=(*cpu_notes, *module_notes, *dram_notes, *pmem_notes, *numa_notes, *nvidia_notes, *amd_notes,
-               *swap_notes, *disk_notes, *huge_notes, *limit_notes, *container_notes),
-    )  # fmt: skip
+        notes=(
+            *cpu_notes,
+            *module_notes,
+            *dram_notes,
+            *pmem_notes,
+            *numa_notes,
+            *nvidia_notes,
+            *amd_notes,
+            *swap_notes,
+            *disk_notes,
+            *huge_notes,
+            *limit_notes,
+            *container_notes,
+        ),
+    )

@@ -90,8 +90,10 @@ def address_of(text: str) -> Address:
         )
     scheme, mark, rest = text.partition("://")
     if _WORDS.match(text.strip()) or (_WORDS.search(text) and not mark):
-        raise UsageError("a store on a server is named by a URL, not by words such as host=...",
-                         hint=f"{_MEANT}, or ./ before a folder's name")  # fmt: skip
+        raise UsageError(
+            "a store on a server is named by a URL, not by words such as host=...",
+            hint=f"{_MEANT}, or ./ before a folder's name",
+        )
     if not mark:
         return Path(text)
     if scheme.lower() in SCHEMES:  # libpq knows it in small letters only

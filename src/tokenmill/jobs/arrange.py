@@ -47,7 +47,8 @@ def arrange(
     while levels:
         level = _without_constants(levels.pop(), table)
         looked_at += len(level.rows) * len(level.columns)
-        alone, columns = level.rows, level.columns
+        alone = level.rows
+        columns = level.columns
         if len(alone) > 1 and columns:
             if looked_at > most_cells:
                 columns = _by_worth(level, table, weights)
@@ -62,7 +63,9 @@ def arrange(
 
 def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[list[_Level], list[int]]:
     """Levels for the best cells, one after the other."""
-    counts, holders, heap = dict[int, int](), dict[int, list[int]](), list[tuple[int, int, int]]()
+    counts = dict[int, int]()
+    holders = dict[int, list[int]]()
+    heap = list[tuple[int, int, int]]()
     useful = list[int]()  # columns in which rows have anything in common
     for column in level.columns:
         cells = [table[column][row] for row in level.rows]
@@ -76,7 +79,8 @@ def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[lis
                 if cell in several:
                     holders[cell].append(row)
     heapq.heapify(heap)
-    left, below = set(level.rows), list[_Level]()
+    left = set(level.rows)
+    below = list[_Level]()
     while heap:
         worth, column, cell = heapq.heappop(heap)
         if counts[cell] < 2:

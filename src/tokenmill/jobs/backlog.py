@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import NUMBER_BITS
+from tokenmill.jobs.models import NUMBER_BITS
 from tokenmill.jobs.tree import Order, Tree
 
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
@@ -114,10 +114,12 @@ class Backlog:
         """
         if not self._dated or (self._looked_s is not None and 0 <= now_s - self._looked_s < self._pause_s):
             return
-        self._looked_s, slack_s = now_s, 4 * _FAR_S
+        self._looked_s = now_s
+        slack_s = 4 * _FAR_S
         due = sorted(self._dated.values(), key=lambda record: record.deadline_s or 0.0)
         known = [cost(record) for record in self._urgent.records()]
-        busy_s, endangered = sum(each[0] for each in known if each is not None), 0
+        busy_s = sum(each[0] for each in known if each is not None)
+        endangered = 0
         for number, record in enumerate(due, 1):
             left_s = (record.deadline_s or 0.0) - now_s
             takes = cost(record)

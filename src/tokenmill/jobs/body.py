@@ -1,7 +1,8 @@
 """OpenAI request bodies in, engine requests and OpenAI answer bodies out.
 
-`check` refuses what is unknown or out of range by name, so that nothing is dropped silently; a `Call` is what is left:
-checked values under one name each. What a file of jobs or HTTP looks like around a body is not known here.
+A body is checked once, where a user hands it in: `check` refuses unknown keys and values out of range by name, so that
+nothing is dropped silently. `stored_call` reads a body that was checked before it was stored. Both make a `Call`: the
+values, each under one name. What a file of jobs or HTTP looks like around a body is not known here.
 """
 
 import difflib
@@ -14,15 +15,26 @@ from typing import Any, Literal, NoReturn
 
 from tokenmill.engine.engine import Answer, Chat, Priority, Prompt, Request, Sampling, TokenLogprob, Usage
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.keys import CHAT, COMPLETION, Known, Wrong, shown
+from tokenmill.jobs.openai_schema import CHAT, COMPLETION, Key, Wrong, shown
 
 Endpoint = Literal["chat", "completion"]
 URLS: Mapping[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
-_KEYS: Mapping[Endpoint, Mapping[str, Known]] = {"chat": CHAT, "completion": COMPLETION}
+_KEYS: Mapping[Endpoint, Mapping[str, Key]] = {"chat": CHAT, "completion": COMPLETION}
 _SAMPLING = (
-    "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
-    "penalty_last_n", "seed", "logit_bias", "top_logprobs", "grammar", "json_schema",
-)  # fmt: skip
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+    "seed",
+    "logit_bias",
+    "top_logprobs",
+    "grammar",
+    "json_schema",
+)
 _TOGETHER = frozenset(("grammar", "logprobs", "top_logprobs", "effort", "tool_choice", "parallel_tool_calls"))
 _LOWEST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come; JSON has no infinity
 
@@ -73,27 +85,52 @@ def check(endpoint: Endpoint, body: Mapping[str, Any], *, streams: bool = False)
 
 def checked(endpoint: Endpoint, body: Mapping[str, Any], *, streams: bool = False) -> dict[str, Any]:
     """The values of a call; null says the same as absence."""
-    keys, given, key = _KEYS[endpoint], dict[str, Any](), ""
+    given = _values(endpoint, body, validate=True)
+    if not streams and "stream" in given:
+        raise RequestRefused("stream: a job's answer comes whole", hint="leave stream out")
+    return given
+
+
+def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
+    """Convert a body that `check` accepted before, without checking its values again.
+
+    Raises RequestRefused if the body cannot be decoded: the store is damaged, or another version accepted it.
+    """
     try:
-        for key, value in body.items():
-            known = keys.get(key)
-            if known is None:
-                raise _unknown(endpoint, key)
+        return Call(endpoint, _values(endpoint, body, validate=False))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RequestRefused(
+            f"the stored request cannot be decoded: {type(error).__name__}: {error}",
+            hint="run tokenmill lint on the file and submit it again",
+        ) from error
+
+
+def _values(endpoint: Endpoint, body: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
+    keys = _KEYS[endpoint]
+    given = dict[str, Any]()
+    name = ""
+    try:
+        for name, value in body.items():
+            key = keys.get(name)
+            if key is None:
+                raise _unknown(endpoint, name)
             if value is None:
                 continue
-            target, check_value = known
-            made = check_value(value)
-            if target is not None and made is not None and given.setdefault(target, made) != made:
+            target, check_value, convert = key
+            if validate:
+                check_value(value)
+            if target is None:
+                continue
+            made = value if convert is None else convert(value)
+            if made is not None and given.setdefault(target, made) != made:
                 _refuse_twice()
     except Wrong as error:
-        raise RequestRefused(f"{key}{'' if str(error).startswith('[') else ': '}{error}") from None
+        raise RequestRefused(f"{name}{'' if str(error).startswith('[') else ': '}{error}") from None
     prompt = "messages" if endpoint == "chat" else "prompt"
     if prompt not in given:
         raise RequestRefused(f"{prompt} is missing")
     if not _TOGETHER.isdisjoint(given):
         _check_together(endpoint, given)
-    if not streams and "stream" in given:
-        raise RequestRefused("stream: a job's answer comes whole", hint="leave stream out")
     return given
 
 
@@ -113,7 +150,8 @@ def _check_together(endpoint: Endpoint, given: dict[str, Any]) -> None:
         raise RequestRefused("top_logprobs needs logprobs: true")
     if "effort" in given:
         given["template_arguments"] = given.pop("effort") | given.get("template_arguments", {})
-    choice, tools = given.get("tool_choice"), given.get("tools")
+    choice = given.get("tool_choice")
+    tools = given.get("tools")
     if tools is None:
         given.pop("parallel_tool_calls", None)
         if choice is not None and given.pop("tool_choice") != "none":
@@ -192,8 +230,10 @@ def _message(answer: Answer) -> dict[str, Any]:
 
 def chat_logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:
     """Token probabilities as chats have them."""
-    return {"content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
-            "refusal": None}  # fmt: skip
+    return {
+        "content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
+        "refusal": None,
+    }
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from typing import Literal
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.body import checked
-from tokenmill.jobs.keys import TEXT
 from tokenmill.jobs.line import body_of, parse
 from tokenmill.jobs.lint_text import line_ends_unified
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.units import MIB
 
 MOST_MEANINGS = 100_000
@@ -96,7 +96,8 @@ class Choices:
 
     def rewrite(self, text: str) -> tuple[str, set[Change]]:
         """A line with the chosen spellings, and what was changed in it."""
-        edits, changes = list[tuple[int, int, str]](), set[Change]()
+        edits = list[tuple[int, int, str]]()
+        changes = set[Change]()
         places: dict[tuple[str, int], tuple[int, int]] | None = None
         for change, _, spelling, index in _values(text):
             written = self._texts.get(self.replaced.get(spelling, b""))

@@ -22,7 +22,9 @@ class Costs:
     """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing but by `measured`."""
 
     def __init__(self, shape: EngineShape, lengths: Lengths) -> None:
-        self._lengths, self._given, self._rates = lengths, shape.rates, shape.rates
+        self._lengths = lengths
+        self._given = shape.rates
+        self._rates = shape.rates
 
     def measured(self, rates: Rates) -> None:
         """What the run itself has shown so far; it counts more than what was known before. Mutates."""
@@ -44,7 +46,8 @@ class Costs:
 
     def seconds(self, record: Pending, lanes: int) -> tuple[float, float] | None:
         """Seconds that a job takes of the engine, and until its answer is complete; None: unknown."""
-        rates, output = self._rates, self.output(record)
+        rates = self._rates
+        output = self.output(record)
         rate = rates.decode_at(lanes) or self._hoped(lanes)
         if not rates.prefill_tok_s or not rate or output is None:
             return None
@@ -63,8 +66,10 @@ class Costs:
         answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
         if answers is None:
             return False, AGAIN_UNKNOWN
-        head, rates = self.tokens(again_bytes), self._rates
-        now, then = self._hoped(busy), self._hoped(busy + 1)
+        head = self.tokens(again_bytes)
+        rates = self._rates
+        now = self._hoped(busy)
+        then = self._hoped(busy + 1)
         if not rates.prefill_tok_s or not now or not then:
             return answers / (at + 1) >= head, AGAIN_WITHOUT_RATES
         share_s = answers / (at + 1) * (busy + 1) / then

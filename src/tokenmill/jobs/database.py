@@ -1,12 +1,14 @@
-"""The SQLite file under the store: one writer, any number of readers, transactions that hold or never were.
+"""The SQLite file of a store: one writer, any number of readers.
 
-`store.db` is in WAL mode: a status never waits for a commit, nor a commit for a status. `store.lock` is held by the one
-process that works. A transaction is written without waiting for the disk (what it says can be found out again) or
-durably (answers: on the disk before it counts). Which tables there are is not known here.
+`store.db` is in WAL mode, so readers and the writer do not wait for each other. The working process holds `store.lock`.
+A transaction is durable (answers: on the disk before they count), not durable (it can be derived again), or deferred
+(committed together with the next one). The log is written back to the file and truncated when the store is opened and
+closed, when the disk is full, and when it exceeds a limit that depends on the free space. Knows nothing of the tables.
 """
 
 import fcntl
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,32 +18,39 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.faults import gone, told, unusable
+from tokenmill.jobs.backend import Mode
+from tokenmill.jobs.faults import gone, is_disk_full, told, unusable
 from tokenmill.jobs.queries import migrations, newest, queries, schema
-from tokenmill.jobs.tables import Mode
 from tokenmill.units import KIB, MIB
 
-FILE, LOCK = "store.db", "store.lock"
+FILE = "store.db"
+LOCK = "store.lock"
 APPLICATION_ID = 0x746D696C  # "tmil"
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_WAIT_S = 10.0
-PAGE_BYTES = 16 * KIB  # lines are stored in long pieces: a quarter of the calls that SQLite's usual pages take
+PAGE_BYTES = 4 * KIB  # of a new store; every page that a transaction changes is written to the log as a whole
 CACHE_BYTES = 96 * MIB
-WAL_BYTES = 128 * MIB  # written back to the file when it has grown to this
+MAX_LOG_BYTES = 128 * MIB  # size at which the log is written back to the file, where the disk has room for it
+LOG_SHARE_OF_FREE = 4  # the log gets this part of the free space, so that the file can take up what is in it
+MIN_LOG_PAGES = 64
+CLOSE_WAIT_S = 1.0  # for readers, before the log is left as it is
 
 T = TypeVar("T")
 
 
 class Database:
-    """An open store.db; `tables.Tables` says what it does."""
+    """An open store.db; see `tables.Tables`."""
 
-    shared, ahead_s = False, 0.0
+    shared = False
+    ahead_s = 0.0
 
     def __init__(self, folder: Path, mode: Mode) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old", hint="Python needs SQLite 3.35 or newer")
         self.path = folder / FILE
+        self.deferred = False
         self._guard = threading.RLock()
+        self._log_bytes = 0
         with ExitStack() as stack:
             self._lock = _locked(folder) if mode == "work" else None
             stack.callback(self._unlock)
@@ -50,6 +59,7 @@ class Database:
                 self._inode = self.path.stat().st_ino
             except OSError as error:
                 raise unusable(folder, error) from error
+            self._page_bytes: int = self._connection.execute("PRAGMA page_size").fetchone()[0]
             stack.pop_all()
 
     def run(self, name: str, /, **values: Any) -> sqlite3.Cursor:
@@ -73,30 +83,94 @@ class Database:
         return rows[0] if rows else None
 
     @contextmanager
-    def writing(self, *, durable: bool) -> Iterator[None]:
-        """A transaction: committed at the end, undone by any exception. `durable`: on the disk when this returns."""
+    def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
+        """See `tables.Tables`."""
         with self._guard, told(self.path):
             self._check_here()
-            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            self._connection.execute("BEGIN IMMEDIATE")
+            if not durable and not deferred:
+                self.flush()  # it may be large, and a savepoint would copy every page that it changes
+            joined = self.deferred
+            if joined:
+                self._connection.execute("SAVEPOINT joined")
+            else:
+                self._limit_log()
+                self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable or deferred else 'NORMAL'}")
+                self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._connection.execute("COMMIT")
-            finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+                if joined:
+                    self._connection.execute("RELEASE joined")
+                if not deferred:
+                    self._connection.execute("COMMIT")
+                self.deferred = deferred
+            except BaseException:
+                self._undo(joined=joined)
+                raise
+
+    def _undo(self, *, joined: bool) -> None:
+        """Roll back one transaction; an error such as a full disk has already rolled back deferred changes with it."""
+        if joined and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK TO joined")
+            self._connection.execute("RELEASE joined")
+        elif self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        self.deferred = self._connection.in_transaction
+
+    def flush(self) -> None:
+        """Commit deferred changes."""
+        with self._guard, told(self.path):
+            if self.deferred:
+                self.deferred = False
+                try:
+                    self._connection.execute("COMMIT")
+                finally:
+                    self._undo(joined=False)
 
     def whole(self, work: Callable[[], T]) -> T:
-        """Do it: nobody can come in between."""
-        return work()
+        """Run a transaction; on a full disk, write the log back, which frees its space, and run it once more."""
+        try:
+            return work()
+        except StoreError as error:
+            if not is_disk_full(error) or (self._connection.in_transaction and not self.deferred):
+                raise
+            with self._guard, told(self.path):
+                with suppress(StoreError):
+                    self.flush()  # what is lost with it is which jobs run, and that is known here
+                checkpoint(self._connection)
+                self._limit_log()
+            return work()
 
-    def close(self) -> None:
-        """Let go of the file and the lock."""
+    def problems(self) -> list[str]:
+        """What SQLite's integrity check finds, a line for each."""
         try:
             with self._guard, told(self.path):
-                self._connection.close()
+                found = [row[0] for row in self._connection.execute("PRAGMA integrity_check").fetchall()]
+        except StoreError as error:
+            return [error.message]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Write the log back, and close the file and the lock."""
+        try:
+            with self._guard, told(self.path):
+                try:
+                    if self._lock is not None:
+                        self._connection.execute(f"PRAGMA busy_timeout = {CLOSE_WAIT_S * 1000:.0f}")
+                        self.flush()
+                        checkpoint(self._connection)
+                finally:
+                    self._connection.close()
         finally:
             self._unlock()
+
+    def _limit_log(self) -> None:
+        """Set the size at which the log is written back to the file, by the space that is free now."""
+        free = shutil.disk_usage(self.path.parent).free
+        allowed = max(MIN_LOG_PAGES * self._page_bytes, min(MAX_LOG_BYTES, free // LOG_SHARE_OF_FREE))
+        if not allowed // 2 < self._log_bytes <= allowed:
+            self._log_bytes = allowed
+            self._connection.execute(f"PRAGMA wal_autocheckpoint = {allowed // self._page_bytes}")
+            self._connection.execute(f"PRAGMA journal_size_limit = {allowed}")
 
     def _check_here(self) -> None:
         # SQLite would go on writing into a file that has no name any more, and every answer in it would be lost.
@@ -140,11 +214,16 @@ def _locked(folder: Path) -> int:
 
 def _connected(path: Path, mode: Mode) -> sqlite3.Connection:
     if mode != "work" and not path.is_file():
-        raise StoreError(f"there are no batches in {path.parent}", hint="tokenmill run starts one")
+        raise _no_batches(path)
     access = {"work": "rwc", "ask": "rw", "read": "ro"}[mode]
     with told(path):
-        connection = sqlite3.connect(f"file:{quote(str(path))}?mode={access}", uri=True, timeout=BUSY_WAIT_S,
-                                     isolation_level=None, check_same_thread=False)  # fmt: skip
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode={access}",
+            uri=True,
+            timeout=BUSY_WAIT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
         try:
             version = _version(connection, path)  # before anything is changed: it may not be ours
             if mode == "work":
@@ -152,8 +231,8 @@ def _connected(path: Path, mode: Mode) -> sqlite3.Connection:
                 if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                     _refuse_disk(path)
                 connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // KIB}")
-                connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
-                connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+                connection.execute("PRAGMA temp_store = MEMORY")  # statement journals, too
+                checkpoint(connection)
             _bring_up(connection, path, version, work=mode == "work")
         except BaseException:
             connection.close()
@@ -161,9 +240,21 @@ def _connected(path: Path, mode: Mode) -> sqlite3.Connection:
     return connection
 
 
+def _no_batches(path: Path) -> StoreError:
+    return StoreError(f"there are no batches in {path.parent}", hint="tokenmill run starts one")
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Write the log back to the file and truncate it, as far as readers and the disk allow."""
+    with suppress(sqlite3.OperationalError):  # locked, or no space: the log stays; damage is another class of error
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def _refuse_disk(path: Path) -> NoReturn:
-    raise StoreError(f"the file system of {path} cannot hold a database that several processes read",
-                     hint="put the state folder on a local disk")  # fmt: skip
+    raise StoreError(
+        f"the file system of {path} cannot hold a database that several processes read",
+        hint="put the state folder on a local disk",
+    )
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
@@ -185,16 +276,28 @@ def _bring_up(connection: sqlite3.Connection, path: Path, version: int, *, work:
     """Create or migrate."""
     if version == newest():
         return
+    if not work and version == 0:  # its creation failed, perhaps on a full disk
+        raise _no_batches(path)
     if not work:
-        raise StoreError(f"{path} is of an older version", hint="a command that works on batches brings it up to date")
+        raise StoreError(
+            f"{path} has version {version} of the store, and this tokenmill reads version {newest()}",
+            hint="tokenmill run upgrades it, as does tokenmill store check --repair",
+        )
     steps = [schema()] if version == 0 else [text for number, text in migrations().items() if number > version]
     migrate(connection, steps, newest())
 
 
 def migrate(connection: sqlite3.Connection, steps: Iterable[str], version: int) -> None:
     """Run scripts in one transaction and note the version they lead to."""
-    script = "\n".join(("BEGIN IMMEDIATE;", *steps, f"PRAGMA application_id = {APPLICATION_ID};",
-                        f"PRAGMA user_version = {version};", "COMMIT;"))  # fmt: skip
+    script = "\n".join(
+        (
+            "BEGIN IMMEDIATE;",
+            *steps,
+            f"PRAGMA application_id = {APPLICATION_ID};",
+            f"PRAGMA user_version = {version};",
+            "COMMIT;",
+        )
+    )
     try:
         connection.executescript(script)
     finally:

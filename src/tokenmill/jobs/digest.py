@@ -68,7 +68,10 @@ def build(documents: Sequence[Document], budget: int, count: TokenCount = estima
     """A digest of at most `budget` tokens; the order in which documents are given does not matter."""
     ordered = sorted((Document(one.name, normal(one.text)) for one in documents), key=lambda one: one.name.split("/"))
     needs = [_need(one, budget, count) for one in ordered]
-    room, text, tokens, shown = budget, "", 0, list[Shown]()
+    room = budget
+    text = ""
+    tokens = 0
+    shown = list[Shown]()
     for _ in range(TRIES):
         text, shown = _written(ordered, needs, room, count)
         tokens = count(text)
@@ -76,7 +79,9 @@ def build(documents: Sequence[Document], budget: int, count: TokenCount = estima
             break
         room -= tokens - budget  # parts joined may have a few tokens more than apart
     else:
-        text, tokens, shown = "", 0, ["none"] * len(ordered)
+        text = ""
+        tokens = 0
+        shown = ["none"] * len(ordered)
     entries = (Entry(one.name, need, how) for one, need, how in zip(ordered, needs, shown, strict=True))
     return Digest(text, tokens, tuple(entries))
 
@@ -120,7 +125,8 @@ def _shown(one: Document, need: int, level: int, count: TokenCount) -> str | Non
 
 def _kept(needs: Sequence[int], budget: int) -> list[int]:
     """The files that get room: all, unless each would have less than tells anything; then the smallest."""
-    total, kept = 0, list[int]()
+    total = 0
+    kept = list[int]()
     for index in sorted(range(len(needs)), key=lambda index: (needs[index], index)):
         total += min(needs[index], LEAST_TOKENS)
         if total > budget * (1 - NAMES_SHARE) and kept:
@@ -162,12 +168,15 @@ def _part(one: Document, level: int, count: TokenCount) -> str | None:
 
 def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) -> str | None:
     """The longest of the texts 1 to `high` that fits, if any does."""
-    best, low, beyond = None, 0, high + 1
+    best = None
+    low = 0
+    beyond = high + 1
     while beyond - low > 1:  # `low` fits, `beyond` does not
         middle = (low + beyond) // 2
         text = made(middle)
         if count(text) <= level:
-            best, low = text, middle
+            best = text
+            low = middle
         else:
             beyond = middle
     return best
@@ -192,7 +201,8 @@ def _cut(
     one: Document, lines: Sequence[str], kept: int, headings: Sequence[tuple[int, str]], level: int, count: TokenCount
 ) -> str:
     behind = [(number, line) for number, line in headings if number >= kept]
-    outline, room = list[str](), OUTLINE_SHARE * level
+    outline = list[str]()
+    room = OUTLINE_SHARE * level
     for number, line in behind:
         shown = f"{number + 1}: {line.rstrip()[:_LONGEST_OUTLINE]}\n"
         room -= count(shown)

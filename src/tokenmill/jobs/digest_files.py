@@ -50,7 +50,9 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
             raise UsageError(f"no file or folder at {place}", hint=_FILE_HINT)
     root = _root(absolute)
     own = _real(leave_out) if leave_out is not None else None
-    documents, skipped, seen = list[Document](), list[tuple[str, str]](), set[Path]()
+    documents = list[Document]()
+    skipped = list[tuple[str, str]]()
+    seen = set[Path]()
     for path in _files(absolute, root):
         if path in seen or path == own:
             continue

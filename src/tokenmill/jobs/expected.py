@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import FINE_CHUNKS, KEY_BYTES, head_of
-from tokenmill.jobs.job import Waiting
+from tokenmill.jobs.models import Waiting
 
 ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer tells: English text in most vocabularies
 _TRUST = 4  # finished jobs of a kind that weigh as much as the mean of all
@@ -96,9 +96,14 @@ class Lengths:
         deadlines = [time_s for time_s in (waiting.deadline_s, deadline_s) if time_s is not None]
         head = head_of(waiting.place)
         return Pending(
-            waiting.id, head, waiting.prompt_bytes, self.expect(head, waiting.max_tokens), -waiting.rank,
-            min(deadlines, default=None), waiting.max_tokens,
-        )  # fmt: skip
+            waiting.id,
+            head,
+            waiting.prompt_bytes,
+            self.expect(head, waiting.max_tokens),
+            -waiting.rank,
+            min(deadlines, default=None),
+            waiting.max_tokens,
+        )
 
     def left(self, jobs: int) -> Left | None:
         """What so many jobs are expected to cost if they are like the finished ones; None: none has finished."""

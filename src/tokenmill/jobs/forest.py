@@ -83,7 +83,8 @@ def groups(records: Iterable[Pending]) -> Iterator[Group]:
     last: Pending | None = None
     for record in records:
         shared = shared_bytes(last, record) if last is not None else 0
-        seen, first = 1, last.job if last is not None else record.job
+        seen = 1
+        first = last.job if last is not None else record.job
         while nested and nested[-1].shared_bytes > shared:
             ended = nested.pop()
             seen += ended.jobs
@@ -144,7 +145,8 @@ def minimum(prompts: Iterable[bytes | tuple[int, ...]], *, held: int = _HELD_UNI
 
 def minimum_bytes(records: Iterable[Pending]) -> int:
     """The same from records in head order alone: too high by less than a chunk for each job."""
-    least, last = 0, None
+    least = 0
+    last = None
     for record in records:
         least += record.prompt_bytes - (shared_bytes(last, record) if last is not None else 0)
         last = record

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from tokenmill.jobs.body import Call, Endpoint
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 
 CHUNK_BYTES = 512
 FINE_BYTES = 64
@@ -46,10 +46,22 @@ MOST_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
 ENDS = tuple(accumulate(_SIZES, initial=0))
 """Bytes of prompt that the first so many chunks stand for."""
 _FORM = "tokenmill job 1"  # to be counted up when the canonical form changes
+_TOOLS_FORM = ("tools_form", 2)  # answers from before calls were enforced and parsed are not reused
 _NOT_SAMPLING = frozenset(
-    ("messages", "prompt", "tools", "tool_choice", "template_arguments", "model", "timeout", "priority", "deadline",
-     "stream", "stream_options")
-)  # fmt: skip
+    (
+        "messages",
+        "prompt",
+        "tools",
+        "tool_choice",
+        "template_arguments",
+        "model",
+        "timeout",
+        "priority",
+        "deadline",
+        "stream",
+        "stream_options",
+    )
+)
 # By the number of whole chunks; quicker than a slice for each, and this runs for a million lines.
 _CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MOST_CHUNKS)]
 _PACKED = [Struct(f">{count + 1}I").pack for count in range(MOST_CHUNKS)]
@@ -57,6 +69,7 @@ KEY_BYTES = 4  # of a head key, for each chunk
 _TAIL_BYTES = 3  # of identity in a place; never a multiple of four, which is the older form
 _OLD_TAIL_BYTES = 4
 _PREAMBLE = ("tools", "tool_choice", "template_arguments")
+_PREAMBLE_KEYS = frozenset(_PREAMBLE)
 
 
 class Placed(NamedTuple):
@@ -76,15 +89,18 @@ def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -
     """The same without objects around the values: this runs for a million lines."""
     prompt = values.get("prompt")
     if type(prompt) is tuple:
-        lengths, text = "tokens", array("I", prompt).tobytes()
+        lengths = "tokens"
+        text = array("I", prompt).tobytes()
     else:
         parts = _parts(values) if prompt is None else [prompt]
         # Joined parts could be cut in several ways; their lengths say in which.
-        lengths, text = ",".join([str(len(part)) for part in parts]), "\n".join(parts).encode()
+        lengths = ",".join([str(len(part)) for part in parts])
+        text = "\n".join(parts).encode()
     sampling = [item for item in values.items() if item[0] not in _NOT_SAMPLING]
-    sampling.sort()
-    header = _header(model_id, endpoint, tuple(sampling)) + lengths + "\n"
-    identity = sha256(header.encode() + text).digest()
+    if "tools" in values:
+        sampling.append(_TOOLS_FORM)
+    header = b"%b%b\n" % (_header(model_id, endpoint, tuple(sampling)), lengths.encode())
+    identity = sha256(header + text).digest()
     return identity, head_key(text) + identity[:_TAIL_BYTES], len(text)
 
 
@@ -109,13 +125,15 @@ def head_of(place: bytes) -> bytes:
     """The head key inside a place; behind it stand bytes of identity, which keep equal prompts apart."""
     if len(place) % KEY_BYTES == _TAIL_BYTES:
         return place[:-_TAIL_BYTES]
-    first, rest = place[:KEY_BYTES], place[KEY_BYTES:-_OLD_TAIL_BYTES]
+    first = place[:KEY_BYTES]
+    rest = place[KEY_BYTES:-_OLD_TAIL_BYTES]
     return first * FINE_CHUNKS + rest if rest else first  # a prompt of one chunk is alone with it
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
     """Bytes of prompt, in whole chunks, that two places have in common (as far as checksums tell)."""
-    ours, theirs = head_of(one), head_of(other)
+    ours = head_of(one)
+    theirs = head_of(other)
     chunks = 0
     while chunks < MOST_CHUNKS - 1 and (chunk := ours[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]):
         if chunk != theirs[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]:
@@ -131,8 +149,9 @@ def alone(identity: bytes, job: int) -> bytes:
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
     """Three texts for each message (role, content, the rest) behind one for what templates place first."""
-    first = {key: values[key] for key in _PREAMBLE if key in values}
-    parts = [TEXT(first) if first else ""]
+    parts = [""]
+    if not _PREAMBLE_KEYS.isdisjoint(values):
+        parts = [TEXT({key: values[key] for key in _PREAMBLE if key in values})]
     for message in values["messages"]:
         content = message.get("content")
         if len(message) == 2 and type(content) is str:
@@ -152,5 +171,5 @@ def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
 
 
 @lru_cache(1024)  # most files have one set of values on all lines
-def _header(model_id: str, endpoint: Endpoint, sampling: tuple[tuple[str, Any], ...]) -> str:
-    return f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{TEXT(sampling)}\n"
+def _header(model_id: str, endpoint: Endpoint, sampling: tuple[tuple[str, Any], ...]) -> bytes:
+    return f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{TEXT(sorted(sampling))}\n".encode()

@@ -12,9 +12,9 @@ from itertools import count, pairwise
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job import MOST_LINES, Batch, State, Submission, job_id
+from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
+from tokenmill.jobs.models import MOST_LINES, Batch, State, Submission, job_id
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.runners import BeingStored, LinesLost, Standing
 from tokenmill.units import number_of
 
 _FORGET_LINES = 50_000  # deleted in one transaction
@@ -36,7 +36,7 @@ def _repeated(method: "Callable[Concatenate[Intake, P], T]") -> "Callable[Concat
 class Intake(Reader):
     """The half of a store that takes batches in."""
 
-    _standing: Standing
+    _standing: Coordinator
 
     def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
         """A new batch without lines; `key` None: it is found again only when it is sealed with one.
@@ -44,10 +44,18 @@ class Intake(Reader):
         BeingStored: another process has begun the same.
         """
         values = {
-            "name": how.name or f"batch_{secrets.token_hex(8)}", "key": key, "now": self._now(), "source": source,
-            "model_id": how.model_id, "output": how.output, "errors": how.errors, "reuse": int(how.reuse),
-            "priority": how.priority or 0, "deadline_s": how.deadline_s, "defaults": json.dumps(dict(how.defaults)),
-        }  # fmt: skip
+            "name": how.name or f"batch_{secrets.token_hex(8)}",
+            "key": key,
+            "now": self._now(),
+            "source": source,
+            "model_id": how.model_id,
+            "output": how.output,
+            "errors": how.errors,
+            "reuse": int(how.reuse),
+            "priority": how.priority or 0,
+            "deadline_s": how.deadline_s,
+            "defaults": json.dumps(dict(how.defaults)),
+        }
         tries = count()
 
         def work() -> int:
@@ -60,7 +68,6 @@ class Intake(Reader):
                 if row is None:
                     raise BeingStored("another process has begun the same batch", hint="the same command finds it")
                 batch: int = row[0]
-                self._database.run("add_counts", batch=batch)
                 self._standing.take_up(batch)
             return batch
 
@@ -82,11 +89,19 @@ class Intake(Reader):
         if not rows:
             return
         self._standing.tend()
-        texts, tries = list(blocks), count()
+        texts = list(blocks)
+        tries = count()
         self._database.whole(lambda: self._add(batch, rows, texts, after, again=next(tries) > 0))
 
-    def _add(self, batch: int, rows: Sequence[tuple[Any, ...]], blocks: Iterable[tuple[int, bytes]],
-             after: int | None, *, again: bool) -> None:  # fmt: skip
+    def _add(
+        self,
+        batch: int,
+        rows: Sequence[tuple[Any, ...]],
+        blocks: Iterable[tuple[int, bytes]],
+        after: int | None,
+        *,
+        again: bool,
+    ) -> None:
         last = rows[-1][-1] & MOST_LINES
         with self._database.writing(durable=self._database.shared):
             run = self._database.run
@@ -147,8 +162,11 @@ class Intake(Reader):
                 ranks = {"rank": -priority, "was": -before.priority}
                 for first, data in self._blocks(batch):
                     texts = data.split(b"\n") if b"priority" in data else []
-                    kept = [first + index for index, text in enumerate(texts)
-                            if b"priority" in text and stated(text.decode(errors="replace").strip())]  # fmt: skip
+                    kept = [
+                        first + index
+                        for index, text in enumerate(texts)
+                        if b"priority" in text and stated(text.decode(errors="replace").strip())
+                    ]
                     # Between two lines that state one, all others.
                     ends = [first - 1, *kept, first + data.count(b"\n") + (not data.endswith(b"\n"))]
                     for low, high in pairwise(ends):
@@ -172,7 +190,6 @@ class Intake(Reader):
                 self._database.run("forget_blocks", **span)
                 self._database.run("forget_jobs", **span)
         with self._database.writing(durable=False):
-            self._database.run("forget_counts", batch=batch)
             self._database.run("forget_batch", batch=batch)
 
     def _check_lines(self, batch: int, last: int) -> None:
@@ -184,14 +201,16 @@ class Intake(Reader):
 
     def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
         """The text of a batch with the number of each block's first job."""
-        after, last = job_id(batch, 0) - 1, job_id(batch, MOST_LINES)
+        after = job_id(batch, 0) - 1
+        last = job_id(batch, MOST_LINES)
         while row := self._database.run("block_after", after=after, last=last).fetchone():
             yield row
             after = row[0]
 
     def _twice(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> UsageError:
         for row in rows:
-            custom_id, job = row[1], row[-1]
+            custom_id = row[1]
+            job = row[-1]
             found = self._database.run("holder_of_custom_id", batch=batch, custom_id=custom_id).fetchone()
             if custom_id is not None and found[0] != job:
                 return UsageError(

@@ -78,8 +78,14 @@ class Lanes:
         claims = [lane.works.head for lane in self._lanes if lane.works is not None]
         values = {lane.number: _value(lane, trees) for lane in self._lanes if lane.free}
         places = [place for lane in self._lanes if lane.free for place in _places(lane, tree, claims)]
-        places.sort(key=lambda place: (place.again_bytes, -worth_bytes(place.found_bytes), values[place.lane.number],
-                                       -place.found_bytes))  # fmt: skip
+        places.sort(
+            key=lambda place: (
+                place.again_bytes,
+                -worth_bytes(place.found_bytes),
+                values[place.lane.number],
+                -place.found_bytes,
+            )
+        )
         for place in places:
             record = next(tree.below(place.node, lambda node: any(touches(head, node) for head in claims)), None)
             if record is None:

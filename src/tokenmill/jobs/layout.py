@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
 
@@ -100,7 +100,9 @@ def lay_out(
         for made in _arranged(table, template, orders[0]):
             made_in_order, cost = _least(table, template, made)
             if cost < least:
-                orders, in_order, least = made, made_in_order, cost
+                orders = made
+                in_order = made_in_order
+                least = cost
     if mode == "given" or rows == "table":
         in_order = [*range(len(table.rows))]
     saving = Saving(len(table.rows), whole, slot, given, least, _counted(table, orders))
@@ -117,10 +119,12 @@ def _rest(table: Table, template: Template, key: str | None) -> Order:
 
 def _arranged(table: Table, template: Template, columns: Order) -> Iterator[list[Order]]:
     """Candidates: an order of the columns for every row."""
-    cells, weights = list[list[int]](), list[int]()
+    cells = list[list[int]]()
+    weights = list[int]()
     for column in columns:
         numbers: dict[str, int] = {}
-        first, name = len(weights), f"{table.columns[column]}: "
+        first = len(weights)
+        name = f"{table.columns[column]}: "
         cells.append([numbers.setdefault(row[column], first + len(numbers)) for row in table.rows])
         weights += [len(f"{name}{value}\n".encode()) for value in numbers]
     groups: dict[str, list[int]] = {}
@@ -174,7 +178,9 @@ def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[l
 
 def _slot(table: Table, template: Template, orders: Sequence[Order]) -> tuple[int, int]:
     """Bytes that one slot computes in the table's order, and the bytes of all prompts."""
-    computed, whole, before = 0, 0, b""
+    computed = 0
+    whole = 0
+    before = b""
     for row, order in enumerate(orders):
         text = _prompt(table, template, row, order)
         computed += len(text) - common_length(before, text)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.portion import Portion
-from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.backend import DatabaseBackend
+from tokenmill.jobs.coordination import BeingStored, LinesLost
+from tokenmill.jobs.postgres import Postgres, pause
 from tokenmill.jobs.postgres_faults import Lost
-from tokenmill.jobs.runners import BeingStored, LinesLost
-from tokenmill.jobs.tables import Tables
+from tokenmill.jobs.shard_view import ShardView
 
 if TYPE_CHECKING:
     from tokenmill.jobs.store import Store
@@ -43,9 +43,15 @@ class Leased:
     id: int | None
 
     def __init__(self, database: Postgres, at_work: Callable[[], Collection[int]], *, lease_s: float = LEASE_S) -> None:
-        self._database, self._at_work, self._lease_s = database, at_work, lease_s
-        self._who = {"host": socket.gethostname(), "kernel": _kernel(), "pid": os.getpid(),
-                     "ticks": _stat(os.getpid())[1] or 0}  # fmt: skip
+        self._database = database
+        self._at_work = at_work
+        self._lease_s = lease_s
+        self._who = {
+            "host": socket.gethostname(),
+            "kernel": _kernel(),
+            "pid": os.getpid(),
+            "ticks": _stat(os.getpid())[1] or 0,
+        }
         self._tended_s = self._folded_s = time.monotonic()
         self._claims: set[int] = set()
         self._taken: StoreInUse | None = None  # another has an output that was claimed here
@@ -94,8 +100,10 @@ class Leased:
         """Store the lines of a batch, unless another does."""
         if self._database.run("take_up", batch=batch, runner=self.id).rowcount == 0:
             if self._database.run("batch", batch=batch).fetchone() is None:
-                raise LinesLost("this batch is gone from the store: removed, or lost by the server with its lines",
-                                hint="the same command stores it again")  # fmt: skip
+                raise LinesLost(
+                    "this batch is gone from the store: removed, or lost by the server with its lines",
+                    hint="the same command stores it again",
+                )
             who = self.storing(batch) or "another process"
             raise BeingStored(f"{who} is storing the lines of this batch", hint="run the same again when it is done")
 
@@ -110,9 +118,9 @@ class Leased:
             self._claims.add(batch)
         return batch in self._claims
 
-    def portion(self, store: "Store", lanes: int) -> Portion | None:
+    def portion(self, store: "Store", lanes: int) -> ShardView | None:
         """Stretches of the store's order."""
-        from tokenmill.jobs.leased_out import leased_portion  # noqa: PLC0415  it needs a store, which needs this
+        from tokenmill.jobs.leased_shards import leased_portion  # noqa: PLC0415  it needs a store, which needs this
 
         return leased_portion(store, self._database, self, lanes)
 
@@ -152,8 +160,10 @@ class Leased:
             self._database.run("hand_back", runner=self.id, kept=list(self._at_work()))
         for batch in self._claims:
             if not self._claimed_again(batch):
-                self._taken = StoreInUse("another runner writes the output since the connection was lost",
-                                         hint="the same command goes on from there")  # fmt: skip
+                self._taken = StoreInUse(
+                    "another runner writes the output since the connection was lost",
+                    hint="the same command goes on from there",
+                )
                 raise self._taken
 
     def _claimed_again(self, batch: int) -> bool:
@@ -163,7 +173,7 @@ class Leased:
             if time.monotonic() >= until_s or not self._database.haunted():
                 # It may have gone between the two.
                 return bool(self._database.run("claim", key=batch).fetchone()[0])
-            self._database.pause(_GHOST_LOOK_S)
+            pause(self._database.server, _GHOST_LOOK_S)
             with self._database.writing(durable=False):
                 self.stand()
         return True
@@ -180,7 +190,7 @@ def _keep(runner: "weakref.ref[Leased]", left: threading.Event, every_s: float) 
         del leased
 
 
-def leased(database: Tables, at_work: Callable[[], Collection[int]]) -> Leased:
+def leased(database: DatabaseBackend, at_work: Callable[[], Collection[int]]) -> Leased:
     """A runner on PostgreSQL."""
     if not isinstance(database, Postgres):
         raise TypeError("leases are kept by a server")

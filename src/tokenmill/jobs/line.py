@@ -4,19 +4,23 @@ Pure, and written for a million lines: no object is made that the store does not
 """
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.body import URLS, Call, Endpoint, checked
+from tokenmill.jobs.body import URLS, Call, Endpoint, check, checked, stored_call
 from tokenmill.jobs.identity import alone, place_values
-from tokenmill.jobs.job import INVALID_LINE, NUMBER_BITS, State
-from tokenmill.jobs.keys import LINE_KEYS, shown
+from tokenmill.jobs.models import INVALID_LINE, NUMBER_BITS, State
+from tokenmill.jobs.openai_schema import LINE_KEYS, shown
 from tokenmill.jobs.read import BadLine, Chunk, split
 from tokenmill.units import KIB
 
 LONGEST_CUSTOM_ID = 512
+_PENDING = State.PENDING.value
 BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one block is read
 
 
@@ -58,8 +62,19 @@ def _no_constant(name: str) -> None:
 _scan = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 
-def parse(text: str) -> dict[str, Any]:
-    """One JSON object with nothing behind it; ValueError says what is wrong and where."""
+def parse(text: str | bytes) -> dict[str, Any]:
+    """One JSON object with nothing behind it; ValueError says what is wrong and where. Bytes must be UTF-8."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except (ValueError, TypeError):  # TypeError: a text with half of a surrogate pair
+        value = _parse_exactly(text if isinstance(text, str) else text.decode())
+    if type(value) is not dict:
+        raise ValueError(f"must be a JSON object, not {shown(value)}")
+    return value
+
+
+def _parse_exactly(text: str) -> Any:
+    """As `from_json`, which is twice as fast, but with deeper nesting, lone surrogates and errors for people."""
     try:
         value, end = _scan(text)
     except json.JSONDecodeError as error:
@@ -68,10 +83,10 @@ def parse(text: str) -> dict[str, Any]:
         raise ValueError(f"not JSON: {error}") from None
     except RecursionError:
         raise ValueError("not JSON that can be read: nested too deeply") from None
+    except ValueError:  # the only other one: int() refuses it
+        raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits()} digits") from None
     if end != len(text):
         raise ValueError(f"not JSON: something follows the object at column {end + 1}")
-    if type(value) is not dict:
-        raise ValueError(f"must be a JSON object, not {shown(value)}")
     return value
 
 
@@ -92,7 +107,8 @@ def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
         if ("messages" in body) == ("prompt" in body):
             raise RequestRefused("a line needs messages or a prompt, one of them")
         return "chat" if "messages" in body else "completion", body
-    url, method = line.get("url"), line.get("method")
+    url = line.get("url")
+    method = line.get("method")
     endpoint = URLS.get(url) if type(url) is str else None
     if endpoint is None:
         raise RequestRefused(f"url must be {' or '.join(URLS)}, not {shown(url)}")
@@ -108,9 +124,18 @@ def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
 
 
 def call_of(text: str, defaults: Mapping[str, Any] | None = None) -> Call:
-    """A line that was stored, as a call again."""
+    """The call of a stored line, which was checked when it was stored.
+
+    Raises RequestRefused or ValueError if the line cannot be decoded.
+    """
     endpoint, body = body_of(parse(text))
-    return Call(endpoint, checked(endpoint, _with_defaults(body, defaults)))
+    return stored_call(endpoint, _with_defaults(body, defaults))
+
+
+def call_from(line: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Call:
+    """The call of a parsed line: an OpenAI batch line or a plain body. RequestRefused says what is wrong with it."""
+    endpoint, body = body_of(line)
+    return check(endpoint, _with_defaults(body, defaults))
 
 
 def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -123,18 +148,30 @@ def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) 
 
 def rows(chunk: Chunk, reading: Reading) -> Iterator[Row]:
     """The rows of a chunk's lines; blank lines have none."""
-    for item in split(chunk):
-        if isinstance(item, BadLine):
-            yield bad_row(item, reading)
-        else:
-            yield row(item[1], item[0], reading)
+    for number, raw in enumerate(chunk.data.split(b"\n"), chunk.first):
+        try:
+            line = from_json(raw, allow_inf_nan=False)
+        except ValueError:  # blank, not UTF-8, not JSON, or JSON that `parse` can read
+            line = None
+        if type(line) is dict:
+            yield _row(line, number, reading)
+            continue
+        for item in split(Chunk(number, raw)):
+            yield bad_row(item, reading) if isinstance(item, BadLine) else row(item[1], number, reading)
 
 
 def row(text: str, number: int, reading: Reading) -> Row:
     """The row of one line; a bad line's says why."""
-    custom_id = None
     try:
         line = parse(text)
+    except ValueError as error:
+        return bad_row(BadLine(number, str(error)), reading)
+    return _row(line, number, reading)
+
+
+def _row(line: Mapping[str, Any], number: int, reading: Reading) -> Row:
+    custom_id = None
+    try:
         name = custom_id_of(line, number)
         name.encode()
         custom_id = name
@@ -150,12 +187,15 @@ def row(text: str, number: int, reading: Reading) -> Row:
         )
     except ValueError as error:
         return bad_row(BadLine(number, str(error)), reading, custom_id)
-    get = values.get
     job = reading.batch << NUMBER_BITS | number
     if not reading.reuse:
         identity = alone(identity, job)
-    return Row(State.PENDING.value, custom_id, identity, place, -get("priority", reading.priority), prompt_bytes,
-               get("max_tokens"), get("deadline"), None, None, job)  # fmt: skip
+    get = values.get
+    rank = -get("priority", reading.priority)
+    # In the order of the fields: names would cost as much again.
+    return Row(
+        _PENDING, custom_id, identity, place, rank, prompt_bytes, get("max_tokens"), get("deadline"), None, None, job
+    )
 
 
 def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row:
@@ -167,11 +207,14 @@ def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row
 
 def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
     """A chunk's text in blocks of whole lines, each under the number of its first job: the form it is stored in."""
-    data, number, start = chunk.data, chunk.first, 0
+    data = chunk.data
+    number = chunk.first
+    start = 0
     while start < len(data):
         end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
         yield batch << NUMBER_BITS | number, data[start:end]
-        number, start = number + data.count(b"\n", start, end), end
+        number = number + data.count(b"\n", start, end)
+        start = end
 
 
 def line_in(block: bytes, index: int) -> str:

@@ -14,11 +14,10 @@ from zlib import crc32
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.body import Call, checked
 from tokenmill.jobs.identity import place
-from tokenmill.jobs.keys import shown
 from tokenmill.jobs.line import body_of, custom_id_of, parse
 from tokenmill.jobs.lint_families import Families, Member, between
 from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
-from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Heads, Misplaced, misplaced, with_context
+from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Misplaced, SharedHeads, misplaced, with_context
 from tokenmill.jobs.lint_parts import Prompt, prompt_of, shortened
 from tokenmill.jobs.lint_report import (
     BYTES_PER_TOKEN,
@@ -42,6 +41,7 @@ from tokenmill.jobs.lint_spellings import (
 )
 from tokenmill.jobs.lint_tokens import TokenCount, Tokens
 from tokenmill.jobs.lint_tree import HEAD_CHUNK, HEAD_ENDS, LONE_ENDS, TAIL_CHUNK, TAIL_ENDS, Tree
+from tokenmill.jobs.openai_schema import shown
 from tokenmill.jobs.read import BadLine
 from tokenmill.units import MIB
 
@@ -74,9 +74,12 @@ class Lint:
     """A look at a stream of lines. `add` and `bad` take them; `report` may be asked for at any time."""
 
     def __init__(self, *, context: int | None = None, count: TokenCount | None = None) -> None:
-        self._tree, self._heads, self._tokens = Tree(), Heads(), Tokens(count, context)
+        self._tree = Tree()
+        self._heads = SharedHeads()
+        self._tokens = Tokens(count, context)
         self._recent: OrderedDict[str, _Head] = OrderedDict()
-        self._recent_bytes, self._room = 0, RECENT_BYTES
+        self._recent_bytes = 0
+        self._room = RECENT_BYTES
         self._spellings: dict[str, _State] = {}
         self._families = Families()
         self._differ: Counter[Changing] = Counter()  # jobs
@@ -85,8 +88,11 @@ class Lint:
         self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are known by the chunk
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
-        self._identities, self._names, self._again = Repeats(), Repeats(), ""
-        self._order, self._tools = FileOrder(), ToolsBehind()
+        self._identities = Repeats()
+        self._names = Repeats()
+        self._again = ""
+        self._order = FileOrder()
+        self._tools = ToolsBehind()
 
     def add(self, number: int, text: str) -> None:
         """One line of the file."""
@@ -119,7 +125,8 @@ class Lint:
     def _call(self, number: int, call: Call) -> None:
         self._jobs += 1
         self._unlimited += "max_tokens" not in call.values
-        prompt, to_write = prompt_of(call), call.values.get("max_tokens")
+        prompt = prompt_of(call)
+        to_write = call.values.get("max_tokens")
         if prompt.tokens is not None:
             state = self._tree.walk(prompt.tokens, 0, EVERY, HEAD_ENDS)
             self._tree.count(len(prompt.tokens), EVERY)
@@ -145,7 +152,9 @@ class Lint:
     def _new_head(self, number: int, prompt: Prompt, text: str) -> _Head:
         """Walk a head in all its spellings and hold it against its family. Adds to the tree and the families."""
         spelled = spell_head(prompt, text)
-        states, without, size = list[_State](), 0, len(text.encode())
+        states = list[_State]()
+        without = 0
+        size = len(text.encode())
         for mask, spelling in spelled.spellings:
             state = self._walked(spelling, mask)
             states.append(state)
@@ -181,7 +190,8 @@ class Lint:
 
     def _tail(self, number: int, prompt: Prompt, head: _Head, text: str) -> frozenset[Changing]:
         """Walk a last message behind its head in all spellings of both."""
-        spelled, ends = spell_tail(text), TAIL_ENDS if prompt.head else LONE_ENDS
+        spelled = spell_tail(text)
+        ends = TAIL_ENDS if prompt.head else LONE_ENDS
         for mask, spelling in spelled.spellings:
             data = spelling.encode()
             for head_mask, state, size in head.states:
@@ -204,8 +214,10 @@ class Lint:
 
     def report(self) -> Report:
         """What has been found so far."""
-        tree, tokens = self._tree, self._tokens.measured()
-        total, shared = tree.total(AS_IS), tree.shared(AS_IS)
+        tree = self._tree
+        tokens = self._tokens.measured()
+        total = tree.total(AS_IS)
+        shared = tree.shared(AS_IS)
         # Signs are mostly shorter than what they stand for: shares of the shorter text are shares of the file's.
         scale = total / max(1, tree.total(WITHOUT))
         without = round(scale * tree.shared(WITHOUT))
@@ -244,10 +256,12 @@ class Lint:
         by_kind: dict[Kind, list[Misplaced]] = {}
         for found in misplaced(self._heads.all()):
             by_kind.setdefault(found.kind, []).append(found)
-        scale, findings = self._heads.scale, []
+        scale = self._heads.scale
+        findings = []
         for kind, every in by_kind.items():
             worst = max(every, key=lambda found: found.lost_bytes)
-            first, second = worst.partner, worst.head
+            first = worst.partner
+            second = worst.head
             example = between(first.line, first.parts, worst.at, second.line, second.parts, worst.at)
             jobs = scale * sum(found.head.jobs for found in every)
             findings.append(Finding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))

@@ -32,12 +32,17 @@ def side(text: str, at: int, *, line: int, where: str, byte: int, dots: bool) ->
     before = [*map(visible, text[max(0, at - BEFORE) : at])]
     behind = [*map(visible, text[at : at + BEHIND])]
     if dots:
-        before, behind = _dotted(before[::-1])[::-1], _dotted(behind)
-    left, right = _fitting(before[::-1], BEFORE)[::-1], _fitting(behind, BEHIND)
+        before = _dotted(before[::-1])[::-1]
+        behind = _dotted(behind)
+    left = _fitting(before[::-1], BEFORE)[::-1]
+    right = _fitting(behind, BEHIND)
     return Side(
-        line, where, byte,
-        ("…" if at > len(left) else "") + "".join(left), "".join(right) + ("…" if at + len(right) < len(text) else ""),
-    )  # fmt: skip
+        line,
+        where,
+        byte,
+        ("…" if at > len(left) else "") + "".join(left),
+        "".join(right) + ("…" if at + len(right) < len(text) else ""),
+    )
 
 
 def _dotted(shown: list[str]) -> list[str]:

@@ -59,13 +59,19 @@ class Families:
 
 def between(
     line: int, parts: tuple[Part, ...], at: int, other: int, others: tuple[Part, ...], there: int
-) -> Difference:  # fmt: skip
+) -> Difference:
     """Two jobs around the place where they part, each in the part that holds it."""
     found = [(line, *located(parts, at)), (other, *located(others, there))]
     dots = any(not part.text[place : place + 1].strip() for _, part, place in found)
     first, second = (
-        side(part.text[part.skip :], max(0, place - part.skip), line=number, where=part.label,
-             byte=len(part.text[part.skip : max(part.skip, place)].encode()), dots=dots)
+        side(
+            part.text[part.skip :],
+            max(0, place - part.skip),
+            line=number,
+            where=part.label,
+            byte=len(part.text[part.skip : max(part.skip, place)].encode()),
+            dots=dots,
+        )
         for number, part, place in found
-    )  # fmt: skip
+    )
     return Difference(first, second)

@@ -14,7 +14,8 @@ class Repeats:
 
     def __init__(self, most: int = MOST_DISTINCT) -> None:
         self._seen: set[int] = set()
-        self._most, self._skip = most, 0
+        self._most = most
+        self._skip = 0
         self.count = 0
 
     def add(self, digest: bytes) -> bool:
@@ -44,7 +45,8 @@ class FileOrder:
         same = head == self._head
         kept = sizes[0] + _common_bytes(tail, self._tail) if same else _common_bytes(head, self._head)
         self.computed_bytes += sum(sizes) - kept
-        self._head, self._tail = head, tail
+        self._head = head
+        self._tail = tail
 
 
 class ToolsBehind:

@@ -24,7 +24,8 @@ LEAST_LOST = 64  # bytes, of one head
 HOLDERS = 4  # heads that are remembered for a piece
 _WORDS = re.compile(r"\w+\W*|\W+")
 _CUT_AT, _MOST_WORDS = 12, 64  # a piece has about as many words, and never more
-_NEAR_BYTES, _NEAR_SHARE = 256, 0.05
+_NEAR_BYTES = 256
+_NEAR_SHARE = 0.05
 _HEAD_SHARE = 0.5
 _ORDER_SHARE = 0.8
 _CONTEXT = 200  # characters that are more than a date or a name
@@ -49,12 +50,14 @@ class Head:
         return "".join(part.text for part in self.parts)
 
 
-class Heads:
+class SharedHeads:
     """A sample of distinct heads by checksum: every one, then every second, fourth, ..."""
 
     def __init__(self, most: int = MOST_HEADS) -> None:
         self._heads: dict[int, Head] = {}
-        self._most, self._skip, self._held = most, 0, 0
+        self._most = most
+        self._skip = 0
+        self._held = 0
 
     @property
     def scale(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 
 TOOLS = "tools"
 ARGUMENTS = "template arguments"

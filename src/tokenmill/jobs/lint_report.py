@@ -11,13 +11,39 @@ TOO_MUCH = 0.01
 LONG_DIGEST_TOKENS = 16 * 1024
 
 Kind = Literal[
-    "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing", "behind",
-    "context", "own_end", "long_digest", "too_long", "bad_line", "custom_id", "max_tokens", "tools_behind",
-    "duplicates", "file_order", "empty",
-]  # fmt: skip
+    "timestamp",
+    "id",
+    "number",
+    "whitespace",
+    "key_order",
+    "tool_order",
+    "near",
+    "order",
+    "changing",
+    "behind",
+    "context",
+    "own_end",
+    "long_digest",
+    "too_long",
+    "bad_line",
+    "custom_id",
+    "max_tokens",
+    "tools_behind",
+    "duplicates",
+    "file_order",
+    "empty",
+]
 COSTLY: tuple[Kind, ...] = (
-    "timestamp", "id", "number", "whitespace", "key_order", "tool_order", "near", "order", "changing"
-)  # fmt: skip
+    "timestamp",
+    "id",
+    "number",
+    "whitespace",
+    "key_order",
+    "tool_order",
+    "near",
+    "order",
+    "changing",
+)
 FIXABLE: frozenset[Kind] = frozenset(("whitespace", "key_order"))
 
 TITLES: dict[Kind, str] = {

@@ -12,7 +12,8 @@ from tokenmill.jobs.lint_text import VOLATILE, Segment, Volatile, segment, segme
 
 Changing = Volatile | Literal["key_order", "tool_order"]
 CHANGING: tuple[Changing, ...] = (*VOLATILE, "key_order", "tool_order")
-AS_IS, WITHOUT = 1, 2
+AS_IS = 1
+WITHOUT = 2
 KEPT: Mapping[Changing, int] = {kind: 4 << index for index, kind in enumerate(CHANGING)}
 EVERY = AS_IS | WITHOUT | sum(KEPT.values())
 SCANNED = 256  # characters of a last message; what changes further behind stands before nothing that is shared
@@ -84,7 +85,8 @@ def _grouped(texts: Mapping[int, str]) -> list[Spelling]:
 
 def orders(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[Changing]:
     """How two lists of tools that mean the same are written differently."""
-    one, other = [_spelling(tool) for tool in ours], [_spelling(tool) for tool in theirs]
+    one = [_spelling(tool) for tool in ours]
+    other = [_spelling(tool) for tool in theirs]
     found: list[Changing] = []
     if sorted(one) != sorted(other):
         found.append("key_order")

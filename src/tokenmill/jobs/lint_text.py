@@ -25,17 +25,19 @@ _TIME = (
     r"(?: ?(?:Z|UTC|GMT|[A-Z]{3,4})\b| ?[+-]\d{2}:?\d{2}\b)*"
 )
 _NTH = r"\d{1,2}(?:st|nd|rd|th)?"
-_DATE = "|".join((
-    r"\d{4}-\d{2}-\d{2}",  # 2026-01-03
-    r"\d{4}[/.]\d{1,2}[/.]\d{1,2}",  # 2026/1/3
-    r"\d{1,2}[/.-]\d{1,2}[/.-]\d{4}",  # 3.1.2026
-    r"\d{1,2}/\d{1,2}/\d{2}",  # 1/3/26
-    rf"(?:{_DAY},? +)?{_NTH}(?: of)?[ -]+{_MONTH}\.?,?[ -]+\d{{2,4}}",  # Sat, 03 Jan 2026; 3-Jan-26
-    rf"(?:{_DAY},? +)?{_MONTH}\.? +{_NTH}\b(?:,? +\d{{4}}\b(?!:))?",  # January 3rd, 2026; Sat Jan  3 (04:05:06 2026)
-    rf"{_MONTH},? +\d{{4}}",
-    r"\d{4}年\d{1,2}月(?:\d{1,2}日)?(?: ?[(（][月火水木金土日][)）])?",
-    r"\d{4}년 ?\d{1,2}월(?: ?\d{1,2}일)?",
-))  # fmt: skip
+_DATE = "|".join(
+    (
+        r"\d{4}-\d{2}-\d{2}",  # 2026-01-03
+        r"\d{4}[/.]\d{1,2}[/.]\d{1,2}",  # 2026/1/3
+        r"\d{1,2}[/.-]\d{1,2}[/.-]\d{4}",  # 3.1.2026
+        r"\d{1,2}/\d{1,2}/\d{2}",  # 1/3/26
+        rf"(?:{_DAY},? +)?{_NTH}(?: of)?[ -]+{_MONTH}\.?,?[ -]+\d{{2,4}}",  # Sat, 03 Jan 2026; 3-Jan-26
+        rf"(?:{_DAY},? +)?{_MONTH}\.? +{_NTH}\b(?:,? +\d{{4}}\b(?!:))?",  # January 3rd, 2026; Sat Jan  3
+        rf"{_MONTH},? +\d{{4}}",
+        r"\d{4}年\d{1,2}月(?:\d{1,2}日)?(?: ?[(（][月火水木金土日][)）])?",
+        r"\d{4}년 ?\d{1,2}월(?: ?\d{1,2}일)?",
+    )
+)
 _CJK_TIME = r"\d{1,2}[時时点](?:\d{1,2}分(?:\d{1,2}秒)?)?"
 _COMPACT = r"20\d{2}(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])(?:[T_-]?[0-2]\d[0-5]\d(?:[0-5]\d(?:\.?\d{3,6})?)?Z?)?"
 _UNIX = r"1[5-9]\d{8}(?:\.\d+|\d{3}|\d{6}|\d{9})?"  # 2017 to 2033, in s, ms, us or ns
@@ -47,30 +49,52 @@ _PREFIXES = (
     "request|req|run|job|session|sess|trace|span|chatcmpl|cmpl|message|msg|call|nonce|txn|task|thread|batch|conv|corr"
     "|id"
 )
-_ID = "|".join((
-    r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",  # UUID
-    r"0x[0-9a-fA-F]{4,}",  # an object's address, which repr() prints
-    rf"(?:{_PREFIXES})(?:_|-)(?=[A-Za-z]*\d)[A-Za-z0-9]{{4,}}",  # req_8f3a
-    r"(?=[0-9a-f]*[a-f])(?=[a-f]*\d)[0-9a-f]{8,}",  # hash
-    r"(?=[0-9A-F]*[A-F])(?=[A-F]*\d)[0-9A-F]{8,}",
-    r"[0-7][0-9A-HJKMNP-TV-Z]{25}",  # ULID
-    r"(?=[A-Za-z_-]*\d)(?=[^A-Z\s]*[A-Z])(?=[^a-z\s]*[a-z])[A-Za-z0-9_-]{16,}",  # random, base64
-))  # fmt: skip
+_ID = "|".join(
+    (
+        r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",  # UUID
+        r"0x[0-9a-fA-F]{4,}",  # an object's address, which repr() prints
+        rf"(?:{_PREFIXES})(?:_|-)(?=[A-Za-z]*\d)[A-Za-z0-9]{{4,}}",  # req_8f3a
+        r"(?=[0-9a-f]*[a-f])(?=[a-f]*\d)[0-9a-f]{8,}",  # hash
+        r"(?=[0-9A-F]*[A-F])(?=[A-F]*\d)[0-9A-F]{8,}",
+        r"[0-7][0-9A-HJKMNP-TV-Z]{25}",  # ULID
+        r"(?=[A-Za-z_-]*\d)(?=[^A-Z\s]*[A-Z])(?=[^a-z\s]*[a-z])[A-Za-z0-9_-]{16,}",  # random, base64
+    )
+)
 _MARK = re.compile(rf"(?:(?P<id>{_ID})|(?:{_TIMESTAMP}))(?![A-Za-z0-9])", re.ASCII)  # 4:05 PM ends before です
 _DIGITS = re.compile("[0-9]+")
 _BLANKS = re.compile(r"\s+")
 # Every mark holds one of these. To try all patterns everywhere is fifty times slower, and \s alone three times.
 _HINT = re.compile("[0-9\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]|  ")
 _NAMES = frozenset(
-    ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
-     "Oct", "Nov", "Dec")
-)  # fmt: skip
+    (
+        "Mon",
+        "Tue",
+        "Wed",
+        "Thu",
+        "Fri",
+        "Sat",
+        "Sun",
+        "Jan",
+        "Feb",
+        "Mar",
+        "Apr",
+        "May",
+        "Jun",
+        "Jul",
+        "Aug",
+        "Sep",
+        "Oct",
+        "Nov",
+        "Dec",
+    )
+)
 _NUMERALS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | _NUMERALS
 _WORD = _LETTERS | {"_", "-"}
 _LONGEST_WORD = 64
 _QUIET = frozenset(("", ",", ";", ")", "]", "}", "%", "*", "|", "`", '"', "'", "\n", "\t", "\r"))
-_LONG_LINE, _LONG_SEGMENT = 600, 4000
+_LONG_LINE = 600
+_LONG_SEGMENT = 4000
 _LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
 
 
@@ -116,7 +140,9 @@ class Segment(NamedTuple):
 
 def marked(text: str) -> Marked:
     """Cut a text at everything that may change."""
-    plain, marks, end = list[str](), list[Mark](), 0
+    plain = list[str]()
+    marks = list[Mark]()
+    end = 0
     while hint := _HINT.search(text, end):
         at = hint.start()
         mark, start, stop = _number(text, end, at) if text[at] in _NUMERALS else _blanks(text, end, at)
@@ -129,7 +155,8 @@ def marked(text: str) -> Marked:
 
 def _number(text: str, least: int, at: int) -> tuple[Mark, int, int]:
     """The mark around a digit: the first of those that begin at a day or month before it, at its word, or at itself."""
-    word, floor = at, max(least, at - _LONGEST_WORD)
+    word = at
+    floor = max(least, at - _LONGEST_WORD)
     while word > floor and text[word - 1] in _WORD:
         word -= 1
     while text[word] in "_-":
@@ -263,7 +290,8 @@ def differing(one: Sequence[Segment], other: Sequence[Segment]) -> Iterator[tupl
 
 
 def _joined(text: Sequence[Segment]) -> Marked:
-    plain, marks = [""], list[Mark]()
+    plain = [""]
+    marks = list[Mark]()
     for segment in text:
         plain[-1] += segment.marked.plain[0]
         plain += segment.marked.plain[1:]

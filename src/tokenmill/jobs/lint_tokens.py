@@ -37,9 +37,11 @@ class Tokens:
     """What the prompts so far come to in tokens."""
 
     def __init__(self, count: TokenCount | None, context: int | None) -> None:
-        self._count, self._context = count, context
+        self._count = count
+        self._context = context
         self._sample: list[str] = []
-        self._sampled, self._last_head = 0, ""
+        self._sampled = 0
+        self._last_head = ""
         self._ratio: float | None = None
         self._measured_at = 0
         self._counted_bytes = self._counted_tokens = self._counted = 0
@@ -119,9 +121,11 @@ class Tokens:
             return None
         longest = max(over, key=lambda head: head.bytes)
         if self._count and longest.text:
-            tokens, about = self._count(longest.text), ""
+            tokens = self._count(longest.text)
+            about = ""
         else:
-            tokens, about = round(longest.bytes / per_token), "about "
+            tokens = round(longest.bytes / per_token)
+            about = "about "
         heads = "it" if len(over) == 1 else f"{len(over):,} heads; the longest"
         return TooMany(sum(head.jobs for head in over), f"{heads} has {about}{tokens:,} tokens, line {longest.line}")
 

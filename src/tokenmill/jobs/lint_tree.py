@@ -20,7 +20,8 @@ HEAD_CHUNK, TAIL_CHUNK = 64, 16  # bytes: so much of one text may seem not to be
 
 
 def _ends(steps: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
-    ends, at = list[int](), 0
+    ends = list[int]()
+    at = 0
     for size, limit in steps:
         ends += range(at + size, limit + 1, size)
         at = limit
@@ -44,7 +45,9 @@ class Tree:
 
     def walk(self, data: bytes, state: int, mask: int, ends: tuple[int, ...]) -> int:
         """Add a text behind the one that `state` stands for, in the spellings of `mask`; the state behind it."""
-        nodes, skip, start = self._nodes, self._skip, 0
+        nodes = self._nodes
+        skip = self._skip
+        start = 0
         for end in ends:
             if start >= len(data):
                 break

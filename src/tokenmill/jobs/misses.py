@@ -109,7 +109,8 @@ def _cause(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> t
 
 
 def _changed(sent: Dispatch, evidence: Evidence) -> tuple[Cause, str, int] | None:
-    prompt, like = evidence.prompt, evidence.like
+    prompt = evidence.prompt
+    like = evidence.like
     if prompt is None or like is None:
         return None
     at = common_length(prompt, like)
@@ -158,7 +159,8 @@ def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected
 def _evicted(evidence: Evidence) -> str | None:
     if evidence.evicted_tokens:
         return f"the engine dropped {evidence.evicted_tokens} tokens in between to make room"
-    between, total = evidence.cells_between, evidence.cells_total
+    between = evidence.cells_between
+    total = evidence.cells_total
     if between is not None and total is not None and between > total:
         return f"other jobs needed {between} tokens of room in between, and the engine has {total}"
     return None

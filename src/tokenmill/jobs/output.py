@@ -3,13 +3,15 @@
 Lines are appended to the file itself as soon as every line before them is there: what a person sees in it during the
 night is final, and the rest follows. Every byte comes from the store, so the file can always be made again: when it is
 opened it is held against the store line by line, and cut where they part (half a line after a power cut, an error that
-is tried again). A file that this batch did not write is not touched.
+is tried again); whole lines that are cut are logged. A job whose stored answer is damaged is requeued, not written. A
+file that this batch did not write is not touched.
 """
 
 import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -19,13 +21,15 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
-from tokenmill.jobs.job import Batch, Result, State
+from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.store import Store
-from tokenmill.units import KIB, MIB
+from tokenmill.units import KIB, MIB, number_of
 
 _PAGE_LINES = 512
 _WRITE_BYTES = MIB
-_TAIL_BYTES, _LINE_ENDS = 64 * KIB, 2
+_TAIL_BYTES = 64 * KIB
+_LINE_ENDS = 2
+_log = logging.getLogger(__name__)
 _GO_ON = "what is answered is kept, and the same command goes on from there"
 
 
@@ -54,7 +58,8 @@ def written_to(batch: Batch) -> int | None:
 
 def _last_number(path: Path, prefix: str) -> int:
     """Of the last whole line of a file, which may be a long one."""
-    start, tail = path.stat().st_size, b""
+    start = path.stat().st_size
+    tail = b""
     with path.open("rb") as file:
         while start and tail.count(b"\n") < _LINE_ENDS:
             start = max(0, start - max(_TAIL_BYTES, len(tail)))
@@ -72,10 +77,12 @@ class Output:
         """Open and repair; `replace`: a file that something else wrote is emptied instead of refused."""
         if batch.output is None:
             raise UsageError(f"{batch.name} has no output file", hint="name one with --output")
-        self._store, self._batch = store, batch
+        self._store = store
+        self._batch = batch
         self._number = 0  # of the last line written
         self._failed = 0  # of failures up to it: see `_sum`
-        self._answers, self._errors = _File(Path(batch.output)), None
+        self._answers = _File(Path(batch.output))
+        self._errors = None
         try:
             self._errors = _File(Path(batch.errors)) if batch.errors else None
             self._repair(replace=replace)
@@ -139,10 +146,12 @@ class Output:
         return self._answers if self._errors is None or result.state is State.DONE else self._errors
 
     def _final(self) -> Iterator[Result]:
-        """The jobs behind the last line, as far as they are finished without a gap."""
+        """The jobs behind the last line, as far as they are finished without a gap; requeues damaged answers."""
         number = self._number
         while page := self._store.results(self._batch.id, number, _PAGE_LINES):
             for result in page:
+                if result.damaged_answer is not None:
+                    self._store.requeue_damaged(self._batch.id)
                 if not result.state.final:
                     return
                 yield result
@@ -152,11 +161,15 @@ class Output:
         """Whether failures that are in the files are others by now, in the store."""
         if not all(file.regular for file in self._files()):
             return False  # what went through a pipe is gone
-        number, failed = 0, 0
+        number = 0
+        failed = 0
         while page := self._store.failures(self._batch.id, number, _PAGE_LINES):
             number = page[-1].number
-            failed += sum(self._sum(result, output_line(self._batch.name, result)) for result in page
-                          if result.number <= self._number)  # fmt: skip
+            failed += sum(
+                self._sum(result, output_line(self._batch.name, result))
+                for result in page
+                if result.number <= self._number
+            )
         return failed != self._failed
 
     def _sum(self, result: Result, line: bytes) -> int:
@@ -192,7 +205,9 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._ends, self._pending, self._pending_bytes = 0, list[bytes](), 0
+        self._ends = 0
+        self._pending = list[bytes]()
+        self._pending_bytes = 0
         try:
             # A pipe opened for reading as well would never end for its reader.
             access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
@@ -204,7 +219,8 @@ class _File:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}", hint="name a file that you may write") from error
         info = os.fstat(self._fd)
-        self.regular, self._inode = stat.S_ISREG(info.st_mode), info.st_ino
+        self.regular = stat.S_ISREG(info.st_mode)
+        self._inode = info.st_ino
         try:
             if self.regular:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +234,8 @@ class _File:
         if self._reader is not None:
             self._reader.close()  # with what it has read ahead
             os.lseek(self._fd, 0, os.SEEK_SET)
-            self._reader, self._ends = os.fdopen(os.dup(self._fd), "rb"), 0
+            self._reader = os.fdopen(os.dup(self._fd), "rb")
+            self._ends = 0
 
     def matches(self, line: bytes) -> bool:
         """Whether the next bytes of the file are this line; if so, it counts as written."""
@@ -239,14 +256,28 @@ class _File:
     def foreign(self) -> UsageError:
         """It is not ours to cut."""
         where = "holds something else" if self._ends == 0 else f"was changed after byte {self._ends}"
-        return UsageError(f"{self.path} {where}: it is not the output of this batch",
-                          hint="name another output, or move that file away")  # fmt: skip
+        return UsageError(
+            f"{self.path} {where}: it is not the output of this batch",
+            hint="name another output, or move that file away",
+        )
 
     def cut(self, *, whole: bool) -> None:
-        """Drop what follows the lines that matched, or everything; then appending can begin."""
-        if self._reader is not None:
-            self._ends = 0 if whole else self._ends
-            self._truncate()
+        """Drop what follows the lines that matched, or everything; then appending can begin. Whole lines are logged."""
+        if self._reader is None:
+            return
+        self._ends = 0 if whole else self._ends
+        self._reader.seek(self._ends)
+        lines = 0
+        while part := self._reader.read(_WRITE_BYTES):
+            lines += part.count(b"\n")
+        if lines:
+            _log.warning(
+                "%s: removed %s after byte %d, because the store has other results for them; new ones follow",
+                self.path,
+                number_of(lines, "line"),
+                self._ends,
+            )
+        self._truncate()
 
     def append(self, line: bytes) -> None:
         """Add a line; written with others, or by `flush`."""
@@ -270,7 +301,8 @@ class _File:
                 self._truncate()
             raise self._unwritable(error) from error
         self._ends += len(data)
-        self._pending, self._pending_bytes = [], 0
+        self._pending = []
+        self._pending_bytes = 0
 
     def sync(self) -> None:
         """Bring it to the disk."""
@@ -296,8 +328,9 @@ class _File:
         except OSError:
             here = False
         if not here:
-            raise TokenmillError(f"{self.path} was removed or replaced while it was written",
-                                 hint=f"put its folder back: {_GO_ON}")  # fmt: skip
+            raise TokenmillError(
+                f"{self.path} was removed or replaced while it was written", hint=f"put its folder back: {_GO_ON}"
+            )
 
     def _unwritable(self, error: OSError) -> TokenmillError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -10,14 +10,23 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import LINE_KEYS, TEXT, known_names
+from tokenmill.jobs.openai_schema import LINE_KEYS, TEXT, known_names
 from tokenmill.jobs.read import BadLine, Chunk
 
 _ROWS = 1024
 _JSON_COLUMNS = frozenset(
-    ("body", "messages", "tools", "tool_choice", "response_format", "json_schema", "logit_bias", "metadata",
-     "chat_template_kwargs")
-)  # fmt: skip
+    (
+        "body",
+        "messages",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "json_schema",
+        "logit_bias",
+        "metadata",
+        "chat_template_kwargs",
+    )
+)
 
 
 def parquet_chunks(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
@@ -36,8 +45,9 @@ def parquet_chunks(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
             yield from _written(number, batch.to_pylist(), maps)
             number += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{name}: the Parquet data cannot be read: {str(error).splitlines()[0]}",
-                         hint="write the file again") from error  # fmt: skip
+        raise UsageError(
+            f"{name}: the Parquet data cannot be read: {str(error).splitlines()[0]}", hint="write the file again"
+        ) from error
 
 
 def _check_columns(name: str, columns: list[str]) -> None:
@@ -50,7 +60,8 @@ def _check_columns(name: str, columns: list[str]) -> None:
 
 
 def _written(first: int, rows: list[dict[str, Any]], maps: set[str]) -> Iterator[Chunk | BadLine]:
-    start, written = first, list[str]()
+    start = first
+    written = list[str]()
     for number, row in enumerate(rows, first):
         try:
             written.append(TEXT(_line(row, maps)))
@@ -58,7 +69,8 @@ def _written(first: int, rows: list[dict[str, Any]], maps: set[str]) -> Iterator
             if written:
                 yield Chunk(start, "\n".join(written).encode())
             yield BadLine(number, str(error))
-            start, written = number + 1, []
+            start = number + 1
+            written = []
     if written:
         yield Chunk(start, "\n".join(written).encode())
 

@@ -5,6 +5,7 @@ submitted twice as fast. A parser is this module run as a program: frames in, fr
 which it does when the process that started it is gone, however that came about.
 """
 
+import fcntl
 import marshal
 import os
 import signal
@@ -26,6 +27,7 @@ from tokenmill.units import MIB
 CHUNKS_HERE = 8  # a file of no more chunks is parsed before a process would have started
 AHEAD_BYTES = 48 * MIB  # of lines parsed while a transaction is written; memory stays flat however slow that is
 MOST_PROCESSES = 4
+PIPE_BYTES = MIB  # a chunk without a switch between the processes
 _LENGTH_BYTES = 8
 
 
@@ -72,8 +74,12 @@ class _Parser:
         # -P: a folder of jobs may hold a json.py.
         command = [sys.executable, "-P", "-m", "tokenmill.jobs.parsing"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # more than this user may have
+                fcntl.fcntl(cast(IO[bytes], pipe), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
-        self._sender, self._receiver = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._sender = ThreadPoolExecutor(1)
+        self._receiver = ThreadPoolExecutor(1)
         settings = (reading.batch, reading.model_id, reading.priority, reading.reuse, dict(reading.defaults))
         self._sender.submit(_send, self._input, settings)
 
@@ -81,7 +87,7 @@ class _Parser:
         """What the process will make of a chunk."""
         if isinstance(item, BadLine):
             return self._receiver.submit(_rows, item, self._reading)
-        self._sender.submit(_send, self._input, tuple(item))  # what goes wrong there is missed by who receives
+        self._sender.submit(_send_chunk, self._input, item)  # an error there ends the process, which `_received` sees
         return self._receiver.submit(self._received)
 
     def _received(self) -> list[Row]:
@@ -109,6 +115,23 @@ class _Parser:
             self._input.close()
 
 
+def _send_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
+    """The text as it is: marshal would copy it."""
+    pipe.write(chunk.first.to_bytes(_LENGTH_BYTES, "little"))
+    pipe.write(len(chunk.data).to_bytes(_LENGTH_BYTES, "little"))
+    pipe.write(chunk.data)
+    pipe.flush()
+
+
+def _receive_chunk(pipe: IO[bytes]) -> Chunk:
+    header = pipe.read(2 * _LENGTH_BYTES)
+    if len(header) < 2 * _LENGTH_BYTES:
+        raise EOFError
+    first = header[:_LENGTH_BYTES]
+    length = header[_LENGTH_BYTES:]
+    return Chunk(int.from_bytes(first, "little"), pipe.read(int.from_bytes(length, "little")))
+
+
 def _send(pipe: IO[bytes], value: Any) -> None:
     data = marshal.dumps(value)
     pipe.write(len(data).to_bytes(_LENGTH_BYTES, "little"))
@@ -125,13 +148,14 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 def main() -> None:
     """Parse what comes until nothing comes any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the starter decides
-    source, target = sys.stdin.buffer, sys.stdout.buffer
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends these to the whole group; the starter decides
+    source = sys.stdin.buffer
+    target = sys.stdout.buffer
     try:
         reading = Reading(*_receive(source))
         while True:
-            chunk = Chunk(*_receive(source))
-            _send(target, [tuple(row) for row in rows(chunk, reading)])
+            _send(target, [tuple(row) for row in rows(_receive_chunk(source), reading)])
     except (EOFError, BrokenPipeError):
         os._exit(0)  # nothing to flush to anybody
 

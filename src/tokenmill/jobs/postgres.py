@@ -5,6 +5,7 @@ way one is undone and done again; a connection that breaks is made anew, and a s
 whoever asks. Which tables there are is not known here.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,37 +15,53 @@ from typing import Any, TypeVar
 
 try:
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.pq import PGconn, Ping
     from psycopg.types.string import StrBinaryDumper, StrDumperUnknown, TextBinaryLoader, TextLoader
 except ImportError as error:
     from tokenmill.errors import StoreError as _StoreError
 
-    raise _StoreError("a store on PostgreSQL needs the driver psycopg, which is not installed",
-                      hint="pip install 'tokenmill[postgres]'") from error  # fmt: skip
+    raise _StoreError(
+        "a store on PostgreSQL needs the driver psycopg, which is not installed",
+        hint="pip install 'tokenmill[postgres]'",
+    ) from error
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs import hurry
+from tokenmill.jobs import shutdown
 from tokenmill.jobs.address import Server
+from tokenmill.jobs.backend import Mode, Rows
 from tokenmill.jobs.postgres_backend import Backend, Connection, ask, backend_of, end, lives
-from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, told, unreachable
+from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, Unreachable, told, unreachable
 from tokenmill.jobs.queries import postgres_migrations, postgres_queries, postgres_schema
-from tokenmill.jobs.tables import Mode, Rows
 
-VERSION, OLDEST = 2, 1  # that is written, and that can be brought there
+VERSION, OLDEST = 3, 1  # that is written, and that can be brought there
 OLDEST_SERVER = 120000  # 12
 PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
 _LOOK_S = 0.5  # whether it is to be waited for at all
 _MOST_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": whoever makes the tables
 # A network that drops packets without a word is noticed within half a minute.
-_LINE: dict[str, Any] = {"connect_timeout": 10, "tcp_user_timeout": 25_000, "keepalives": 1, "keepalives_idle": 10,
-                         "keepalives_interval": 5, "keepalives_count": 3, "application_name": "tokenmill"}  # fmt: skip
+_LINE: dict[str, Any] = {
+    "connect_timeout": 10,
+    "tcp_user_timeout": 25_000,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "application_name": "tokenmill",
+}
 # The server lets go of what a host holds that sleeps or is gone, well before its lease is over.
 IDLE_S = 20
-_SERVER_LINE = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
-                "tcp_user_timeout": "25s"}  # fmt: skip
-_DURABLE, _SOON = "BEGIN; SET LOCAL synchronous_commit TO on", "BEGIN; SET LOCAL synchronous_commit TO off"
+_SERVER_LINE = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "25s",
+}
+_DURABLE = "BEGIN; SET LOCAL synchronous_commit TO on"
+_SOON = "BEGIN; SET LOCAL synchronous_commit TO off"
 _COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
 
 # PostgreSQL has no text with U+0000 in it, which JSON has: it is written as a noncharacter and a sign, and that
@@ -53,6 +70,7 @@ _MARK = "\uffff"
 _NUL = _MARK + "0"
 
 T = TypeVar("T")
+_log = logging.getLogger("tokenmill")
 
 
 def _kept(text: str) -> str:
@@ -87,9 +105,11 @@ class Postgres:
     """An open store on a server; `tables.Tables` says what it does."""
 
     shared = True
+    deferred = False
 
     def __init__(self, server: Server, mode: Mode) -> None:
-        self.server, self._mode = server, mode
+        self.server = server
+        self._mode = mode
         self._guard = threading.RLock()
         self._writing = self._closed = False
         self._heard_s = time.monotonic()
@@ -97,7 +117,7 @@ class Postgres:
         self._given_up = False  # it was waited for long enough
         self._tried_s = 0.0  # when it was last looked for in vain
         self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
-        self._connection = _connected(server, mode)
+        self._connection = _waited_for(server, lambda: _connected(server, mode))
         with told(server, self._connection):
             self._backend = backend_of(self._connection)
         self._ghosts = list[Backend]()  # others that served us, and may not know that we are gone
@@ -139,9 +159,13 @@ class Postgres:
         rows = self.all(name, **values)
         return rows[0] if rows else None
 
+    def flush(self) -> None:
+        """Nothing to do: what one runner starts must be visible to the others, so no transaction is deferred."""
+
     @contextmanager
-    def writing(self, *, durable: bool) -> Iterator[None]:
+    def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
         """A transaction: committed at the end, undone by any exception. `durable`: on the disk when this returns."""
+        del deferred
         with self._guard, told(self.server, self._connection):
             if self._writing:
                 raise AssertionError("a transaction within another")
@@ -177,6 +201,10 @@ class Postgres:
                 except Lost as lost:
                     self._connect_again(lost, max(began_s, self._heard_s), patient=patient)
 
+    def problems(self) -> list[str]:
+        """Nothing: the server reports a damaged page when it is read."""
+        return []
+
     def close(self) -> None:
         """Let go of the server, for good."""
         with self._guard, suppress(psycopg.Error):
@@ -187,11 +215,12 @@ class Postgres:
         """Within the time that a server is waited for in all, since it was last heard."""
         if self._away_s is None:
             self._away_s = heard_s
-        until_s, wait_s = self._away_s + PATIENCE_S, _FIRST_WAIT_S
+        until_s = self._away_s + PATIENCE_S
+        wait_s = _FIRST_WAIT_S
         lately = time.monotonic() - self._tried_s < _LONGEST_WAIT_S
         if self._closed or (self._given_up and lately):
             raise why
-        if lately and (code := hurry.asked()) is not None:
+        if lately and (code := shutdown.asked()) is not None:
             raise Stopped(self.server, code)
         while True:
             try:
@@ -201,10 +230,12 @@ class Postgres:
                 self._given_up |= self._tried_s + wait_s > until_s
                 if self._given_up or not patient:
                     raise why from None
-                self.pause(wait_s)
+                pause(self.server, wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
-                self._away_s, self._given_up, self._heard_s = None, False, time.monotonic()
+                self._away_s = None
+                self._given_up = False
+                self._heard_s = time.monotonic()
                 return
 
     def haunted(self) -> bool:
@@ -212,14 +243,6 @@ class Postgres:
         with told(self.server, self._connection):
             self._ghosts = [ghost for ghost in self._ghosts if lives(self._connection, ghost)]
         return bool(self._ghosts)
-
-    def pause(self, wait_s: float) -> None:
-        """Let time go by for what is away; Stopped: nobody is to wait any more."""
-        until_s = time.monotonic() + wait_s
-        while (code := hurry.asked()) is None and (left_s := until_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
-        if code is not None:
-            raise Stopped(self.server, code)
 
     def _reconnect(self) -> None:
         with suppress(psycopg.Error):
@@ -241,12 +264,60 @@ class Postgres:
 
 def has_tables(server: Server) -> bool:
     """Whether a store is there."""
-    connection = _reached(server)
+    connection = _waited_for(server, lambda: _reached(server))
     try:
         with told(server, connection):
             return _version(connection, server) is not None
     finally:
         connection.close()
+
+
+def pause(server: Server, wait_s: float) -> None:
+    """Wait for a server that is away; Stopped if this process is to end."""
+    until_s = time.monotonic() + wait_s
+    while (code := shutdown.asked()) is None and (left_s := until_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, _LOOK_S))
+    if code is not None:
+        raise Stopped(server, code)
+
+
+def _waited_for(server: Server, connect: Callable[[], Connection]) -> Connection:
+    """The first connection to a server; one that is starting up or shutting down is retried for `PATIENCE_S`.
+
+    A server that does not answer at all is an error at once, because its address may be wrong.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    wait_s = _FIRST_WAIT_S
+    waiting = ready = False
+    while True:
+        try:
+            return connect()
+        except Lost as lost:
+            state = _ping(server) if isinstance(lost, Unreachable) else Ping.REJECT
+            # it may have become ready in between; one that refuses us when it is ready does so for good
+            again = {Ping.REJECT: True, Ping.OK: not ready, Ping.NO_RESPONSE: waiting}.get(state, False)
+            if not again or time.monotonic() + wait_s > until_s:
+                raise
+        ready = state == Ping.OK
+        if state == Ping.REJECT and not waiting:
+            _log.warning("%s is starting up or shutting down; waiting up to %.0f s for it", server, PATIENCE_S)
+            waiting = True
+        pause(server, wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _ping(server: Server) -> Ping:
+    """What a server says that refused a connection; REJECT: it is starting up or shutting down (SQLSTATE 57P03).
+
+    libpq does not pass the SQLSTATE of a refused connection on, and its message may be translated.
+    """
+    return Ping(PGconn.ping(make_conninfo(server.url, **_line(server)).encode()))
+
+
+def _line(server: Server) -> dict[str, Any]:
+    """How the connection is kept, but for what the URL itself says about that."""
+    given = conninfo_to_dict(server.url)
+    return {name: value for name, value in _LINE.items() if name not in given}
 
 
 def _connected(server: Server, mode: Mode) -> Connection:
@@ -276,19 +347,21 @@ def _connected(server: Server, mode: Mode) -> Connection:
 
 def _reached(server: Server) -> Connection:
     try:
-        given = conninfo_to_dict(server.url)  # whoever says how the line is to be kept has reasons
-        return psycopg.connect(server.url, autocommit=True, **{k: v for k, v in _LINE.items() if k not in given})
+        return psycopg.connect(server.url, autocommit=True, **_line(server))
     except psycopg.Error as error:
         raise unreachable(server, error) from None  # what libpq says of a URL may hold the password
 
 
 def _check_server(connection: Connection, server: Server) -> None:
     if connection.info.server_version < OLDEST_SERVER:
-        raise StoreError(f"the server of {server} is too old: {connection.info.server_version // 10000}",
-                         hint="PostgreSQL 12 or newer is needed")  # fmt: skip
+        raise StoreError(
+            f"the server of {server} is too old: {connection.info.server_version // 10000}",
+            hint="PostgreSQL 12 or newer is needed",
+        )
     if connection.info.parameter_status("server_encoding") != "UTF8":
-        raise StoreError(f"the database of {server} is not in UTF-8",
-                         hint="createdb --encoding=UTF8 --template=template0 tokenmill")  # fmt: skip
+        raise StoreError(
+            f"the database of {server} is not in UTF-8", hint="createdb --encoding=UTF8 --template=template0 tokenmill"
+        )
 
 
 def _version(connection: Connection, server: Server) -> int | None:
@@ -297,7 +370,8 @@ def _version(connection: Connection, server: Server) -> int | None:
     if not found:
         return None
     if "tokenmill" not in found:
-        said, own = f"{server} has tables of another program", "?options=-csearch_path%3Dtokenmill"
+        said = f"{server} has tables of another program"
+        own = "?options=-csearch_path%3Dtokenmill"
         raise StoreError(said, hint=f"give tokenmill a database of its own, or a schema: {own}")
     version = max((int(number) for (number,) in ask(connection, "version").fetchall()), default=0)
     if version > VERSION:
@@ -307,8 +381,10 @@ def _version(connection: Connection, server: Server) -> int | None:
             "'tokenmill[postgres]'",
         )
     if version < OLDEST:
-        raise StoreError(f"{server} is of an older version, {version}, which is not known here",
-                         hint="use the tokenmill that wrote it, or another database")  # fmt: skip
+        raise StoreError(
+            f"{server} is of an older version, {version}, which is not known here",
+            hint="use the tokenmill that wrote it, or another database",
+        )
     return version
 
 

@@ -17,7 +17,8 @@ from tokenmill.jobs.queries import postgres_queries
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
-_LONGEST_END_S, _LOOK_S = 5.0, 0.05
+_LONGEST_END_S = 5.0
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)

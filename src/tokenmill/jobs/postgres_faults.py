@@ -23,6 +23,10 @@ class Lost(StoreError):
     """The connection is gone, and what was not acknowledged may be lost with it or not."""
 
 
+class Unreachable(Lost):
+    """No connection could be made."""
+
+
 class Stopped(Lost):
     """The server is away, and this process is to end rather than to wait for it."""
 
@@ -78,8 +82,12 @@ def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreErr
 def unreachable(server: Server, error: psycopg.Error) -> StoreError:
     """No connection could be made."""
     if isinstance(error, psycopg.ProgrammingError):  # its words quote pieces of the URL, whichever it took for what
-        return StoreError(f"{server} is no URL that can be connected to",
-                          hint="postgresql://user@host:5432/database; what is special is written as %XX")  # fmt: skip
+        return StoreError(
+            f"{server} is no URL that can be connected to",
+            hint="postgresql://user@host:5432/database; what is special is written as %XX",
+        )
     words = server.unsaid(" ".join(str(error).split())).removeprefix("connection failed: ")
-    return Lost(f"cannot connect to {server}: {words}",
-                hint="check the URL, that the server runs, and whether it lets this host and user in")  # fmt: skip
+    return Unreachable(
+        f"cannot connect to {server}: {words}",
+        hint="check the URL, that the server runs, and whether it lets this host and user in",
+    )

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.job import Counts, Failure
 from tokenmill.jobs.misses import Misses
-from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.models import Counts, Failure
+from tokenmill.jobs.throughput import Tokens
 
 End = Literal["finished", "stopped", "cancelled"]
 

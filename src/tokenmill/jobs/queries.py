@@ -52,8 +52,11 @@ def migrations() -> Mapping[int, str]:
 
 def _migrations(folder_name: str) -> Mapping[int, str]:
     folder = resources.files("tokenmill.jobs") / "sql" / folder_name
-    found = {int(match[1]): item.read_text(encoding="utf-8") for item in folder.iterdir()
-             if (match := _MIGRATION.fullmatch(item.name))}  # fmt: skip
+    found = {
+        int(match[1]): item.read_text(encoding="utf-8")
+        for item in folder.iterdir()
+        if (match := _MIGRATION.fullmatch(item.name))
+    }
     return dict(sorted(found.items()))
 
 

@@ -97,22 +97,32 @@ def chunks(
     blocks: Iterator[bytes], longest_bytes: int = LONGEST_LINE_BYTES, *, name: str = "the file"
 ) -> Iterator[Chunk | BadLine]:
     """Cut a stream at line ends. Lines that are longer than a block are measured, and passed over beyond the limit."""
-    number, held, held_bytes, skipping = 1, list[bytes](), 0, False
+    number = 1
+    held = list[bytes]()
+    held_bytes = 0
+    skipping = False
     for block in _text_of(blocks, name):
-        first_end, start = block.find(b"\n"), 0
+        first_end = block.find(b"\n")
+        start = 0
         line_bytes = held_bytes + (len(block) if first_end < 0 else first_end)
         if skipping or line_bytes > longest_bytes:
             if not skipping:
                 yield _too_long(number, longest_bytes)
-            held, held_bytes, skipping = [], 0, first_end < 0
+            held = []
+            held_bytes = 0
+            skipping = first_end < 0
             if skipping:
                 continue
-            start, number = first_end + 1, number + 1
+            start = first_end + 1
+            number = number + 1
         cut = block.rfind(b"\n") + 1
         if cut > start:
             data = b"".join((*held, block[start:cut]))
             yield Chunk(number, data)
-            number, held, held_bytes, start = number + data.count(b"\n"), [], 0, cut
+            number = number + data.count(b"\n")
+            held = []
+            held_bytes = 0
+            start = cut
         if start < len(block):
             held.append(block[start:])
             held_bytes += len(block) - start
@@ -148,26 +158,52 @@ def check_there(where: str | Path) -> None:
         raise UsageError(f"cannot read {where}: {error.strerror or error}", hint=_FILE_HINT) from error
 
 
+class Hashed(NamedTuple):
+    """The digest of a file as it was at a size and modification time."""
+
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+def hash_file(where: str | Path) -> Hashed | None:
+    """The digest of a job file; None for a stream, which can be read only once. UsageError if it cannot be read."""
+    try:
+        if str(where) == "-" or not stat.S_ISREG(Path(where).stat().st_mode):
+            return None
+        with Path(where).open("rb") as file:
+            info = os.fstat(file.fileno())
+            return Hashed(info.st_size, info.st_mtime_ns, hashlib.file_digest(cast(Any, file), "sha256").hexdigest())
+    except OSError as error:
+        raise UsageError(f"cannot read {where}: {error.strerror or error}", hint=_FILE_HINT) from error
+
+
 @contextmanager
-def open_source(where: str | Path) -> Iterator[Source]:
-    """A job file: a path, or - for stdin. UsageError when there is none, or it cannot be read."""
+def open_source(where: str | Path, hashed: Hashed | None = None) -> Iterator[Source]:
+    """A job file: a path, or - for stdin. UsageError when there is none, or it cannot be read.
+
+    `hashed`: its digest, if it was computed before; it is computed again if the file has changed since.
+    """
     name = "stdin" if str(where) == "-" else str(where)
     with ExitStack() as stack:
         try:
             file: BinaryIO = sys.stdin.buffer if name == "stdin" else stack.enter_context(Path(where).open("rb"))
             info = os.fstat(file.fileno())
-            source = _regular(name, file, info) if stat.S_ISREG(info.st_mode) else _stream(name, file)
+            source = _regular(name, file, info, hashed) if stat.S_ISREG(info.st_mode) else _stream(name, file)
         except OSError as error:
             raise UsageError(f"cannot read {name}: {error.strerror or error}", hint=_FILE_HINT) from error
         yield source
 
 
-def _regular(name: str, file: BinaryIO, info: os.stat_result) -> Source:
-    """A file that can be read twice: its sum is known before its first line is used."""
+def _regular(name: str, file: BinaryIO, info: os.stat_result, hashed: Hashed | None) -> Source:
+    """A file that can be read twice: its digest is known before its first line is used."""
     first = file.read(4)
     file.seek(0)
-    digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-    file.seek(0)
+    if hashed is not None and hashed[:2] == (info.st_size, info.st_mtime_ns):
+        digest = hashed.digest
+    else:
+        digest = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+        file.seek(0)
 
     def ended() -> str:
         now = os.fstat(file.fileno())
@@ -200,7 +236,8 @@ class _Summing(io.RawIOBase):
     """Adds what is read through it to a sum."""
 
     def __init__(self, file: BinaryIO, total: "hashlib._Hash") -> None:
-        self._file, self._total = file, total
+        self._file = file
+        self._total = total
 
     def readable(self) -> bool:
         return True

@@ -10,18 +10,38 @@ from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import MOST_LINES, Batch, Counts, Job, Position, Result, State, Totals, Waiting, job_id
+from tokenmill.jobs.backend import Mode, opened
+from tokenmill.jobs.coordination import Runner
+from tokenmill.jobs.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.line import line_in
-from tokenmill.jobs.runners import Runner
-from tokenmill.jobs.tables import Mode, opened
+from tokenmill.jobs.models import MOST_LINES, Batch, Counts, Job, Result, SortKey, State, Totals, Waiting, job_id
 
 _FEW = 20  # batches that are asked for one by one
 _START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
-    "id", "name", "key", "created_s", "sealed_s", "cancelled_s", "asked_s", "source", "model_id", "output", "errors",
-    "reuse", "priority", "deadline_s", "defaults", "lines", "computed", "reused", "prompt_tokens", "cached_tokens",
-    "completion_tokens", "engine_s",
-)  # fmt: skip
+    "id",
+    "name",
+    "key",
+    "created_s",
+    "sealed_s",
+    "cancelled_s",
+    "asked_s",
+    "source",
+    "model_id",
+    "output",
+    "errors",
+    "reuse",
+    "priority",
+    "deadline_s",
+    "defaults",
+    "lines",
+    "computed",
+    "reused",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "engine_s",
+)
 
 
 class Reader:
@@ -55,7 +75,8 @@ class Reader:
 
     def batches(self) -> list[Batch]:
         """Every batch, oldest first."""
-        rows, counts = self._database.all("batches"), dict[int, dict[int, int]]()
+        rows = self._database.all("batches")
+        counts = dict[int, dict[int, int]]()
         for batch, state, jobs in self._database.all("counts_of_all"):  # second: one that is sealed has all its lines
             counts.setdefault(batch, {})[state] = jobs
         return [self._batch(row, counts.get(row[0], {})) for row in rows]
@@ -102,20 +123,24 @@ class Reader:
         return self._database.one("has_answer", identity=identity) is not None
 
     def answer_to(self, identity: bytes) -> bytes | None:
-        """The body of that answer; None: there is none."""
+        """The body of that answer; None: there is none, or it is damaged."""
         row = self._database.one("answer_to", identity=identity)
-        return row[0] if row else None
+        return row[0] if row and is_intact(*row) else None
 
-    def waiting(self, batches: Sequence[int], *, after: Position | None = None, limit: int) -> list[Waiting]:
+    def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
         """The next pending jobs by priority, batch and place, behind the key of the last one seen.
 
         A job that becomes pending again behind that key is found by the next walk from the start.
         """
         pages = [
-            map(Waiting._make, self._database.all("waiting", batch=batch, now=self._now(), limit=limit,
-                                                  **_behind(after or _START, batch)))
+            map(
+                Waiting._make,
+                self._database.all(
+                    "waiting", batch=batch, now=self._now(), limit=limit, **_behind(after or _START, batch)
+                ),
+            )
             for batch in batches
-        ]  # fmt: skip
+        ]
         return list(islice(merge(*pages, key=lambda waiting: waiting.key), limit))
 
     def due(self, before_s: float, limit: int) -> list[Waiting]:
@@ -131,9 +156,12 @@ class Reader:
         return min((row[0] for row in rows if row[0] is not None), default=None)
 
     def results(self, batch: int, after: int, limit: int) -> list[Result]:
-        """The jobs behind a line, in the order of the file, finished or not."""
+        """The jobs behind a line, in the order of the file, finished or not.
+
+        A job whose answer is damaged is returned as pending, without a body; see `Store.requeue_damaged`.
+        """
         rows = self._database.all("results", after=job_id(batch, after), last=job_id(batch, MOST_LINES), limit=limit)
-        return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
+        return [_result(*row) for row in rows]
 
     def failures(self, batch: int, after: int, limit: int) -> list[Result]:
         """Failed jobs and those set aside, in the order of the file."""
@@ -143,6 +171,14 @@ class Reader:
     def failures_by_code(self, batch: int) -> dict[str, int]:
         """How many jobs failed or were set aside, by why."""
         return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
+
+    def check(self) -> CheckReport:
+        """Read everything that is stored and report what is damaged; changes nothing."""
+        try:
+            names = {batch.id: batch.name for batch in self.batches()}
+        except StoreError:  # reported by the check, too
+            names = {}
+        return check_store(self._database, names)
 
     def runners(self, batch: int | None = None) -> list[Runner]:
         """Those that work with a store which several may work with, or that have jobs of one batch, with how many of
@@ -170,8 +206,20 @@ class Reader:
         job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row
         block = self._database.one("block_of", job=job)
         line = line_in(block[1], job - block[0]) if block else ""
-        return Job(job, custom_id, State(state), identity, place, -rank, prompt_bytes, max_tokens, deadline_s,
-                   attempts, deaths, line)  # fmt: skip
+        return Job(
+            job,
+            custom_id,
+            State(state),
+            identity,
+            place,
+            -rank,
+            prompt_bytes,
+            max_tokens,
+            deadline_s,
+            attempts,
+            deaths,
+            line,
+        )
 
     def _batch(self, row: tuple[Any, ...], states: Mapping[int, int]) -> Batch:
         columns = dict(zip(_BATCH_COLUMNS, row, strict=True))
@@ -182,7 +230,16 @@ class Reader:
         return Batch(**kept, counts=Counts(**counts), totals=totals)
 
 
-def _behind(after: Position, batch: int) -> dict[str, Any]:
+def _result(number: int, state: int, custom_id: str | None, identity: bytes | None, body: Any, *rest: Any) -> Result:
+    code, message, answer, stored_checksum, same_request = rest
+    if state != State.DONE or (same_request and is_intact(body, stored_checksum)):
+        return Result(number, State(state), custom_id, identity, body, code, message)
+    return Result(
+        number, State.PENDING, custom_id, identity, None, None, None, damaged_answer=answer if same_request else 0
+    )
+
+
+def _behind(after: SortKey, batch: int) -> dict[str, Any]:
     """Where a batch goes on: older ones have had their turn at this priority, newer ones have not."""
     rank, reached, place, last = after
     if batch == reached:

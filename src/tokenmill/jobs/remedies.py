@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from tokenmill.jobs.job import INVALID_LINE
+from tokenmill.jobs.models import INVALID_LINE
 from tokenmill.units import number_of
 
 _LINES = frozenset((INVALID_LINE, "refused"))

@@ -7,8 +7,8 @@ later one.
 from dataclasses import dataclass
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.job import Batch, Submission
 from tokenmill.jobs.line import body_of, parse
+from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.store import Store
 
 

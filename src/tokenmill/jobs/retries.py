@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tokenmill.engine.engine import Answer
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError, TooLong, UsageError
-from tokenmill.jobs.job import Failure
+from tokenmill.jobs.models import Failure
 from tokenmill.units import number_of
 
 MOST_ATTEMPTS = 3

@@ -20,6 +20,7 @@ from itertools import islice
 
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.backlog import Backlog
+from tokenmill.jobs.cache_model import CacheModel
 from tokenmill.jobs.costs import Costs
 from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
 from tokenmill.jobs.expected import Lengths, Rates
@@ -27,7 +28,6 @@ from tokenmill.jobs.forest import Pending, worth_bytes
 from tokenmill.jobs.lanes import Lanes, Pick
 from tokenmill.jobs.shape import EngineShape, Reuse
 from tokenmill.jobs.tree import Node, Order, Tree, length_of
-from tokenmill.jobs.warmth import Warmth
 from tokenmill.units import number_of
 
 WINDOW = 4096  # jobs at hand; about 2 KB each
@@ -53,12 +53,15 @@ class Scheduler:
         self._costs = Costs(shape, self.lengths)
         self._window = window or (SLOT_WINDOW if shape.reuse == "slots" else WINDOW)
         self._backlog = Backlog(final=_FINAL[shape.reuse], window=self._window)
-        self._asked, self._more = False, True
+        self._asked = False
+        self._more = True
         self._flights: dict[int, _Flight] = {}
-        self._warmth = Warmth(shape, self._costs.tokens)
+        self._warmth = CacheModel(shape, self._costs.tokens)
         self._lanes = Lanes(shape.lanes or 0)
         self._cursor = b""  # head of the last job in order
-        self._width, self._interactive, self._up = shape.width, 0, True
+        self._width = shape.width
+        self._interactive = 0
+        self._up = True
         self._notes: dict[str, str] = {}  # by what they are about: the first is kept
 
     @property
@@ -93,12 +96,15 @@ class Scheduler:
         new = [each for each in come if each.job not in self._flights and each.job not in self._backlog]
         self._backlog.add(new)
         if more is not None:
-            self._asked, self._more = False, more
+            self._asked = False
+            self._more = more
             self._backlog.reached(come[-1] if come else None, more=more)
 
     def again(self) -> None:
         """The stream can be read again from its start: there may be jobs that it has passed."""
-        self._asked, self._more, self._backlog.ended = False, True, False
+        self._asked = False
+        self._more = True
+        self._backlog.ended = False
 
     def started(self, job: int) -> None:
         """The engine has a job that was sent."""
@@ -163,7 +169,8 @@ class Scheduler:
 
     def lane_taken(self, lane: int) -> None:
         """Somebody else works on a lane, and what was left there is gone."""
-        self._lanes[lane].taken, self._lanes[lane].left = True, None
+        self._lanes[lane].taken = True
+        self._lanes[lane].left = None
 
     def lane_freed(self, lane: int) -> None:
         """Nobody else works on a lane any more."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from tokenmill.engine.engine import Capabilities, Identity
 from tokenmill.jobs.expected import Rates
+from tokenmill.tuner.point import SlotPoint
 
 Reuse = Literal["shares", "slots", "prefix cache", "none"]
 """How an engine reuses what it computed.
@@ -28,6 +29,7 @@ class EngineShape:
     cells_total: int | None = None  # tokens all sequences can have together; None: unknown, or each lane has its own
     rates: Rates = field(default_factory=Rates)
     notes: tuple[str, ...] = ()  # why it is so, for a person
+    point: SlotPoint | None = None  # None: the engine was used as it was found
 
     def __post_init__(self) -> None:
         if self.reuse == "slots" and self.lanes is None:
@@ -53,10 +55,14 @@ def shape_of(
         notes.append(f"{identity.lanes} at once instead of {width}: the engine has no more lanes")
         width = identity.lanes
     return EngineShape(
-        reuse, max(1, width), identity.lanes if reuse == "slots" else None,
+        reuse,
+        max(1, width),
+        identity.lanes if reuse == "slots" else None,
         look_ahead=max(2, width) if identity.kind == "native" else 0,
-        cells_total=cells_total, rates=rates or Rates(), notes=tuple(notes),
-    )  # fmt: skip
+        cells_total=cells_total,
+        rates=rates or Rates(),
+        notes=tuple(notes),
+    )
 
 
 def _reuse(capabilities: Capabilities, identity: Identity) -> tuple[Reuse, str]:

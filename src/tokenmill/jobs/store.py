@@ -5,6 +5,7 @@ is stored once for its identity and never changes. Which job runs when, and on w
 form of an answer known. Methods may be called from several threads.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -13,13 +14,18 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Address
+from tokenmill.jobs.coordination import standing
 from tokenmill.jobs.intake import Intake
-from tokenmill.jobs.job import MOST_LINES, NUMBER_BITS, Failure, Finished, Job, Outcome, Started, State, job_id
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.integrity import Damage, affected, checksum
+from tokenmill.jobs.models import MOST_LINES, NUMBER_BITS, Failure, Finished, Job, Outcome, Started, State, job_id
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.runners import standing
+from tokenmill.jobs.shard_view import ShardView
+from tokenmill.units import number_of
 
 MOST_DEATHS = 2
+_PAGE_RESULTS = 256
+_LOGGED_LINES = 10
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +71,7 @@ class Store(Intake):
         """Whether this process may write the output of a batch; of several one may, until it closes the store."""
         return self._standing.claim_output(batch)
 
-    def portion(self, lanes: int) -> Portion | None:
+    def portion(self, lanes: int) -> ShardView | None:
         """What a worker of this process may take, where others work on the same; None: nobody does."""
         return self._standing.portion(self, lanes)
 
@@ -78,9 +84,11 @@ class Store(Intake):
         Jobs that are not pending any more, or that another runner takes in this moment, are in none of the lists. What
         is held for another runner's job is not told when that ends: start it again from time to time.
         """
-        running, answered, held = dict[bytes, Job](), list[Outcome](), list[tuple[bytes | None, int]]()
+        running = dict[bytes, Job]()
+        answered = list[Outcome]()
+        held = list[tuple[bytes | None, int]]()
         here = set(self._at_work.values())
-        with self._database.writing(durable=False):
+        with self._database.writing(durable=False, deferred=True):
             self._standing.stand()
             for number in jobs:
                 row = self._database.run("take", job=number).fetchone()
@@ -115,7 +123,9 @@ class Store(Intake):
         with self._database.writing(durable=True):
             for item in finished:
                 values = {"prompt_tokens": item.prompt_tokens, "completion_tokens": item.completion_tokens}
-                new = self._database.run("add_answer", job=item.job, body=item.body, now=self._now(), **values).rowcount
+                new = self._database.run(
+                    "add_answer", job=item.job, body=item.body, checksum=checksum(item.body), now=self._now(), **values
+                ).rowcount
                 computed = 0
                 for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
                     reused = job != item.job or not new
@@ -125,8 +135,14 @@ class Store(Intake):
                         if reused:
                             self._database.run("count_reused", batch=job >> NUMBER_BITS, jobs=1)
                 if new:
-                    self._database.run("add_totals", batch=item.job >> NUMBER_BITS, engine_s=item.engine_s,
-                                       computed=computed, cached_tokens=item.cached_tokens or 0, **values)  # fmt: skip
+                    self._database.run(
+                        "add_totals",
+                        batch=item.job >> NUMBER_BITS,
+                        engine_s=item.engine_s,
+                        computed=computed,
+                        cached_tokens=item.cached_tokens or 0,
+                        **values,
+                    )
         for item in finished:
             self._held.pop(self._at_work.pop(item.job, b""), None)
         return tuple(outcomes)
@@ -149,11 +165,16 @@ class Store(Intake):
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
     ) -> tuple[Outcome, ...]:
         """The engine died with these at work: to be tried again, or set aside when it was once too often."""
-        outcomes, suspects = list[Outcome](), list(jobs)
+        outcomes = list[Outcome]()
+        suspects = list(jobs)
         with self._database.writing(durable=True):
             for job in suspects:
-                values = {"code": failure.code, "message": failure.message, "runner": self._standing.id,
-                          "not_before": retry_at_s}  # fmt: skip
+                values = {
+                    "code": failure.code,
+                    "message": failure.message,
+                    "runner": self._standing.id,
+                    "not_before": retry_at_s,
+                }
                 if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
                     outcomes.append(Outcome(job, State(row[0])))
         return (*outcomes, *self._freed(suspects))
@@ -207,6 +228,47 @@ class Store(Intake):
             for (batch,) in self._database.run("overdue_batches", now=now).fetchall():
                 count += self._database.run("expire_batch", batch=batch).rowcount
         return count
+
+    def requeue_damaged(self, batch: int) -> int:
+        """Make jobs of a batch with a damaged answer pending again, and those of other batches that share it.
+
+        Returns how many of this batch; each is logged. Reads every answer of the batch.
+        """
+        damaged = set[int]()
+        after = 0
+        while page := self.results(batch, after, _PAGE_RESULTS):
+            after = page[-1].number
+            damaged |= {result.damaged_answer for result in page if result.damaged_answer is not None}
+        if not damaged:
+            return 0
+        damage = affected(self._database, damaged - {0})
+        self.requeue(damage)
+        lines = damage.lines().get(batch, [])
+        _log.warning(
+            "%s: the stored answers of %s are damaged and are computed again: %s%s",
+            self.batch(batch).name,
+            number_of(len(lines), "line"),
+            ", ".join(map(str, lines[:_LOGGED_LINES])),
+            ", ..." if len(lines) > _LOGGED_LINES else "",
+        )
+        return len(lines)
+
+    @_in_turn
+    def requeue(self, damage: Damage) -> int:
+        """Remove damaged answers and make their jobs pending again; how many jobs."""
+        with self._database.writing(durable=True):
+            for answer in damage.answers:
+                self._database.run("forget_answer", answer=answer)
+            return sum(self._database.run("requeue", job=job).rowcount for job in damage.jobs)
+
+    def flush(self) -> None:
+        """Let other processes see which jobs were started; `commit` and others do so by themselves."""
+        self._database.flush()
+
+    @property
+    def unflushed(self) -> bool:
+        """Whether `flush` has something to do."""
+        return self._database.deferred
 
     def _recover(self) -> None:
         """What ran when a process ended did not finish; halves of batches that nobody can find again go."""

@@ -1,43 +1,59 @@
-"""A job file into the store: read, checked, stored, sealed.
+"""Store a job file: read it, check each line, store the lines in groups, seal the batch.
 
-The same file with the same model, output and defaults is the same batch: submitting it again goes on where the first
-time stopped, in the middle of the file or at its end. A file that is refused leaves nothing behind. Jobs that are too
-late fail here: nobody is to load an engine for them.
+The same file with the same model, output and defaults is the same batch: submitting it again continues after the last
+line that is stored. A file that is refused leaves no batch behind. `submit` returns when the batch is sealed;
+`ingest.Ingest` takes the same steps in the background while the first jobs are worked on.
 """
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
 from tokenmill.errors import StoreInUse, UsageError
-from tokenmill.jobs.job import INVALID_LINE, MOST_LINES, Batch, State, Submission
+from tokenmill.jobs.coordination import BeingStored, LinesLost
 from tokenmill.jobs.line import Reading, Row, blocks
+from tokenmill.jobs.models import INVALID_LINE, MOST_LINES, Batch, State, Submission
 from tokenmill.jobs.parsing import parsed
-from tokenmill.jobs.read import BadLine, Chunk, Source, open_source
+from tokenmill.jobs.read import BadLine, Chunk, Hashed, Source, hash_file, open_source
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
-from tokenmill.jobs.runners import BeingStored, LinesLost
 from tokenmill.jobs.store import Store
+from tokenmill.jobs.target import check_unused
 from tokenmill.units import MIB
 
-GROUP_LINES = 65_536  # in one transaction: each writes the pages of an index that its lines fall into
-FIRST_GROUP_LINES = 4096  # few, so that work can begin while the rest is read
+GROUP_LINES = 65_536  # per transaction; a transaction rewrites every index page that one of its lines falls into
+FIRST_GROUP_LINES = 4096  # small, so that the first jobs can be started early
 GROUP_BYTES = 64 * MIB
 _SHOWN = 3
-_LOOK_S = 0.5  # how another process gets on
+_LOOK_S = 0.5  # between two looks at a batch that another process stores
 _MOST_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What came of it."""
+    """A batch that is stored, or being stored."""
 
     batch: Batch
     continued: bool  # the batch was there before
     changed: Rescheduled | None = None  # its deadline or priority; None: neither
+
+
+Steps = Generator[Submitted | None, None, Submitted]
+"""Stores a file group by group and returns the sealed batch.
+
+Yields the batch after each group whose jobs may be started, and None where they may not be started yet.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Callbacks of a submission, called in the thread that stores the lines."""
+
+    progress: Callable[[int], None] | None = None  # gets the number of the last line that is stored
+    tell: Callable[[str], None] | None = None  # gets a message while another process stores the same batch
 
 
 def submit(
@@ -47,129 +63,161 @@ def submit(
     *,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
-    fresh: Callable[[], None] | None = None,
     called: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Submitted:
-    """Store the jobs of a file; `progress` is told the last line that is stored.
+    """Store the jobs of a file and return the sealed batch; the callbacks are those of `Hooks`.
 
-    `called`: what the batch is said to be from, where a person knows it by another name than the file's.
-    Where another process stores the same at this moment it is waited for, which `tell` is told; if that one is lost,
-    this one goes on in its place.
-
-    `fresh` is called before a batch is stored that was not there, and may refuse it with a UsageError.
-    A finished batch that was computed without reuse is done anew when it is submitted again. A deadline or a priority
-    holds for a batch that was there before, too.
+    `called` replaces the file name as the source of the batch. If another process is storing the same batch, this waits
+    for it, and takes over if that process is lost. A finished batch that was computed without reuse is computed anew
+    when it is submitted again. A deadline or a priority also applies to a batch that was there before.
     """
-    return _Submission(store, where, how, processes, progress, fresh, called, tell).done()
+    submission = FileSubmission(store, where, how, processes, called, Hooks(progress, tell))
+    steps = submission.steps()
+    try:
+        while True:
+            next(steps)
+    except StopIteration as ended:
+        submitted: Submitted = ended.value
+        return submitted
+    except UsageError:
+        submission.forget_refused()
+        raise
 
 
 @dataclass(slots=True)
-class _Submission:
-    """One submission, begun again from what is stored where another process or a crash came in between."""
+class FileSubmission:
+    """One submission; after a conflict or a crash of the server it restarts from the lines that are stored."""
 
     store: Store
     where: str | Path
     how: Submission
-    processes: int | None
-    progress: Callable[[int], None] | None
-    fresh: Callable[[], None] | None
-    called: str | None
-    tell: Callable[[str], None] | None
-    begun: int | None = None  # the batch that was made here
-    waited: bool = False  # for another process to store it
+    processes: int | None = None
+    called: str | None = None
+    hooks: Hooks = field(default_factory=Hooks)
+    _begun: int | None = None  # the batch that was begun here
+    _storing: int | None = None  # the batch whose lines are being stored
+    _waited: bool = False  # for another process to store the batch
+    _hashed: Hashed | None = None
 
-    def done(self) -> Submitted:
-        """Every line is stored, and the batch sealed."""
+    def find(self) -> Batch | None:
+        """The batch that an earlier submission of the same file made, unless it will be computed anew.
+
+        None for a new file, and for a stream: only its end tells which batch it is.
+        """
+        self._hashed = hash_file(self.where)
+        if self._hashed is None:
+            return None
+        known = self.store.find(batch_key(self.how, self._hashed.digest))
+        return None if known is not None and known.finished and not self.how.reuse else known
+
+    def steps(self) -> Steps:
+        """Store the file; UsageError refuses it, and the caller must then call `forget_refused`."""
         for tries in count(1):
-            with open_source(self.where) as source:
+            self._storing = None
+            with open_source(self.where, self._hashed) as source:
                 if source.digest is None:
-                    return self._stream(source)
+                    return (yield from self._stream(source))
                 key = batch_key(self.how, source.digest)
                 try:
-                    return self._file(source, key)
+                    return (yield from self._file(source, key))
                 except BeingStored:
-                    self._wait(key)
+                    yield from self._wait(key)
                 except LinesLost:
                     if tries >= _MOST_TRIES:
                         raise
-        raise AssertionError("it ends one way or the other")
+        raise AssertionError("unreachable")
 
-    def _file(self, source: Source, key: bytes) -> Submitted:
-        """What can be read again: the same batch is found by what is in it."""
-        store, how, known = self.store, self.how, self.store.find(key)
-        anew = known is not None and known.finished and not how.reuse and not self.waited
+    def forget_refused(self) -> None:
+        """Remove the batch of a refused file. None of its jobs may be in flight."""
+        if self._storing is not None:
+            self.store.forget(self._storing)
+            self._storing = None
+
+    def _file(self, source: Source, key: bytes) -> Steps:
+        """A file that can be read again; its digest identifies the batch before a line is stored."""
+        store = self.store
+        how = self.how
+        known = self.store.find(key)
+        anew = known is not None and known.finished and not how.reuse and not self._waited
         if known and how.strict:
             _refuse_known_bad(store, known)
         if known and known.sealed_s is not None and not anew:
             return _again(store, known, how)
         if known and (who := store.storing(known.id)):
             raise BeingStored(f"{who} is storing the lines of this batch", hint="the same command finds it")
-        if self.fresh:
-            self.fresh()
+        check_unused(how)
         if known and anew:
             store.retire(known.id)
             known = None
+        if known:
+            reschedule(store, known, how)
         batch = known.id if known else self._begin(source, key)
-        try:
-            last, jobs = self._store_lines(batch, source)
-        except UsageError:
-            store.forget(batch)
-            raise
-        sealed = store.seal(batch, key, last=last, jobs=jobs)
-        return _in_time(store, Submitted(sealed, continued=batch != self.begun))
+        continued = batch != self._begun
+        last, jobs = yield from self._store_lines(batch, source, None if how.strict else continued)
+        self._storing = None
+        return in_time(store, Submitted(store.seal(batch, key, last=last, jobs=jobs), continued))
 
-    def _stream(self, source: Source) -> Submitted:
-        """What comes once: only at its end it is known which batch it is."""
-        store, batch = self.store, self._begin(source, None)
-        try:
-            last, jobs = self._store_lines(batch, source)
-            key = batch_key(self.how, source.digest or "")
-            if store.find(key) is None and self.fresh:
-                self.fresh()
-        except UsageError:
-            store.forget(batch)
-            raise
+    def _stream(self, source: Source) -> Steps:
+        """A stream, read once; only its end tells which batch it is, so no job starts before that."""
+        store = self.store
+        batch = self._begin(source, None)
+        last, jobs = yield from self._store_lines(batch, source, None)
+        key = batch_key(self.how, source.digest or "")
+        if store.find(key) is None:
+            check_unused(self.how)
+        self._storing = None
         while True:
-            self._wait(key)
+            yield from self._wait(key)
             if (twin := store.find(key)) and twin.sealed_s is not None:  # it was here before
                 store.forget(batch)
                 return _again(store, twin, self.how)
             if twin:  # half of it, from a process that is gone; here is all of it
                 store.retire(twin.id)
             try:
-                return _in_time(store, Submitted(store.seal(batch, key, last=last, jobs=jobs), continued=False))
+                return in_time(store, Submitted(store.seal(batch, key, last=last, jobs=jobs), continued=False))
             except StoreInUse:  # another has just begun the same
                 continue
 
     def _begin(self, source: Source, key: bytes | None) -> int:
-        self.begun = self.store.begin(self.how, source=self.called or source.name, key=key)
-        return self.begun
+        self._begun = self.store.begin(self.how, source=self.called or source.name, key=key)
+        return self._begun
 
-    def _wait(self, key: bytes) -> None:
-        """Until no other process stores the batch any more: it is sealed, or that one is lost."""
+    def _wait(self, key: bytes) -> Generator[None, None, None]:
+        """Until no other process stores the batch any more: it is sealed, or that process is lost."""
         said = False
         while (batch := self.store.find(key)) and batch.sealed_s is None and (who := self.store.storing(batch.id)):
-            if self.tell and not said:
-                self.tell(f"{who} is storing the same jobs; waiting for it")
-            said = self.waited = True
+            if self.hooks.tell and not said:
+                self.hooks.tell(f"{who} is storing the same jobs; waiting for it")
+            said = self._waited = True
             self.store.tend()
             time.sleep(_LOOK_S)
+            yield
 
-    def _store_lines(self, batch: int, source: Source) -> tuple[int, int]:
-        """The lines that are not stored yet; the last line and the number of jobs that must be there then."""
-        store, how = self.store, self.how
+    def _store_lines(
+        self, batch: int, source: Source, continued: bool | None
+    ) -> Generator[Submitted | None, None, tuple[int, int]]:
+        """Store the lines that are not stored yet; the number of the last line, and of all jobs of the batch.
+
+        Yields after each group: None if `continued` is None, which keeps jobs from being started.
+        """
+        store = self.store
+        how = self.how
+        self._storing = batch
+        known = store.batch(batch)
         last = store.last_line(batch)
-        jobs = store.batch(batch).counts.total
-        reading = Reading(batch, how.model_id, how.priority or 0, how.reuse, how.defaults)
+        jobs = known.counts.total
+        reading = Reading(batch, how.model_id, known.priority, how.reuse, how.defaults)
         lines = (new for item in source.chunks() if (new := _after(item, last)))
         for rows, texts in _groups(parsed(lines, reading, self.processes), batch):
             if how.strict:
                 _refuse_bad(rows, source.name)
             store.add(batch, rows, texts, after=last)
-            last, jobs = rows[-1][-1] & MOST_LINES, jobs + len(rows)
-            if self.progress:
-                self.progress(last)
+            last = rows[-1][-1] & MOST_LINES
+            jobs = jobs + len(rows)
+            if self.hooks.progress:
+                self.hooks.progress(last)
+            yield None if continued is None else Submitted(store.batch(batch), continued)
         return last, jobs
 
 
@@ -177,11 +225,11 @@ def _again(store: Store, batch: Batch, how: Submission) -> Submitted:
     """A batch that was there before, with what the submission says of its order."""
     changed = reschedule(store, batch, how)
     found = Submitted(changed.batch, continued=True, changed=changed if changed.deadline or changed.priority else None)
-    return _in_time(store, found)
+    return in_time(store, found)
 
 
-def _in_time(store: Store, found: Submitted) -> Submitted:
-    """The same without jobs whose deadline has passed: they have failed."""
+def in_time(store: Store, found: Submitted) -> Submitted:
+    """The same after jobs whose deadline has passed have failed: no engine should be loaded for them."""
     if found.batch.finished or not store.expire():
         return found
     return replace(found, batch=store.batch(found.batch.id))
@@ -197,7 +245,9 @@ def _groups(
     items: Iterable[tuple[Chunk | BadLine, list[Row]]], batch: int
 ) -> Iterator[tuple[list[Row], list[tuple[int, bytes]]]]:
     """Rows and blocks of text that are stored together; blank lines alone make none."""
-    rows, texts, texts_bytes = list[Row](), list[tuple[int, bytes]](), 0
+    rows = list[Row]()
+    texts = list[tuple[int, bytes]]()
+    texts_bytes = 0
     most_lines = min(FIRST_GROUP_LINES, GROUP_LINES)
     for item, found in items:
         rows += found
@@ -206,7 +256,10 @@ def _groups(
             texts_bytes += len(item.data)
         if rows and (len(rows) >= most_lines or texts_bytes >= GROUP_BYTES):
             yield rows, texts
-            rows, texts, texts_bytes, most_lines = [], [], 0, min(GROUP_LINES, 4 * most_lines)
+            rows = []
+            texts = []
+            texts_bytes = 0
+            most_lines = min(GROUP_LINES, 4 * most_lines)
     if rows:
         yield rows, texts
 
@@ -237,5 +290,7 @@ def _refuse_known_bad(store: Store, batch: Batch) -> None:
 def _refuse(bad: Sequence[tuple[int, str | None]], name: str) -> None:
     if bad:
         shown = "; ".join(f"line {number}: {reason}" for number, reason in bad[:_SHOWN])
-        raise UsageError(f"{name} has lines that cannot be run: {shown}",
-                         hint="mend them, or leave --strict out: they become error lines, the rest runs")  # fmt: skip
+        raise UsageError(
+            f"{name} has lines that cannot be run: {shown}",
+            hint="mend them, or leave --strict out: they become error lines, the rest runs",
+        )

@@ -8,7 +8,7 @@ by nobody until the morning.
 import csv
 import datetime
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import TEXT, shown
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID, parse
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.jobs.read import BadLine, open_source, split
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -69,11 +69,15 @@ def custom_ids(table: Table, key: str | None) -> list[str]:
     for number, row in enumerate(table.rows, 1):
         value = row[column]
         if not 0 < len(value) <= LONGEST_CUSTOM_ID:
-            raise UsageError(f"row {number} of {table.name} has {shown(value)} in the key column {key!r}",
-                             hint=f"a key has 1 to {LONGEST_CUSTOM_ID} characters")  # fmt: skip
+            raise UsageError(
+                f"row {number} of {table.name} has {shown(value)} in the key column {key!r}",
+                hint=f"a key has 1 to {LONGEST_CUSTOM_ID} characters",
+            )
         if (before := seen.setdefault(value, number)) != number:
-            raise UsageError(f"rows {before} and {number} of {table.name} have the same key {shown(value)}",
-                             hint="choose a column that is different in every row, or none at all")  # fmt: skip
+            raise UsageError(
+                f"rows {before} and {number} of {table.name} have the same key {shown(value)}",
+                hint="choose a column that is different in every row, or none at all",
+            )
     return list(seen)
 
 
@@ -88,7 +92,8 @@ def is_parquet(path: Path) -> bool:
 
 def _from_jsonl(path: Path) -> Table:
     columns: dict[str, int] = {}
-    rows, values = list[tuple[str, ...]](), dict[str, str]()
+    rows = list[tuple[str, ...]]()
+    values = dict[str, str]()
     for number, text in numbered(path):
         try:
             row = parse(text)
@@ -130,11 +135,14 @@ def _from_csv(path: Path, delimiter: str) -> Table:
     try:
         reader = csv.reader(_csv_lines(path), delimiter=delimiter, strict=True)
         header = next(reader, [])
-        values, rows = dict[str, str](), list[tuple[str, ...]]()
+        values = dict[str, str]()
+        rows = list[tuple[str, ...]]()
         for cells in reader:
             if cells and len(cells) != len(header):
-                raise UsageError(f"line {reader.line_num} of {path} has {len(cells)} cells, the first {len(header)}",
-                                 hint="quote cells that hold delimiters or line ends")  # fmt: skip
+                raise UsageError(
+                    f"line {reader.line_num} of {path} has {len(cells)} cells, the first {len(header)}",
+                    hint="quote cells that hold delimiters or line ends",
+                )
             if cells:
                 rows.append(tuple([values.setdefault(cell, cell) for cell in cells]))
     except csv.Error as error:
@@ -158,16 +166,39 @@ def _csv_lines(path: Path) -> Iterator[str]:
                 yield line + "\n"
 
 
+def table_from_arrow(source: Any) -> Table:
+    """A table of pandas, Polars or PyArrow: anything with `__arrow_c_stream__`."""
+    try:
+        import pyarrow  # noqa: PLC0415  an extra
+    except ImportError:
+        hint = "pip install 'tokenmill[parquet]', or give the rows as dicts"
+        raise UsageError("reading a table needs pyarrow", hint=hint) from None
+    table = pyarrow.table(source)
+    rows = (row for batch in table.to_batches(_ROWS) for row in batch.to_pylist())
+    return _from_rows("table", tuple(table.column_names), rows)
+
+
+def table_from_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A table of dicts; its columns are the keys of all of them."""
+    held = list(rows)
+    wrong = next((row for row in held if not isinstance(row, Mapping)), None)
+    if wrong is not None:
+        raise UsageError(f"a row for a template must be a dict (got {type(wrong).__name__})")
+    return _from_rows("rows", tuple(dict.fromkeys(str(column) for row in held for column in row)), held)
+
+
 def _from_parquet(path: Path) -> Table:
     with arrow(path) as parquet:
         file = parquet.ParquetFile(path)
-        columns = tuple(file.schema_arrow.names)
-        values, rows = dict[str, str](), list[tuple[str, ...]]()
-        for batch in file.iter_batches(_ROWS):
-            for row in batch.to_pylist():
-                texts = [_text(row[column]) for column in columns]
-                rows.append(tuple([values.setdefault(text, text) for text in texts]))
-    return _checked(Table(str(path), columns, tuple(rows)))
+        rows = (row for batch in file.iter_batches(_ROWS) for row in batch.to_pylist())
+        return _from_rows(str(path), tuple(file.schema_arrow.names), rows)
+
+
+def _from_rows(name: str, columns: tuple[str, ...], rows: Iterable[Mapping[str, Any]]) -> Table:
+    values: dict[str, str] = {}
+    texts = (tuple(_text(row.get(column)) for column in columns) for row in rows)
+    found = tuple(tuple([values.setdefault(text, text) for text in row]) for row in texts)
+    return _checked(Table(name, columns, found))
 
 
 @contextmanager
@@ -181,8 +212,9 @@ def arrow(path: Path) -> Iterator[Any]:
     try:
         yield parquet
     except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(f"{path}: the Parquet data cannot be read: {str(error).splitlines()[0]}",
-                         hint="write the file again") from error  # fmt: skip
+        raise UsageError(
+            f"{path}: the Parquet data cannot be read: {str(error).splitlines()[0]}", hint="write the file again"
+        ) from error
 
 
 def _text(value: Any) -> str:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 
 _FORM = b'{"id":"batch_req_'  # how lines of an output begin
 _NAMED = re.compile(re.escape(_FORM) + rb"([0-9a-f]+)_")
@@ -22,11 +22,15 @@ def check_paths(how: Submission) -> None:
         _check(path)
         found = _beginning(path).rstrip(b"\0")  # zeros: a power cut left them where bytes were promised
         if not _FORM.startswith(found[: len(_FORM)]):
-            raise UsageError(f"{path} holds something else: it is not the output of this batch",
-                             hint="name another output, or move that file away")  # fmt: skip
+            raise UsageError(
+                f"{path} holds something else: it is not the output of this batch",
+                hint="name another output, or move that file away",
+            )
     if len(paths) > 1 and _same(*paths):
-        raise UsageError(f"{paths[0]} cannot hold results and errors both",
-                         hint="leave --errors out: errors are lines of the output then")  # fmt: skip
+        raise UsageError(
+            f"{paths[0]} cannot hold results and errors both",
+            hint="leave --errors out: errors are lines of the output then",
+        )
 
 
 def check_unused(how: Submission) -> None:

@@ -60,7 +60,8 @@ def read_template(user: str, system: str | None = None) -> Template:
 
 def _pieces(text: str, what: str) -> Iterator[Piece]:
     """Texts and fields by turns; texts that touch are one."""
-    held, end = "", 0
+    held = ""
+    end = 0
     for match in _TOKEN.finditer(text):
         held += text[end : match.start()]
         end = match.end()

@@ -6,10 +6,10 @@ Pure. What each of them is and why one is gone others know.
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.job import Counts
 from tokenmill.jobs.misses import Misses
-from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.throughput import Tokens
 
 
 def snapshot(
@@ -29,12 +29,19 @@ def snapshot(
     trouble = "; ".join([*down, *away]) or (None if every else "no engine has come yet")
     says = [f"{name} {now.engine_says}" for name, now in working.items() if now.engine_says is not None]
     return Snapshot(
-        elapsed_s, counts, _tokens(now.tokens for now in every), sum(now.prompt_tokens_live for now in every),
-        busy=sum(now.busy for now in working.values()), width=sum(now.width for now in working.values()),
-        retrying=sum(now.retrying for now in working.values()), eta_s=_eta_s(usable),
+        elapsed_s,
+        counts,
+        _tokens(now.tokens for now in every),
+        sum(now.prompt_tokens_live for now in every),
+        busy=sum(now.busy for now in working.values()),
+        width=sum(now.width for now in working.values()),
+        retrying=sum(now.retrying for now in working.values()),
+        eta_s=_eta_s(usable),
         engine=None if usable else trouble,
-        engine_says="; ".join([*says, *down, *away]) or None if usable else None, failed=failed, output=output,
-    )  # fmt: skip
+        engine_says="; ".join([*says, *down, *away]) or None if usable else None,
+        failed=failed,
+        output=output,
+    )
 
 
 def report(every: Sequence[Report], *, end: End, seconds: float, counts: Counts, notes: Sequence[str] = ()) -> Report:
@@ -48,13 +55,20 @@ def report(every: Sequence[Report], *, end: End, seconds: float, counts: Counts,
     told = len(least) == sum(each.answers > 0 for each in every)
     heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
     return Report(
-        end, seconds, busy_s, counts, sum(each.answers for each in every), _tokens(each.tokens for each in every),
-        _rates([each.rates for each in every]), lanes, misses,
+        end,
+        seconds,
+        busy_s,
+        counts,
+        sum(each.answers for each in every),
+        _tokens(each.tokens for each in every),
+        _rates([each.rates for each in every]),
+        lanes,
+        misses,
         Least(sum(one.tokens for one in least), exact=all(one.exact for one in least)) if least and told else None,
         sum(each.deaths for each in every),
         tuple(dict.fromkeys([*notes, *(note for each in every for note in each.notes)])),
         sum(heads) if heads else None,
-    )  # fmt: skip
+    )
 
 
 def _tokens(every: Iterable[Tokens]) -> Tokens:

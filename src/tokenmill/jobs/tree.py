@@ -41,7 +41,8 @@ class Node:
     __slots__ = ("children", "count", "due", "jobs", "longest_known", "ordered", "parent", "path", "unknown", "work")
 
     def __init__(self, parent: "Node | None", path: bytes) -> None:
-        self.parent, self.path = parent, path
+        self.parent = parent
+        self.path = path
         self.children: dict[bytes, Node] = {}  # by the first chunk behind the path
         self.jobs: list[Pending] = []  # that end here
         self.count = 0  # jobs here and below
@@ -103,7 +104,8 @@ class Tree:
     @order.setter
     def order(self, order: Order) -> None:
         if order != self._order:
-            self._order, self.root.ordered = order, None
+            self._order = order
+            self.root.ordered = None
 
     def add(self, record: Pending) -> None:
         """Put a job in its place; mutates. In line order, heads do not matter."""
@@ -215,10 +217,14 @@ class Tree:
         """A new node between two, with the first `at` bytes of the lower one's path; mutates."""
         middle = Node(parent, child.path[:at])
         middle.children[child.path[at : at + KEY_BYTES]] = child
-        middle.count, middle.work, middle.unknown, middle.due = child.count, child.work, child.unknown, child.due
+        middle.count = child.count
+        middle.work = child.work
+        middle.unknown = child.unknown
+        middle.due = child.due
         middle.longest_known = middle.ordered = None
         parent.children[child.path[len(parent.path) : len(parent.path) + KEY_BYTES]] = middle
-        parent.ordered, child.parent = None, middle
+        parent.ordered = None
+        child.parent = middle
         return middle
 
     def _changed(self, node: Node | None, record: Pending, by: int) -> None:

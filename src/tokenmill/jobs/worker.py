@@ -12,25 +12,27 @@ from typing import Any
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.jobs import flights, life, retries
-from tokenmill.jobs.accounts import Accounts, Tell
-from tokenmill.jobs.at_hand import AtHand
-from tokenmill.jobs.books import Books
+from tokenmill.jobs import attempts, liveness, retries
+from tokenmill.jobs.async_store import AsyncStore
+from tokenmill.jobs.attempts import Attempt, Broke, Ended
+from tokenmill.jobs.completion import CompletionHandler, Event
 from tokenmill.jobs.decisions import Dispatch, Fetch
-from tokenmill.jobs.flights import Broke, Ended, Flight
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import NUMBER_BITS, Batch, Position
-from tokenmill.jobs.least import counted
+from tokenmill.jobs.ingest import Ingest
+from tokenmill.jobs.job_buffer import JobBuffer
+from tokenmill.jobs.lower_bound import counted
 from tokenmill.jobs.misses import Miss
-from tokenmill.jobs.outcomes import Event, Outcomes
+from tokenmill.jobs.models import NUMBER_BITS, Batch, SortKey
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.portion import Portion
 from tokenmill.jobs.progress import End, Least, Report
+from tokenmill.jobs.run_stats import RunStats, Tell
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import MOST_DEATHS, Store
 
-GATHER_S = 0.003  # answers that come within this are written down together
+GATHER_S = 0.003  # answers that come within this are handled together
+COMMIT_EVERY_S = 0.2  # answers that come sooner after a commit are committed together; their slots are reused already
 TICK_S = 1.0  # between two looks at the store, the clock and the output
 KEPT = "what is answered is kept, and the same command goes on from there"
 _AGAIN_S = 0.05  # between two readings of what another worker may be about to answer
@@ -66,7 +68,8 @@ class Task:
     clock: Callable[[], float] | None = None  # None: the store's
     joining: "asyncio.Queue[Batch] | None" = None
     missed: Callable[[Miss], None] | None = None
-    portion: Portion | None = None
+    portion: ShardView | None = None
+    ingest: Ingest | None = None
 
 
 async def work(
@@ -82,20 +85,23 @@ async def work(
     clock: Callable[[], float] | None = None,
     joining: "asyncio.Queue[Batch] | None" = None,
     missed: Callable[[Miss], None] | None = None,
-    portion: Portion | None = None,
+    portion: ShardView | None = None,
+    ingest: Ingest | None = None,
 ) -> Report:
     """Work until every job of the batches has its outcome, or until told to stop.
 
     EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
     been put back. `clock`: None: the store's. Batches that come through `joining` are worked on, too; one that comes
     too late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
-    prompt that was computed though it need not have been. With a `portion`, others work on the same batches: this
-    returns when all of them are done.
+    prompt that was computed though it need not have been. `portion`: None: the store's; where others work on the same
+    batches, this returns when all of them are done. An `ingest` that still stores lines of a batch adds jobs while this
+    runs, and its output when the batch is sealed; what is wrong with its file is raised here.
     """
-    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, portion)
+    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, portion, ingest)
     worked = await attempt(task)
     if worked.gone is not None:
-        raise EngineError(worked.gone.message, hint="\n".join(filter(None, (KEPT, worked.gone.hint))))
+        hint = "\n".join(filter(None, (KEPT, worked.gone.hint)))
+        raise EngineError(worked.gone.message, hint=hint, code=worked.gone.code)
     return worked.report
 
 
@@ -114,43 +120,71 @@ async def attempt(task: Task) -> Worked:
 
 class _Worker:
     def __init__(self, task: Task) -> None:
-        engine, shape, options = task.engine, task.shape, task.options or Options()
+        engine = task.engine
+        shape = task.shape
+        options = task.options or Options()
         clock = task.clock or task.store.now_s
-        books = Books(task.store, task.batches, task.outputs or {}, clock=clock, most_deaths=options.most_deaths,
-                      portion=task.portion)  # fmt: skip
-        self._books, self._engine, self._options, self._clock = books, engine, options, clock
-        self._stop, self._tell, self._width = task.stop or asyncio.Event(), task.tell or (lambda _: None), shape.width
-        self._hand = AtHand(Scheduler(shape))
-        self._accounts = Accounts(shape, engine.identity.kind)
-        self.outcomes = Outcomes(
-            books, self._hand, self._accounts, engine, shape.width, attempts=options.attempts,
-            first_delay_s=options.first_delay_s, clock=clock, missed=task.missed or (lambda _: None),
-        )  # fmt: skip
+        books = AsyncStore(
+            task.store,
+            task.batches,
+            task.outputs or {},
+            clock=clock,
+            most_deaths=options.most_deaths,
+            portion=task.portion or task.store.portion(shape.width),
+        )
+        self._books = books
+        self._engine = engine
+        self._options = options
+        self._clock = clock
+        self._stop = task.stop or asyncio.Event()
+        self._tell = task.tell or (lambda _: None)
+        self._width = shape.width
+        self._hand = JobBuffer(Scheduler(shape))
+        self._accounts = RunStats(shape, engine.identity.kind)
+        self.outcomes = CompletionHandler(
+            books,
+            self._hand,
+            self._accounts,
+            engine,
+            shape.width,
+            attempts=options.attempts,
+            first_delay_s=options.first_delay_s,
+            clock=clock,
+            missed=task.missed or (lambda _: None),
+        )
         self._flights, self._inbox = self.outcomes.flights, self.outcomes.inbox
-        self._read: Position | None = None  # how far the stream of pending jobs was
+        self._read: SortKey | None = None  # how far the stream of pending jobs was
         self._more = self._fed = True  # the stream goes on, as far as is known; the last reading brought something
         self._loop_s = asyncio.get_running_loop().time
         self._began_s = self._turned_s = self._loop_s()
         self._looked_s: float | None = None
         self._again_s = float("-inf")  # when the stream was read again for want of anything else
         self._reading_s = 0.0  # how long the last reading took
+        self._commit_from_s = float("-inf")  # answers are not committed before, while jobs are in flight
         self._done = False
+        self._ingest = task.ingest if task.ingest is not None and task.ingest.growing else None
+        self._walked_total = 0  # jobs that were stored when the stream was last read from its beginning
 
     async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Worked:
         """The loop."""
-        beside = [self._beside(life.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
-                  self._beside(self._await_stop())]  # fmt: skip
+        beside = [
+            self._beside(liveness.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
+            self._beside(self._await_stop()),
+        ]
         if joining is not None:
             beside.append(self._beside(self._await_joining(joining)))
+        if self._ingest is not None:
+            beside.append(self._beside(self._await_ingest(self._ingest)))
         try:
             await self._books.ready(self._engine.identity.context, self._width, more=joining is not None)
             while not self._over:
                 await self._look()
                 written = self._hand.trying and await self.outcomes.record()  # the next suspect may take us with it
-                more = written | await self._begin() | await self.outcomes.record()
+                more = written | await self._begin() | await self._record()
                 self._tell_how()
                 await self._take(await self._events(wait=not more))
-            seconds, least = self._loop_s() - self._began_s, await self._count_least()
+            seconds = self._loop_s() - self._began_s
+            least = await self._count_least()
         except BaseException:
             with suppress(TokenmillError):  # one error is enough, and the first says more
                 await self.outcomes.let_go()
@@ -192,6 +226,12 @@ class _Worker:
         while True:
             self._inbox.put_nowait(await joining.get())
 
+    async def _await_ingest(self, ingest: Ingest) -> None:
+        found = await ingest.sealed()
+        await self._books.sealed(found.batch.id, ingest.output)
+        self._ingest = None
+        self._inbox.put_nowait(None)
+
     async def _join(self, batch: Batch) -> None:
         """Its first jobs at once, past the stream, which may be far from them; for the rest it is read again.
 
@@ -210,6 +250,8 @@ class _Worker:
             return self.outcomes.there()
         retry_s = self._hand.next_retry_s
         patience_s = max(0.0, min(self._options.tick_s, (retry_s or float("inf")) - self._clock()))
+        if self.outcomes.settlement:
+            patience_s = min(patience_s, self._commit_later_s)
         try:
             async with asyncio.timeout(patience_s):
                 first = await self._inbox.get()
@@ -218,6 +260,28 @@ class _Worker:
         if isinstance(first, Ended):
             await asyncio.sleep(GATHER_S)
         return [first, *self.outcomes.there()]
+
+    async def _record(self) -> bool:
+        """Write down what was noted; True: there was something.
+
+        While jobs are in flight, answers are committed at most every COMMIT_EVERY_S, because every transaction writes
+        the same pages of the store again. Started jobs are committed with them, or now.
+        """
+        if self._commit_later_s > 0:
+            return False
+        if self.outcomes.settlement.answers:
+            self._commit_from_s = self._loop_s() + COMMIT_EVERY_S
+        recorded = await self.outcomes.record()
+        await self._books.flush()
+        return recorded
+
+    @property
+    def _commit_later_s(self) -> float:
+        """How long answers that have come wait for others; 0: nothing waits."""
+        settlement = self.outcomes.settlement
+        if not settlement.answers or settlement.jobs or self._hand.trying or self._over or not self._flights:
+            return 0.0
+        return max(0.0, self._commit_from_s - self._loop_s())
 
     async def _take(self, events: Sequence[Event]) -> None:
         """Note what happened, and how long it took."""
@@ -247,27 +311,34 @@ class _Worker:
 
     async def _fetch(self, limit: int) -> bool:
         began_s = self._loop_s()
+        if self._read is None:
+            self._walked_total = self._books.counts.total
         rows = await self._books.window(self._read, limit)
         self._reading_s = self._loop_s() - began_s
         self._read = rows[-1].key if rows else self._read
-        known, pending = all(row.id in self._hand for row in rows), self._hand.scheduler.pending
+        known = all(row.id in self._hand for row in rows)
+        pending = self._hand.scheduler.pending
         self._more = len(rows) >= limit
         self._hand.come(rows, deadline_s=self._books.deadline_s, more=self._more)
         self._fed = not known or self._hand.scheduler.pending > pending
         return self._fed if self._books.shared else bool(rows)
 
     def _reach_on(self) -> None:
-        """Of a portion, ask for the next stretch while some of this one is left, so that no lane waits for it."""
+        """Read on before the jobs at hand run out, so that no slot waits: a portion's next stretch, or new lines."""
         pending = self._hand.scheduler.pending
-        if not self._books.shared or self._more or pending > _LOW * self._width:
+        if self._more or pending > _LOW * self._width:
             return
-        if self._fed or (self._flights and self._loop_s() - self._again_s >= self._options.tick_s):
+        if not self._books.shared:
+            if self._books.counts.total > self._walked_total:
+                self._read_again()
+        elif self._fed or (self._flights and self._loop_s() - self._again_s >= self._options.tick_s):
             self._again_s = self._loop_s()
             self._read_again(behind=pending > 0)
 
     def _read_again(self, *, behind: bool = False) -> None:
         """The stream is read again: from its beginning, or behind what was read."""
-        self._more, self._fed = True, False
+        self._more = True
+        self._fed = False
         if not behind:
             self._read = None
         self._hand.scheduler.again()
@@ -279,7 +350,7 @@ class _Worker:
         alone = self._books.left.pending and not self._books.shared
         retry_s = await self._books.next_retry_s() if alone else None
         if not self._books.left.pending:
-            self._done = not self._books.elsewhere
+            self._done = not self._books.elsewhere and self._ingest is None
         elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= pause_s:
             self._again_s = self._loop_s()
             self._hand.unheld()
@@ -296,12 +367,24 @@ class _Worker:
             except (TokenmillError, ValueError) as error:
                 self.outcomes.refused(job.id, error)
                 continue
-            flight = Flight(job, call, self._hand[job.id].prompt_bytes, self._loop_s(),
-                            decision if isinstance(decision, Dispatch) else None, life.of(self._engine),
-                            self._accounts.counters.evicted_tokens, self._accounts.pace.mark)  # fmt: skip
+            flight = Attempt(
+                job,
+                call,
+                self._hand[job.id].prompt_bytes,
+                self._loop_s(),
+                decision if isinstance(decision, Dispatch) else None,
+                self._engine.generation,
+                self._accounts.counters.evicted_tokens,
+                self._accounts.pace.mark,
+            )
             self._flights[job.id] = flight
-            flights.launch(flight, self._engine, timeout_s=self._options.job_timeout_s, tell=self._inbox.put_nowait,
-                           heard=self._accounts.pace.heard)  # fmt: skip
+            attempts.launch(
+                flight,
+                self._engine,
+                timeout_s=self._options.job_timeout_s,
+                tell=self._inbox.put_nowait,
+                heard=self._accounts.pace.heard,
+            )
             if not flight.trial:
                 self._hand.scheduler.started(job.id)
         self._hand.held(started.held)
@@ -318,7 +401,7 @@ class _Worker:
         self._hand.scheduler.measured(self._accounts.pace.by_lanes())
         look = await self._books.look()
         self._hand.come(look.due, deadline_s=self._books.deadline_s, more=None)
-        for batch in look.asked:
+        for batch in look.asked if self._ingest is None else ():  # a batch is cancelled when it has all its lines
             # What has come is done, and not cancelled.
             await self.outcomes.put_back([each for each in self._flights.values() if each.id >> NUMBER_BITS == batch])
             await self._books.cancel(batch)
@@ -330,11 +413,17 @@ class _Worker:
 
     def _tell_how(self) -> None:
         output = self._books.output_error
-        self._tell(self._accounts.snapshot(
-            self._loop_s() - self._began_s, self._books.counts, retrying=self._hand.retrying,
-            under_way=[flight.tokens for flight in self._flights.values()], lengths=self._hand.scheduler.lengths,
-            down=self.outcomes.down, output=output.message if output else None,
-        ))  # fmt: skip
+        self._tell(
+            self._accounts.snapshot(
+                self._loop_s() - self._began_s,
+                self._books.counts,
+                retrying=self._hand.retrying,
+                under_way=[flight.tokens for flight in self._flights.values()],
+                lengths=self._hand.scheduler.lengths,
+                down=self.outcomes.down,
+                output=output.message if output else None,
+            )
+        )
 
     async def _count_least(self) -> Least | None:
         """What the prompts had to cost; None where somebody waits for the end, and counting them would take a while."""

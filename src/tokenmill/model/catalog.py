@@ -73,7 +73,8 @@ class Entry:
     def traits(self) -> mixture.Traits:
         """What the choice of types depends on."""
         own = shapes.Keys(self.architecture, self.full_keys())
-        heads, kv_heads = own["attention.head_count"], own["attention.head_count_kv"]
+        heads = own["attention.head_count"]
+        kv_heads = own["attention.head_count_kv"]
         return mixture.Traits(
             layers=own["block_count"],
             experts=own.get("expert_count"),

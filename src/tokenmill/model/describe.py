@@ -12,12 +12,43 @@ from tokenmill.model.tensors import classify, layer_of
 MOST_LAYERS = 4096
 LONGEST_NAME = 256  # of anything that is shown to a person
 FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importing that takes a quarter of a second
-    0: "ALL_F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
-    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS",
-    20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M",
-    28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE",
-    39: "NVFP4", 40: "Q1_0", 1024: "GUESSED",
-}  # fmt: skip
+    0: "ALL_F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4_MOE",
+    39: "NVFP4",
+    40: "Q1_0",
+    1024: "GUESSED",
+}
 
 
 def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
@@ -69,16 +100,19 @@ def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
         tokenizer=_tokenizer(first),
         quantisation=_quantisation(first),
         ghost=first.keys.get("tokenmill.ghost") is True,
-        guesses=tuple(guesses) + tuple(expert_guesses) + cache.guesses
+        guesses=tuple(guesses)
+        + tuple(expert_guesses)
+        + cache.guesses
         + tuple(dict.fromkeys(guess for header in headers for guess in header.guesses)),
-    )  # fmt: skip
+    )
 
 
 class _Numbers:
     """Integer keys of one architecture; an array (one value per layer) counts as its largest."""
 
     def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
-        self._keys, self._prefix = keys, f"{architecture}."
+        self._keys = keys
+        self._prefix = f"{architecture}."
 
     def largest(self, name: str) -> int | None:
         value = self._keys.get(self._prefix + name)
@@ -89,7 +123,8 @@ class _Numbers:
 
 def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, list[str]]:
     """Layers that decode; the last few may only predict further tokens and are left out."""
-    count, guesses = numbers.largest("block_count"), []
+    count = numbers.largest("block_count")
+    guesses = []
     present = 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
     if count is None:
         count = present
@@ -102,7 +137,8 @@ def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, 
 def _experts(
     numbers: _Numbers, tensors: Sequence[tuple[str, tuple[int, ...]]], source: str
 ) -> tuple[Experts | None, list[str]]:
-    count, used = numbers.largest("expert_count"), numbers.largest("expert_used_count")
+    count = numbers.largest("expert_count")
+    used = numbers.largest("expert_used_count")
     if count and used:
         if used > count:
             raise CorruptModel(f"{source} claims to use {used} of {count} experts")

@@ -26,11 +26,20 @@ MOST_KEPT_ITEMS = 1 << 16  # in all arrays that are kept; the rest are passed ov
 DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {
-    0: struct.Struct("<B"), 1: struct.Struct("<b"), 2: struct.Struct("<H"), 3: struct.Struct("<h"),
-    4: struct.Struct("<I"), 5: struct.Struct("<i"), 6: struct.Struct("<f"), 7: struct.Struct("<?"),
-    10: U64, 11: struct.Struct("<q"), 12: struct.Struct("<d"),
-}  # fmt: skip
-_STRING, _ARRAY = 8, 9
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: U64,
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_STRING = 8
+_ARRAY = 9
 _DAMAGED = "the file is damaged, or something else under this name: fetch it again"
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf(?:$|[?#]))")
 
@@ -119,13 +128,18 @@ def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tu
         name = f"{str(where)[: match.start()]}-{number:05}-of-{count:05}{str(where)[match.end() :]}"
         header = first if name == str(where) else _read_split(name, headers)
         if header.integer("split.no") != number - 1:
-            raise CorruptModel(f"{name} says that it is split {header.keys.get('split.no')}, not {number - 1}",
-                               hint="files of two models may be mixed in this folder")  # fmt: skip
+            raise CorruptModel(
+                f"{name} says that it is split {header.keys.get('split.no')}, not {number - 1}",
+                hint="files of two models may be mixed in this folder",
+            )
         found.append(header)
-    promised, present = first.integer("split.tensors.count"), sum(len(header.tensors) for header in found)
+    promised = first.integer("split.tensors.count")
+    present = sum(len(header.tensors) for header in found)
     if promised is not None and promised != present:
-        raise CorruptModel(f"{where}: the splits hold {present} tensors, {promised} were promised",
-                           hint="files of two models may be mixed in this folder")  # fmt: skip
+        raise CorruptModel(
+            f"{where}: the splits hold {present} tensors, {promised} were promised",
+            hint="files of two models may be mixed in this folder",
+        )
     return tuple(found)
 
 
@@ -166,13 +180,15 @@ def is_url(where: str | Path) -> bool:
 
 
 def _parse(cursor: Cursor) -> Header:
-    name, size = cursor.source.name, cursor.source.size
+    name = cursor.source.name
+    size = cursor.source.size
     if size == 0:
         raise CorruptModel(f"{name} is empty", hint="fetch the file again")
     _check_magic(cursor.take(min(size, 64), "the first bytes"), name)
     cursor.position = 4
     version = _version(cursor)
-    tensor_count, key_count = int(cursor.number(U64, "the tensor count")), int(cursor.number(U64, "the key count"))
+    tensor_count = int(cursor.number(U64, "the tensor count"))
+    key_count = int(cursor.number(U64, "the key count"))
     # The smallest key is 14 bytes, the smallest tensor entry 33; counts beyond that cannot be true.
     if key_count > min(MOST_KEYS, cursor.left // 14):
         raise CorruptModel(f"{name}: {key_count} keys cannot be true of a file of {format_bytes(size)}")
@@ -239,7 +255,8 @@ def _value(cursor: Cursor, key: str) -> Value:
 
 def _array(cursor: Cursor, key: str) -> Value:
     name = cursor.source.name
-    element, count = int(cursor.number(_SCALARS[4], key)), int(cursor.number(U64, key))
+    element = int(cursor.number(_SCALARS[4], key))
+    count = int(cursor.number(U64, key))
     start = cursor.position
     if element in _SCALARS:
         layout = _SCALARS[element]
@@ -293,7 +310,9 @@ def _sizes(
     guesses = []
     for index, end in zip(order, ends, strict=False):
         name, shape, number, offset = entries[index]
-        kind, room, is_last = BY_NUMBER.get(number), end - offset, index == order[-1]
+        kind = BY_NUMBER.get(number)
+        room = end - offset
+        is_last = index == order[-1]
         size = _known_bytes(kind, shape, name, file) if kind else max(room, prod(shape) // 16)
         if kind and kind.ik and not is_last and not 0 <= room - size < alignment:
             size = room

@@ -36,7 +36,9 @@ def write(source: str, target: Path, *, force: bool = False) -> Written:
     """Write the ghost of a catalogue name, or of an existing GGUF (any split of it, or an http(s) address)."""
     if not is_url(source) and not Path(source).exists() and catalog.looks_like_name(source):
         made = catalog.encoded(source)
-        raw, size, header = made.raw, made.header.file_bytes, made.header
+        raw = made.raw
+        size = made.header.file_bytes
+        header = made.header
     else:
         raw, size, header = _copied(source, target)
     disk = _write(raw, size, target, force=force)
@@ -72,7 +74,8 @@ def _copied(source: str, target: Path) -> tuple[bytes, int, Header]:
 def _key_bytes(header: Header, places: list[tuple[int, int]]) -> bytes:
     if not places:
         return b""
-    start, end = places[0][0], max(offset + size for offset, size in places)
+    start = places[0][0]
+    end = max(offset + size for offset, size in places)
     opened = open_source(header.source)
     try:
         region = opened.read(start, end - start)
@@ -85,7 +88,8 @@ def _key_bytes(header: Header, places: list[tuple[int, int]]) -> bytes:
 
 def _joined(headers: tuple[Header, ...]) -> tuple[TensorEntry, ...]:
     """The tensors of all files one after another, as if they had always been in one."""
-    offset, joined = 0, []
+    offset = 0
+    joined = []
     for tensor in (tensor for header in headers for tensor in sorted(header.tensors, key=lambda t: t.offset)):
         joined.append(replace(tensor, offset=offset))
         offset += padded(tensor.bytes, headers[0].alignment)

@@ -28,7 +28,8 @@ _VERSION = 3
 _START = struct.Struct("<4sIQQ")
 _SCALARS: Mapping[type, tuple[int, str]] = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
 _ELEMENTS: Mapping[type, tuple[int, str]] = {int: (5, "i"), float: (6, "f")}
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ def as_f32(value: float) -> float:
 
 
 def _place(rows: Iterable[Row]) -> tuple[TensorEntry, ...]:
-    offset, placed = 0, []
+    offset = 0
+    placed = []
     for name, shape, kind in rows:
         size = tensor_bytes(kind, shape)
         placed.append(TensorEntry(name, shape, kind, _NUMBERS[kind], offset, size))

@@ -17,26 +17,126 @@ from tokenmill.model.profile import LayerCache
 
 Kind = Literal["full", "window", "chunked", "recurrent", "both", "none"]  # both: attention and a state side by side
 
-_KNOWN = frozenset({
-    "llama", "llama4", "mistral", "mistral3", "ministral3", "mixtral", "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl",
-    "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe",
-    "gemma", "gemma2", "gemma3", "gemma3n", "phi", "phi3", "phimoe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
-    "kimi_k2", "kimi_linear", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_oss",
-    "gpt_neox", "gpt_bigcode", "falcon", "falcon_h1", "falcon_mamba", "starcoder2", "cohere", "cohere2", "granite",
-    "granitemoe", "granitemoehybrid", "olmo", "olmo2", "olmo3", "olmoe", "minimax_m2", "nemotron_h", "jamba", "bamba",
-    "mamba", "mamba2", "dbrx", "ernie4_5", "ernie4_5_moe", "internlm2", "internlm3", "exaone4", "seed_oss", "smollm3",
-    "stablelm", "lfm2", "lfm2_moe", "dots1", "arcee", "apertus", "recurrent_gemma", "hunyuan_v1_moe",
-    "hunyuan_v1_dense", "helium", "chatglm", "baichuan", "bailing_moe", "mimo", "mimo_v2_flash", "minicpm", "opt",
-    "aria", "bitnet", "bloom", "codegen", "gptj", "persimmon", "vaultgemma", "granitemoeshared", "flex_olmo", "glm4v",
-    "glm4v_moe", "minimax", "minimax_text_01",
-})  # fmt: skip
+_KNOWN = frozenset(
+    {
+        "llama",
+        "llama4",
+        "mistral",
+        "mistral3",
+        "ministral3",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3",
+        "qwen3_moe",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "qwen3_next",
+        "qwen3_5",
+        "qwen3_5_moe",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3n",
+        "phi",
+        "phi3",
+        "phimoe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "kimi_k2",
+        "kimi_linear",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "gpt2",
+        "gpt_oss",
+        "gpt_neox",
+        "gpt_bigcode",
+        "falcon",
+        "falcon_h1",
+        "falcon_mamba",
+        "starcoder2",
+        "cohere",
+        "cohere2",
+        "granite",
+        "granitemoe",
+        "granitemoehybrid",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "minimax_m2",
+        "nemotron_h",
+        "jamba",
+        "bamba",
+        "mamba",
+        "mamba2",
+        "dbrx",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "internlm2",
+        "internlm3",
+        "exaone4",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "lfm2",
+        "lfm2_moe",
+        "dots1",
+        "arcee",
+        "apertus",
+        "recurrent_gemma",
+        "hunyuan_v1_moe",
+        "hunyuan_v1_dense",
+        "helium",
+        "chatglm",
+        "baichuan",
+        "bailing_moe",
+        "mimo",
+        "mimo_v2_flash",
+        "minicpm",
+        "opt",
+        "aria",
+        "bitnet",
+        "bloom",
+        "codegen",
+        "gptj",
+        "persimmon",
+        "vaultgemma",
+        "granitemoeshared",
+        "flex_olmo",
+        "glm4v",
+        "glm4v_moe",
+        "minimax",
+        "minimax_text_01",
+    }
+)
 _KINDS: Mapping[str, Kind] = {
-    "full_attention": "full", "attention": "full", "global_attention": "full", "global": "full", "full": "full",
-    "sliding_attention": "window", "sliding_window": "window", "local_attention": "window", "local": "window",
-    "chunked_attention": "chunked", "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent",
-    "recurrent": "recurrent", "conv": "recurrent", "short_conv": "recurrent", "hybrid": "both",
-    "mlp": "none", "moe": "none",
-}  # fmt: skip
+    "full_attention": "full",
+    "attention": "full",
+    "global_attention": "full",
+    "global": "full",
+    "full": "full",
+    "sliding_attention": "window",
+    "sliding_window": "window",
+    "local_attention": "window",
+    "local": "window",
+    "chunked_attention": "chunked",
+    "linear_attention": "recurrent",
+    "mamba": "recurrent",
+    "mamba2": "recurrent",
+    "recurrent": "recurrent",
+    "conv": "recurrent",
+    "short_conv": "recurrent",
+    "hybrid": "both",
+    "mlp": "none",
+    "moe": "none",
+}
 _LETTERS: Mapping[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none", "L": "window", "G": "full"}
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "cohere2": 4, "gemma3n": 5}
 _WINDOW_EVERYWHERE = frozenset({"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral3"})
@@ -104,7 +204,8 @@ def _attention(settings: Settings, index: int, seen: Projections) -> LayerCache 
         rope = settings.count("qk_rope_head_dim") or 0
         indexer = (settings.count("index_head_dim") or 0) if settings.count("index_topk") else 0
         return LayerCache("latent", lora + rope, lora, indexer_elements=indexer)
-    k_rows, v_rows = seen.k_rows.get(index), seen.v_rows.get(index)
+    k_rows = seen.k_rows.get(index)
+    v_rows = seen.v_rows.get(index)
     if k_rows:
         return LayerCache("full", k_rows, v_rows or k_rows)
     heads, kv_heads = declared_heads(settings)
@@ -163,8 +264,9 @@ def _by_letters(settings: Settings, layers: int) -> list[Kind] | None:
 def _by_numbers(settings: Settings, layers: int) -> list[Kind] | None:
     """Lists of 0 and 1: MiniMax's attention types, MiMo's windows, Llama 4's layers with rotary positions."""
     names: tuple[tuple[str, Kind, Kind], ...] = (
-        ("attn_type_list", "recurrent", "full"), ("hybrid_layer_pattern", "full", "window"),
-    )  # fmt: skip
+        ("attn_type_list", "recurrent", "full"),
+        ("hybrid_layer_pattern", "full", "window"),
+    )
     if settings.count("attention_chunk_size"):
         names += (("no_rope_layers", "full", "chunked"),)
     for key, zero, one in names:

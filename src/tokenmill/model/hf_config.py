@@ -93,7 +93,8 @@ class Settings:
 
 def language_model(config: Mapping[str, Any]) -> Settings:
     """The language model's settings: its own part laid over what surrounds it."""
-    merged, inner = dict(config), config
+    merged = dict(config)
+    inner = config
     for _ in _PARTS:
         found = next((inner[key] for key in _PARTS if isinstance(inner.get(key), Mapping)), None)
         if found is None:
@@ -114,19 +115,32 @@ def declared_experts(settings: Settings) -> tuple[int | None, int | None, int | 
     return (
         settings.count("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_moe_experts")
         or ffn.count("moe_num_experts"),
-        settings.count("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k",
-                       "top_k_experts", "experts_per_token", "num_selected_experts")
+        settings.count(
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_topk",
+            "moe_top_k",
+            "moe_k",
+            "top_k_experts",
+            "experts_per_token",
+            "num_selected_experts",
+        )
         or ffn.count("moe_top_k"),
         settings.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-    )  # fmt: skip
+    )
 
 
 def declared_context(settings: Settings) -> int | None:
     """The longest context that the model was made for."""
     return settings.count(
-        "max_position_embeddings", "max_sequence_length", "n_positions", "seq_length", "max_seq_len", "n_ctx",
+        "max_position_embeddings",
+        "max_sequence_length",
+        "n_positions",
+        "seq_length",
+        "max_seq_len",
+        "n_ctx",
         "model_max_length",
-    )  # fmt: skip
+    )
 
 
 def declared_heads(settings: Settings) -> tuple[int | None, int | None]:

@@ -23,12 +23,38 @@ EXPERT_INDEX = re.compile(r"(?<=experts\.)(?:expert_)?\d{1,6}(?=\.)")
 
 # What a name's last part says of how the numbers are kept. Overhead holds no parameters of its own.
 _OVERHEAD = (
-    "weight_scale_inv", "weight_scale_2", "weight_scale", "weight_global_scale", "weight_zero_point", "weight_shape",
-    "weight_g_idx", "weight_format", "input_scale", "input_global_scale", "input_zero_point", "output_scale",
-    "activation_scale", "pre_quant_scale", "scale_inv", "scales", "qzeros", "g_idx", "absmax", "quant_map",
-    "nested_absmax", "nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4", "SCB",
-    "k_scale", "v_scale", "q_scale", "kv_scale", "k_zero_point", "v_zero_point",
-)  # fmt: skip
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_scale",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "weight_format",
+    "input_scale",
+    "input_global_scale",
+    "input_zero_point",
+    "output_scale",
+    "activation_scale",
+    "pre_quant_scale",
+    "scale_inv",
+    "scales",
+    "qzeros",
+    "g_idx",
+    "absmax",
+    "quant_map",
+    "nested_absmax",
+    "nested_quant_map",
+    "bitsandbytes__nf4",
+    "bitsandbytes__fp4",
+    "SCB",
+    "k_scale",
+    "v_scale",
+    "q_scale",
+    "kv_scale",
+    "k_zero_point",
+    "v_zero_point",
+)
 _WEIGHTS = ("qweight", "weight_packed", "weight", "blocks", "bias", "biases", "scale")
 _STORAGE = re.compile(rf"(?:\.weight(?=\.))?(?:\.quant_state)?[._]({'|'.join((*_OVERHEAD, *_WEIGHTS))})$")
 OVERHEAD = frozenset(_OVERHEAD)
@@ -61,15 +87,52 @@ _SHARED = _words(r"shared?_experts?\w*", r"shared_(?:mlp|ffn)\w*")
 _ROUTED = _words(r"(?:local_|moe_|routed_)?experts\w*", r"expert_\d+")
 _MIXER = _words("mixer")  # attention, state-space or feed-forward: nemotron_h has all three under this word
 _ATTENTION = _words(
-    r"\w*attn\w*", r"\w*attention\w*", r"mamba\w*", "ssm", "temporal_block", "conv", r"short_?conv\w*", "indexer",
-    r"time_mix\w*", "token_mixer", r"\w*lstm\w*", "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj",
-    "wqkv", "wq", "wk", "wv", "wo",
-)  # fmt: skip
+    r"\w*attn\w*",
+    r"\w*attention\w*",
+    r"mamba\w*",
+    "ssm",
+    "temporal_block",
+    "conv",
+    r"short_?conv\w*",
+    "indexer",
+    r"time_mix\w*",
+    "token_mixer",
+    r"\w*lstm\w*",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "qkv_proj",
+    "wqkv",
+    "wq",
+    "wk",
+    "wv",
+    "wo",
+)
 _DENSE = _words(
-    r"mlp\w*", r"ffn\w*", "ff", r"feed_?forward\w*", r"block_sparse_moe\w*", "moe", r"channel_mix\w*", r"dense\w*",
-    r"fc\d*", "fc_in", "fc_out", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "w12",
-    "intermediate", "output", r"wi\w*",
-)  # fmt: skip
+    r"mlp\w*",
+    r"ffn\w*",
+    "ff",
+    r"feed_?forward\w*",
+    r"block_sparse_moe\w*",
+    "moe",
+    r"channel_mix\w*",
+    r"dense\w*",
+    r"fc\d*",
+    "fc_in",
+    "fc_out",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "gate_up_proj",
+    "w1",
+    "w2",
+    "w3",
+    "w12",
+    "intermediate",
+    "output",
+    r"wi\w*",
+)
 _FEED_FORWARD_PARTS = _words("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2")
 _EMBEDDING = _words(r"\w*embed\w*", "wte", "wpe", "shared")
 _OUTPUT = _words(r"lm_head\w*", "embed_out", "output", "output_layer", "output_projection", "proj_out", "head")
@@ -111,7 +174,8 @@ def _outside(module: str) -> TensorClass:
 def _inside(module: str, shape: tuple[int, ...], experts: int | None) -> TensorClass:
     if _NORM.search(module):
         return TensorClass.NORM
-    attention, dense = _ATTENTION.search(module), _DENSE.search(module)
+    attention = _ATTENTION.search(module)
+    dense = _DENSE.search(module)
     attends = attention is not None and (dense is None or attention.start() <= dense.start())
     if experts is not None and (mixture := _mixture(module, shape, experts, attends=attends)):
         return mixture

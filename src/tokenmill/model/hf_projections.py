@@ -16,7 +16,10 @@ _RECURRENCE = re.compile(r"\.A_log$|\.conv1d\.|\.conv\.conv\.|\.time_(?:mix|deca
 def projections(rows: Iterable[tuple[str, Stored, Place]]) -> Projections:
     """Collect the rows of `k_proj` and `v_proj`, and the layers that have attention at all."""
     widths: dict[str, dict[int, int]] = {"k_proj": {}, "v_proj": {}}
-    queries, keys, stateful, attending = set[int](), set[int](), set[int](), set[int]()
+    queries = set[int]()
+    keys = set[int]()
+    stateful = set[int]()
+    attending = set[int]()
     for name, stored, place in rows:
         if place.cls is not TensorClass.ATTENTION or place.layer is None or _OTHER_ATTENTION.search(name):
             continue

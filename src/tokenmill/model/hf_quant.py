@@ -96,7 +96,8 @@ def _modelopt(method: str, declared: Mapping[str, Any]) -> Scheme:
 
 
 def _compressed(method: str, declared: Mapping[str, Any]) -> Scheme:
-    groups, names = [], []
+    groups = []
+    names = []
     table = declared.get("config_groups")
     for item in table.values() if isinstance(table, Mapping) else ():
         weights = item.get("weights") if isinstance(item, Mapping) else None
@@ -121,10 +122,17 @@ def _compressed_name(group: Group, act_bits: int) -> str:
 
 
 _METHODS: dict[str, Callable[[str, Mapping[str, Any]], Scheme]] = {
-    "fp8": _fp8, "fbgemm_fp8": _fp8, "mxfp4": _mxfp4, "bitnet": _bitnet, "bitsandbytes": _bitsandbytes,
-    "quark": _quark, "compressed-tensors": _compressed,
-    "modelopt": _modelopt, "modelopt_fp4": _modelopt, "modelopt_mixed": _modelopt,
-}  # fmt: skip
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "mxfp4": _mxfp4,
+    "bitnet": _bitnet,
+    "bitsandbytes": _bitsandbytes,
+    "quark": _quark,
+    "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
+    "modelopt_mixed": _modelopt,
+}
 
 
 def _word(value: object) -> str | None:
@@ -155,7 +163,8 @@ def meaning(name: str, stored: Stored, find: Find, scheme: Scheme) -> Meaning:
 
     `find` gives the tensor of another name. Scales, zero points and index tensors stand for none.
     """
-    dtype, numbers = stored.dtype, prod(stored.shape)
+    dtype = stored.dtype
+    numbers = prod(stored.shape)
     module, part = storage(name)
     if part in OVERHEAD or dtype in ("BOOL", "I64", "U64") or _beside_weight(module, part, find):
         return Meaning(0, dtype)
@@ -180,7 +189,9 @@ def _beside_weight(module: str, part: str, find: Find) -> bool:
 
 def _by_scale(stored: Stored, scale: Stored, scheme: Scheme) -> Meaning:
     """Integers with scales: what they pack follows from how many stored bits each scale covers."""
-    dtype, numbers, width = stored.dtype, prod(stored.shape), DTYPE_BITS[stored.dtype]
+    dtype = stored.dtype
+    numbers = prod(stored.shape)
+    width = DTYPE_BITS[stored.dtype]
     covered_bits = numbers * width / (prod(scale.shape) or 1)
     shared_exponent = scale.dtype in ("U8", "F8_E8M0")
     if width == 8 and covered_bits == 16 * 4 and scale.dtype == "F8_E4M3":
@@ -206,7 +217,8 @@ def _scale(module: str, find: Find) -> Stored | None:
 
 def _qweight_bits(module: str, find: Find) -> int | None:
     """AWQ and GPTQ both keep [groups, out] scales and [groups, out packed] zero points."""
-    zeros, scales = find(f"{module}.qzeros"), find(f"{module}.scales")
+    zeros = find(f"{module}.qzeros")
+    scales = find(f"{module}.scales")
     if zeros is None or scales is None or len(zeros[1]) != 2 or len(scales[1]) != 2 or not scales[1][1]:
         return None
     bits, rest = divmod(32 * zeros[1][1], scales[1][1])

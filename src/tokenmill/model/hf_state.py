@@ -29,8 +29,10 @@ _Sizes = tuple[int, int] | None  # elements of state, elements of the convolutio
 
 
 def _delta_net(settings: Settings, _family: str) -> _Sizes:
-    k_heads, v_heads = settings.count("linear_num_key_heads"), settings.count("linear_num_value_heads")
-    k_dim, v_dim = settings.count("linear_key_head_dim"), settings.count("linear_value_head_dim")
+    k_heads = settings.count("linear_num_key_heads")
+    v_heads = settings.count("linear_num_value_heads")
+    k_dim = settings.count("linear_key_head_dim")
+    v_dim = settings.count("linear_value_head_dim")
     if not (k_heads and v_heads and k_dim and v_dim):
         return None
     tail = (settings.count("linear_conv_kernel_dim") or 1) - 1
@@ -39,7 +41,8 @@ def _delta_net(settings: Settings, _family: str) -> _Sizes:
 
 def _kimi_delta(settings: Settings, _family: str) -> _Sizes:
     part = settings.part("linear_attn_config")
-    heads, dim = part.count("num_heads"), part.count("head_dim")
+    heads = part.count("num_heads")
+    dim = part.count("head_dim")
     if not (heads and dim):
         return None
     tail = (part.count("short_conv_kernel_size") or 1) - 1
@@ -61,7 +64,8 @@ def _mamba2(settings: Settings, family: str) -> _Sizes:
 
 
 def _mamba1(settings: Settings, family: str) -> _Sizes:
-    state, hidden = settings.count("mamba_d_state", "state_size"), settings.count("hidden_size")
+    state = settings.count("mamba_d_state", "state_size")
+    hidden = settings.count("hidden_size")
     if not (state and hidden):
         return None
     inner = settings.count("intermediate_size") if family in ("mamba", "falcon_mamba") else None
@@ -77,7 +81,8 @@ def _short(settings: Settings, family: str) -> _Sizes:
         return 0, hidden * (cache - 1)
     if family == "recurrent_gemma" and (width := settings.count("lru_width") or hidden):
         return width, width * ((settings.count("conv1d_width") or 1) - 1)
-    heads, dim = settings.count("num_attention_heads"), settings.count("head_dim")
+    heads = settings.count("num_attention_heads")
+    dim = settings.count("head_dim")
     if heads and (family.startswith("minimax") or settings.numbers("attn_type_list")):
         dim = dim or (hidden or 0) // heads
         return heads * dim * dim, 0

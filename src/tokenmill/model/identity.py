@@ -23,10 +23,18 @@ BLOCK_BYTES = 4 * KIB
 _FORM = b"tokenmill model 1"
 _U64 = struct.Struct("<Q")
 _BESIDE = (
-    "config.json", "hf_quant_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
+    "config.json",
+    "hf_quant_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
     "chat_template.json",
-)  # fmt: skip
+)
 
 
 def identity_of(path: str | Path) -> str:

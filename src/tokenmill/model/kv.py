@@ -33,13 +33,60 @@ _WINDOWS: dict[str, tuple[int, bool, int | None]] = {
 _WINDOW_IGNORED = frozenset({"phi3", "phimoe", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "mistral3"})
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _EVERY_FOURTH_FULL = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
-_ORDINARY = frozenset({
-    "llama", "deci", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "qwen2vl", "qwen3vl", "qwen3vlmoe", "glm4", "glm4moe",
-    "minimax-m2", "mistral3", "mistral4", "phi2", "phi3", "phimoe", "starcoder2", "command-r", "gemma", "granite",
-    "granitemoe", "olmo", "olmoe", "dbrx", "grok", "arctic", "dots1", "ernie4_5", "ernie4_5-moe", "hunyuan-moe",
-    "hunyuan-dense", "bailingmoe", "bailingmoe2", "smollm3", "seed_oss", "internlm2", "stablelm", "falcon", "gpt2",
-    "apertus", "deepseek", "chatglm", "exaone", "nemotron", "baichuan", "orion", "xverse", "minicpm", "gptneox",
-})  # fmt: skip
+_ORDINARY = frozenset(
+    {
+        "llama",
+        "deci",
+        "qwen2",
+        "qwen2moe",
+        "qwen3",
+        "qwen3moe",
+        "qwen2vl",
+        "qwen3vl",
+        "qwen3vlmoe",
+        "glm4",
+        "glm4moe",
+        "minimax-m2",
+        "mistral3",
+        "mistral4",
+        "phi2",
+        "phi3",
+        "phimoe",
+        "starcoder2",
+        "command-r",
+        "gemma",
+        "granite",
+        "granitemoe",
+        "olmo",
+        "olmoe",
+        "dbrx",
+        "grok",
+        "arctic",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5-moe",
+        "hunyuan-moe",
+        "hunyuan-dense",
+        "bailingmoe",
+        "bailingmoe2",
+        "smollm3",
+        "seed_oss",
+        "internlm2",
+        "stablelm",
+        "falcon",
+        "gpt2",
+        "apertus",
+        "deepseek",
+        "chatglm",
+        "exaone",
+        "nemotron",
+        "baichuan",
+        "orion",
+        "xverse",
+        "minicpm",
+        "gptneox",
+    }
+)
 _LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "kimi-linear", "kimi-k3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})
 
@@ -56,7 +103,8 @@ class _Keys:
     """One architecture's keys, by their short names, with per-layer arrays spread out."""
 
     def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
-        self._keys, self._prefix = keys, f"{architecture}."
+        self._keys = keys
+        self._prefix = f"{architecture}."
 
     def number(self, name: str, layer: int = 0) -> int | None:
         value = self._keys.get(self._prefix + name)
@@ -72,8 +120,13 @@ def layout(keys: Mapping[str, Value], architecture: str, layers: int) -> Layout:
     """Read the cache layout of `layers` layers."""
     values = _Keys(keys, architecture)
     guesses = []
-    if not (architecture in _ORDINARY or architecture in _LATENT or architecture in _RECURRENT
-            or architecture in _WINDOWS or architecture in _EVERY_FOURTH_FULL):  # fmt: skip
+    if not (
+        architecture in _ORDINARY
+        or architecture in _LATENT
+        or architecture in _RECURRENT
+        or architecture in _WINDOWS
+        or architecture in _EVERY_FOURTH_FULL
+    ):
         guesses.append(f"architecture {architecture!r} is not known here: its cache is read off its keys alone")
     found = tuple(_layer(values, architecture, index) for index in range(layers))
     if any(layer is None for layer in found):
@@ -84,7 +137,8 @@ def layout(keys: Mapping[str, Value], architecture: str, layers: int) -> Layout:
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
     if _is_recurrent(keys, architecture, index):
         return LayerCache("recurrent", state_bytes=_state_bytes(keys))
-    lora, rope = keys.number("attention.kv_lora_rank", index), keys.number("rope.dimension_count", index)
+    lora = keys.number("attention.kv_lora_rank", index)
+    rope = keys.number("rope.dimension_count", index)
     if lora and keys.number("attention.key_length_mla") and rope:
         indexer = (keys.number("attention.indexer.key_length") or 0) if architecture in _INDEXED else 0
         return LayerCache("latent", lora + rope, lora, indexer_elements=indexer)
@@ -140,7 +194,8 @@ def _is_recurrent(keys: _Keys, architecture: str, index: int) -> bool:
 
 def _state_bytes(keys: _Keys) -> int:
     """Bytes of one sequence's recurrent state in one layer; llama.cpp keeps it in 32-bit floats."""
-    embedding, heads = keys.number("embedding_length") or 0, keys.number("attention.head_count") or 0
+    embedding = keys.number("embedding_length") or 0
+    heads = keys.number("attention.head_count") or 0
     if wkv := keys.number("wkv.head_size"):
         shift = keys.number("token_shift_count") or 2
         return 4 * (shift * embedding + embedding * wkv)
@@ -149,6 +204,7 @@ def _state_bytes(keys: _Keys) -> int:
     convolution = keys.number("ssm.conv_kernel") or 0
     if head := keys.number("kda.head_dim"):
         return 4 * (3 * max(convolution - 1, 0) * heads * head + head * head * heads)
-    inner, state = keys.number("ssm.inner_size") or 0, keys.number("ssm.state_size") or 0
+    inner = keys.number("ssm.inner_size") or 0
+    state = keys.number("ssm.state_size") or 0
     groups = keys.number("ssm.group_count") or 0
     return 4 * (max(convolution - 1, 0) * (inner + 2 * groups * state) + state * inner)

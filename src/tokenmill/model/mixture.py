@@ -38,25 +38,56 @@ class _Spot:
 
 
 FILE_TYPES: Mapping[str, tuple[int, str]] = {
-    "F32": (0, "F32"), "F16": (1, "F16"), "BF16": (32, "BF16"),
-    "Q4_0": (2, "Q4_0"), "Q4_1": (3, "Q4_1"), "Q5_0": (8, "Q5_0"), "Q5_1": (9, "Q5_1"), "Q8_0": (7, "Q8_0"),
-    "Q2_K": (10, "Q2_K"), "Q2_K_S": (21, "Q2_K"),
-    "Q3_K_S": (11, "Q3_K"), "Q3_K_M": (12, "Q3_K"), "Q3_K_L": (13, "Q3_K"),
-    "Q4_K_S": (14, "Q4_K"), "Q4_K_M": (15, "Q4_K"), "Q5_K_S": (16, "Q5_K"), "Q5_K_M": (17, "Q5_K"),
+    "F32": (0, "F32"),
+    "F16": (1, "F16"),
+    "BF16": (32, "BF16"),
+    "Q4_0": (2, "Q4_0"),
+    "Q4_1": (3, "Q4_1"),
+    "Q5_0": (8, "Q5_0"),
+    "Q5_1": (9, "Q5_1"),
+    "Q8_0": (7, "Q8_0"),
+    "Q2_K": (10, "Q2_K"),
+    "Q2_K_S": (21, "Q2_K"),
+    "Q3_K_S": (11, "Q3_K"),
+    "Q3_K_M": (12, "Q3_K"),
+    "Q3_K_L": (13, "Q3_K"),
+    "Q4_K_S": (14, "Q4_K"),
+    "Q4_K_M": (15, "Q4_K"),
+    "Q5_K_S": (16, "Q5_K"),
+    "Q5_K_M": (17, "Q5_K"),
     "Q6_K": (18, "Q6_K"),
-    "IQ1_S": (24, "IQ1_S"), "IQ1_M": (31, "IQ1_M"), "IQ2_XXS": (19, "IQ2_XXS"), "IQ2_XS": (20, "IQ2_XS"),
-    "IQ2_S": (28, "IQ2_XS"), "IQ2_M": (29, "IQ2_S"), "IQ3_XXS": (23, "IQ3_XXS"), "IQ3_XS": (22, "IQ3_S"),
-    "IQ3_S": (26, "IQ3_S"), "IQ3_M": (27, "IQ3_S"), "IQ4_NL": (25, "IQ4_NL"), "IQ4_XS": (30, "IQ4_XS"),
+    "IQ1_S": (24, "IQ1_S"),
+    "IQ1_M": (31, "IQ1_M"),
+    "IQ2_XXS": (19, "IQ2_XXS"),
+    "IQ2_XS": (20, "IQ2_XS"),
+    "IQ2_S": (28, "IQ2_XS"),
+    "IQ2_M": (29, "IQ2_S"),
+    "IQ3_XXS": (23, "IQ3_XXS"),
+    "IQ3_XS": (22, "IQ3_S"),
+    "IQ3_S": (26, "IQ3_S"),
+    "IQ3_M": (27, "IQ3_S"),
+    "IQ4_NL": (25, "IQ4_NL"),
+    "IQ4_XS": (30, "IQ4_XS"),
     "MXFP4_MOE": (38, "MXFP4"),
-}  # fmt: skip
+}
 """Mix -> (its number in `general.file_type`, the type most tensors get)."""
 
 _TINY = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
 _ROUNDER = {  # llama.cpp's substitute where a row is not a whole number of 256-element blocks
-    "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
-    "IQ1_S": "IQ4_NL", "IQ1_M": "IQ4_NL", "IQ2_XXS": "IQ4_NL", "IQ2_XS": "IQ4_NL", "IQ2_S": "IQ4_NL",
-    "IQ3_XXS": "IQ4_NL", "IQ3_S": "IQ4_NL", "IQ4_XS": "IQ4_NL",
-}  # fmt: skip
+    "Q2_K": "Q4_0",
+    "Q3_K": "Q4_0",
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+    "IQ1_S": "IQ4_NL",
+    "IQ1_M": "IQ4_NL",
+    "IQ2_XXS": "IQ4_NL",
+    "IQ2_XS": "IQ4_NL",
+    "IQ2_S": "IQ4_NL",
+    "IQ3_XXS": "IQ4_NL",
+    "IQ3_S": "IQ4_NL",
+    "IQ4_XS": "IQ4_NL",
+}
 
 
 def _always(_spot: _Spot) -> bool:
@@ -137,8 +168,18 @@ _RULES = {
 }
 # Eight experts is Mixtral to llama-quantize: its small attention tensors are spared.
 _MIXTRAL_OUTPUT = _TINY | {
-    "Q2_K", "IQ3_XS", "IQ3_XXS", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ3_S", "IQ3_M", "IQ4_XS",
-}  # fmt: skip
+    "Q2_K",
+    "IQ3_XS",
+    "IQ3_XXS",
+    "Q3_K_S",
+    "Q3_K_M",
+    "IQ4_NL",
+    "Q4_K_S",
+    "Q4_K_M",
+    "IQ3_S",
+    "IQ3_M",
+    "IQ4_XS",
+}
 
 
 def choose(mix: str, slots: Sequence[Slot], traits: Traits, overrides: Mapping[str, str]) -> list[str]:

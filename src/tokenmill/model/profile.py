@@ -214,10 +214,13 @@ class Profile:
 
         Engines round up to whole batches and pages, and some keep windows in full: their ledger knows.
         """
-        return round(sum(
-            layer.bytes_per_token(type_k, type_v, latent_v=latent_v) * layer.tokens_kept(context) + layer.state_bytes
-            for layer in self.cache
-        ))  # fmt: skip
+        return round(
+            sum(
+                layer.bytes_per_token(type_k, type_v, latent_v=latent_v) * layer.tokens_kept(context)
+                + layer.state_bytes
+                for layer in self.cache
+            )
+        )
 
     def _read(self, weight: Callable[[Tensor], int], tokens: int) -> float:
         share = self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0

@@ -66,7 +66,8 @@ def _about(folder: Path, name: str) -> _About:
     config = read_object(folder / "config.json")
     quant_path = folder / "hf_quant_config.json"
     quant_file = read_object(quant_path) if quant_path.is_file() else None
-    outer, settings = Settings(config), language_model(config)
+    outer = Settings(config)
+    settings = language_model(config)
     architecture = outer.word("model_type") or next(iter(outer.words("architectures")), None)
     return _About(folder, name, architecture or "unknown", settings, scheme_of(settings.values, quant_file))
 
@@ -99,7 +100,8 @@ class _Table:
 
 
 def _fold(headers: Iterable[Header]) -> _Table:
-    table, seen = _Table(), set[str]()
+    table = _Table()
+    seen = set[str]()
     for file, header in enumerate(headers):
         table.files.append(ModelFile(str(header.path), header.file_bytes))
         for name, stored, begin, end in header.entries:
@@ -120,7 +122,8 @@ def _fold(headers: Iterable[Header]) -> _Table:
 
 
 def _profile(about: _About, table: _Table) -> Profile:
-    settings, stored = about.settings, table.first_stored()
+    settings = about.settings
+    stored = table.first_stored()
     layers, guesses = _layers(settings, stored, about.folder)
     mixture = _mixture(settings, table, layers, about.folder)
     places = table.places(mixture.size if mixture else None, layers)
@@ -169,7 +172,8 @@ def _tensor(key: tuple[str, Stored], row: _Row, place: Place, stands_for: Meanin
 
 def _layers(settings: Settings, stored: Mapping[str, Stored], folder: Path) -> tuple[int, list[str]]:
     """Layers that decode; those that only predict further tokens come after them and are left out."""
-    declared, guesses = declared_layers(settings), []
+    declared = declared_layers(settings)
+    guesses = []
     places = (classify_hf(name, kept.shape) for name, kept in stored.items())
     present = 1 + max((place.layer for place in places if place.layer is not None), default=-1)
     if settings.flag("is_encoder_decoder"):

@@ -22,11 +22,29 @@ MAX_NAME_CHARS = 512
 _METADATA_ENTRIES = 8192  # what __metadata__ may hold is counted as so many tensors: 8 MB, 200 000 delimiters
 
 DTYPE_BITS = {
-    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
-}  # fmt: skip
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
 
 _DOWNLOAD_AGAIN = "the download may have stopped early or the file is damaged: fetch it again"
 _LFS_POINTER = b"version https://git-lfs"
@@ -77,7 +95,8 @@ def read_header(path: Path, *, split: bool = False) -> Header:
         covered = check_places(entries)
     except _Malformed as error:
         raise CorruptModel(f"{path}: {error}", hint=_DOWNLOAD_AGAIN) from None
-    data_offset, size = 8 + len(raw), info.st_size
+    data_offset = 8 + len(raw)
+    size = info.st_size
     if data_offset + covered > size:
         _too_short(path, size, data_offset + covered, split=split)
     if data_offset + covered < size:
@@ -105,7 +124,9 @@ def _read_table(file: BinaryIO, path: Path, size: int, *, split: bool) -> bytes:
 
 def _read_plausible(file: BinaryIO, path: Path, length: int) -> bytes:
     """Read a header piece by piece and stop where it is no table of tensors: 100 MB of anything else never pile up."""
-    raw, tensors, delimiters = bytearray(), 0, 0
+    raw = bytearray()
+    tensors = 0
+    delimiters = 0
     while len(raw) < length:
         piece = file.read(min(length - len(raw), 1 << 20))
         raw += piece

@@ -70,7 +70,9 @@ def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: E
 
 def _attention(own: Keys, extras: Extras) -> Iterator[Slot]:
     """Ordinary attention, grouped or not."""
-    embed, heads, kv_heads = own["embedding_length"], own["attention.head_count"], own["attention.head_count_kv"]
+    embed = own["embedding_length"]
+    heads = own["attention.head_count"]
+    kv_heads = own["attention.head_count_kv"]
     head = own.get("attention.key_length", embed // heads)
     value = own.get("attention.value_length", embed // heads)
     yield "attn_norm.weight", (embed,)
@@ -86,9 +88,13 @@ def _attention(own: Keys, extras: Extras) -> Iterator[Slot]:
 
 def _latent_attention(own: Keys) -> Iterator[Slot]:
     """Multi-head latent attention with the k and v halves of kv_b stored apart, as llama.cpp absorbs them."""
-    embed, heads = own["embedding_length"], own["attention.head_count"]
-    q_rank, kv_rank, rope = own["attention.q_lora_rank"], own["attention.kv_lora_rank"], own["rope.dimension_count"]
-    key, value = own["attention.key_length_mla"], own["attention.value_length_mla"]
+    embed = own["embedding_length"]
+    heads = own["attention.head_count"]
+    q_rank = own["attention.q_lora_rank"]
+    kv_rank = own["attention.kv_lora_rank"]
+    rope = own["rope.dimension_count"]
+    key = own["attention.key_length_mla"]
+    value = own["attention.value_length_mla"]
     yield "attn_norm.weight", (embed,)
     yield "attn_q_a.weight", (embed, q_rank)
     yield "attn_q_a_norm.weight", (q_rank,)
@@ -101,7 +107,8 @@ def _latent_attention(own: Keys) -> Iterator[Slot]:
 
 
 def _dense(own: Keys) -> Iterator[Slot]:
-    embed, hidden = own["embedding_length"], own["feed_forward_length"]
+    embed = own["embedding_length"]
+    hidden = own["feed_forward_length"]
     yield "ffn_gate.weight", (embed, hidden)
     yield "ffn_up.weight", (embed, hidden)
     yield "ffn_down.weight", (hidden, embed)
@@ -109,7 +116,9 @@ def _dense(own: Keys) -> Iterator[Slot]:
 
 def _experts(own: Keys, shared: int, extras: Extras) -> Iterator[Slot]:
     """Router, routed experts and, `shared` wide in experts, the shared one."""
-    embed, count, hidden = own["embedding_length"], own["expert_count"], own["expert_feed_forward_length"]
+    embed = own["embedding_length"]
+    count = own["expert_count"]
+    hidden = own["expert_feed_forward_length"]
     yield "ffn_gate_inp.weight", (embed, count)
     if extras.router_bias:
         yield "exp_probs_b.bias", (count,)
@@ -172,7 +181,9 @@ def _plain(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
 
 
 def _gpt_oss(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
-    embed, count, hidden = own["embedding_length"], own["expert_count"], own["expert_feed_forward_length"]
+    embed = own["embedding_length"]
+    count = own["expert_count"]
+    hidden = own["expert_feed_forward_length"]
     yield from _attention(own, extras)
     yield "attn_output.bias", (embed,)
     yield "attn_sinks.weight", (own["attention.head_count"],)

@@ -146,9 +146,11 @@ def _check(kind: Kind, chosen: Sizes) -> None:
         (chosen.embed % 32 != 0, "--embed is not a multiple of 32"),
         (chosen.vocab < least, f"--vocab is less than {least}: the bytes and the special tokens need that many"),
         (kind == "moe-mla" and chosen.layers < 2, "--layers is less than 2: the first one is dense"),
-        (kind == "moe-mla" and chosen.layers in _LITE_LAYERS,
-         f"--layers {chosen.layers}: llama.cpp takes that for DeepSeek-V2-Lite, which is built otherwise"),
-    ]  # fmt: skip
+        (
+            kind == "moe-mla" and chosen.layers in _LITE_LAYERS,
+            f"--layers {chosen.layers}: llama.cpp takes that for DeepSeek-V2-Lite, which is built otherwise",
+        ),
+    ]
     for wrong, message in problems:
         if wrong:
             raise UsageError(message, hint="tokenmill models synth --help shows the defaults, which fit together")
@@ -231,7 +233,9 @@ def _routed(chosen: Sizes) -> dict[str, Plain]:
 
 def _latent(chosen: Sizes) -> _Built:
     """DeepSeek-V3's proportions: the latent is four heads wide, the rotated part half a head."""
-    head, rope, latent = chosen.head_dim, chosen.head_dim // 2, 4 * chosen.head_dim
+    head = chosen.head_dim
+    rope = chosen.head_dim // 2
+    latent = 4 * chosen.head_dim
     keys: dict[str, Plain] = {
         **_common(chosen, chosen.dense_ff or 0),
         **_routed(chosen),

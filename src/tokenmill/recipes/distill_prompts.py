@@ -15,10 +15,10 @@ from typing import Any
 
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.body import checked
-from tokenmill.jobs.keys import TEXT, shown
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID, body_of
-from tokenmill.recipes.mill import Line, chat_line
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.recipes.rows import read_rows
+from tokenmill.recipes.runner import Line, chat_line
 
 DRAWN_TEMPERATURE = 0.7  # of several samples, where nobody says another
 _NAMES = ("custom_id", "id", "prompt_id")
@@ -34,7 +34,7 @@ REFUSED = {
     "prompt": "texts to be continued are for tokenmill run",
     "logprobs": "--top-logprobs says it for all lines, so that all rows have the same columns",
     "top_logprobs": "it says it for all lines, so that all rows have the same columns",
-}  # fmt: skip
+}
 """Keys of a body that no line may have, and why."""
 
 
@@ -48,7 +48,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DistillOptions:
     """What is asked of all prompts."""
 
     samples: int = 1
@@ -67,7 +67,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class DistillPrompts:
     """A file of prompts, read as often as it is gone through; UsageError where it is not what it was at first."""
 
     path: Path
@@ -83,8 +83,10 @@ class Prompts:
             where = f"line {number} of {self.path}"
             prompt = _prompt(row, number, where, self.column, self.system)
             if (before := names.setdefault(prompt.id, number)) != number:
-                raise UsageError(f"lines {before} and {number} of {self.path} are both called {shown(prompt.id)}",
-                                 hint="give each an id of its own, or none at all")  # fmt: skip
+                raise UsageError(
+                    f"lines {before} and {number} of {self.path} are both called {shown(prompt.id)}",
+                    hint="give each an id of its own, or none at all",
+                )
             yield prompt
         if not number:
             raise UsageError(f"{self.path} has no prompts", hint='a line is {"prompt": "..."} or {"messages": [...]}')
@@ -98,12 +100,14 @@ class Prompts:
             raise UsageError(f"{self.path} is not an ordinary file", hint="prompts are read twice: name a file")
         now = info.st_size, info.st_mtime_ns
         if self._seen and self._seen[0] != now:
-            raise UsageError(f"{self.path} changed while its prompts were answered",
-                             hint="run the same again: answers that exist are not computed again")  # fmt: skip
+            raise UsageError(
+                f"{self.path} changed while its prompts were answered",
+                hint="run the same again: answers that exist are not computed again",
+            )
         self._seen[:] = [now]
 
 
-def bodies(prompt: Prompt, ask: Ask) -> Iterator[Line]:
+def bodies(prompt: Prompt, ask: DistillOptions) -> Iterator[Line]:
     """A prompt's lines, one for each sample, always the same for one prompt; UsageError where they cannot be."""
     settings: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": ask.drawn_at, "top_p": ask.top_p}
     settings |= {"stop": list(ask.stop) or None, **ask.body}
@@ -115,8 +119,10 @@ def bodies(prompt: Prompt, ask: Ask) -> Iterator[Line]:
     settings |= own
     drawn = bool(settings["temperature"])
     if ask.samples > 1 and not drawn:
-        raise UsageError(f"{prompt.id}: at temperature 0 its {ask.samples} samples would all be the same",
-                         hint="a temperature above 0, or --samples 1")  # fmt: skip
+        raise UsageError(
+            f"{prompt.id}: at temperature 0 its {ask.samples} samples would all be the same",
+            hint="a temperature above 0, or --samples 1",
+        )
     for sample in range(ask.samples):
         if drawn:
             settings["seed"] = seed_of(prompt, sample, ask.seed if own.get("seed") is None else own["seed"])
@@ -129,7 +135,7 @@ def seed_of(prompt: Prompt, sample: int, base: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def checked_lines(prompts: Prompts, ask: Ask) -> int:
+def checked_lines(prompts: DistillPrompts, ask: DistillOptions) -> int:
     """How many lines there will be; UsageError names the first prompt that could not be run."""
     count = 0
     for number, prompt in enumerate(prompts, 1):
@@ -147,7 +153,8 @@ def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None,
     if "body" in row and "url" in row:
         messages, own = _of_batch_line(row, where)
     elif column is None and row.get("messages") is not None:
-        messages, own = _list(row["messages"], where), _own(row, ("messages", *_NAMES), where)
+        messages = _list(row["messages"], where)
+        own = _own(row, ("messages", *_NAMES), where)
     else:
         text = _column(row, column, where)
         messages = [{"role": "user", "content": row[text]}]
@@ -231,8 +238,10 @@ def _checked_messages(messages: list[Any], where: str) -> tuple[dict[str, str], 
             raise UsageError(f"{where}: messages[{index}] is {shown(message)}", hint=hint)
         found.append({"role": role, "content": content})
     if found[-1]["role"] == "assistant":
-        raise UsageError(f"{where}: the last message is the assistant's: there is nothing to answer",
-                         hint="take the answer away: the teacher writes its own")  # fmt: skip
+        raise UsageError(
+            f"{where}: the last message is the assistant's: there is nothing to answer",
+            hint="take the answer away: the teacher writes its own",
+        )
     if not found[-1]["content"].strip():
         raise UsageError(f"{where}: the last message is empty", hint="leave the line out")
     return tuple(found)

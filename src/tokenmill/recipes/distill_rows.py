@@ -10,19 +10,35 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.recipes.distill_prompts import Prompt
-from tokenmill.recipes.mill import Answered, Line, Origin, made_by
 from tokenmill.recipes.reasoning import Parted, has_marks, part
+from tokenmill.recipes.runner import Answered, Line, Origin, made_by
 
 Thinking = Literal["auto", "opened", "off"]
 COLUMNS: Mapping[str, str] = {
-    "id": "string", "prompt_id": "string", "sample": "int32", "messages": "json", "answer": "string",
-    "reasoning": "string", "finish_reason": "string", "token_ids": "list<int32>", "logprobs": "list<float32>",
-    "top_ids": "list<list<int32>>", "top_logprobs": "list<list<float32>>", "prompt_tokens": "int32",
-    "completion_tokens": "int32", "model": "string", "model_id": "string", "engine": "string", "build": "string",
-    "temperature": "float64", "top_p": "float64", "seed": "int64", "max_tokens": "int32",
-}  # fmt: skip
+    "id": "string",
+    "prompt_id": "string",
+    "sample": "int32",
+    "messages": "json",
+    "answer": "string",
+    "reasoning": "string",
+    "finish_reason": "string",
+    "token_ids": "list<int32>",
+    "logprobs": "list<float32>",
+    "top_ids": "list<list<int32>>",
+    "top_logprobs": "list<list<float32>>",
+    "prompt_tokens": "int32",
+    "completion_tokens": "int32",
+    "model": "string",
+    "model_id": "string",
+    "engine": "string",
+    "build": "string",
+    "temperature": "float64",
+    "top_p": "float64",
+    "seed": "int64",
+    "max_tokens": "int32",
+}
 SIGNIFICANT_BITS = 11
 """Of the probabilities of the likeliest tokens, as many as float16 has: what is stored is wrong by 1 in 2048 at most,
 and packs to half. The type is float32 all the same, which every reader of Parquet knows."""
@@ -44,18 +60,33 @@ def row_of(
     prompt: Prompt, sample: int, line: Line, answered: Answered, origin: Origin, *, parted: Parted, tokens: Tokens
 ) -> dict[str, Any]:
     """The row of an answer that is there."""
-    asked, body, origin = line["body"], answered.body or {}, made_by(answered, origin)
+    asked = line["body"]
+    body = answered.body or {}
+    origin = made_by(answered, origin)
     usage = body.get("usage") or {}
     return {
-        "id": answered.custom_id, "prompt_id": prompt.id, "sample": sample, "messages": list(prompt.messages),
-        "answer": parted.answer, "reasoning": parted.reasoning, "finish_reason": finish_of(body),
-        "token_ids": tokens.ids, "logprobs": tokens.logprobs, "top_ids": tokens.top_ids,
-        "top_logprobs": tokens.top_logprobs, "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"), "model": origin.model, "model_id": origin.model_id,
-        "engine": origin.engine, "build": origin.build, "temperature": asked.get("temperature"),
-        "top_p": asked.get("top_p"), "seed": asked.get("seed"),
+        "id": answered.custom_id,
+        "prompt_id": prompt.id,
+        "sample": sample,
+        "messages": list(prompt.messages),
+        "answer": parted.answer,
+        "reasoning": parted.reasoning,
+        "finish_reason": finish_of(body),
+        "token_ids": tokens.ids,
+        "logprobs": tokens.logprobs,
+        "top_ids": tokens.top_ids,
+        "top_logprobs": tokens.top_logprobs,
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "model": origin.model,
+        "model_id": origin.model_id,
+        "engine": origin.engine,
+        "build": origin.build,
+        "temperature": asked.get("temperature"),
+        "top_p": asked.get("top_p"),
+        "seed": asked.get("seed"),
         "max_tokens": asked.get("max_tokens", asked.get("max_completion_tokens")),
-    }  # fmt: skip
+    }
 
 
 def finish_of(body: Mapping[str, Any]) -> str | None:
@@ -68,7 +99,8 @@ def finish_of(body: Mapping[str, Any]) -> str | None:
 def parted_of(body: Mapping[str, Any], tokens: Tokens, *, thinking: Thinking, opened: bool) -> Parted | None:
     """Reasoning and answer; None where the answer is no text."""
     message = (body.get("choices") or [{}])[0].get("message") or {}
-    content, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+    content = message.get("content")
+    thought = message.get("reasoning_content") or message.get("reasoning")
     if not isinstance(content, str) and not thought:
         return None
     text = content if isinstance(content, str) else ""
@@ -84,7 +116,8 @@ def parted_of(body: Mapping[str, Any], tokens: Tokens, *, thinking: Thinking, op
 def _by_tokens(text: str, written: str) -> Parted:
     """Where the marks are control tokens, which the text lacks: found in the tokens, without what a stop cut off."""
     parted = part(written)
-    whole, end = parted.answer, len(parted.answer)
+    whole = parted.answer
+    end = len(parted.answer)
     while end and not text.rstrip().endswith(whole[:end].rstrip()):
         end -= 1
     return Parted(whole[:end].rstrip(), parted.reasoning, parted.by_template)

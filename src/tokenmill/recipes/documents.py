@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import TEXT, shown
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.summarize_html import page_text, said_encoding
 from tokenmill.units import MIB, format_bytes
@@ -29,8 +29,10 @@ _TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 _PACKED = (".gz", ".zst")
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _FORMATS = {
-    b"%PDF-": "a PDF", b"PK\x03\x04": "a ZIP file, such as DOCX or EPUB", b"\xd0\xcf\x11\xe0": "an old Office file",
-}  # fmt: skip
+    b"%PDF-": "a PDF",
+    b"PK\x03\x04": "a ZIP file, such as DOCX or EPUB",
+    b"\xd0\xcf\x11\xe0": "an old Office file",
+}
 _WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
 _FILE_HINT = "check the path and who may read it"
 
@@ -84,8 +86,10 @@ def gather(places: Sequence[Path], how: Reading) -> Found:
         if not place.exists():
             raise UsageError(f"no file or folder at {place}", hint=_FILE_HINT)
     patterns = [_pattern(glob) for glob in how.globs]
-    documents, skipped = dict[str, Document](), list[Skipped]()
-    seen, leave_out = set[Path](), _absolute(how.leave_out) if how.leave_out else None
+    documents = dict[str, Document]()
+    skipped = list[Skipped]()
+    seen = set[Path]()
+    leave_out = _absolute(how.leave_out) if how.leave_out else None
     for place, label in zip(absolute, _labels(absolute), strict=True):
         for path in _files(place, label, patterns, leave_out, skipped):
             if path in seen:
@@ -258,7 +262,8 @@ def _from_rows(
         if wanted is not None and wanted not in columns:
             known = ", ".join(columns[:8])
             raise UsageError(f"no column {wanted!r}, which {option} can change; its columns: {known}")
-    documents, numbers = list[Document](), dict[str, int]()
+    documents = list[Document]()
+    numbers = dict[str, int]()
     width = max(4, len(str(len(rows))))
     for number, row in enumerate(rows, 1):
         key = f"row-{number:0{width}}" if how.id_column is None else _cell(row.get(how.id_column))

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.recipes.expand_lines import Job
 from tokenmill.recipes.expand_schema import answer_schema, document, wrong
 from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_ways import INSTRUCTION
-from tokenmill.recipes.mill import Answered, text_of
+from tokenmill.recipes.expand_transforms import INSTRUCTION
+from tokenmill.recipes.runner import Answered, text_of
 
 Why = Literal["failed", "invalid", "near-duplicate", "too low"]
 CUT = "it was cut at max_tokens"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.recipes.expand_prompts import Prompt, fields_of, values_of
 from tokenmill.recipes.expand_schema import answer_schema, response_format
 from tokenmill.recipes.expand_seeds import Parent, Shape
-from tokenmill.recipes.expand_ways import INSTRUCTION, Variant
-from tokenmill.recipes.mill import Line, chat_line
+from tokenmill.recipes.expand_transforms import INSTRUCTION, Variant
+from tokenmill.recipes.runner import Line, chat_line
 
 LEAST_PART = 32  # lines that are written, and judged, before it is asked whether there is enough
 _GROWTH = 4  # a part is so much of all lines before it: as much may be written in vain, and large runs have few parts
@@ -23,7 +23,7 @@ _SEED_BITS = 31  # what every engine takes
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SamplingOptions:
     """How answers are drawn."""
 
     temperature: float | None = 0.8
@@ -41,24 +41,30 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ExpandPrompts:
     """What lines are written with, the same for all."""
 
     shape: Shape
     prompts: Mapping[str, Prompt]
-    drawing: Drawing
+    drawing: SamplingOptions
     schema: dict[str, Any] | None = None
 
     def line(self, job: Job) -> Line:
         """The line of a job."""
-        way, drawing = job.variant.way, self.drawing
+        way = job.variant.way
+        drawing = self.drawing
         fields = fields_of(way, self.shape, self.schema)
         values = {**values_of(job.parent.example, self.shape), "fields": fields, **job.variant.words}
         wanted = None if way == INSTRUCTION else answer_schema(self.shape, self.schema)
         line = chat_line(
-            "", self.prompts[way].messages(values), max_tokens=drawing.max_tokens, temperature=drawing.temperature,
-            top_p=drawing.top_p, seed=self.seed(job), response_format=response_format("example", wanted),
-        )  # fmt: skip
+            "",
+            self.prompts[way].messages(values),
+            max_tokens=drawing.max_tokens,
+            temperature=drawing.temperature,
+            top_p=drawing.top_p,
+            seed=self.seed(job),
+            response_format=response_format("example", wanted),
+        )
         return {**line, "custom_id": f"{way}-{_digest(TEXT(line['body']), job.parent.id, str(job.turn))[:16]}"}
 
     def seed(self, job: Job) -> int:

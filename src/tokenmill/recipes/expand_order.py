@@ -9,22 +9,22 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.expand_answers import Why
-from tokenmill.recipes.expand_lines import Desk
+from tokenmill.recipes.expand_lines import ExpandPrompts
 from tokenmill.recipes.expand_prompts import Prompt
 from tokenmill.recipes.expand_seeds import Seeds
-from tokenmill.recipes.expand_ways import Variant
+from tokenmill.recipes.expand_transforms import Variant
 from tokenmill.recipes.judge import HIGHEST
-from tokenmill.recipes.mill import End
+from tokenmill.recipes.runner import End
 
 LEAST_YIELD = 0.02  # rounds that bring less of what they wrote are the last
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExpandRequest:
     """What is to be grown of what, and where it goes."""
 
     seeds: Seeds
-    desk: Desk
+    desk: ExpandPrompts
     variants: tuple[Variant, ...]
     output: Path
     judge: Prompt | None = None  # None: no second pass
@@ -95,13 +95,25 @@ def summary_document(done: Expanded) -> dict[str, Any]:
     def counts(tally: Tally) -> dict[str, int]:
         dropped = tally.dropped
         return {
-            "made": tally.made, "kept": tally.kept, "near_duplicates": dropped["near-duplicate"],
-            "invalid": dropped["invalid"], "judged_too_low": dropped["too low"], "failed": dropped["failed"],
-        }  # fmt: skip
+            "made": tally.made,
+            "kept": tally.kept,
+            "near_duplicates": dropped["near-duplicate"],
+            "invalid": dropped["invalid"],
+            "judged_too_low": dropped["too low"],
+            "failed": dropped["failed"],
+        }
 
     return {
-        "output": str(done.output), "rows": done.rows, "replaced": done.replaced, **counts(total),
-        "beyond_the_target": done.surplus, "cut": done.cut, "waiting": done.waiting, "rounds": done.rounds,
-        "end": done.end, "why": done.why, "failures": dict(done.failures),
+        "output": str(done.output),
+        "rows": done.rows,
+        "replaced": done.replaced,
+        **counts(total),
+        "beyond_the_target": done.surplus,
+        "cut": done.cut,
+        "waiting": done.waiting,
+        "rounds": done.rounds,
+        "end": done.end,
+        "why": done.why,
+        "failures": dict(done.failures),
         "ways": {name: counts(tally) for name, tally in done.ways.items()},
-    }  # fmt: skip
+    }

@@ -14,10 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.template import Field, Template, read_template
 from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_ways import INSTRUCTION, WAYS
+from tokenmill.recipes.expand_transforms import INSTRUCTION, WAYS
 
 JUDGE = "judge"
 PACKAGED = (*WAYS, JUDGE)
@@ -138,8 +138,11 @@ def write_prompts(folder: Path, names: Iterable[str] = PACKAGED) -> list[Path]:
 def values_of(example: Example, shape: Shape) -> dict[str, str]:
     """An example in the words of a prompt."""
     return {
-        "example": shown(example, shape), "instruction": example.task, "input": example.input, "output": example.answer,
-    }  # fmt: skip
+        "example": shown(example, shape),
+        "instruction": example.task,
+        "input": example.input,
+        "output": example.answer,
+    }
 
 
 def shown(example: Example, shape: Shape) -> str:
@@ -148,8 +151,12 @@ def shown(example: Example, shape: Shape) -> str:
         return example.answer
     role, content = shape.turn
     said = "\n".join(f"{turn[role]}: {turn[content]}" for turn in example.before)
-    parts = (("Conversation before", said), ("Instruction", example.task), ("Input", example.input),
-             ("Output", example.answer))  # fmt: skip
+    parts = (
+        ("Conversation before", said),
+        ("Instruction", example.task),
+        ("Input", example.input),
+        ("Output", example.answer),
+    )
     return "\n\n".join(f"{name}:\n{text}" for name, text in parts if text)
 
 

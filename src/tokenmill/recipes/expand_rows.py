@@ -12,23 +12,40 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.jobs.table import is_parquet
 from tokenmill.recipes.expand_answers import Dropped
-from tokenmill.recipes.expand_lines import Desk, Job
+from tokenmill.recipes.expand_lines import ExpandPrompts, Job
 from tokenmill.recipes.expand_seeds import Example, Parent, Seeds
-from tokenmill.recipes.mill import Origin
 from tokenmill.recipes.rows import check_target, read_rows, suffix_of, write_rows
+from tokenmill.recipes.runner import Origin
 
 SEED = "seed"
 PROVENANCE: Mapping[str, str] = {
-    "id": "string", "parent": "string", "root": "string", "way": "string", "detail": "string", "depth": "int32",
-    "round": "int32", "prompt_file": "string", "prompt_sha256": "string", "model": "string", "model_id": "string",
-    "engine": "string", "build": "string", "temperature": "float64", "top_p": "float64", "seed": "int64",
-    "max_tokens": "int32", "score": "int32",
-}  # fmt: skip
+    "id": "string",
+    "parent": "string",
+    "root": "string",
+    "way": "string",
+    "detail": "string",
+    "depth": "int32",
+    "round": "int32",
+    "prompt_file": "string",
+    "prompt_sha256": "string",
+    "model": "string",
+    "model_id": "string",
+    "engine": "string",
+    "build": "string",
+    "temperature": "float64",
+    "top_p": "float64",
+    "seed": "int64",
+    "max_tokens": "int32",
+    "score": "int32",
+}
 _TAKEN = "expand_"  # before a name that the seeds use themselves
 _SIGN = "tokenmill.recipe"
 _KINDS: Mapping[bytes, str] = {
-    b"{": "JSON", b"[": "JSON", b"\x1f\x8b": "data packed with gzip", b"\x28\xb5\x2f\xfd": "data packed with zstd",
-}  # fmt: skip
+    b"{": "JSON",
+    b"[": "JSON",
+    b"\x1f\x8b": "data packed with gzip",
+    b"\x28\xb5\x2f\xfd": "data packed with zstd",
+}
 _BEGINNING = 512  # bytes of a file that are looked at
 
 
@@ -78,7 +95,7 @@ def columns_of(seeds: Seeds) -> dict[str, str]:
     return {**seeds.shape.types, **seeds.carried, **{names[name]: kind for name, kind in PROVENANCE.items()}}
 
 
-def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: Desk, *, keep_seeds: bool) -> int:
+def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: ExpandPrompts, *, keep_seeds: bool) -> int:
     """Write the dataset; how many rows."""
     names = provenance_names(seeds)
 
@@ -94,7 +111,7 @@ def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: Desk, *
     return write_rows(path, rows(), columns_of(seeds), metadata={_SIGN: "expand", "tokenmill.seeds": seeds.path.name})
 
 
-def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk: Desk) -> int:
+def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk: ExpandPrompts) -> int:
     """Write what did not come through, with the reason; how many rows."""
     names = provenance_names(seeds)
     why, reason = (_TAKEN + name if name in seeds.shape.types else name for name in ("why", "reason"))
@@ -110,16 +127,30 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk:
     return write_rows(path, rows(), columns, metadata={_SIGN: "expand"})
 
 
-def _provenance(one: Made | Rejected, desk: Desk) -> dict[str, Any]:
-    job, origin, drawing = one.job, one.origin, desk.drawing
+def _provenance(one: Made | Rejected, desk: ExpandPrompts) -> dict[str, Any]:
+    job = one.job
+    origin = one.origin
+    drawing = desk.drawing
     prompt = desk.prompts[job.variant.way]
     return {
-        "id": one.id, "parent": job.parent.id, "root": job.parent.root, "way": job.variant.way,
-        "detail": job.variant.detail, "depth": job.parent.depth + 1, "round": one.round, "prompt_file": prompt.name,
-        "prompt_sha256": prompt.sha256, "model": origin.model, "model_id": origin.model_id, "engine": origin.engine,
-        "build": origin.build, "temperature": drawing.temperature, "top_p": drawing.top_p, "seed": desk.seed(job),
+        "id": one.id,
+        "parent": job.parent.id,
+        "root": job.parent.root,
+        "way": job.variant.way,
+        "detail": job.variant.detail,
+        "depth": job.parent.depth + 1,
+        "round": one.round,
+        "prompt_file": prompt.name,
+        "prompt_sha256": prompt.sha256,
+        "model": origin.model,
+        "model_id": origin.model_id,
+        "engine": origin.engine,
+        "build": origin.build,
+        "temperature": drawing.temperature,
+        "top_p": drawing.top_p,
+        "seed": desk.seed(job),
         "max_tokens": drawing.max_tokens,
-    }  # fmt: skip
+    }
 
 
 def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
@@ -132,8 +163,9 @@ def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
         if target.exists():
             _check_content(target)
         if target.exists() and not _is_ours(target):
-            raise UsageError(f"{target} exists, and is not the output of an expansion",
-                             hint="name another file, or take it away")  # fmt: skip
+            raise UsageError(
+                f"{target} exists, and is not the output of an expansion", hint="name another file, or take it away"
+            )
     if rejected is not None and rejected.absolute() == output.absolute():
         raise UsageError("--output and --rejected are the same file", hint="name two")
 

@@ -14,15 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import TEXT, shown
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.recipes.expand_seeds import Shape
 
 Schema = Mapping[str, Any] | bool
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int, float),
-    "boolean": (bool,), "null": (type(None),),
-}  # fmt: skip
-_ONE, _SEVERAL = ("additionalProperties", "items"), ("anyOf", "oneOf", "allOf", "prefixItems")
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "number": (int, float),
+    "integer": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_ONE = ("additionalProperties", "items")
+_SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "$defs", "definitions")
 _LIMITS: Mapping[str, tuple[type, Callable[[Any], float], Callable[[float, float], bool], str]] = {
     "minLength": (str, len, lambda has, limit: has >= limit, "is shorter than"),
@@ -38,9 +44,11 @@ _SAYING = ("$schema", "$id", "$comment", "title", "description", "default", "exa
 _DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = "[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
 _FORMATS = {
-    "date": re.compile(_DATE), "time": re.compile(_TIME), "date-time": re.compile(f"{_DATE}T{_TIME}"),
+    "date": re.compile(_DATE),
+    "time": re.compile(_TIME),
+    "date-time": re.compile(f"{_DATE}T{_TIME}"),
     "uuid": re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
-}  # fmt: skip
+}
 _KNOWN = {
     "type",
     "enum",
@@ -195,10 +203,12 @@ def _wrong_inside(schema: Mapping[str, Any], value: Any, root: Any, where: str) 
     if isinstance(value, dict):
         if missing := next((name for name in schema.get("required", ()) if name not in value), None):
             return f"{where} lacks {missing!r}"
-        known, further = schema.get("properties", {}), schema.get("additionalProperties", True)
+        known = schema.get("properties", {})
+        further = schema.get("additionalProperties", True)
         inside = [(known.get(name, further), one, f"{where}.{name}") for name, one in value.items()]
     elif isinstance(value, list):
-        prefix, rest = schema.get("prefixItems", []), schema.get("items", True)
+        prefix = schema.get("prefixItems", [])
+        rest = schema.get("items", True)
         inside = [(prefix[at] if at < len(prefix) else rest, one, f"{where}[{at}]") for at, one in enumerate(value)]
     return next((why for one in inside if (why := wrong(one[0], one[1], root, one[2]))), None)
 
@@ -235,9 +245,11 @@ def answer_schema(shape: Shape, schema: dict[str, Any] | None) -> dict[str, Any]
         "output": given,
     }
     return {
-        "type": "object", "properties": {part: parts[part] for part in shape.parts}, "required": list(shape.parts),
+        "type": "object",
+        "properties": {part: parts[part] for part in shape.parts},
+        "required": list(shape.parts),
         "additionalProperties": False,
-    }  # fmt: skip
+    }
 
 
 def _moved(value: Any, place: str) -> Any:
@@ -249,7 +261,7 @@ def _moved(value: Any, place: str) -> Any:
     return {
         key: place + one[1:] if key == "$ref" and isinstance(one, str) and one.startswith("#") else _moved(one, place)
         for key, one in value.items()
-    }  # fmt: skip
+    }
 
 
 def response_format(name: str, schema: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.keys import TEXT, shown
+from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.recipes.rows import read_rows
 
 _CHATS = {"messages": ("role", "content"), "conversations": ("from", "value")}
@@ -62,8 +62,12 @@ class Shape:
             pairs = zip(self.roles, (example.task, example.answer), strict=True)
             turns = [dict(zip(self.turn, pair, strict=True)) for pair in pairs if pair[1]]
             return {self.chat: [*map(dict, example.before), *turns]}
-        parts = ((self.new_task, example.task or None), (self.task, example.task), (self.input, example.input),
-                 (self.answer, example.answer))  # fmt: skip
+        parts = (
+            (self.new_task, example.task or None),
+            (self.task, example.task),
+            (self.input, example.input),
+            (self.answer, example.answer),
+        )
         return {name: value for name, value in parts if name is not None}
 
     def with_task(self) -> "Shape":
@@ -202,8 +206,10 @@ def _from_chat(where: str, value: Any, shape: Shape) -> Example:
     last = asked[-1]
     after = turns[last + 1 :]
     if len(after) > 1 or (after and _ROLES.get(after[0][role], after[0][role]) != "assistant"):
-        raise UsageError(f"{where}: the last question is followed by {len(after)} messages, not by one answer",
-                         hint="conversations with tools are not grown: take the row out")  # fmt: skip
+        raise UsageError(
+            f"{where}: the last question is followed by {len(after)} messages, not by one answer",
+            hint="conversations with tools are not grown: take the row out",
+        )
     answer = after[0][content].strip() if after else ""
     return Example(turns[last][content].strip(), "", answer, tuple(turns[:last]))
 

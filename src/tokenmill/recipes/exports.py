@@ -85,8 +85,10 @@ def check_export(target: Path, format: Format) -> None:
 def check_replaceable(target: Path, format: Format) -> None:
     """UsageError where a file is there that is no export in this format; an empty one may be replaced."""
     if target.is_file() and target.stat().st_size and not _looks_like(target, format):
-        raise UsageError(f"{target} holds something else than an export in the format {format}: it is not replaced",
-                         hint="name another file, or --force to replace it")  # fmt: skip
+        raise UsageError(
+            f"{target} holds something else than an export in the format {format}: it is not replaced",
+            hint="name another file, or --force to replace it",
+        )
 
 
 def _looks_like(target: Path, format: Format) -> bool:
@@ -103,9 +105,11 @@ def _looks_like(target: Path, format: Format) -> bool:
         return _ALPACA <= row.keys() <= _ALPACA | {"system", "history"}
     name, keys = _LISTS[format]
     value = row.get(name)
-    return row.keys() == {name} and isinstance(value, list) and all(
-        isinstance(each, dict) and each.keys() == keys for each in value
-    )  # fmt: skip
+    return (
+        row.keys() == {name}
+        and isinstance(value, list)
+        and all(isinstance(each, dict) and each.keys() == keys for each in value)
+    )
 
 
 def rows_of(source: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
@@ -124,7 +128,8 @@ def columns_of(source: Path, wanted: Wanted) -> dict[str, str]:
     systems = histories = False
     for row in _chosen(source, wanted, _Left(), _NEEDED):
         system, turns = _turns(row)
-        systems, histories = systems or system is not None, histories or len(turns) > 1
+        systems = systems or system is not None
+        histories = histories or len(turns) > 1
     columns = {"instruction": "string", "input": "string", "output": "string"}
     return columns | ({"system": "string"} if systems else {}) | ({"history": "json"} if histories else {})
 
@@ -182,7 +187,9 @@ def _turns(row: Mapping[str, Any]) -> tuple[str | None, list[tuple[str, str]]]:
     system = messages.pop(0)["content"] if messages[0]["role"] in _SYSTEM_ROLES else None
     roles = [message["role"] for message in messages]
     if roles != ["user", "assistant"] * (len(roles) // 2):
-        raise UsageError(f"{row['id']}: questions and answers do not alternate, which Alpaca's format asks for",
-                         hint="--to messages has a place for any conversation")  # fmt: skip
+        raise UsageError(
+            f"{row['id']}: questions and answers do not alternate, which Alpaca's format asks for",
+            hint="--to messages has a place for any conversation",
+        )
     texts = [message["content"] for message in messages]
     return system, list(zip(texts[::2], texts[1::2], strict=True))

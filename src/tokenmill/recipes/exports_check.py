@@ -40,7 +40,8 @@ def check(source: Path, target: Path, wanted: Wanted) -> Checked:
         if list(found.column_names) != list(columns):
             raise _differs(target, f"its columns are {', '.join(found.column_names)}, not {', '.join(columns)}")
         for name, kind in columns.items():
-            expected, is_now = _feature(datasets, name, kind), found.features[name]
+            expected = _feature(datasets, name, kind)
+            is_now = found.features[name]
             if expected != is_now:
                 raise _differs(target, f"{name} is read as {is_now}, not as {expected}")
         for number, (ours, theirs) in enumerate(zip_longest(rows_of(source, wanted), found), 1):
@@ -90,11 +91,14 @@ def _library() -> Iterator[Any]:
         import datasets  # noqa: PLC0415  only who checks needs it
         from huggingface_hub import constants  # noqa: PLC0415
     except ImportError:
-        raise UsageError("the check reads the file with the `datasets` library, which is not installed",
-                         hint="pip install datasets, or leave --check out") from None  # fmt: skip
+        raise UsageError(
+            "the check reads the file with the `datasets` library, which is not installed",
+            hint="pip install datasets, or leave --check out",
+        ) from None
     if not hasattr(datasets, "List"):
-        raise UsageError(f"datasets {datasets.__version__} is too old to check with",
-                         hint="pip install -U datasets: 4 or newer")  # fmt: skip
+        raise UsageError(
+            f"datasets {datasets.__version__} is too old to check with", hint="pip install -U datasets: 4 or newer"
+        )
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     # Not by the environment: what is read from there holds for whatever else uses the hub in this process.

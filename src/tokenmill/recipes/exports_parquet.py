@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.keys import TEXT
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import arrow
 from tokenmill.model.newfile import new_file
 from tokenmill.recipes.rows import read_rows, suffix_of, write_rows
@@ -24,9 +24,12 @@ _READ_ROWS = 64
 
 
 def write_table(
-    path: Path, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], *,
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    *,
     metadata: Mapping[str, str] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Write rows in place of what is there, whole or not at all; how many."""
     if suffix_of(path) != ".parquet":
         plain = {name: "json" if kind == MESSAGES else kind for name, kind in columns.items()}
@@ -62,9 +65,12 @@ def columns_in(path: Path) -> list[str]:
 
 
 def _write(
-    file: BinaryIO, path: Path, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str],
+    file: BinaryIO,
+    path: Path,
+    rows: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, str],
     metadata: Mapping[str, str],
-) -> int:  # fmt: skip
+) -> int:
     count = 0
     with _writing(path) as (pyarrow, parquet):
         fields = [(name, _type(pyarrow, kind)) for name, kind in columns.items()]
@@ -72,21 +78,24 @@ def _write(
         texts = [name for name, kind in columns.items() if kind == "json"]
         with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             for group in _groups(rows):
-                made = [{**row, **{name: TEXT(row[name]) for name in texts if row.get(name) is not None}}
-                        for row in group]  # fmt: skip
+                made = [
+                    {**row, **{name: TEXT(row[name]) for name in texts if row.get(name) is not None}} for row in group
+                ]
                 writer.write_table(pyarrow.Table.from_pylist(made, schema=schema))
                 count += len(group)
     return count
 
 
 def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    group, weight = list[Mapping[str, Any]](), 0
+    group = list[Mapping[str, Any]]()
+    weight = 0
     for row in rows:
         group.append(row)
         weight += _weight(row)
         if weight >= _GROUP_WEIGHT or len(group) >= _GROUP_ROWS:
             yield group
-            group, weight = [], 0
+            group = []
+            weight = 0
     if group:
         yield group
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from tokenmill.recipes.expand_prompts import Prompt, shown, values_of
 from tokenmill.recipes.expand_schema import document, response_format
 from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_ways import Variant
-from tokenmill.recipes.mill import Answered, Line, chat_line, text_of
+from tokenmill.recipes.expand_transforms import Variant
+from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 
 HIGHEST = 5
 MAX_TOKENS = 64
@@ -37,9 +37,12 @@ def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: 
     way = " ".join([variant.way, *variant.words.values()])
     values = {**values_of(new, shape), "original": shown(old, shape), "way": way}
     return chat_line(
-        f"judge-{name}", prompt.messages(values), max_tokens=MAX_TOKENS, temperature=0.0,
+        f"judge-{name}",
+        prompt.messages(values),
+        max_tokens=MAX_TOKENS,
+        temperature=0.0,
         response_format=response_format("verdict", _SCHEMA),
-    )  # fmt: skip
+    )
 
 
 def verdict_of(answer: Answered) -> Verdict | None:

@@ -89,7 +89,8 @@ class Manifest:
     def save(self) -> None:
         """Replace the file, if that changes it."""
         lines = [json.dumps(asdict(self.entries[name]), ensure_ascii=False) + "\n" for name in sorted(self.entries)]
-        data, path = "".join(lines).encode(), self.folder / MANIFEST
+        data = "".join(lines).encode()
+        path = self.folder / MANIFEST
         if not path.is_file() or path.read_bytes() != data:
             put(path, data)
 
@@ -121,8 +122,10 @@ def _entry(line: str, path: Path, number: int) -> Entry:
         hint = "move the file away: summaries that are there are taken over, and answers come out of the store"
         raise UsageError(f"line {number} of {path} is none of this program's", hint=hint) from error
     if not is_below(entry.summary):
-        raise UsageError(f"line {number} of {path} names {entry.summary!r}, which is outside of the folder",
-                         hint="move the file away, and look who changed it")  # fmt: skip
+        raise UsageError(
+            f"line {number} of {path} names {entry.summary!r}, which is outside of the folder",
+            hint="move the file away, and look who changed it",
+        )
     return entry
 
 

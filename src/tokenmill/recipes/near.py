@@ -46,8 +46,10 @@ class Near:
 
     def __init__(self, threshold: float) -> None:
         if not 0 < threshold <= 1:
-            raise UsageError(f"near-duplicates are told by a similarity above 0 and up to 1, not {threshold:g}",
-                             hint="0.8 drops what shares four fifths; 1 only what is the same")  # fmt: skip
+            raise UsageError(
+                f"near-duplicates are told by a similarity above 0 and up to 1, not {threshold:g}",
+                hint="0.8 drops what shares four fifths; 1 only what is the same",
+            )
         self._threshold = threshold
         self._library = _library()
         self._blank = self._library.MinHash(num_perm=PERMUTATIONS, seed=_SEED)
@@ -116,6 +118,7 @@ def _library() -> Any:
     try:
         import datasketch  # noqa: PLC0415  an extra, and slow to import
     except ImportError:
-        raise TokenmillError("near-duplicates are found with datasketch, which is not installed",
-                             hint="pip install 'tokenmill[recipes]'") from None  # fmt: skip
+        raise TokenmillError(
+            "near-duplicates are found with datasketch, which is not installed", hint="pip install 'tokenmill[recipes]'"
+        ) from None
     return datasketch

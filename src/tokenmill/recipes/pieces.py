@@ -99,7 +99,8 @@ def _parts(text: str, level: int) -> Iterator[str]:
 
 def headings(text: str) -> list[tuple[int, int]]:
     """Where headings begin, and their ranks from 1: Markdown's, and underlined ones as Markdown and reST have them."""
-    found, ranks = list[tuple[int, int]](), dict[str, int]()
+    found = list[tuple[int, int]]()
+    ranks = dict[str, int]()
     fence, offset, before = "", 0, list[str]()  # `before`: the last two lines
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)
@@ -159,7 +160,8 @@ def _joined(letter: str) -> bool:
 
 def _packed(units: Sequence[Unit], room: int) -> list[str]:
     """Neighbours together as long as they fit."""
-    pieces, start = list[str](), 0
+    pieces = list[str]()
+    start = 0
     for group in _gathered([unit.tokens for unit in units], room):
         pieces.append("".join(unit.text for unit in units[start : start + len(group)]))
         start += len(group)
@@ -176,12 +178,14 @@ def _gathered(sizes: Sequence[int], room: int) -> list[list[int]]:
         if len(tried) > len(best):
             low = middle + 1
         else:
-            best, high = tried, middle
+            best = tried
+            high = middle
     return best
 
 
 def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
-    made, held = list[list[int]](), 0
+    made = list[list[int]]()
+    held = 0
     for size in sizes:
         if not made or held + size > room:
             made.append([])
@@ -194,7 +198,8 @@ def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
 def _tail(text: str, room: int, count: TokenCount) -> str:
     """The end of a text: whole sentences, or words where not even one fits."""
     for level in (_HEADING_LEVELS + 1, _HEADING_LEVELS + 3):
-        kept, held = list[str](), 0
+        kept = list[str]()
+        held = 0
         for part in reversed(list(_parts(text[-_LONGEST_TOKEN * room :], level))):
             held += count(part)
             if held > room:

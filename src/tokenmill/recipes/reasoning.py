@@ -82,7 +82,8 @@ def together(answer: str, reasoning: str | None) -> str:
 
 def _by_channels(text: str) -> Parted:
     """Messages on channels: `final` is the answer, all others are thought."""
-    thoughts, answers = list[str](), list[str]()
+    thoughts = list[str]()
+    answers = list[str]()
     found = list(_CHANNEL.finditer(text))
     for number, match in enumerate(found):
         until = found[number + 1].start() if number + 1 < len(found) else len(text)

@@ -14,16 +14,26 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.keys import TEXT
 from tokenmill.jobs.line import parse
+from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import arrow, check_characters, delimiter_of, is_parquet, numbered, plain, read_table
 from tokenmill.model.newfile import new_file
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 COLUMN_TYPES = (
-    "string", "int32", "int64", "float32", "float64", "bool", "list<int32>", "list<float32>", "list<list<int32>>",
-    "list<list<float32>>", "list<string>", "json",
-)  # fmt: skip
+    "string",
+    "int32",
+    "int64",
+    "float32",
+    "float64",
+    "bool",
+    "list<int32>",
+    "list<float32>",
+    "list<list<int32>>",
+    "list<list<float32>>",
+    "list<string>",
+    "json",
+)
 _GROUP = 1024  # rows made columns of at once
 _GZIP_LEVEL = 6
 
@@ -220,7 +230,8 @@ def _as_parquet(path: Path, rows: Iterable[Row], columns: Mapping[str, str], met
     json_columns = [name for name, kind in columns.items() if kind == "json"]
 
     def write(file: BinaryIO) -> int:
-        count, left = 0, iter(rows)
+        count = 0
+        left = iter(rows)
         with _parquet(path), parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             while group := [_with_json(row, json_columns) for row in islice(left, _GROUP)]:
                 writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))

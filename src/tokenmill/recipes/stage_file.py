@@ -2,8 +2,8 @@
 
 import json
 
-from tokenmill.jobs.keys import TEXT
-from tokenmill.recipes.mill import Line
+from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.recipes.runner import Line
 
 
 def written(line: Line) -> bytes:

@@ -9,10 +9,39 @@ from html.parser import HTMLParser
 
 _HIDDEN = frozenset(("script", "style", "template", "noscript", "svg", "math", "iframe", "object", "canvas", "select"))
 _BLOCKS = frozenset(
-    ("address", "article", "aside", "blockquote", "body", "center", "dd", "details", "dialog", "div", "dl", "dt",
-     "fieldset", "figcaption", "figure", "footer", "form", "header", "hr", "html", "main", "nav", "ol", "p", "pre",
-     "section", "summary", "table", "title", "ul")
-)  # fmt: skip
+    (
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "body",
+        "center",
+        "dd",
+        "details",
+        "dialog",
+        "div",
+        "dl",
+        "dt",
+        "fieldset",
+        "figcaption",
+        "figure",
+        "footer",
+        "form",
+        "header",
+        "hr",
+        "html",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "summary",
+        "table",
+        "title",
+        "ul",
+    )
+)
 _HEADINGS = {f"h{rank}": "#" * rank + " " for rank in range(1, 7)}
 _LINES = frozenset(("br", "tr", "li", "caption"))
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
@@ -46,7 +75,8 @@ class _Reader(HTMLParser):
         if self._hidden is not None:
             self._depth += tag == self._hidden
         elif tag in _HIDDEN:
-            self._hidden, self._depth = tag, 1
+            self._hidden = tag
+            self._depth = 1
         else:
             self._break(tag)
             self._kept += tag == "pre"

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tokenmill.recipes.manifest import Manifest, read_manifest
-from tokenmill.recipes.mill import Answered, Line, Prospect, StageProspect, text_of
 from tokenmill.recipes.pieces import BYTES_PER_TOKEN, TokenCount, groups
+from tokenmill.recipes.previous_answers import MOST_LINES
 from tokenmill.recipes.reasoning import part as parted
-from tokenmill.recipes.seen import MOST_LINES
-from tokenmill.recipes.summarize import Order, judge, prunable, stage_name, works_of
+from tokenmill.recipes.runner import Answered, Line, Prospect, StageProspect, text_of
+from tokenmill.recipes.summarization import SummarizeRequest, judge, prunable, stage_name, works_of
 from tokenmill.recipes.summarize_work import MOST_LEVELS, NUMBER_TOKENS, Rooms, Work, line_of
 from tokenmill.units import number_of
 
@@ -19,12 +19,17 @@ _ASSUMED = "notes on pieces as long as --max-tokens allows"
 
 
 def prospect(
-    order: Order, model_id: str, context: int | None, tokens: TokenCount | None, stored: Stored = lambda _line: None
+    order: SummarizeRequest,
+    model_id: str,
+    context: int | None,
+    tokens: TokenCount | None,
+    stored: Stored = lambda _line: None,
 ) -> Prospect:
     """The stages to come; reads the manifest and the summaries that are there."""
     manifest = read_manifest(order.out)
     judged = judge(order, manifest, model_id)
-    unchanged, edited = len(judged.of("unchanged")), len(judged.of("edited"))
+    unchanged = len(judged.of("unchanged"))
+    edited = len(judged.of("edited"))
     notes = [f"{number_of(unchanged, 'document')} unchanged"] if unchanged else []
     if edited:
         notes.append(f"{number_of(edited, 'summary', 'summaries')} edited by hand and kept")
@@ -46,17 +51,19 @@ def prospect(
     lines = [(name, part) for work in works for name, part in work.pending()]
     step = -(-len(lines) // MOST_LINES)
     first = StageProspect(
-        stage_name(1), len(lines),
+        stage_name(1),
+        len(lines),
         tuple(line_of(name, part, order.prompts, order.sampling) for name, part in lines[::step]),
         output_tokens=room.answer,
-    )  # fmt: skip
+    )
     return Prospect((first, *_reducing(unread, room, order)), len(works), tuple(notes))
 
 
 def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
     """What --prune would do."""
     gone = [name for name in vanished if prunable(manifest, name)]
-    notes, more = list[str](), f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
+    notes = list[str]()
+    more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
     if gone:
         count = number_of(len(gone), "summary", "summaries")
         notes.append(f"--prune will remove {count} of documents that are gone: {', '.join(gone[:_SHOWN])}{more}")
@@ -65,9 +72,10 @@ def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
     return notes
 
 
-def _answered(work: Work, order: Order, room: Rooms, stored: Stored) -> bool:
+def _answered(work: Work, order: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
     """Whether answers that are there lead to the end of a document, level by level. Changes nothing."""
-    tried, opened = replace(work, parts=[replace(part) for part in work.parts]), False
+    tried = replace(work, parts=[replace(part) for part in work.parts])
+    opened = False
     while not tried.over:
         pending = list(tried.pending())
         found = [stored(line_of(name, part, order.prompts, order.sampling)) for name, part in pending]
@@ -81,15 +89,17 @@ def _answered(work: Work, order: Order, room: Rooms, stored: Stored) -> bool:
     return True
 
 
-def _reducing(split: Sequence[int], room: Rooms, order: Order) -> list[StageProspect]:
+def _reducing(split: Sequence[int], room: Rooms, order: SummarizeRequest) -> list[StageProspect]:
     """A stage for each level, as if every answer were as long as it may be."""
     head = len(order.prompts.system("reduce").encode())
     note = room.answer + NUMBER_TOKENS
-    stages, left = list[StageProspect](), list(split)
+    stages = list[StageProspect]()
+    left = list(split)
     while left and len(stages) < MOST_LEVELS:
         grouped = [groups([note] * count, room.room("reduce")) for count in left]
         asked = [size for sizes in grouped for size in sizes if size > 1]
-        name, size_bytes = stage_name(len(stages) + 2), sum(asked) * note * BYTES_PER_TOKEN + len(asked) * head
+        name = stage_name(len(stages) + 2)
+        size_bytes = sum(asked) * note * BYTES_PER_TOKEN + len(asked) * head
         stage = StageProspect(
             name, len(asked), prompt_bytes=size_bytes, shared_bytes=head, output_tokens=room.answer, assumed=_ASSUMED
         )

@@ -15,9 +15,9 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID
 from tokenmill.recipes.documents import Document
-from tokenmill.recipes.mill import Answered, Line, chat_line, text_of
 from tokenmill.recipes.pieces import TokenCount, estimate, fits, groups, halved, split
 from tokenmill.recipes.reasoning import part as parted
+from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 from tokenmill.recipes.summarize_prompts import KINDS, Kind, Prompts
 
 TEMPLATE_TOKENS = 64  # what a chat template puts around two messages, at most
@@ -144,7 +144,9 @@ class Work:
             why = "--max-tokens ended before an answer began" if finish == "length" else "the model wrote nothing"
             self.failure = self.failure or Failure("empty", why)
             return
-        part.answer, part.notes, self.finish_reason = text, (), finish
+        part.answer = text
+        part.notes = ()
+        self.finish_reason = finish
 
     def _count(self, usage: Mapping[str, Any]) -> None:
         details = usage.get("prompt_tokens_details") or {}
@@ -172,7 +174,8 @@ class Work:
             self.failure = Failure("too_long", f"the notes on {len(notes):,} parts could not be reduced any further")
             return
         self.level += 1
-        self.parts, start = [], 0
+        self.parts = []
+        start = 0
         for size in together:
             self.parts.append(_reduced(notes[start : start + size]))
             start += size

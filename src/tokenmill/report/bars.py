@@ -9,11 +9,22 @@ from tokenmill.report.tiers import FREE
 from tokenmill.units import format_bytes
 
 NAMES = {
-    "weights": "weights", "kv": "KV cache", "compute": "compute", "staging": "staging", "repack": "repack",
-    "prompt_cache": "prompt cache", "runtime": "runtime", "reserve": "reserve", "output": "output",
-    "page_cache": "page cache", "free": "free", "computed": "computed", "reused": "reused",
-}  # fmt: skip
-BAR, GAP = 24.0, 8.0
+    "weights": "weights",
+    "kv": "KV cache",
+    "compute": "compute",
+    "staging": "staging",
+    "repack": "repack",
+    "prompt_cache": "prompt cache",
+    "runtime": "runtime",
+    "reserve": "reserve",
+    "output": "output",
+    "page_cache": "page cache",
+    "free": "free",
+    "computed": "computed",
+    "reused": "reused",
+}
+BAR = 24.0
+GAP = 8.0
 _ENLARGE = 0.3  # a plan that takes less of a memory than this is drawn a second time, larger
 _LEAST = 1.5  # px: what is there is seen
 _BOLD = 1.08  # times as wide as ordinary text
@@ -23,7 +34,8 @@ def tier_chart(tier: TierPicture, width: int) -> Markup:
     """One memory: the plan at full context, larger where it is small, and the last load predicted beside measured."""
     used = tier.planned_bytes
     room = max(tier.capacity_bytes or 0, used) or 1
-    y, parts = 14.0, []
+    y = 14.0
+    parts = []
     free = [Part(FREE, tier.free_bytes)] if tier.free_bytes else []
     parts += [label(0, y, _planned_words(tier), "row"), _bar((*tier.planned, *free), room, width, y + 6)]
     y += 6 + BAR
@@ -53,18 +65,24 @@ def _planned_words(tier: TierPicture) -> str:
 
 def _bar(parts: Sequence[Part], room: int, width: float, y: float, *, kind: str = "planned") -> Markup:
     """Parts side by side; names stand inside where there is room for them."""
-    x, drawn = 0.0, []
+    x = 0.0
+    drawn = []
     for part in parts:
         wide = max(width * part.bytes / room, _LEAST)
         wide = min(wide, width - x)
-        name, size = NAMES[part.item], format_bytes(part.bytes)
+        name = NAMES[part.item]
+        size = format_bytes(part.bytes)
         words = next((text for text in (f"{name} {size}", name) if _BOLD * text_width(text) + 10 < wide), None)
-        drawn.append(tag(
-            "g", tag("title", f"{name}: {size}"),
-            tag("rect", x=x, y=y, width=wide, height=BAR, class_=f"part {part.item}"),
-            None if words is None else label(x + 6, y + BAR / 2 + 4, words, f"inside {part.item}"),
-            data_item=part.item, data_bytes=part.bytes,
-        ))  # fmt: skip
+        drawn.append(
+            tag(
+                "g",
+                tag("title", f"{name}: {size}"),
+                tag("rect", x=x, y=y, width=wide, height=BAR, class_=f"part {part.item}"),
+                None if words is None else label(x + 6, y + BAR / 2 + 4, words, f"inside {part.item}"),
+                data_item=part.item,
+                data_bytes=part.bytes,
+            )
+        )
         x += wide
     frame = tag("rect", x=0.5, y=y + 0.5, width=width - 1.0, height=BAR - 1, class_="outline")
     return tag("g", *drawn, frame, data_bar=kind)
@@ -79,20 +97,28 @@ def swatch(item: str) -> Markup:
 def reuse_chart(batches: Sequence[BatchReuse], width: int) -> Markup:
     """A bar for each batch: prompt tokens computed, and those reused."""
     most = max(batch.computed_tokens + batch.reused_tokens for batch in batches) or 1
-    y, parts = 14.0, []
+    y = 14.0
+    parts = []
     for batch in batches:
         share = "" if batch.share is None else f"{100 * batch.share:.0f} % reused"
         head = label(0, y, f"{batch.source}, {batch.when[:10]}", "row")
-        computed, reused = width * batch.computed_tokens / most, width * batch.reused_tokens / most
+        computed = width * batch.computed_tokens / most
+        reused = width * batch.reused_tokens / most
         tokens = (("computed", 0.0, computed, batch.computed_tokens), ("reused", computed, reused, batch.reused_tokens))
         bars = [
-            tag("g", tag("title", f"{count:,} tokens {name}"),
+            tag(
+                "g",
+                tag("title", f"{count:,} tokens {name}"),
                 tag("rect", x=x, y=y + 6, width=max(wide, 0.1), height=BAR - 4, class_=f"part {name}"),
                 label(x + 6, y + BAR / 2 + 8, f"{count:,} {name}", f"inside {name}")
-                if _BOLD * text_width(f"{count:,} {name}") + 10 < wide else None,
-                data_item=name, data_tokens=count)
-            for name, x, wide, count in tokens if count
-        ]  # fmt: skip
+                if _BOLD * text_width(f"{count:,} {name}") + 10 < wide
+                else None,
+                data_item=name,
+                data_tokens=count,
+            )
+            for name, x, wide, count in tokens
+            if count
+        ]
         parts += [head, label(width, y, share, "row strong", "end"), tag("g", *bars, data_batch=batch.name)]
         y += BAR + 2 * GAP + 8
     return drawing("reuse", width, y - GAP - 4, "prompt tokens computed and reused", joined(*parts))

@@ -7,8 +7,8 @@ from tokenmill.engine.measured import Record
 from tokenmill.report.curves import dial_words
 from tokenmill.report.report import Comparison, Origin
 from tokenmill.report.tiers import load_words
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Figures
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures
 
 _SPEEDS = (("decode", "decode_tok_s"), ("prefill", "prefill_tok_s"), ("jobs", "jobs_tok_s"))
 _SAID_BY = {"engine": "the engine", "process": "the system", "driver": "the driver"}
@@ -32,7 +32,8 @@ def typical_error(found: Sequence[Comparison]) -> float | None:
 
 
 def _speed(speed: Speed, what: str, name: str) -> Comparison | None:
-    measured, predicted = _figure(speed.figures, name), _figure(speed.predicted, name)
+    measured = _figure(speed.figures, name)
+    predicted = _figure(speed.predicted, name)
     if measured is None or predicted is None:
         return None
     at = dial_words(speed.dials) + (f", at depth {speed.depth}" if speed.depth else "")
@@ -46,7 +47,8 @@ def _figure(figures: Figures, name: str) -> float | None:
 
 
 def _load(load: Record) -> Iterator[Comparison]:
-    at, origin = load_words(load.settings), Origin("measured", load.machine, load.build, load.when)
+    at = load_words(load.settings)
+    origin = Origin("measured", load.machine, load.build, load.when)
     for row in load.rows:
         if row.measured_bytes is not None:
             what = f"{row.tier} {row.item.replace('_', ' ')}, as {_SAID_BY[row.source]} says"

@@ -12,14 +12,14 @@ from statistics import median
 from typing import Literal
 
 from tokenmill.hardware.machine import Machine
-from tokenmill.plan.plan import Forecast
-from tokenmill.plan.plan import Speed as Forecasted
+from tokenmill.planner.plan import Forecast
+from tokenmill.planner.plan import Speed as Forecasted
 from tokenmill.report.report import PREDICTED, Curve, Dot, Line, Lost, Origin
 from tokenmill.report.svg import figure_text
-from tokenmill.tune.history import Speed
-from tokenmill.tune.knee import FALL, LITTLE, steepest
-from tokenmill.tune.knee import Curve as Measured
-from tokenmill.tune.point import Dials, Figures, OperatingPoint
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.knee import FALL, LITTLE, steepest
+from tokenmill.tuner.knee import Curve as Measured
+from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
 from tokenmill.units import number_of
 
 Value = Callable[[Figures], float | None]
@@ -38,11 +38,11 @@ class Axis:
     value: Value
     doubling: bool = False
 
-    def x(self, dials: Dials, depth: int) -> float:
+    def x(self, dials: TrialSettings, depth: int) -> float:
         """Where on the axis a measurement lies."""
         return float(depth if self.varied == "depth" else getattr(dials, self.varied))
 
-    def still(self, dials: Dials) -> Dials:
+    def still(self, dials: TrialSettings) -> TrialSettings:
         """Dials with what may differ along the curve taken out; how long the context may grow changes no speed."""
         if self.varied in ("threads", "threads_batch"):
             return replace(dials, context=0, threads=0, threads_batch=0)
@@ -50,26 +50,47 @@ class Axis:
 
 
 BY_THREADS = Axis(
-    "threads", "Decoding by threads", "threads for decoding", "decode", "threads",
+    "threads",
+    "Decoding by threads",
+    "threads for decoding",
+    "decode",
+    "threads",
     lambda figures: figures.decode_tok_s,
-)  # fmt: skip
+)
 BY_BATCH_THREADS = Axis(
-    "prefill-threads", "Prefill by threads", "threads for prefill", "prefill", "threads_batch",
+    "prefill-threads",
+    "Prefill by threads",
+    "threads for prefill",
+    "prefill",
+    "threads_batch",
     lambda figures: figures.prefill_tok_s,
-)  # fmt: skip
+)
 BY_SEQUENCES = Axis(
-    "sequences", "Decoding by sequences at once", "sequences at once", "decode", "sequences",
-    lambda figures: figures.decode_tok_s, doubling=True,
-)  # fmt: skip
+    "sequences",
+    "Decoding by sequences at once",
+    "sequences at once",
+    "decode",
+    "sequences",
+    lambda figures: figures.decode_tok_s,
+    doubling=True,
+)
 JOBS_BY_SEQUENCES = replace(BY_SEQUENCES, line_name="jobs", value=lambda figures: figures.jobs_tok_s)
 DECODE_BY_DEPTH = Axis(
-    "decode-depth", "Decoding by depth", "tokens in the context", "decode", "depth",
+    "decode-depth",
+    "Decoding by depth",
+    "tokens in the context",
+    "decode",
+    "depth",
     lambda figures: figures.decode_tok_s,
-)  # fmt: skip
+)
 PREFILL_BY_DEPTH = Axis(
-    "prefill-depth", "Prefill by depth", "tokens in the context", "prefill", "depth",
+    "prefill-depth",
+    "Prefill by depth",
+    "tokens in the context",
+    "prefill",
+    "depth",
     lambda figures: figures.prefill_tok_s,
-)  # fmt: skip
+)
 
 
 def setting_curves(speeds: Sequence[Speed], point: OperatingPoint | None, forecast: Forecast | None) -> list[Curve]:
@@ -147,12 +168,15 @@ def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
     )
 
 
-def dial_words(dials: Dials) -> str:
+def dial_words(dials: TrialSettings) -> str:
     """Dials in a few words; those at their usual value are left out."""
-    parts = [number_of(dials.threads, "thread") if dials.threads else "",
-             f"{dials.threads_batch} for prefill" if dials.threads_batch not in (0, dials.threads) else "",
-             number_of(dials.sequences, "sequence") if dials.sequences else "",
-             f"ubatch {dials.ubatch}", f"context {dials.context}" if dials.context else ""]  # fmt: skip
+    parts = [
+        number_of(dials.threads, "thread") if dials.threads else "",
+        f"{dials.threads_batch} for prefill" if dials.threads_batch not in (0, dials.threads) else "",
+        number_of(dials.sequences, "sequence") if dials.sequences else "",
+        f"ubatch {dials.ubatch}",
+        f"context {dials.context}" if dials.context else "",
+    ]
     cache = {dials.cache_type_k, dials.cache_type_v}
     parts += [f"cache {'/'.join(sorted(cache))}" if cache != {"f16"} else ""]
     parts += ["" if dials.flash_attention else "no flash attention", "" if dials.mmap else "no mmap"]
@@ -203,17 +227,23 @@ def _curve(axis: Axis, group: Sequence[Speed], point: OperatingPoint | None) -> 
         chosen = place if any(dot.x == place for dot in measured) else None
         gone = lost(axis, point)
     return Curve(
-        axis.key, axis.title, axis.x_name, "tok/s", tuple(lines), doubling=axis.doubling,
-        knee=knee(measured, point.noise if point else 0.0), chosen=chosen, lost=gone,
+        axis.key,
+        axis.title,
+        axis.x_name,
+        "tok/s",
+        tuple(lines),
+        doubling=axis.doubling,
+        knee=knee(measured, point.noise if point else 0.0),
+        chosen=chosen,
+        lost=gone,
         note=dial_words(axis.still(group[-1].dials)) if group else None,
-    )  # fmt: skip
+    )
 
 
 def _measured(axis: Axis, group: Sequence[Speed]) -> list[Line]:
     pairs = [
-        (axis.x(speed.dials, speed.depth), value) for speed in group
-        if (value := axis.value(speed.figures)) is not None
-    ]  # fmt: skip
+        (axis.x(speed.dials, speed.depth), value) for speed in group if (value := axis.value(speed.figures)) is not None
+    ]
     if not pairs:
         return []
     last = max(group, key=lambda speed: speed.when)

@@ -8,7 +8,7 @@ from tokenmill.report.compare import typical_error
 from tokenmill.report.front import throughput
 from tokenmill.report.report import Comparison, ModelFacts, PlanFacts, Report, TierPicture
 from tokenmill.report.svg import figure_text
-from tokenmill.tune.point import Dials, Figures, OperatingPoint
+from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
 from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds, number_of
 
 UNKNOWN = "unknown"
@@ -22,38 +22,66 @@ Rows = list[tuple[str, str]]
 
 def machine_rows(machine: Machine) -> Rows:
     """What the machine is."""
-    cpu, dram = machine.cpu, machine.dram
+    cpu = machine.cpu
+    dram = machine.dram
     cores = f"{_known(cpu.sockets)} x " if (cpu.sockets or 1) > 1 else ""
     threads = f", {cpu.threads_per_core} threads each" if (cpu.threads_per_core or 1) > 1 else ""
-    rows = [("processor", f"{cores}{cpu.model or UNKNOWN}"),
-            ("cores", f"{_known(cpu.cores)}{threads}; L3 {_size(cpu.l3_bytes)}")]  # fmt: skip
+    rows = [
+        ("processor", f"{cores}{cpu.model or UNKNOWN}"),
+        ("cores", f"{_known(cpu.cores)}{threads}; L3 {_size(cpu.l3_bytes)}"),
+    ]
     if cpu.isa:
         rows.append(("instructions", " ".join(cpu.isa)))
-    kind = ", ".join(part for part in (
-        dram.kind, f"{dram.mts} MT/s" if dram.mts else None, f"{dram.channels} channels" if dram.channels else None,
-    ) if part)  # fmt: skip
+    kind = ", ".join(
+        part
+        for part in (
+            dram.kind,
+            f"{dram.mts} MT/s" if dram.mts else None,
+            f"{dram.channels} channels" if dram.channels else None,
+        )
+        if part
+    )
     rows.append(("memory", f"{_size(dram.total_bytes)}" + (f", {kind}" if kind else "")))
     if machine.pmem is not None:
         mode = {"memory": "Memory Mode", "app-direct": "App Direct", "mixed": "both modes"}
         rows.append(("PMem", f"{_size(machine.pmem.total_bytes)}, {mode.get(machine.pmem.mode or '', 'mode unknown')}"))
     if len(machine.numa) > 1:
         cpus = [f"CPUs {format_numbers(node.cpus)}" if node.cpus else "no CPUs" for node in machine.numa]
-        nodes = [f"{node.index}: {_size(node.memory_bytes)}, {words}"
-                 for node, words in zip(machine.numa, cpus, strict=True)]  # fmt: skip
+        nodes = [
+            f"{node.index}: {_size(node.memory_bytes)}, {words}" for node, words in zip(machine.numa, cpus, strict=True)
+        ]
         rows.append(("NUMA nodes", "; ".join(nodes)))
-    rows += [("system", ", ".join(part for part in (
-        machine.os, f"virtual machine ({machine.virtual})" if machine.virtual else None,
-        f"container ({machine.container})" if machine.container else None) if part) or UNKNOWN)]  # fmt: skip
+    rows += [
+        (
+            "system",
+            ", ".join(
+                part
+                for part in (
+                    machine.os,
+                    f"virtual machine ({machine.virtual})" if machine.virtual else None,
+                    f"container ({machine.container})" if machine.container else None,
+                )
+                if part
+            )
+            or UNKNOWN,
+        )
+    ]
     return rows
 
 
 def tier_rows(machine: Machine) -> list[tuple[str, ...]]:
     """Each memory: name, kind, capacity, free, nominal and measured bandwidth."""
     return [
-        (tier.name, tier.kind, _size(tier.capacity_bytes), _size(tier.free_bytes), _rate(tier.nominal_gb_s),
-         _measured_rate(tier.measured_gb_s))
+        (
+            tier.name,
+            tier.kind,
+            _size(tier.capacity_bytes),
+            _size(tier.free_bytes),
+            _rate(tier.nominal_gb_s),
+            _measured_rate(tier.measured_gb_s),
+        )
         for tier in machine.tiers()
-    ]  # fmt: skip
+    ]
 
 
 def gpu_rows(machine: Machine) -> list[tuple[str, ...]]:
@@ -84,11 +112,19 @@ def link_rows(machine: Machine) -> list[tuple[str, ...]]:
 def model_rows(model: ModelFacts) -> Rows:
     """What the model is."""
     active = model.active_parameters < 0.95 * model.parameters
-    rows = [("parameters", format_count(model.parameters)
-             + (f", {format_count(model.active_parameters)} active for a token" if active else "")),
-            ("size", format_bytes(model.bytes) + (f", {model.quantisation}" if model.quantisation else "")),
-            ("architecture", f"{model.architecture}, {model.layers} layers"
-             + (f", {model.experts_used} of {model.experts} experts" if model.experts else ""))]  # fmt: skip
+    rows = [
+        (
+            "parameters",
+            format_count(model.parameters)
+            + (f", {format_count(model.active_parameters)} active for a token" if active else ""),
+        ),
+        ("size", format_bytes(model.bytes) + (f", {model.quantisation}" if model.quantisation else "")),
+        (
+            "architecture",
+            f"{model.architecture}, {model.layers} layers"
+            + (f", {model.experts_used} of {model.experts} experts" if model.experts else ""),
+        ),
+    ]
     if model.training_context:
         rows.append(("trained for", f"{model.training_context:,} tokens"))
     return rows
@@ -126,14 +162,20 @@ def planned_sizes(tier: TierPicture) -> dict[str, int]:
     return {part.item: part.bytes for part in tier.planned} | free
 
 
-def dial_rows(dials: Dials) -> Rows:
+def dial_rows(dials: TrialSettings) -> Rows:
     """An operating point's settings."""
-    rows = [("threads", f"{dials.threads} to decode, {dials.threads_batch} for prefill"),
-            ("sequences at once", str(dials.sequences)), ("context", f"{dials.context:,} tokens each"),
-            ("micro-batch", f"{dials.ubatch} tokens"),
-            ("cache", f"K {dials.cache_type_k}, V {dials.cache_type_v}, "
-                      f"flash attention {'on' if dials.flash_attention else 'off'}"),
-            ("loading", f"mmap {'on' if dials.mmap else 'off'}, repack {'on' if dials.repack else 'off'}")]  # fmt: skip
+    rows = [
+        ("threads", f"{dials.threads} to decode, {dials.threads_batch} for prefill"),
+        ("sequences at once", str(dials.sequences)),
+        ("context", f"{dials.context:,} tokens each"),
+        ("micro-batch", f"{dials.ubatch} tokens"),
+        (
+            "cache",
+            f"K {dials.cache_type_k}, V {dials.cache_type_v}, "
+            f"flash attention {'on' if dials.flash_attention else 'off'}",
+        ),
+        ("loading", f"mmap {'on' if dials.mmap else 'off'}, repack {'on' if dials.repack else 'off'}"),
+    ]
     if dials.offload_min_batch is not None:
         rows.append(("offload", f"to the GPU from {dials.offload_min_batch} rows"))
     return rows
@@ -141,8 +183,11 @@ def dial_rows(dials: Dials) -> Rows:
 
 def figure_rows(figures: Figures) -> Rows:
     """What was measured at an operating point."""
-    speeds = (("decode, all sequences", figures.decode_tok_s), ("prefill", figures.prefill_tok_s),
-              ("jobs, prompts included", figures.jobs_tok_s))  # fmt: skip
+    speeds = (
+        ("decode, all sequences", figures.decode_tok_s),
+        ("prefill", figures.prefill_tok_s),
+        ("jobs, prompts included", figures.jobs_tok_s),
+    )
     rows = [(name, f"{figure_text(value)} tok/s") for name, value in speeds if value is not None]
     if figures.first_token_s is not None:
         rows.append(("first token beside a full batch", f"{figures.first_token_s:.2f} s"))
@@ -154,22 +199,31 @@ def figure_rows(figures: Figures) -> Rows:
 
 def point_words(point: OperatingPoint) -> str:
     """Where an operating point holds, and what it took to find it."""
-    return (f"{_measured(point)}; aim: {point.aim.kind}; {number_of(len(point.trials), 'trial')}, "
-            f"{number_of(point.loads, 'load')}, noise {100 * point.noise:.1f} %")  # fmt: skip
+    return (
+        f"{_measured(point)}; aim: {point.aim.kind}; {number_of(len(point.trials), 'trial')}, "
+        f"{number_of(point.loads, 'load')}, noise {100 * point.noise:.1f} %"
+    )
 
 
 def front_rows(point: OperatingPoint) -> list[tuple[str, ...]]:
     """The Pareto front: dials and what they give."""
     shown: list[tuple[str, ...]] = []
     for trial in point.front:
-        found, dials, figures = throughput(trial.figures), trial.dials, trial.figures
-        shown.append((
-            str(dials.threads), str(dials.sequences), str(dials.ubatch), f"{dials.context:,}",
-            figure_text(found[1]) if found else "",
-            "" if figures.first_token_s is None else f"{figures.first_token_s:.2f}",
-            "" if figures.joules_per_token is None else f"{figures.joules_per_token:.2f}",
-            "chosen" if dials == point.dials else "",
-        ))  # fmt: skip
+        found = throughput(trial.figures)
+        dials = trial.dials
+        figures = trial.figures
+        shown.append(
+            (
+                str(dials.threads),
+                str(dials.sequences),
+                str(dials.ubatch),
+                f"{dials.context:,}",
+                figure_text(found[1]) if found else "",
+                "" if figures.first_token_s is None else f"{figures.first_token_s:.2f}",
+                "" if figures.joules_per_token is None else f"{figures.joules_per_token:.2f}",
+                "chosen" if dials == point.dials else "",
+            )
+        )
     return shown
 
 
@@ -190,7 +244,8 @@ def error_text(error: float | None) -> str:
 
 def headline(report: Report) -> Iterator[tuple[str, str, str]]:
     """The few figures at the top: name, figure, where it is from."""
-    plan, point = report.plan, report.point
+    plan = report.plan
+    point = report.point
     if plan is not None:
         words = "predicted, with reserves" if plan.fits else "predicted: see what would make it fit"
         yield "fits", "yes" if plan.fits else "no", words
@@ -255,7 +310,8 @@ def _gpu(gpu: Gpu) -> tuple[str, ...]:
 
 
 def _link(pcie: PcieLink) -> str:
-    generation, width = pcie.max_generation or pcie.generation, pcie.max_width or pcie.width
+    generation = pcie.max_generation or pcie.generation
+    width = pcie.max_width or pcie.width
     return UNKNOWN if generation is None or width is None else f"{generation}.0 x{width}"
 
 

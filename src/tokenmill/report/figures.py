@@ -26,7 +26,9 @@ from tokenmill.report.svg import (
 )
 
 NARROW = 420  # px: below this, labels of lines stand above the plot
-_TICK, _LINE_GAP, _MARK = 5.0, 16.0, 3.6
+_TICK = 5.0
+_LINE_GAP = 16.0
+_MARK = 3.6
 _BOLD = 1.08  # times as wide as ordinary text
 
 
@@ -91,9 +93,15 @@ def line_chart(curve: Curve, width: int) -> Markup:
 def drawing(kind: str, width: float, height: float, title: str, *parts: object) -> Markup:
     """An SVG of its own size that shrinks with the page."""
     return tag(
-        "svg", *parts, class_=kind, viewBox=f"0 0 {width:g} {height:g}", width=width, height=height, role="img",
+        "svg",
+        *parts,
+        class_=kind,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=width,
+        height=height,
+        role="img",
         aria_label=title,
-    )  # fmt: skip
+    )
 
 
 def label(x: float, y: float, words: object, kind: str = "", anchor: str = "start") -> Markup:
@@ -135,12 +143,18 @@ def _x_ticks(curve: Curve, xs: Sequence[float]) -> tuple[float, ...]:
 def _y_axis(frame: Frame, ticks: Sequence[float], unit: str) -> Markup:
     rules = [
         joined(
-            tag("line", x1=frame.left - 10, x2=frame.right + 8, y1=frame.y(tick), y2=frame.y(tick),
-                class_="base" if tick == 0 else "rule"),
+            tag(
+                "line",
+                x1=frame.left - 10,
+                x2=frame.right + 8,
+                y1=frame.y(tick),
+                y2=frame.y(tick),
+                class_="base" if tick == 0 else "rule",
+            ),
             label(frame.left - 16, frame.y(tick) + 4, tick_text(tick), "tick", "end"),
         )
         for tick in ticks
-    ]  # fmt: skip
+    ]
     return joined(*rules, label(4, 14, unit, "axis"))
 
 
@@ -161,29 +175,36 @@ def _x_axis(frame: Frame, ticks: Sequence[float], name: str) -> Markup:
 
 
 def _stroke(frame: Frame, line: Line, style: str) -> Markup:
-    way = " ".join(f"{'L' if number else 'M'}{frame.x(dot.x):.1f} {frame.y(dot.y):.1f}"
-                   for number, dot in enumerate(line.dots))  # fmt: skip
+    way = " ".join(
+        f"{'L' if number else 'M'}{frame.x(dot.x):.1f} {frame.y(dot.y):.1f}" for number, dot in enumerate(line.dots)
+    )
     # a spread that the mark covers would only blur it
     seen = [dot for dot in line.dots if frame.y(dot.low or dot.y) - frame.y(dot.high or dot.y) > 2.5 * _MARK]
     return joined(tag("path", d=way, class_=f"line {style}"), *(_spread(frame, dot, style) for dot in seen))
 
 
 def _spread(frame: Frame, dot: Dot, style: str) -> Markup:
-    x, low, high = frame.x(dot.x), frame.y(dot.low or 0.0), frame.y(dot.high or 0.0)
+    x = frame.x(dot.x)
+    low = frame.y(dot.low or 0.0)
+    high = frame.y(dot.high or 0.0)
     way = f"M{x:.1f} {low:.1f}V{high:.1f}M{x - 4:.1f} {low:.1f}h8M{x - 4:.1f} {high:.1f}h8"
     return tag("path", d=way, class_=f"spread {style}")
 
 
 def _mark(frame: Frame, curve: Curve, line: Line, dot: Dot, style: str) -> Markup:
-    x, y = frame.x(dot.x), frame.y(dot.y)
+    x = frame.x(dot.x)
+    y = frame.y(dot.y)
     words = [f"{tick_text(dot.x)} {curve.x_name}", f"{line.name}: {figure_text(dot.y)} {curve.unit}"]
     if dot.low is not None and dot.high is not None:
         words.append(f"{figure_text(dot.low)} to {figure_text(dot.high)} in {dot.runs} runs")
     words.append(line.origin.kind)
     return tag(
-        "g", marked(shape(style, x, y), x, y, words, frame.width, ", ".join(words)),
-        data_line=line.name, data_x=f"{dot.x:g}", data_y=f"{dot.y:.6g}",
-    )  # fmt: skip
+        "g",
+        marked(shape(style, x, y), x, y, words, frame.width, ", ".join(words)),
+        data_line=line.name,
+        data_x=f"{dot.x:g}",
+        data_y=f"{dot.y:.6g}",
+    )
 
 
 def shape(style: str, x: float, y: float, size: float = _MARK) -> Markup:
@@ -214,7 +235,8 @@ def _chosen(frame: Frame, curve: Curve, lines: Sequence[Line]) -> list[Markup]:
     dot = lines[0].at(curve.chosen)
     if dot is None:
         return []
-    x, y = frame.x(dot.x), frame.y(dot.y)
+    x = frame.x(dot.x)
+    y = frame.y(dot.y)
     words = f"chosen: {tick_text(dot.x)}"
     half = _BOLD * text_width(words) / 2
     at = min(max(x, frame.left - 8 + half), frame.right + 8 - half)
@@ -232,7 +254,8 @@ def _chosen(frame: Frame, curve: Curve, lines: Sequence[Line]) -> list[Markup]:
 
 
 def _lost(frame: Frame, gone: Lost) -> Markup:
-    x, y = frame.x(gone.x), frame.bottom - 9
+    x = frame.x(gone.x)
+    y = frame.bottom - 9
     cross = tag("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="lost")
     return marked(cross, x, y, [f"at {tick_text(gone.x)}: {gone.why}"], frame.width, f"{gone.x:g}: {gone.why}")
 
@@ -248,29 +271,41 @@ def _names_beside(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
 
 def _names_above(lines: Sequence[Line]) -> list[Markup]:
     return [
-        joined(shape(_style(lines, line), 10.0, 28.0 + _LINE_GAP * number),
-               label(20, 32.0 + _LINE_GAP * number, line.name, f"name {_style(lines, line)}"))
+        joined(
+            shape(_style(lines, line), 10.0, 28.0 + _LINE_GAP * number),
+            label(20, 32.0 + _LINE_GAP * number, line.name, f"name {_style(lines, line)}"),
+        )
         for number, line in enumerate(lines)
-    ]  # fmt: skip
+    ]
 
 
 def front_chart(front: Front, width: int) -> Markup:
     """Every trial as a dot; those that nothing else beats in everything are filled and joined."""
     ticks = nice_ticks(1.04 * max(trial.y for trial in front.trials))
-    left, height = 12.0 + max(text_width(tick_text(tick)) for tick in ticks), 262.0
+    left = 12.0 + max(text_width(tick_text(tick)) for tick in ticks)
+    height = 262.0
     xs = sorted({trial.x for trial in front.trials})
     tokens = front.x_name.startswith("tokens")
     x_ticks = token_ticks(xs[-1]) if tokens else tuple(xs) if front.whole else nice_ticks(xs[-1])
     low = min(xs[0], 1.0) if front.whole and not tokens else 0.0
-    frame = Frame(width, height, Scale(low, max(x_ticks[-1], xs[-1]), left + 10.0, width - 18.0),
-                  Scale(0.0, ticks[-1], height - 42.0, 30.0))  # fmt: skip
+    frame = Frame(
+        width,
+        height,
+        Scale(low, max(x_ticks[-1], xs[-1]), left + 10.0, width - 18.0),
+        Scale(0.0, ticks[-1], height - 42.0, 30.0),
+    )
     best = sorted((trial for trial in front.trials if trial.best), key=lambda trial: (trial.x, trial.y))
-    way = " ".join(f"{'L' if number else 'M'}{frame.x(trial.x):.1f} {frame.y(trial.y):.1f}"
-                   for number, trial in enumerate(best))  # fmt: skip
-    parts = [_y_axis(frame, ticks, f"{front.y_name}, tok/s"), _x_axis(frame, x_ticks, front.x_name),
-             tag("path", d=way, class_="line front")]  # fmt: skip
+    way = " ".join(
+        f"{'L' if number else 'M'}{frame.x(trial.x):.1f} {frame.y(trial.y):.1f}" for number, trial in enumerate(best)
+    )
+    parts = [
+        _y_axis(frame, ticks, f"{front.y_name}, tok/s"),
+        _x_axis(frame, x_ticks, front.x_name),
+        tag("path", d=way, class_="line front"),
+    ]
     for trial in sorted(front.trials, key=lambda trial: trial.best):
-        x, y = frame.x(trial.x), frame.y(trial.y)
+        x = frame.x(trial.x)
+        y = frame.y(trial.y)
         kind = "m0" if trial.best else "other"
         words = [trial.words, f"{figure_text(trial.y)} tok/s, {front.x_name}: {figure_text(trial.x)}"]
         parts.append(marked(shape(kind, x, y), x, y, words, width, ", ".join(words)))
@@ -283,7 +318,8 @@ def front_chart(front: Front, width: int) -> Markup:
 
 def error_bar(error: float, width: float = 96.0, most: float = 0.5) -> Markup:
     """How far a prediction was off: to the right too high, to the left too low; beyond `most` an arrow."""
-    middle, high = width / 2, 14.0
+    middle = width / 2
+    high = 14.0
     reach = min(abs(error) / most, 1.0) * (middle - 8)
     x = middle if error >= 0 else middle - reach
     parts = [tag("line", x1=middle, x2=middle, y1=0, y2=high, class_="base")]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tokenmill.report.curves import dial_words
-from tokenmill.tune.point import Figures, OperatingPoint, Trial
+from tokenmill.tuner.point import Figures, OperatingPoint, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,11 @@ def front_of(point: OperatingPoint) -> Front | None:
     held = {trial.dials: trial for trial in point.front}
     # the front's figures are already those of all runs of its dials together; of other dials the last run is shown
     last = {trial.dials: trial for trial in point.trials if trial.counts} | held
-    kept = [(trial, found[1]) for trial in last.values()
-            if (found := throughput(trial.figures)) is not None and found[0] == gained[0]]  # fmt: skip
+    kept = [
+        (trial, found[1])
+        for trial in last.values()
+        if (found := throughput(trial.figures)) is not None and found[0] == gained[0]
+    ]
     for name, whole, cost in _COSTS:
         placed = [(trial, x, y) for trial, y in kept if (x := cost(trial)) is not None]
         if len({x for _, x, _ in placed}) > 1:

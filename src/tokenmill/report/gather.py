@@ -11,27 +11,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill import __version__
 from tokenmill.engine import measured
 from tokenmill.engine.measured import Record, machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.tables import has_batches
 from tokenmill.model.profile import Profile
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 from tokenmill.report import curves
 from tokenmill.report.compare import comparisons
 from tokenmill.report.gaps import gaps
 from tokenmill.report.kept import qualified, soaked
 from tokenmill.report.report import BatchReuse, CommandText, ModelFacts, Origin, PlanFacts, Report
 from tokenmill.report.tiers import load_for, pictures
-from tokenmill.tune import history, soak_store
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Figures, OperatingPoint
-from tokenmill.tune.remember import points
-from tokenmill.tune.soak import SoakResult
+from tokenmill.tuner import history, soak_store
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, OperatingPoint
+from tokenmill.tuner.point_store import points
+from tokenmill.tuner.soak import SoakResult
+from tokenmill.version import __version__
 
 MOST_BATCHES = 12
 
@@ -72,7 +72,8 @@ def read(asked: Asked, state: Path, batches: Address) -> Kept:
     found = _batches(batches, asked.model_id)
     if asked.model_id is None:
         return Kept(batches=found)
-    here, model = machine_id(asked.machine), asked.model_id
+    here = machine_id(asked.machine)
+    model = asked.model_id
     return Kept(
         loads=tuple(load for load in measured.read(state) if (load.machine_id, load.model_id) == (here, model)),
         speeds=tuple(speed for speed in history.read(state) if (speed.machine_id, speed.model_id) == (here, model)),
@@ -91,11 +92,14 @@ def newest_point(state: Path, machine: str, model: str) -> OperatingPoint | None
 
 def put_together(asked: Asked, kept: Kept, made: str) -> Report:
     """The report. Pure."""
-    plan, load = asked.plan, load_for(asked.plan, kept.loads) if asked.plan else None
+    plan = asked.plan
+    load = load_for(asked.plan, kept.loads) if asked.plan else None
     speeds = kept.speeds if any(speed.source == "tune" for speed in kept.speeds) else (*kept.speeds, *_trials(kept))
     forecast = plan.forecast if plan else None
     report = Report(
-        made, __version__, asked.machine,
+        made,
+        __version__,
+        asked.machine,
         model=_model(asked.profile) if asked.profile else None,
         plan=_plan(plan, load) if plan else None,
         tiers=pictures(plan, load) if plan else (),
@@ -108,7 +112,7 @@ def put_together(asked: Asked, kept: Kept, made: str) -> Report:
         qualified=qualified(kept.qualified),
         soaked=soaked(kept.soak),
         commands=asked.commands,
-    )  # fmt: skip
+    )
     return replace(report, gaps=gaps(report, asked.model, files=asked.model_id is not None, elsewhere=asked.elsewhere))
 
 
@@ -116,35 +120,68 @@ def _trials(kept: Kept) -> list[Speed]:
     """A point's own trials, where the history has lost them."""
     if kept.point is None:
         return []
-    place, point = kept.point.place, kept.point
+    place = kept.point.place
+    point = kept.point
     return [
-        Speed(trial.when or point.when, place.machine, place.machine_id, place.model, place.model_id, place.engine,
-              place.build, "tune", trial.dials, 0, trial.figures, Figures())
-        for trial in point.trials if trial.counts
-    ]  # fmt: skip
+        Speed(
+            trial.when or point.when,
+            place.machine,
+            place.machine_id,
+            place.model,
+            place.model_id,
+            place.engine,
+            place.build,
+            "tune",
+            trial.dials,
+            0,
+            trial.figures,
+            Figures(),
+        )
+        for trial in point.trials
+        if trial.counts
+    ]
 
 
 def _model(profile: Profile) -> ModelFacts:
     experts = profile.experts
     return ModelFacts(
-        profile.name, profile.architecture, profile.quantisation, profile.bytes, profile.parameters,
-        profile.active_parameters, profile.layers, experts.count if experts else None,
-        experts.used if experts else None, profile.training_context, profile.ghost,
-    )  # fmt: skip
+        profile.name,
+        profile.architecture,
+        profile.quantisation,
+        profile.bytes,
+        profile.parameters,
+        profile.active_parameters,
+        profile.layers,
+        experts.count if experts else None,
+        experts.used if experts else None,
+        profile.training_context,
+        profile.ghost,
+    )
 
 
 def _plan(plan: Plan, load: Record | None) -> PlanFacts:
-    forecast, devices = plan.forecast, list(dict.fromkeys(plan.placement.layers))
+    forecast = plan.forecast
+    devices = list(dict.fromkeys(plan.placement.layers))
     decode_first = next((speed for speed in forecast.decode if speed.sequences == 1), None)
     prefill = [speed for speed in forecast.prefill if speed.ubatch in (None, plan.settings.ubatch)]
     return PlanFacts(
-        plan.fits, plan.settings, tuple((device, plan.placement.layers.count(device)) for device in devices),
-        decode_first.tok_s if decode_first else None, prefill[0].tok_s if prefill else None,
-        decode_first.confidence if decode_first else None, forecast.load_cold_s, forecast.load_warm_s,
-        forecast.load_bound_by, load.load_s if load else None,
-        Origin("measured", load.machine, load.build, load.when) if load else None, plan.decisions, plan.shortfalls,
-        plan.changes, forecast.notes, plan.warnings,
-    )  # fmt: skip
+        plan.fits,
+        plan.settings,
+        tuple((device, plan.placement.layers.count(device)) for device in devices),
+        decode_first.tok_s if decode_first else None,
+        prefill[0].tok_s if prefill else None,
+        decode_first.confidence if decode_first else None,
+        forecast.load_cold_s,
+        forecast.load_warm_s,
+        forecast.load_bound_by,
+        load.load_s if load else None,
+        Origin("measured", load.machine, load.build, load.when) if load else None,
+        plan.decisions,
+        plan.shortfalls,
+        plan.changes,
+        forecast.notes,
+        plan.warnings,
+    )
 
 
 def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
@@ -158,10 +195,16 @@ def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
 def _reuse(batch: Batch) -> BatchReuse:
     totals = batch.totals
     return BatchReuse(
-        batch.name, Path(batch.source).name, datetime.fromtimestamp(batch.created_s, UTC).isoformat(timespec="seconds"),
-        batch.counts.total, totals.computed, totals.reused, totals.prompt_tokens - totals.cached_tokens,
-        totals.cached_tokens, totals.completion_tokens,
-    )  # fmt: skip
+        batch.name,
+        Path(batch.source).name,
+        datetime.fromtimestamp(batch.created_s, UTC).isoformat(timespec="seconds"),
+        batch.counts.total,
+        totals.computed,
+        totals.reused,
+        totals.prompt_tokens - totals.cached_tokens,
+        totals.cached_tokens,
+        totals.completion_tokens,
+    )
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -87,16 +87,21 @@ def _footer(report: Report) -> Markup:
 
 def _cards(report: Report) -> Markup | None:
     cards = [
-        tag("div", tag("span", name), tag("strong", figure, class_=figure if figure in ("yes", "no") else None),
-            tag("small", dated(words)))
+        tag(
+            "div",
+            tag("span", name),
+            tag("strong", figure, class_=figure if figure in ("yes", "no") else None),
+            tag("small", dated(words)),
+        )
         for name, figure, words in facts.headline(report)
-    ]  # fmt: skip
+    ]
     return tag("div", *cards, class_="cards") if cards else None
 
 
 def _machine(report: Report) -> Iterator[Markup]:
     machine = report.machine
-    left, right = [listed(facts.machine_rows(machine))], [tag("h3", "Memories")]
+    left = [listed(facts.machine_rows(machine))]
+    right = [tag("h3", "Memories")]
     if machine.gpus:
         names = ("card", "name", "memory", "nominal", "PCIe", "limit")
         left += [tag("h3", "GPUs"), table(names, facts.gpu_rows(machine), numbers=(2, 3, 4, 5))]
@@ -127,8 +132,12 @@ def _plan(report: Report) -> Iterator[Markup]:
         yield tag("p", f"{lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}.", class_="gap lack")
     if plan.changes:
         yield tag("ul", *(tag("li", f"would fit with {change.what}: {change.effect}") for change in plan.changes))
-    yield tag("div", tag("div", tag("h3", "Model"), listed(facts.model_rows(report.model))),
-              tag("div", tag("h3", "Settings"), listed(facts.plan_rows(plan))), class_="two")  # fmt: skip
+    yield tag(
+        "div",
+        tag("div", tag("h3", "Model"), listed(facts.model_rows(report.model))),
+        tag("div", tag("h3", "Settings"), listed(facts.plan_rows(plan))),
+        class_="two",
+    )
     yield from _tiers(report)
     for words in (*plan.warnings, *plan.notes):
         yield tag("p", words, class_="gap")
@@ -144,8 +153,12 @@ def _tiers(report: Report) -> Iterator[Markup]:
     elif report.tiers:
         few = len(report.tiers) < 4
         pictures = [_tier(tier, BROAD if few else WIDE) for tier in report.tiers]
-        yield tag("div", tag("div", *pictures, class_=None if few else "two"), _all_tiers(report.tiers),
-                  class_="split" if few else None)  # fmt: skip
+        yield tag(
+            "div",
+            tag("div", *pictures, class_=None if few else "two"),
+            _all_tiers(report.tiers),
+            class_="split" if few else None,
+        )
     yield from lacking(report.gap("tiers"))
 
 
@@ -155,9 +168,13 @@ def _tier(tier: TierPicture, width: int = BROAD) -> Markup:
     loaded = tier.loaded
     caption = f"last load ({loaded.settings}): {loaded.origin.words}" if loaded else None
     return tag(
-        "figure", tag("h3", f"{tier.name}{nominal}{rate}"), both(partial(tier_chart, tier), width),
-        tag("figcaption", dated(caption)) if caption else None, data_tier=tier.name, class_="tier",
-    )  # fmt: skip
+        "figure",
+        tag("h3", f"{tier.name}{nominal}{rate}"),
+        both(partial(tier_chart, tier), width),
+        tag("figcaption", dated(caption)) if caption else None,
+        data_tier=tier.name,
+        class_="tier",
+    )
 
 
 def _all_tiers(tiers: Sequence[TierPicture]) -> Markup:
@@ -190,15 +207,29 @@ def _point(report: Report) -> Iterator[Markup]:
         yield tag("p", point.knee, class_="gap knee-says")
         given = [tag("ul", *(tag("li", each) for each in point.given_up))] if point.given_up else []
         given_head = tag("h3", "Given up") if given else None
-        left = tag("div", tag("h3", "Settings"), listed(facts.dial_rows(point.dials)), tag("h3", "Measured there"),
-                   listed(facts.figure_rows(point.figures)), given_head, *given)  # fmt: skip
+        left = tag(
+            "div",
+            tag("h3", "Settings"),
+            listed(facts.dial_rows(point.dials)),
+            tag("h3", "Measured there"),
+            listed(facts.figure_rows(point.figures)),
+            given_head,
+            *given,
+        )
         front = front_of(point)
-        right = [] if front is None else [
-            tag("figure", tag("h3", f"{front.y_name.capitalize()} against {front.x_name}"),
-                both(partial(front_chart, front), WIDE),
-                tag("figcaption", "measured; filled: nothing else is better in everything (the Pareto front)"),
-                data_curve="front")
-        ]  # fmt: skip
+        right = (
+            []
+            if front is None
+            else [
+                tag(
+                    "figure",
+                    tag("h3", f"{front.y_name.capitalize()} against {front.x_name}"),
+                    both(partial(front_chart, front), WIDE),
+                    tag("figcaption", "measured; filled: nothing else is better in everything (the Pareto front)"),
+                    data_curve="front",
+                )
+            ]
+        )
         yield tag("div", left, *right, class_="two")
         rows = table(facts.FRONT_HEAD, facts.front_rows(point), numbers=tuple(range(7)))
         yield tag("details", tag("summary", "the Pareto front as a table"), rows)
@@ -224,8 +255,16 @@ def _reuse(report: Report) -> Iterator[Markup]:
         yield origin("Prompt tokens of past batches, measured by the engines' own counters.")
         legend = tag("figcaption", swatch("computed"), "computed ", swatch("reused"), "reused from before")
         chart = tag("figure", both(partial(reuse_chart, report.reuse), BROAD), legend, data_curve="reuse")
-        rows = [(batch.source, f"{batch.jobs:,}", f"{batch.answers:,}", f"{batch.answers_reused:,}",
-                 f"{batch.written_tokens:,}") for batch in report.reuse]  # fmt: skip
+        rows = [
+            (
+                batch.source,
+                f"{batch.jobs:,}",
+                f"{batch.answers:,}",
+                f"{batch.answers_reused:,}",
+                f"{batch.written_tokens:,}",
+            )
+            for batch in report.reuse
+        ]
         head = ("batch", "jobs", "answers computed", "answers reused", "tokens written")
         yield tag("div", chart, table(head, rows, numbers=(1, 2, 3, 4)), class_="split")
     yield from lacking(report.gap("reuse"))
@@ -262,32 +301,46 @@ def _compared(found: Sequence[Comparison]) -> Iterator[Markup]:
 def _comparison(each: Comparison, same: str, *, source: bool) -> list[object]:
     small = [tag("small", words) for words in (facts.without(each.at, same), each.why) if words]
     row: list[object] = [
-        joined(each.what, *small), facts.amount(each.predicted, each.unit), facts.amount(each.measured, each.unit),
-        facts.error_text(each.error), error_bar(each.error) if each.error is not None else "",
-    ]  # fmt: skip
+        joined(each.what, *small),
+        facts.amount(each.predicted, each.unit),
+        facts.amount(each.measured, each.unit),
+        facts.error_text(each.error),
+        error_bar(each.error) if each.error is not None else "",
+    ]
     return [*row, dated(each.origin.words.removeprefix("measured on "))] if source else row
 
 
 def _checks(report: Report) -> Iterator[Markup]:
-    soaked, qualified = report.soaked, report.qualified
+    soaked = report.soaked
+    qualified = report.qualified
     if soaked is not None:
         of = f" of {soaked.goal_context:,}" if soaked.goal_context else ""
         usable = "unknown" if soaked.usable_context is None else f"{soaked.usable_context:,}{of} tokens"
-        yield joined(tag("h3", f"Usable context: {usable}"), tag("p", soaked.reason),
-                     origin(soaked.origin.words))  # fmt: skip
+        yield joined(tag("h3", f"Usable context: {usable}"), tag("p", soaked.reason), origin(soaked.origin.words))
         yield tag("div", *(figure(curve) for curve in soaked.curves), class_="two")
     yield from lacking(report.gap("soaked"))
     if qualified is not None:
-        verdicts = {True: tag("span", "good", class_="yes"), False: tag("span", "not good enough", class_="no"),
-                    None: Markup("reported")}  # fmt: skip
+        verdicts = {
+            True: tag("span", "good", class_="yes"),
+            False: tag("span", "not good enough", class_="no"),
+            None: Markup("reported"),
+        }
         rows = [
-            [check.name, "" if check.score is None else figure_text(check.score),
-             "" if check.threshold is None else figure_text(check.threshold), verdicts[check.good], check.words or ""]
+            [
+                check.name,
+                "" if check.score is None else figure_text(check.score),
+                "" if check.threshold is None else figure_text(check.threshold),
+                verdicts[check.good],
+                check.words or "",
+            ]
             for check in qualified.checks
-        ]  # fmt: skip
-        yield joined(tag("h3", "Is the quant good enough?"), tag("p", qualified.verdict) if qualified.verdict else None,
-                     origin(qualified.origin.words),
-                     table(("check", "score", "needed", "", "what was seen"), rows, numbers=(1, 2)))  # fmt: skip
+        ]
+        yield joined(
+            tag("h3", "Is the quant good enough?"),
+            tag("p", qualified.verdict) if qualified.verdict else None,
+            origin(qualified.origin.words),
+            table(("check", "score", "needed", "", "what was seen"), rows, numbers=(1, 2)),
+        )
     yield from lacking(report.gap("qualified"))
 
 

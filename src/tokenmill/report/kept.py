@@ -5,7 +5,7 @@ from typing import Any
 
 from tokenmill.report.curves import dots
 from tokenmill.report.report import PREDICTED, Check, Curve, Line, Origin, Qualified, Soaked
-from tokenmill.tune.soak import SoakResult, Step
+from tokenmill.tuner.soak import SoakResult, Step
 from tokenmill.units import GIB
 
 
@@ -30,7 +30,9 @@ def _checks(data: object) -> Iterator[Check]:
     for name, row in data.items() if isinstance(data, Mapping) else ():
         if not isinstance(row, Mapping):
             continue
-        score, threshold, good = _number(row.get("score")), _number(row.get("threshold")), row.get("good")
+        score = _number(row.get("score"))
+        threshold = _number(row.get("threshold"))
+        good = row.get("good")
         if not isinstance(good, bool):
             good = None if score is None or threshold is None else score >= threshold
         if score is not None:

@@ -21,10 +21,16 @@ def markdown(report: Report) -> str:
     title = f"{report.model.name} on {report.machine.name}" if report.model else report.machine.name
     parts = [MARK, f"# {plain(title)}", *_headline(report)]
     for name, make in (
-        ("The machine", _machine), ("The plan", _plan), ("The operating point", _point),
-        ("Threads and sequences", _curves), ("Depth", _depth), ("Reuse", _reuse),
-        ("Predicted against measured", _comparisons), ("Soak and quality", _checks), ("The commands", _commands),
-    ):  # fmt: skip
+        ("The machine", _machine),
+        ("The plan", _plan),
+        ("The operating point", _point),
+        ("Threads and sequences", _curves),
+        ("Depth", _depth),
+        ("Reuse", _reuse),
+        ("Predicted against measured", _comparisons),
+        ("Soak and quality", _checks),
+        ("The commands", _commands),
+    ):
         content = list(make(report))
         if content:
             parts += [f"## {name}", *content]
@@ -111,8 +117,10 @@ def _tier(tier: TierPicture) -> Iterator[str]:
     sizes = [columns["planned"].get(item, 0) for item in items]
     yield _chart(names, [size / room for size in sizes], [format_bytes(size) for size in sizes])
     if tier.loaded is not None:
-        rows = [(NAMES[item], *(format_bytes(size[item]) if item in size else "" for size in columns.values()))
-                for item in items]  # fmt: skip
+        rows = [
+            (NAMES[item], *(format_bytes(size[item]) if item in size else "" for size in columns.values()))
+            for item in items
+        ]
         yield table(("item", *columns), rows, tuple(range(1, len(columns) + 1)))
     yield plain(caption)
 
@@ -193,18 +201,28 @@ def _reuse_row(batch: BatchReuse, most: int) -> str:
 def _comparisons(report: Report) -> Iterator[str]:
     if report.comparisons:
         yield "An error above 0: predicted too much."
-        yield table(("what", "at", "predicted", "measured", "error", "measured with"),
-                    [_comparison(each) for each in report.comparisons], (2, 3, 4))  # fmt: skip
+        yield table(
+            ("what", "at", "predicted", "measured", "error", "measured with"),
+            [_comparison(each) for each in report.comparisons],
+            (2, 3, 4),
+        )
     yield from _gaps(report.gap("comparisons"))
 
 
 def _comparison(each: Comparison) -> tuple[str, ...]:
-    return (each.what, each.at, facts.amount(each.predicted, each.unit), facts.amount(each.measured, each.unit),
-            facts.error_text(each.error), each.origin.words.removeprefix("measured on "))  # fmt: skip
+    return (
+        each.what,
+        each.at,
+        facts.amount(each.predicted, each.unit),
+        facts.amount(each.measured, each.unit),
+        facts.error_text(each.error),
+        each.origin.words.removeprefix("measured on "),
+    )
 
 
 def _checks(report: Report) -> Iterator[str]:
-    soaked, qualified = report.soaked, report.qualified
+    soaked = report.soaked
+    qualified = report.qualified
     if soaked is not None:
         of = f" of {soaked.goal_context:,}" if soaked.goal_context else ""
         usable = "unknown" if soaked.usable_context is None else f"{soaked.usable_context:,}{of} tokens"
@@ -214,9 +232,16 @@ def _checks(report: Report) -> Iterator[str]:
     yield from _gaps(report.gap("soaked"))
     if qualified is not None:
         verdicts = {True: "good", False: "not good enough", None: "reported"}
-        rows = [(check.name, "" if check.score is None else figure_text(check.score),
-                 "" if check.threshold is None else figure_text(check.threshold), verdicts[check.good],
-                 check.words or "") for check in qualified.checks]  # fmt: skip
+        rows = [
+            (
+                check.name,
+                "" if check.score is None else figure_text(check.score),
+                "" if check.threshold is None else figure_text(check.threshold),
+                verdicts[check.good],
+                check.words or "",
+            )
+            for check in qualified.checks
+        ]
         yield table(("check", "score", "needed", "", "what was seen"), rows, (1, 2))
         yield plain(", ".join(part for part in (qualified.verdict, qualified.origin.words) if part))
     yield from _gaps(report.gap("qualified"))

@@ -34,14 +34,19 @@ def figure(curve: Curve) -> Markup:
     names: dict[str, list[str]] = {}
     for line in curve.lines:
         names.setdefault(line.origin.words, []).append(line.name)
-    origins = [words if len(curve.lines) == 1 or words.startswith(of[0]) else f"{' and '.join(of)}: {words}"
-               for words, of in names.items()]  # fmt: skip
+    origins = [
+        words if len(curve.lines) == 1 or words.startswith(of[0]) else f"{' and '.join(of)}: {words}"
+        for words, of in names.items()
+    ]
     notes = [f"at {curve.note}"] if curve.note else []
     return tag(
-        "figure", tag("h3", curve.title), both(partial(line_chart, curve), WIDE),
+        "figure",
+        tag("h3", curve.title),
+        both(partial(line_chart, curve), WIDE),
         tag("figcaption", dated("; ".join([*origins, *notes]))),
-        tag("details", tag("summary", "the figures"), _curve_table(curve)), data_curve=curve.key,
-    )  # fmt: skip
+        tag("details", tag("summary", "the figures"), _curve_table(curve)),
+        data_curve=curve.key,
+    )
 
 
 def _curve_table(curve: Curve) -> Markup:

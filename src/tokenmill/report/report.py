@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.hardware.machine import Machine
-from tokenmill.plan.plan import Change, Decision, Settings, Shortfall
-from tokenmill.tune.point import OperatingPoint
+from tokenmill.planner.plan import Change, Decision, Settings, Shortfall
+from tokenmill.tuner.point import OperatingPoint
 
 OriginKind = Literal["measured", "predicted"]
 Unit = Literal["tok/s", "bytes", "s"]

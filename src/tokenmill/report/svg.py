@@ -107,9 +107,13 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """Where a figure lies."""
-        low, high, at = self.low, self.high, value
+        low = self.low
+        high = self.high
+        at = value
         if self.doubling:
-            low, high, at = math.log2(low), math.log2(high), math.log2(value)
+            low = math.log2(low)
+            high = math.log2(high)
+            at = math.log2(value)
         if high == low:
             return (self.start + self.end) / 2
         return self.start + (at - low) / (high - low) * (self.end - self.start)

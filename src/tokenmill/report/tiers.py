@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from tokenmill.engine.measured import Record
 from tokenmill.engine.reconcile import HOST, Row
 from tokenmill.hardware.machine import Tier
-from tokenmill.plan.place import host_tier
-from tokenmill.plan.plan import ITEMS, Plan
+from tokenmill.planner.place import host_tier
+from tokenmill.planner.plan import ITEMS, Plan
 from tokenmill.report.report import Loaded, Origin, Part, TierPicture
 
-PAGE_CACHE, FREE = "page_cache", "free"
+PAGE_CACHE = "page_cache"
+FREE = "free"
 SHOWN = (*ITEMS, "output", PAGE_CACHE, FREE)
 """Every item a bar can have, in the order it is drawn."""
 
@@ -49,13 +50,17 @@ def _picture(plan: Plan, tier: Tier, load: Record | None, row_tier: str) -> Tier
     room = tier.capacity_bytes
     missing = [lack.missing_bytes for lack in plan.shortfalls if lack.tier == tier.name]
     return TierPicture(
-        tier.name, tier.kind, room, tier.nominal_gb_s, tier.measured_gb_s,
+        tier.name,
+        tier.kind,
+        room,
+        tier.nominal_gb_s,
+        tier.measured_gb_s,
         planned=tuple(Part(item, size) for item, size in sizes.items() if size > 0),
         free_bytes=None if room is None else max(0, room - plan.ledger.needed(tier.name)),
         loading_bytes=plan.ledger.needed(tier.name, "load_peak"),
         missing_bytes=max(missing, default=0),
         loaded=None if load is None else _loaded(load, row_tier),
-    )  # fmt: skip
+    )
 
 
 def _loaded(load: Record, tier: str) -> Loaded | None:

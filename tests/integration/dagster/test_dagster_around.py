@@ -112,9 +112,11 @@ def test_checks_pass_and_fail_by_what_is_written(gateway: tuple[Served, FakeEngi
     jobs = [line(f"l{number}", prompt) for number, prompt in enumerate(("one", "one", "two", "three"))]
     nights = dg.StaticPartitionsDefinition(["mon", "tue"])
     answers = batch_asset(
-        "answers", path=str(tmp_path / "{partition}.parquet"), partitions_def=nights,
+        "answers",
+        path=str(tmp_path / "{partition}.parquet"),
+        partitions_def=nights,
         lines=lambda context: jobs if context.partition_key == "mon" else jobs[1:2],
-    )  # fmt: skip
+    )
     checks = checks_for(answers, rows=(2, 10), duplicates_at_most=0.1, valid=judged, invalid_at_most=0.2)
     found = {}
     for night in ("mon", "tue"):

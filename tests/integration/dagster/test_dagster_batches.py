@@ -19,8 +19,8 @@ from support.jobs_store import Clock
 from tokenmill.config import Config, GatewayConfig
 from tokenmill.gateway import api, app
 from tokenmill.gateway import batches as gateway_batches
-from tokenmill.recipes.mill import Answered
 from tokenmill.recipes.rows import read_rows
+from tokenmill.recipes.runner import Answered
 
 
 def line(name: str, prompt: str) -> dict[str, Any]:
@@ -68,8 +68,10 @@ def test_rows_in_the_order_of_lines_and_a_path_for_who_comes_after(
     assert got == [told["table"]] == [str(tmp_path / "answers.jsonl")]
     rows = list(read_rows(Path(got[0])))
     assert [(row["custom_id"], row["text"], row["error_code"]) for row in rows] == [
-        ("l0", "z: 0 1 2 3", None), ("l1", None, "too_long"), ("l2", "a: 0 1 2 3", None),
-    ]  # fmt: skip
+        ("l0", "z: 0 1 2 3", None),
+        ("l1", None, "too_long"),
+        ("l2", "a: 0 1 2 3", None),
+    ]
     assert (told["lines"], told["answers"], told["lines without an answer"]) == (3, 2, 1)
     assert (told["end"], told["model"], told["build"]) == ("finished", "fake", "fake 1")
     assert told["batch"] == f"{served_at.url}/v1/batches/{told['batches'][0]}"
@@ -86,9 +88,13 @@ def test_a_retry_takes_the_batch_that_is_there(gateway: tuple[Served, FakeEngine
         return {"custom_id": answer.custom_id}
 
     flaky = batch_asset(
-        "flaky", path=str(tmp_path / "flaky.jsonl"), lines=lambda _: [line("a", "one"), line("b", "two")], rows=row,
-        columns={"custom_id": "string"}, retry_policy=dg.RetryPolicy(max_retries=1),
-    )  # fmt: skip
+        "flaky",
+        path=str(tmp_path / "flaky.jsonl"),
+        lines=lambda _: [line("a", "one"), line("b", "two")],
+        rows=row,
+        columns={"custom_id": "string"},
+        retry_policy=dg.RetryPolicy(max_retries=1),
+    )
     result = materialized(flaky, tokenmill=resource(served_at.url))
     assert result.success
     assert result.retry_attempts_for_node("flaky") == 1
@@ -101,9 +107,11 @@ def test_each_partition_is_a_batch(gateway: tuple[Served, FakeEngine], tmp_path:
     served_at, engine = gateway
     nights = dg.StaticPartitionsDefinition(["mon", "tue/wed"])
     answers = batch_asset(
-        "nightly", path=str(tmp_path / "{partition}" / "t.jsonl"), lines=lambda _: [line("a", "the same")],
+        "nightly",
+        path=str(tmp_path / "{partition}" / "t.jsonl"),
+        lines=lambda _: [line("a", "the same")],
         partitions_def=nights,
-    )  # fmt: skip
+    )
     tokenmill = resource(served_at.url)
     files = [
         facts(materialized(answers, tokenmill=tokenmill, partition=night), "nightly")["table"]
@@ -193,9 +201,7 @@ def test_a_budget_cancels_the_batch_and_the_next_run_has_it_anew(
 def test_a_batch_that_somebody_cancels_fails_the_asset(gateway: tuple[Served, FakeEngine], tmp_path: Path) -> None:
     served_at, engine = gateway
     answers = batch_asset("answers", path=str(tmp_path / "t.jsonl"), lines=lambda _: [line("a", "slow")])
-    thread, box = in_a_thread(
-        lambda: materialized(answers, tokenmill=resource(served_at.url), raise_on_error=False)
-    )  # fmt: skip
+    thread, box = in_a_thread(lambda: materialized(answers, tokenmill=resource(served_at.url), raise_on_error=False))
     until(lambda: len(engine.at_work) == 1)
     (batch,) = batches(served_at.url)
     patient.post(f"{served_at.url}/v1/batches/{batch['id']}/cancel").raise_for_status()

@@ -24,10 +24,16 @@ from support.gateway_clients import faked
 EXAMPLES = 20
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 OPERATIONS = [
-    ("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/files/{file_id}"), ("DELETE", "/v1/files/{file_id}"),
-    ("GET", "/v1/files/{file_id}/content"), ("POST", "/v1/batches"), ("GET", "/v1/batches"),
-    ("GET", "/v1/batches/{batch_id}"), ("POST", "/v1/batches/{batch_id}/cancel"),
-]  # fmt: skip
+    ("POST", "/v1/files"),
+    ("GET", "/v1/files"),
+    ("GET", "/v1/files/{file_id}"),
+    ("DELETE", "/v1/files/{file_id}"),
+    ("GET", "/v1/files/{file_id}/content"),
+    ("POST", "/v1/batches"),
+    ("GET", "/v1/batches"),
+    ("GET", "/v1/batches/{batch_id}"),
+    ("POST", "/v1/batches/{batch_id}/cancel"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +65,13 @@ def test_nothing_breaks(
 ) -> None:
     @given(document[path][method].as_strategy(generation_mode=mode))
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], database=None,
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     def attack(case: "schemathesis.Case[Any]") -> None:
         if len(str(case.body)) % 2 and isinstance(case.body, dict) and "input_file_id" in case.body:
             case.body["input_file_id"] = known["input_file_id"]

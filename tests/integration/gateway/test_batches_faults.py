@@ -18,11 +18,11 @@ from support.gateway_clients import until as comes_true
 from support.jobs_store import Clock
 from tokenmill.errors import StoreFull
 from tokenmill.gateway import app, batches, keys, runner
+from tokenmill.gateway.batch_records import BatchRecord
+from tokenmill.gateway.batch_repository import BatchRepository
 from tokenmill.gateway.batch_results import write_results
-from tokenmill.gateway.desk import Desk
-from tokenmill.gateway.tickets import Ticket
-from tokenmill.jobs.books import Books
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.async_store import AsyncStore
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 
@@ -84,14 +84,14 @@ def test_equal_lines_of_batches_that_run_together_are_computed_once(tmp_path: Pa
 
 @pytest.mark.usefixtures("clock")
 def test_higher_priority_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined, join = threading.Semaphore(0), Books.join
+    joined, join = threading.Semaphore(0), AsyncStore.join
 
-    async def told(self: Books, batch: Batch, most: int) -> Any:
+    async def told(self: AsyncStore, batch: Batch, most: int) -> Any:
         rows = await join(self, batch, most)
         joined.release()  # before anything else happens in that loop, the worker has these rows
         return rows
 
-    monkeypatch.setattr(Books, "join", told)
+    monkeypatch.setattr(AsyncStore, "join", told)
     with faked(tmp_path, lambda: [("fake", InOrder(lanes=1))]) as (gateway, (engine,)):
         client, gate = gateway.client(), gateway.state.backends[0].gate
         held = created(client, prompt_line("a", "slow"))
@@ -340,7 +340,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, tried = write_results, threading.Event()
 
-    def full(desk: Desk, reader: Reader, batch: Batch, ticket: Ticket) -> None:
+    def full(desk: BatchRepository, reader: Reader, batch: Batch, ticket: BatchRecord) -> None:
         write(desk, reader, batch, ticket)  # half of it is done, and done again
         tried.set()
         raise StoreFull("no room is left")

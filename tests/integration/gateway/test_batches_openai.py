@@ -35,9 +35,12 @@ def test_a_batch_from_file_to_files(gateway: Served) -> None:
     file = uploaded(client, *lines, chat_line("odd", "Hi.", temprature=1), chat_line("long", "word " * 3000))
     assert (file.object, file.purpose, file.filename, file.status) == ("file", "batch", "jobs.jsonl", "processed")
     batch = client.batches.create(
-        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"night": "one"},
+        input_file_id=file.id,
+        endpoint=CHAT,
+        completion_window="24h",
+        metadata={"night": "one"},
         output_expires_after={"anchor": "created_at", "seconds": 7200},
-    )  # fmt: skip
+    )
     assert batch.status == "validating"
     assert batch.expires_at - batch.created_at == 86400
     done = until(client, batch, "completed")
@@ -58,6 +61,40 @@ def test_a_batch_from_file_to_files(gateway: Served) -> None:
     output = client.files.retrieve(done.output_file_id)
     assert (output.purpose, output.expires_at - output.created_at) == ("batch_output", 7200)
     assert output.bytes == len(client.files.content(output.id).content)
+
+
+TOWN = {"type": "object", "properties": {"town": {"enum": ["Oslo", "Rome"]}}, "required": ["town"]}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": TOWN | {"additionalProperties": False}}},
+    {"type": "function", "function": {"name": "clock"}},
+]
+
+
+def test_a_batch_and_a_chat_give_the_same_message_for_the_same_tools(gateway: Served) -> None:
+    client = gateway.client()
+    asked: dict[str, dict[str, Any]] = {
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        "one": {"tool_choice": "required", "parallel_tool_calls": False},
+        "none": {"tool_choice": "none", "max_tokens": 6},
+    }
+    lines = [
+        chat_line(name, "Is it hot in Rome?", **{"tools": TOOLS, "max_tokens": 60, **body})
+        for name, body in asked.items()
+    ]
+    done = until(client, created(client, *lines, endpoint=CHAT), "completed")
+    answers = {
+        line["custom_id"]: line["response"]["body"]["choices"][0] for line in lines_of(client, done.output_file_id)
+    }
+    assert set(answers) == set(asked)
+    for line in map(json.loads, lines):
+        chat = client.chat.completions.create(**line["body"]).choices[0].model_dump(exclude_unset=True)
+        batch = answers[line["custom_id"]]
+        for choice in (chat, batch):
+            for call in choice["message"].get("tool_calls", ()):
+                assert call.pop("id")  # drawn for each call
+        assert chat == batch
+        assert (batch["finish_reason"] == "tool_calls") == (line["custom_id"] != "none")
 
 
 def test_the_same_lines_are_not_computed_again(gateway: Served) -> None:

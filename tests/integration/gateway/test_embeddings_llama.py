@@ -25,8 +25,23 @@ WIDTH = 576  # of SmolLM2-135M
 @pytest.fixture(scope="module")
 def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port("127.0.0.1", 0)
-    words = ["--model", str(smollm2_path), "--port", str(port), "--embeddings", "--pooling", "mean", "--threads", "1",
-             "--ctx-size", "512", "--parallel", "1", "--device", "none"]  # fmt: skip
+    words = [
+        "--model",
+        str(smollm2_path),
+        "--port",
+        str(port),
+        "--embeddings",
+        "--pooling",
+        "mean",
+        "--threads",
+        "1",
+        "--ctx-size",
+        "512",
+        "--parallel",
+        "1",
+        "--device",
+        "none",
+    ]
     with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
         child = subprocess.Popen([sys.executable, "-m", "tokenmill.engine.embedded", *words], stdout=log, stderr=log)
         try:

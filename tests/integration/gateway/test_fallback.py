@@ -15,8 +15,8 @@ from support.gateway import Served, config_in, served
 from support.jobs_store import Clock
 from tokenmill.config import EngineEntry, RouteEntry
 from tokenmill.errors import EngineError
-from tokenmill.gateway import backends
-from tokenmill.gateway.backends import Guarded
+from tokenmill.gateway import managed_backend
+from tokenmill.gateway.managed_backend import ManagedBackend
 from tokenmill.gateway.vitals import Pace
 
 PACE, HASTY = Pace(timeout_s=LIMIT_S), Pace(timeout_s=0.2)
@@ -27,7 +27,7 @@ class Chain:
 
     def __init__(self, gateway: Served, client: httpx.Client, first: FaultyServer, second: FaultyServer) -> None:
         self.gateway, self.client, self.first, self.second = gateway, client, first, second
-        self.guards = [cast(Guarded, backend) for backend in gateway.state.backends]
+        self.guards = [cast(ManagedBackend, backend) for backend in gateway.state.backends]
         for guard in self.guards:
             guard._clock = Clock()  # one that is left alone for seconds is left alone for the whole test
 
@@ -54,7 +54,7 @@ def _looked_at_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nobody(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(backends, "keep_checking", nobody)
+    monkeypatch.setattr(managed_backend, "keep_checking", nobody)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from support.faulty_server import CHAT, LIMIT_S, FaultyServer, engines_at, faulty
 from support.gateway import Served, config_in, served
-from tokenmill.gateway.backends import Guarded
+from tokenmill.gateway.managed_backend import ManagedBackend
 from tokenmill.gateway.vitals import Pace
 
 JOBS = 12
@@ -17,10 +17,14 @@ JOBS = 12
 def lines(name: str) -> io.BytesIO:
     """A file of jobs that are all different."""
     made = [
-        {"custom_id": f"{name}-{number}", "method": "POST", "url": "/v1/chat/completions",
-         "body": CHAT | {"messages": [{"role": "user", "content": f"{name} {number}"}]}}
+        {
+            "custom_id": f"{name}-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": CHAT | {"messages": [{"role": "user", "content": f"{name} {number}"}]},
+        }
         for number in range(JOBS)
-    ]  # fmt: skip
+    ]
     file = io.BytesIO("\n".join(map(json.dumps, made)).encode())
     file.name = f"{name}.jsonl"
     return file
@@ -30,9 +34,7 @@ def worked(gateway: Served, name: str) -> Any:
     """Hand a batch in and wait until it has ended."""
     client = gateway.client()
     file = client.files.create(file=lines(name), purpose="batch")
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )  # fmt: skip
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     until_s = time.monotonic() + 2 * LIMIT_S
     while batch.status not in ("completed", "failed", "expired", "cancelled") and time.monotonic() < until_s:
         time.sleep(0.1)  # as every client of batches does
@@ -60,7 +62,7 @@ def test_what_is_left_goes_to_the_next(tmp_path: Path) -> None:
         )
         assert chats(first, "torn") >= 4
         assert chats(second, "torn") >= JOBS - 4
-        guard = cast(Guarded, gateway.state.backends[0])
+        guard = cast(ManagedBackend, gateway.state.backends[0])
         assert guard.state != "ready"
         first.dies_after = None
         first.end()

@@ -12,7 +12,7 @@ import pytest
 from support import patient
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.heads import Head
+from tokenmill.engine.pinned_prefixes import Head
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(20))
 TOOLS = [
@@ -46,9 +46,15 @@ def user(text: str) -> list[dict[str, str]]:
 
 def test_a_chat(gateway: Served) -> None:
     raw = gateway.client().chat.completions.with_raw_response.create(
-        model="smollm2", messages=user("Say hi."), max_completion_tokens=5, temperature=0, user="u",
-        metadata={"a": "b"}, store=False, service_tier="auto",
-    )  # fmt: skip
+        model="smollm2",
+        messages=user("Say hi."),
+        max_completion_tokens=5,
+        temperature=0,
+        user="u",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+    )
     answer = raw.parse()
     assert raw.headers["x-tokenmill-engine"] == "here"
     assert raw.headers["x-request-id"].startswith("req-")
@@ -97,8 +103,14 @@ def test_the_bytes_of_a_stream(gateway: Served) -> None:
 def test_choices_share_one_prompt(gateway: Served) -> None:
     def ask(**more: object) -> Any:
         return gateway.client().chat.completions.create(
-            model="smollm2", messages=user("Name a colour of the sky at dawn."), max_tokens=6, temperature=1.0, seed=5, n=3, **more,
-        )  # fmt: skip
+            model="smollm2",
+            messages=user("Name a colour of the sky at dawn."),
+            max_tokens=6,
+            temperature=1.0,
+            seed=5,
+            n=3,
+            **more,
+        )
 
     first, again = ask(), ask()
     assert [choice.index for choice in first.choices] == [0, 1, 2]
@@ -133,7 +145,7 @@ def test_logprobs(gateway: Served) -> None:
     client = gateway.client()
     chat = client.chat.completions.create(
         model="smollm2", messages=user("Hi."), max_tokens=3, temperature=0, logprobs=True, top_logprobs=2
-    )  # fmt: skip
+    )
     logprobs = chat.choices[0].logprobs
     assert logprobs is not None
     assert logprobs.content is not None
@@ -166,9 +178,11 @@ def test_json_is_followed(gateway: Served) -> None:
         "additionalProperties": False,
     }
     answer = gateway.client().chat.completions.create(
-        model="smollm2", messages=user("Is water wet?"), max_tokens=30,
+        model="smollm2",
+        messages=user("Is water wet?"),
+        max_tokens=30,
         response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}},
-    )  # fmt: skip
+    )
     assert set(json.loads(answer.choices[0].message.content or "")) == {"ok"}
 
 
@@ -180,9 +194,13 @@ def test_several_prompts(gateway: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_that_must_be_called(gateway: Served, stream: bool) -> None:
     settings = {
-        "model": "smollm2", "messages": user("How is the weather in Rome?"), "tools": TOOLS, "max_tokens": 40,
-        "tool_choice": {"type": "function", "function": {"name": "weather"}}, "temperature": 0,
-    }  # fmt: skip
+        "model": "smollm2",
+        "messages": user("How is the weather in Rome?"),
+        "tools": TOOLS,
+        "max_tokens": 40,
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "temperature": 0,
+    }
     if not stream:
         message = gateway.client().chat.completions.create(**settings).choices[0].message
         assert message.content is None
@@ -207,8 +225,10 @@ def test_tools_that_the_template_cannot_show_are_said_not_to_be(gateway: Served)
 
 def test_a_digest_is_reused(gateway: Served) -> None:
     answer = gateway.client().chat.completions.create(
-        model="smollm2", max_tokens=2, messages=[{"role": "system", "content": RULES}, {"role": "user", "content": "Who?"}]
-    )  # fmt: skip
+        model="smollm2",
+        max_tokens=2,
+        messages=[{"role": "system", "content": RULES}, {"role": "user", "content": "Who?"}],
+    )
     assert answer.usage is not None
     assert answer.usage.prompt_tokens_details is not None
     cached = answer.usage.prompt_tokens_details.cached_tokens
@@ -252,7 +272,7 @@ def test_many_at_once(gateway: Served) -> None:
                 lane = {"X-Tokenmill-Lane": "batch" if number % 2 else "interactive"}
                 answer = await client.chat.completions.create(
                     model="smollm2", messages=user(f"Say {number}."), max_tokens=4, temperature=0, extra_headers=lane
-                )  # fmt: skip
+                )
                 return answer.choices[0].message.content
 
             async with asyncio.timeout(LIMIT_S):
@@ -279,3 +299,26 @@ def test_leaving_frees_the_lane(gateway: Served) -> None:
 
     assert gateway.call(until_free()) == 0
     assert gateway.lines[-1]["error"] == "client_left"
+
+
+def test_a_schema_with_huge_counts_is_answered_or_refused(gateway: Served) -> None:
+    def asked_for(**counts: int) -> dict[str, Any]:
+        schema = {"type": "array", "items": {"type": "integer"}, **counts}
+        return {"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}}
+
+    def ask(response_format: Any) -> str:
+        made = gateway.client().chat.completions.create(
+            model="smollm2",
+            messages=user("Three numbers."),
+            max_completion_tokens=40,
+            temperature=0,
+            response_format=response_format,
+        )
+        return made.choices[0].message.content or ""
+
+    assert isinstance(json.loads(ask(asked_for(maxItems=2**31 - 1))), list)
+    for counts in ({"minItems": 10**9}, {"minItems": 5, "maxItems": 3}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(asked_for(**counts))
+        assert caught.value.code == "invalid_request"
+    assert ask({"type": "text"})

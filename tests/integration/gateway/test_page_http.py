@@ -13,8 +13,9 @@ from support import patient
 from support.fake_engine import KILLED, FakeEngine
 from support.gateway import Served, config_in, fake_engines, served
 from support.gateway_clients import faked, open_gate, until
-from tokenmill.engine.watched import Mortal, Watched
-from tokenmill.gateway import keys, watching
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.restart import RestartingEngine
+from tokenmill.gateway import keys, monitor
 from tokenmill.gateway.recorder import Missed
 
 
@@ -97,12 +98,12 @@ def test_engines_are_only_asked_while_somebody_looks(tmp_path: Path, monkeypatch
             for _ in range(3):
                 next(coming)
         assert asked
-        parts = [one for one in gateway.state.recorder.all if isinstance(one, watching.Watch)]
+        parts = [one for one in gateway.state.recorder.all if isinstance(one, monitor.Monitor)]
         until(lambda: parts[0].clients == 0)
 
 
 def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(monitor, "MOST_CLIENTS", 3)
     with faked(tmp_path) as (gateway, _), ExitStack() as stack:
         kept = [stack.enter_context(stream(gateway)) for _ in range(3)]  # one that is dropped is closed
         assert {next(coming)[0] for coming in kept} == {"history"}
@@ -111,24 +112,24 @@ def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert refused.headers["retry-after"]
             assert json.loads(refused.read())["error"]["code"] == "too_many_pages"
         stack.close()
-        parts = [one for one in gateway.state.recorder.all if isinstance(one, watching.Watch)]
+        parts = [one for one in gateway.state.recorder.all if isinstance(one, monitor.Monitor)]
         until(lambda: parts[0].clients == 0)
         with stream(gateway) as coming:
             assert next(coming)[0] == "history"
 
 
 def test_a_death_is_told_before_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_S", 3600.0)  # only what wakes it can be seen in time
+    monkeypatch.setattr(monitor, "LOOK_S", 3600.0)  # only what wakes it can be seen in time
     lives: list[FakeEngine] = []
 
-    async def start() -> Mortal:
+    async def start() -> Engine:
         await lives[0].gate_open.wait()  # until its death was seen
         lives.append(FakeEngine())
         return lives[-1]
 
     def make() -> list[tuple[str, Any]]:
         lives.append(FakeEngine())
-        return [("fake", Watched(lives[0], start, delay=lambda *_: 0.0))]
+        return [("fake", RestartingEngine(lives[0], start, delay=lambda *_: 0.0))]
 
     with served(fake_engines(make), config_in(tmp_path)) as gateway, stream(gateway) as coming:
         assert [next(coming)[0] for _ in range(3)] == ["history", "status", "heads"]
@@ -176,8 +177,10 @@ def test_misses_and_errors_are_shown_with_their_reasons(tmp_path: Path) -> None:
 
 def test_a_batch_that_finds_nothing_of_its_heads_says_why(tmp_path: Path) -> None:
     bodies = [{"model": "fake", "prompt": f"{'what all of them share ' * 60}{number}"} for number in range(4)]
-    lines = [{"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body}
-             for at, body in enumerate(bodies)]  # fmt: skip
+    lines = [
+        {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body}
+        for at, body in enumerate(bodies)
+    ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()

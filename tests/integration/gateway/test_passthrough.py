@@ -26,9 +26,12 @@ from support.gateway import Served, config_in, served
 
 @contextmanager
 def before(server: FaultyServer, folder: Path, **settings: Any) -> Iterator[tuple[Served, httpx.Client]]:
-    with served(engines_at(server, **settings), config_in(folder)) as gateway, httpx.Client(
-        base_url=gateway.url, timeout=LIMIT_S, trust_env=False, headers={"Authorization": "Bearer the-clients-own"}
-    ) as client:  # fmt: skip
+    with (
+        served(engines_at(server, **settings), config_in(folder)) as gateway,
+        httpx.Client(
+            base_url=gateway.url, timeout=LIMIT_S, trust_env=False, headers={"Authorization": "Bearer the-clients-own"}
+        ) as client,
+    ):
         yield gateway, client
 
 

@@ -14,8 +14,8 @@ from support.fake_engine import FakeEngine
 from support.gateway import Served, config_in, served
 from support.servers import EMBEDDED, small_plan
 from tokenmill.config import Config, EngineConfig
-from tokenmill.engine.start import start_watched
-from tokenmill.engine.watched import Watched
+from tokenmill.engine.restart import RestartingEngine
+from tokenmill.engine.start import start_restarting
 from tokenmill.gateway.serving import EngineWanted, state_for
 from tokenmill.gateway.state import GatewayState
 
@@ -28,7 +28,7 @@ def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
     @asynccontextmanager
     async def up(config: Config) -> AsyncIterator[GatewayState]:
-        server = await start_watched(
+        server = await start_restarting(
             small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=config.state_path, name="server"
         )
         engines: list[Any] = [
@@ -58,8 +58,9 @@ def test_relayed_and_through_the_protocol_are_alike(gateway: Served) -> None:
     assert one.choices[0].message.content == other.choices[0].message.content
     assert one.choices[0].finish_reason == other.choices[0].finish_reason == "length"
     assert (one.usage.prompt_tokens, one.usage.completion_tokens) == (
-        other.usage.prompt_tokens, other.usage.completion_tokens,
-    )  # fmt: skip
+        other.usage.prompt_tokens,
+        other.usage.completion_tokens,
+    )
     assert int(relayed.headers["x-tokenmill-cached-tokens"]) <= one.usage.prompt_tokens
 
 
@@ -78,14 +79,14 @@ def test_streams(gateway: Served, usage: bool) -> None:
 
 def test_a_dead_server_is_replaced_and_taken_back(gateway: Served) -> None:
     server = gateway.state.backends[0]
-    assert isinstance(server.engine, Watched)
+    assert isinstance(server.engine, RestartingEngine)
     engine = server.engine
 
     async def kill() -> None:
         """And wait until the death is known."""
-        assert engine.current is not None
+        assert engine.inner is not None
         assert engine.identity.pid is not None
-        died = engine.current.died
+        died = engine.inner.ended
         os.kill(engine.identity.pid, signal.SIGKILL)
         await died
 

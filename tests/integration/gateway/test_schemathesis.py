@@ -47,17 +47,24 @@ def document(gateway: Served) -> BaseSchema:
 @pytest.mark.parametrize(
     ("method", "path", "mode"),
     [
-        *(("POST", path, mode) for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-          for mode in GenerationMode),
+        *(
+            ("POST", path, mode)
+            for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+            for mode in GenerationMode
+        ),
         ("GET", "/v1/models/{model}", GenerationMode.POSITIVE),  # any text is a name
     ],
-)  # fmt: skip
+)
 def test_nothing_breaks(gateway: Served, document: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
     @given(document[path][method].as_strategy(generation_mode=mode))
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate], database=None,
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     def attack(case: "schemathesis.Case[Any]") -> None:
         if isinstance(case.body, dict):
             if isinstance(case.body.get("model"), str):

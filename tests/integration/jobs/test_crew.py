@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from support.crews import LIMIT_S, Counting, Gated, crewed, hand
-from support.fake_engine import CRASH, KILLED, FakeEngine, Seen, watched
+from support.fake_engine import CRASH, KILLED, FakeEngine, Seen, restarting
 from support.jobs_store import submitted
 from support.worked import QUICK
 from tokenmill.engine.engine import Status
 from tokenmill.errors import EngineError, StoreError
-from tokenmill.jobs.crew import CrewReport, Hand
-from tokenmill.jobs.job import Batch, State, Waiting
+from tokenmill.jobs.models import Batch, State, Waiting
 from tokenmill.jobs.progress import Snapshot
 from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.worker_pool import PoolMember, PoolReport
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(160))
 
@@ -27,11 +27,11 @@ def names(path: Path) -> list[str]:
     return [json.loads(line)["custom_id"] for line in path.read_text().splitlines()]
 
 
-def by_hand(report: CrewReport) -> dict[str, int]:
+def by_hand(report: PoolReport) -> dict[str, int]:
     return {each.name: each.report.answers if each.report is not None else 0 for each in report.hands}
 
 
-def all_done(store: Store, batch: Batch, report: CrewReport, path: Path) -> None:
+def all_done(store: Store, batch: Batch, report: PoolReport, path: Path) -> None:
     """Every job once, its line where it stood in the file."""
     now = store.batch(batch.id)
     assert report.whole.end == "finished"
@@ -41,7 +41,7 @@ def all_done(store: Store, batch: Batch, report: CrewReport, path: Path) -> None
 
 
 def test_unequal_engines_do_every_job_once_in_one_output(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         fast = Counting()
         return await crewed(store, [batch], [hand("fast", fast), hand("slow", Counting(behind=(4, fast)))])
 
@@ -58,7 +58,7 @@ def test_unequal_engines_do_every_job_once_in_one_output(tmp_path: Path) -> None
 def test_a_head_is_computed_on_one_engine(tmp_path: Path) -> None:
     engines: dict[str, FakeEngine] = {}
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         engines.update({name: FakeEngine() for name in "abc"})
         return await crewed(store, [batch], [hand(name, engine) for name, engine in engines.items()])
 
@@ -75,7 +75,7 @@ def test_a_head_is_computed_on_one_engine(tmp_path: Path) -> None:
 def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp_path: Path, at: int) -> None:
     """The first one as well: no hand is needed for the output."""
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         lost, other = Gated(), FakeEngine()
 
         async def lose() -> None:
@@ -101,7 +101,7 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
 
 
 def test_a_job_that_crashes_one_engine_after_another_is_set_aside(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         hands = [hand(name, FakeEngine()) for name in "abc"]
         return await crewed(store, [batch], hands)
 
@@ -115,9 +115,9 @@ def test_a_job_that_crashes_one_engine_after_another_is_set_aside(tmp_path: Path
 
 
 def test_one_that_comes_later_takes_what_the_first_has_not_begun(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         first, later = Gated(), Counting()
-        coming = asyncio.Queue[Hand | None]()
+        coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("first", first))
         working = asyncio.create_task(crewed(store, [batch], coming))
         await first.changed.wait()
@@ -137,11 +137,11 @@ def test_one_that_comes_later_takes_what_the_first_has_not_begun(tmp_path: Path)
 
 
 def test_hands_may_come_from_anywhere_and_have_one_name(tmp_path: Path) -> None:
-    async def coming() -> AsyncIterator[Hand]:
+    async def coming() -> AsyncIterator[PoolMember]:
         for _ in range(2):
             yield hand("node", FakeEngine())
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         return await crewed(store, [batch], coming())
 
     with Store(tmp_path / "store") as store:
@@ -152,7 +152,7 @@ def test_hands_may_come_from_anywhere_and_have_one_name(tmp_path: Path) -> None:
 
 
 def test_all_is_kept_when_no_engine_is_left(tmp_path: Path) -> None:
-    async def lost() -> CrewReport:
+    async def lost() -> PoolReport:
         engines = [Gated(), Gated()]
 
         async def lose(engine: Gated) -> None:
@@ -165,7 +165,7 @@ def test_all_is_kept_when_no_engine_is_left(tmp_path: Path) -> None:
         finally:
             await asyncio.gather(*losing)
 
-    async def again() -> CrewReport:
+    async def again() -> PoolReport:
         return await crewed(store, [batch], [hand("new", FakeEngine())])
 
     with Store(tmp_path / "store") as store:
@@ -190,11 +190,11 @@ def test_no_engine_at_all(tmp_path: Path, prompts: list[str], fails: bool) -> No
 
 
 def test_who_sends_engines_may_fail_while_those_that_came_work_on(tmp_path: Path) -> None:
-    async def coming() -> AsyncIterator[Hand]:
+    async def coming() -> AsyncIterator[PoolMember]:
         yield hand("only", FakeEngine())
         raise EngineError("the cluster does not answer")
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         return await crewed(store, [batch], coming())
 
     with Store(tmp_path / "store") as store:
@@ -205,7 +205,7 @@ def test_who_sends_engines_may_fail_while_those_that_came_work_on(tmp_path: Path
 
 
 def test_stopping_puts_back_what_all_of_them_had(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         engines, stop = [Gated(), Gated()], asyncio.Event()
         working = asyncio.create_task(
             crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)], stop=stop)
@@ -222,7 +222,7 @@ def test_stopping_puts_back_what_all_of_them_had(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_is_cancelled_is_left_by_all(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         engines = [Gated(), Gated()]
         working = asyncio.create_task(
             crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
@@ -244,9 +244,9 @@ def test_an_equal_job_is_done_with_the_answer_of_another_worker_or_without_it(tm
     """Each of two batches has the job; the second to start it holds it for the first."""
     prompts = [f"q{number}" for number in range(4)]
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         first, second = Gated(), Counting()
-        coming = asyncio.Queue[Hand | None]()
+        coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("first", first))
         held = asyncio.Event()
 
@@ -280,7 +280,7 @@ def test_an_equal_job_is_done_with_the_answer_of_another_worker_or_without_it(tm
 def test_all_are_told_as_one(tmp_path: Path) -> None:
     told: list[Snapshot] = []
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         engines = [Counting(), Counting()]
         return await crewed(store, [batch], [hand(f"e{at}", each) for at, each in enumerate(engines)], tell=told.append)
 
@@ -300,10 +300,10 @@ def test_who_waits_for_its_engine_does_not_keep_the_others(tmp_path: Path) -> No
         async def status(self) -> Status:
             return replace(await super().status(), state="starting")
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         seen = Seen()
-        away = watched(seen, kind=Restarting)
-        first = away.current
+        away = restarting(seen, kind=Restarting)
+        first = away.inner
         assert isinstance(first, FakeEngine)
         first.die(KILLED)
         try:
@@ -324,7 +324,7 @@ def test_trouble_with_the_store_ends_all(tmp_path: Path, monkeypatch: pytest.Mon
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(30)])
 
-        async def run() -> CrewReport:
+        async def run() -> PoolReport:
             return await crewed(store, [batch], [hand(name, FakeEngine()) for name in "ab"], options=QUICK)
 
         with monkeypatch.context() as patched:

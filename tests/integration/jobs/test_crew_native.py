@@ -1,6 +1,5 @@
 """Two real engines on one batch: no head is computed on both."""
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -11,24 +10,28 @@ import pytest
 from support.crews import crewed, hand
 from support.jobs_store import submitted
 from support.native_engine import native, plan_for, run
-from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piece, Prompt, Request, Status
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.errors import EngineDied
-from tokenmill.jobs.crew import CrewReport
+from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piece, Request, Status
+from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.jobs.store import Store
+from tokenmill.jobs.worker_pool import PoolReport
 from tokenmill.model import synth
+from tokenmill.native.client import NativeEngine
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(20))
 HEADS, JOBS = 6, 4
 
 
-class Noting:
+class Noting(ForwardingEngine):
     """A real engine of which every prompt is noted."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine: Engine = engine
-        self.died: asyncio.Future[EngineDied] = engine.died
+        self.ended = engine.ended
         self.prompts: list[str] = []
+
+    @property
+    def inner(self) -> Engine:
+        return self._engine
 
     @property
     def identity(self) -> Identity:
@@ -43,9 +46,6 @@ class Noting:
         self.prompts.append(request.prompt)
         async for event in self._engine.stream(request):
             yield event
-
-    async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        return await self._engine.tokenize(prompt)
 
     async def status(self) -> Status:
         return await self._engine.status()
@@ -64,7 +64,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) -> None:
     engines: list[Noting] = []
 
-    async def work() -> CrewReport:
+    async def work() -> PoolReport:
         plan = plan_for(moe, context=2048, sequences=2)
         async with AsyncExitStack() as stack:
             for name in ("one", "two"):

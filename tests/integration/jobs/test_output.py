@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.jobs_store import answer, pending, submitted
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Batch, Failure, Result, State, Submission
+from tokenmill.jobs.models import Batch, Failure, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -39,14 +39,18 @@ def finish(store: Store, batch: Batch, *which: int, text: str = "yes") -> None:
 def test_the_form_of_a_line() -> None:
     done = Result(3, State.DONE, 'a"ü', bytes(32), b'{"text": "hi"}', None, None)
     assert json.loads(output_line("batch_0f", done)) == {
-        "id": "batch_req_0f_3", "custom_id": 'a"ü',
-        "response": {"status_code": 200, "request_id": "req_" + "0" * 24, "body": {"text": "hi"}}, "error": None,
-    }  # fmt: skip
+        "id": "batch_req_0f_3",
+        "custom_id": 'a"ü',
+        "response": {"status_code": 200, "request_id": "req_" + "0" * 24, "body": {"text": "hi"}},
+        "error": None,
+    }
     failed = Result(4, State.FAILED, None, None, None, "invalid_line", "not JSON\n")
     assert json.loads(output_line("batch_0f", failed)) == {
-        "id": "batch_req_0f_4", "custom_id": None, "response": None,
+        "id": "batch_req_0f_4",
+        "custom_id": None,
+        "response": None,
         "error": {"code": "invalid_line", "message": "not JSON\n", "line": 4},
-    }  # fmt: skip
+    }
     assert output_line("batch_0f", failed).count(b"\n") == 1
     aside = json.loads(output_line("batch_0f", Result(5, State.SET_ASIDE, "x", b"", None, None, None)))
     assert aside["error"] == {"code": "set_aside", "message": "set aside", "line": 5}
@@ -81,8 +85,10 @@ def test_bad_lines_and_blank_ones(tmp_path: Path, address: Address) -> None:
             assert output.finish()
         found = read(batch.output)
         assert [(line["custom_id"], (line["error"] or {}).get("line")) for line in found] == [
-            ("x", 2), ("line-4", None), (None, 5),
-        ]  # fmt: skip
+            ("x", 2),
+            ("line-4", None),
+            (None, 5),
+        ]
 
 
 def test_errors_in_a_file_of_their_own(tmp_path: Path, address: Address) -> None:
@@ -229,9 +235,11 @@ def test_a_pipe_takes_lines_too(tmp_path: Path, address: Address) -> None:
     os.mkfifo(tmp_path / "fifo")
     with (
         Store(address) as store,
-        subprocess.Popen([sys.executable, "-c", "import sys; print(len(open(sys.argv[1]).readlines()))", tmp_path / "fifo"],
-                         stdout=subprocess.PIPE) as reader,
-    ):  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", "import sys; print(len(open(sys.argv[1]).readlines()))", tmp_path / "fifo"],
+            stdout=subprocess.PIPE,
+        ) as reader,
+    ):
         batch = submitted(store, tmp_path / "j", LETTERS, {"output": str(tmp_path / "fifo")})
         finish(store, batch, *range(1, 6))
         with Output(store, batch) as output:

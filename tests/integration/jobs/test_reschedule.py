@@ -9,7 +9,7 @@ from support.jobs_store import Clock, answer, pending, write_jobs
 from tokenmill.errors import UsageError
 from tokenmill.jobs import line
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -94,27 +94,32 @@ def test_a_priority_for_all_bodies_is_as_good_as_stated(tmp_path: Path, address:
         assert {item.rank for item in store.waiting([batch.id], limit=9)} == {-5}
 
 
-def test_a_batch_that_may_not_be_stored_leaves_nothing(
+def test_a_batch_whose_output_belongs_to_another_leaves_nothing(
     tmp_path: Path, address: Address, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse() -> None:
-        raise UsageError("no")
-
-    path = write_jobs(tmp_path / "j", ["a"])
+    path, output = write_jobs(tmp_path / "j", ["a"]), tmp_path / "out.jsonl"
+    how = replace(HOW, output=str(output))
+    others = '{"id":"batch_req_0123_1"}\n'
+    output.write_text(others)
     with Store(address) as store:
-        with pytest.raises(UsageError, match="no"):
-            submit(store, path, HOW, fresh=refuse)
+        with pytest.raises(UsageError, match="is the output of batch_0123"):
+            submit(store, path, how)
         assert store.batches() == []
         with path.open() as stream:
             monkeypatch.setattr("sys.stdin", stream)
-            with pytest.raises(UsageError, match="no"):
-                submit(store, "-", HOW, fresh=refuse)
+            with pytest.raises(UsageError, match="is the output of batch_0123"):
+                submit(store, "-", how)
         assert store.batches() == []
-        submit(store, path, HOW)
-        submit(store, path, HOW, fresh=refuse)  # it is there: nobody asks
-        once = submit(store, path, replace(HOW, reuse=False)).batch
+        output.unlink()
+        submit(store, path, how)
+        output.write_text(others)
+        submit(store, path, how)  # the batch exists: the output is not looked at
+        output.unlink()
+        once = submit(store, path, replace(how, reuse=False)).batch
         store.start(pending(store, once))
         store.commit([answer(once.id << 32 | 1)])
-        with pytest.raises(UsageError, match="no"):
-            submit(store, path, replace(HOW, reuse=False), fresh=refuse)
-        assert submit(store, path, replace(HOW, reuse=False)).batch.id != once.id  # it was still to be found
+        output.write_text(others)
+        with pytest.raises(UsageError, match="is the output of batch_0123"):
+            submit(store, path, replace(how, reuse=False))
+        output.unlink()
+        assert submit(store, path, replace(how, reuse=False)).batch.id != once.id  # it was still to be found

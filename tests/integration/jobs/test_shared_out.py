@@ -8,9 +8,9 @@ from threading import Thread
 import pytest
 
 from support.jobs_store import Clock, answer, submitted
-from tokenmill.jobs.job import Batch, Failure, Position, Waiting
-from tokenmill.jobs.portion import Portion
-from tokenmill.jobs.shared_out import SharedOut
+from tokenmill.jobs.models import Batch, Failure, SortKey, Waiting
+from tokenmill.jobs.shard_allocator import ShardAllocator
+from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
@@ -36,8 +36,8 @@ def batch_of(store: Store, tmp_path: Path, *heads: int, name: str = "jobs", prio
     return submitted(store, tmp_path / f"{name}.jsonl", prompts(*heads), {"priority": priority})
 
 
-def shared(store: Store, clock: Clock) -> SharedOut:
-    return SharedOut(store, clock=clock)
+def shared(store: Store, clock: Clock) -> ShardAllocator:
+    return ShardAllocator(store, clock=clock)
 
 
 def digest(row: Waiting) -> bytes:
@@ -49,11 +49,11 @@ def done(store: Store, rows: Sequence[Waiting]) -> None:
     store.commit([answer(job.id) for job in started.running])
 
 
-def apart(out: SharedOut) -> None:
+def apart(out: ShardAllocator) -> None:
     assert all(one.last < other.first for (_, one), (_, other) in pairwise(out.stretches))
 
 
-def take(portion: Portion, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[Waiting]:
+def take(portion: ShardView, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[Waiting]:
     return portion.window([batch.id], again=again, limit=limit)
 
 
@@ -223,7 +223,7 @@ def test_many_jobs_are_never_read_at_once(
     read: list[int] = []
     waiting = Store.waiting
 
-    def counted(self: Store, batches: Sequence[int], *, after: Position | None = None, limit: int) -> list[Waiting]:
+    def counted(self: Store, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
         rows = waiting(self, batches, after=after, limit=limit)
         read.append(len(rows))
         return rows

@@ -11,16 +11,16 @@ from support.fake_engine import FakeEngine
 from support.jobs_store import Clock, answer, submitted
 from support.postgres import Cluster
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Batch, Waiting
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.models import Batch, Waiting
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.shared_out import SharedOut
+from tokenmill.jobs.shard_allocator import ShardAllocator
+from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
 
 LOW, HIGH, LANES = 6000, 1500, 4
 OPTIONS = Options(tick_s=0.05)
-Share = Callable[[Store], Portion | None]
+Share = Callable[[Store], ShardView | None]
 
 
 @pytest.fixture(params=["folder", "shared in memory", "server"])
@@ -30,7 +30,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Shar
         return server.fresh(), lambda store: store.portion(LANES)
     if request.param == "folder":
         return tmp_path / "store", lambda store: store.portion(LANES)
-    return tmp_path / "store", lambda store: SharedOut(store).portion("only", LANES)
+    return tmp_path / "store", lambda store: ShardAllocator(store).portion("only", LANES)
 
 
 class Told(FakeEngine):
@@ -79,9 +79,11 @@ def test_all_of_a_batch_that_joins_with_a_higher_priority_goes_first(
 
 
 @pytest.fixture(params=["memory", "server"])
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Callable[[Store], Portion]]:
-    def shared(store: Store) -> Portion:
-        found = store.portion(2) if request.param == "server" else SharedOut(store, clock=Clock()).portion("one", 2)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Callable[[Store], ShardView]]:
+    def shared(store: Store) -> ShardView:
+        found = (
+            store.portion(2) if request.param == "server" else ShardAllocator(store, clock=Clock()).portion("one", 2)
+        )
         assert found is not None
         return found
 
@@ -92,7 +94,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Calla
 
 
 def test_a_portion_gives_what_is_free_and_more_urgent_before_its_own(
-    pair: tuple[Address, Callable[[Store], Portion]], tmp_path: Path
+    pair: tuple[Address, Callable[[Store], ShardView]], tmp_path: Path
 ) -> None:
     address, shared = pair
     with Store(address) as store:
@@ -111,7 +113,7 @@ def test_a_portion_gives_what_is_free_and_more_urgent_before_its_own(
 
 
 def test_from_the_beginning_it_is_read_by_priority(
-    pair: tuple[Address, Callable[[Store], Portion]], tmp_path: Path
+    pair: tuple[Address, Callable[[Store], ShardView]], tmp_path: Path
 ) -> None:
     """Not in the order in which it got its stretches."""
     address, shared = pair

@@ -14,13 +14,13 @@ from support.roomy_engine import Roomy, prompt
 from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
-from tokenmill.jobs import shared_out
-from tokenmill.jobs.crew import CrewReport, Hand
-from tokenmill.jobs.job import Batch, Counts
-from tokenmill.jobs.portion import Means, of_the_largest
+from tokenmill.jobs import shard_allocator
+from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.retries import cut_short
-from tokenmill.jobs.shared_out import SharedOut
+from tokenmill.jobs.shard_allocator import ShardAllocator
+from tokenmill.jobs.shard_view import WorkerSpec, of_the_largest
 from tokenmill.jobs.store import Store
+from tokenmill.jobs.worker_pool import PoolMember, PoolReport
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
 SHORT = [prompt(f"s{number}", 20) for number in range(24)]
@@ -37,7 +37,7 @@ def why(store: Store, batch: Batch) -> set[str]:
 @pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str, says: bool) -> None:
-    async def run() -> tuple[CrewReport, Roomy, Roomy]:
+    async def run() -> tuple[PoolReport, Roomy, Roomy]:
         small, large = Roomy(30, says=says), Roomy(100, says=says)
         hands = [hand("small", small), hand("large", large)]
         return await crewed(store, [batch], hands if first == "small" else hands[::-1]), small, large
@@ -55,7 +55,7 @@ def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str,
 def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
     async def run() -> list[Roomy]:
         one, other, large = Roomy(30), Roomy(30), Roomy(100)
-        coming = asyncio.Queue[Hand | None]()
+        coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("one", one))
         working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: () if large.at_work else (100,)))
         async with asyncio.timeout(LIMIT_S):
@@ -76,7 +76,7 @@ def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
 
 
 def test_what_none_has_room_for_fails_by_the_largest(tmp_path: Path) -> None:
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         return await crewed(store, [batch], [hand("small", Roomy(30)), hand("large", Roomy(50))])
 
     with Store(tmp_path / "store") as store:
@@ -89,7 +89,7 @@ def test_what_none_has_room_for_fails_by_the_largest(tmp_path: Path) -> None:
 
 
 def test_it_fails_when_the_one_with_room_is_lost(tmp_path: Path) -> None:
-    async def run() -> tuple[Roomy, CrewReport]:
+    async def run() -> tuple[Roomy, PoolReport]:
         small, large = Roomy(30), Roomy(100)
 
         async def lose() -> None:
@@ -116,7 +116,7 @@ def test_one_that_is_expected_is_waited_for(tmp_path: Path) -> None:
     expected: list[int | None] = [100]
 
     async def run() -> None:
-        small, coming = Roomy(30), asyncio.Queue[Hand | None]()
+        small, coming = Roomy(30), asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("small", small))
         working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: expected))
         async with asyncio.timeout(LIMIT_S):
@@ -157,7 +157,7 @@ def test_an_answer_that_one_would_cut_short_is_written_by_another(
 ) -> None:
     """As far as the largest can."""
 
-    async def run() -> CrewReport:
+    async def run() -> PoolReport:
         engines = [Roomy(room) for room in rooms]
         return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
 
@@ -207,15 +207,15 @@ def test_an_answer_is_cut_short_by_the_context_alone(
 def test_what_can_be_done_is_found_behind_what_cannot_a_few_pages_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_out, "_PAGE", 4)
-    monkeypatch.setattr(shared_out, "_WALK", 2)
+    monkeypatch.setattr(shard_allocator, "_PAGE", 4)
+    monkeypatch.setattr(shard_allocator, "_WALK", 2)
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(60)])
         *unfit, last = store.waiting([batch.id], limit=100)
-        out = SharedOut(store)
+        out = ShardAllocator(store)
         small, large = out.portion("small", 1), out.portion("large", 1)
-        small.ready(Means("m", 30), 1)
-        large.ready(Means("m", 100), 1)
+        small.ready(WorkerSpec("m", 30), 1)
+        large.ready(WorkerSpec("m", 100), 1)
         for row in unfit:
             assert small.too_long(row.id, TooLong("x", needed_tokens=60, context_tokens=30)) is None
             assert not small.has(row)

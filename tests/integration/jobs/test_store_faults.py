@@ -1,20 +1,24 @@
 """What can happen to the folder: each in words, nothing damaged, and the same again goes on."""
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from support import full_disk
 from support.jobs_store import answer, pending, submitted, write_jobs
-from tokenmill.errors import StoreError, StoreInUse, TokenmillError
+from tokenmill.errors import StoreError, StoreFull, StoreInUse, TokenmillError
 from tokenmill.jobs import database
 from tokenmill.jobs.database import PAGE_BYTES, Database
-from tokenmill.jobs.job import Counts
+from tokenmill.jobs.faults import STORE_DAMAGED, _mapped, unusable
+from tokenmill.jobs.models import Counts
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 
@@ -126,9 +130,11 @@ def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
     path.write_bytes(raw)
     with pytest.raises(StoreError, match="is damaged") as caught:
         _used(tmp_path / "s", batch.id)
-    assert "move store.db* aside" in (caught.value.hint or "")
+    assert caught.value.code == STORE_DAMAGED
     assert path.read_bytes() == raw
-    (tmp_path / "s" / "store.db").unlink()
+    moved = re.search(r"\((mv .+?)\)", caught.value.hint or "")
+    assert moved
+    subprocess.run(moved[1], shell=True, check=True)
     with Store(tmp_path / "s") as store:
         assert submitted(store, tmp_path / "j", ["a"]).counts.total == 1
 
@@ -158,9 +164,9 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
     with Store(tmp_path / "s") as store:
         batch = submitted(store, tmp_path / "j", ["a"])
     step = "ALTER TABLE batches ADD COLUMN colour TEXT;"
-    monkeypatch.setattr(database, "newest", lambda: 2)
-    monkeypatch.setattr(database, "migrations", lambda: {1: "nonsense", 2: step})
-    with pytest.raises(StoreError, match="older version"):
+    monkeypatch.setattr(database, "newest", lambda: 99)
+    monkeypatch.setattr(database, "migrations", lambda: {2: "nonsense", 99: step})
+    with pytest.raises(StoreError, match="has version 2 of the store"):
         Reader(tmp_path / "s")
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts.total == 1
@@ -171,7 +177,8 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("scenario", "count", "size"), [("answers", 300, 10), ("output", 300, 10), ("lines", 20_000, 100)]
+    ("scenario", "count", "size"),
+    [("answers", 300, 10), ("output", 300, 10), ("lines", 20_000, 100), ("small_answers", 600, 200)],
 )
 def test_the_disk_is_full(tmp_path: Path, scenario: str, count: int, size: int) -> None:
     write_jobs(tmp_path / "jobs.jsonl", [f"{number} " + "x" * size for number in range(count)])
@@ -179,9 +186,109 @@ def test_the_disk_is_full(tmp_path: Path, scenario: str, count: int, size: int) 
     assert done.stdout == "passed\n", done.stderr
 
 
-def test_every_error_has_a_hint(tmp_path: Path) -> None:
-    from tokenmill.jobs.faults import _mapped, unusable
+def test_the_log_is_short_after_opening_and_closing(tmp_path: Path) -> None:
+    log = tmp_path / "s" / "store.db-wal"
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        store.start(pending(store, batch))
+        store.flush()
+        shutil.copytree(tmp_path / "s", tmp_path / "killed")  # as a kill would leave it
+        with Reader(tmp_path / "s"):  # keeps SQLite from removing the log at the end
+            assert log.stat().st_size > 0
+            store.close()
+            assert log.stat().st_size == 0
+    left = tmp_path / "killed" / "store.db-wal"
+    assert left.stat().st_size > 0
+    database = Database(tmp_path / "killed", "work")
+    assert left.stat().st_size == 0
+    database.close()
 
+
+@pytest.mark.parametrize(("free", "pages"), [(1 << 40, (128 << 20) // PAGE_BYTES), (40 << 20, 2560), (4096, 64)])
+def test_the_limit_of_the_log_depends_on_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, pages: int
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=free))
+    with Store(tmp_path / "s") as store:
+        assert isinstance(store._database, Database)
+        assert store._database._connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (pages,)
+
+
+def test_a_started_job_is_committed_with_the_next_answer(tmp_path: Path) -> None:
+    """One transaction for both; until then only this process sees that it runs, and others can read."""
+    with Store(tmp_path / "s") as store, Reader(tmp_path / "s") as reader:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        first, second = pending(store, batch)
+        store.start([first])
+        assert store.batch(batch.id).counts.running == 1
+        assert reader.batch(batch.id).counts.running == 0
+        store.flush()
+        assert reader.batch(batch.id).counts.running == 1
+        store.start([second])
+        store.commit([answer(first)])
+        assert reader.batch(batch.id).counts == Counts(running=1, done=1)
+        assert not store.unflushed
+
+
+def test_a_failing_transaction_keeps_the_deferred_one_before_it(tmp_path: Path) -> None:
+    with Store(tmp_path / "s") as store:
+        batch = submitted(store, tmp_path / "j", ["a", "b"])
+        store.start(pending(store, batch)[:1])
+        with suppress(InterruptedError), store._database.writing(durable=True):
+            store._database.run("cancel_waiting", batch=batch.id)
+            raise InterruptedError
+        assert store.batch(batch.id).counts == Counts(pending=1, running=1)
+        store.flush()
+    with Reader(tmp_path / "s") as reader:
+        assert reader.batch(batch.id).counts == Counts(pending=1, running=1)
+
+
+def test_a_store_whose_creation_failed_has_no_batches(tmp_path: Path) -> None:
+    (tmp_path / "store.db").touch()
+    with pytest.raises(StoreError, match="no batches in"):
+        Reader(tmp_path)
+
+
+def test_a_disk_that_is_full_is_told_from_one_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk SQLite may report a failed write."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    assert not isinstance(_mapped(error, tmp_path / "store.db"), StoreFull)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=8192))
+    assert isinstance(_mapped(error, tmp_path / "store.db"), StoreFull)
+
+
+READ_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from tokenmill.errors import StoreError
+from tokenmill.jobs import database, reader
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    reader.Reader(Path(sys.argv[1]))
+except StoreError as error:
+    print(type(error).__name__, error.message[:31].strip())
+"""
+
+
+def test_a_store_of_another_user_is_named(tmp_path: Path) -> None:
+    """What is wrong is the permission, and not the version or the program."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # its parents can be entered by everybody
+        folder = Path(name) / "s"
+        with Store(folder) as store:
+            submitted(store, tmp_path / "j", ["a"])
+        Path(name).chmod(0o755)
+        folder.chmod(0o555)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_AS_NOBODY, folder], check=False, capture_output=True, text=True
+        )
+    assert (done.returncode, done.stdout) == (0, "StoreError no permission to read and write\n"), done.stderr
+
+
+def test_every_error_has_a_hint(tmp_path: Path) -> None:
     for code in range(1, 30):
         error = sqlite3.OperationalError("words")
         error.sqlite_errorcode = code | 3 << 8

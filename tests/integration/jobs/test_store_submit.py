@@ -10,11 +10,12 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked, text_of
+from support.processes import command_lines
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.job import Counts, State, Submission
 from tokenmill.jobs.line import Reading
+from tokenmill.jobs.models import Counts, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.read import BadLine, Chunk, open_source
 from tokenmill.jobs.store import Store
@@ -33,8 +34,12 @@ def test_the_same_again_is_the_same_batch(tmp_path: Path, address: Address) -> N
         assert again.batch == first.batch
         (tmp_path / "copy").write_bytes(path.read_bytes())
         assert submit(store, tmp_path / "copy", HOW).batch.id == first.batch.id
-        others = [Submission("n", output=HOW.output), Submission("m", output="/other"), Submission("m"),
-                  Submission("m", output=HOW.output, defaults={"max_tokens": 5})]  # fmt: skip
+        others = [
+            Submission("n", output=HOW.output),
+            Submission("m", output="/other"),
+            Submission("m"),
+            Submission("m", output=HOW.output, defaults={"max_tokens": 5}),
+        ]
         assert len({submit(store, path, how).batch.id for how in [HOW, *others]}) == 5
         write_jobs(path, ["a", "c"])
         assert not submit(store, path, HOW).continued
@@ -131,9 +136,12 @@ def test_bad_lines_fail_and_the_rest_runs(tmp_path: Path, address: Address) -> N
         assert batch.counts == Counts(pending=2, failed=3)
         found = store.results(batch.id, 0, 10)
         assert [(item.number, item.custom_id, item.state) for item in found] == [
-            (1, "line-1", State.PENDING), (3, None, State.FAILED), (4, "x", State.FAILED), (5, None, State.FAILED),
+            (1, "line-1", State.PENDING),
+            (3, None, State.FAILED),
+            (4, "x", State.FAILED),
+            (5, None, State.FAILED),
             (6, "line-6", State.PENDING),
-        ]  # fmt: skip
+        ]
         assert store.retry(batch.id) == 0  # sending them again cannot help
         with pytest.raises(UsageError, match="line 3: not JSON.*line 4: prompt.*line 5: not UTF-8"):
             submit(store, path, Submission("m", strict=True))
@@ -151,7 +159,7 @@ def test_an_empty_file_is_a_finished_batch(tmp_path: Path, address: Address) -> 
 STDIN = """
 import sys
 from tokenmill.jobs.address import address_of
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 with Store(address_of(sys.argv[1])) as store:
@@ -261,13 +269,8 @@ def test_parsers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
         os.close(waiting)
 
 
-def _children() -> set[str]:
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"tokenmill.jobs.parsing" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
+def _children() -> list[int]:
+    return [pid for pid, command in command_lines().items() if "tokenmill.jobs.parsing" in command]
 
 
 def test_no_such_batch(address: Address) -> None:

@@ -17,7 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.expected import Lengths
 from tokenmill.jobs.forest import shared_bytes
-from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission, Waiting
+from tokenmill.jobs.models import Counts, Failure, Outcome, State, Submission, Waiting
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import submit
@@ -87,8 +87,9 @@ def test_equal_jobs_are_computed_once(tmp_path: Path, address: Address) -> None:
         assert [job.id for job in started.running] == jobs[:1]
         assert started.held == (jobs[1],)
         assert set(store.commit([answer(jobs[0])])) == {
-            Outcome(jobs[0], State.DONE), Outcome(jobs[1], State.DONE, reused=True),
-        }  # fmt: skip
+            Outcome(jobs[0], State.DONE),
+            Outcome(jobs[1], State.DONE, reused=True),
+        }
         # The third was not asked for yet: the answer is there when it is.
         started = store.start(jobs[2:])
         assert started.answered == (Outcome(jobs[2], State.DONE, reused=True),)
@@ -232,9 +233,13 @@ def test_deadlines(tmp_path: Path, address: Address) -> None:
 def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, address: Address, limit: int) -> None:
     """Page by page, and none twice or never, in whatever order the batches are named."""
     with Store(address) as store:
-        batches = [submitted(store, tmp_path / f"{name}{priority}", [f"{name}{number}" for number in range(4)],
-                             priority=priority)
-                   for name in "abc" for priority in (0, 5, -1)]  # fmt: skip
+        batches = [
+            submitted(
+                store, tmp_path / f"{name}{priority}", [f"{name}{number}" for number in range(4)], priority=priority
+            )
+            for name in "abc"
+            for priority in (0, 5, -1)
+        ]
         found, after = list[Waiting](), None
         while page := store.waiting([batch.id for batch in reversed(batches)], after=after, limit=limit):
             found += page

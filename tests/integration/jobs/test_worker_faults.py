@@ -3,18 +3,19 @@ that a real one cannot be made to have."""
 
 import asyncio
 import shutil
+import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support.fake_engine import KILLED, FakeEngine, Parting, Seen, Unreachable, Widening, watched
+from support.fake_engine import KILLED, UNKNOWN, FakeEngine, Parting, Seen, Unreachable, Widening, restarting
 from support.jobs_store import Clock, submitted
 from support.worked import LIMIT_S, QUICK, lines, run_prompts, worked
-from tokenmill.engine.engine import Answer, Piece, Request
+from tokenmill.engine.engine import Answer, KvLayout, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
-from tokenmill.jobs.job import NUMBER_BITS, Batch, Failure, State
+from tokenmill.jobs.models import NUMBER_BITS, Batch, Failure, State
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store, ask_to_cancel
@@ -28,7 +29,7 @@ def error_of(line: dict[str, dict[str, str]]) -> str:
 def test_every_line_gets_an_answer_or_a_reason(tmp_path: Path) -> None:
     seen = Seen()
     prompts = [*(f"p{number}" for number in range(8)), "long", "broken 2 times", "broken 9 times", "late"]
-    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen))
+    report, found = run_prompts(tmp_path, prompts, lambda: restarting(seen))
     assert [*found] == prompts  # in the order of the file
     assert report.end == "finished"
     assert (report.counts.done, report.counts.failed) == (9, 3)
@@ -42,6 +43,36 @@ def test_every_line_gets_an_answer_or_a_reason(tmp_path: Path) -> None:
     assert seen.streams.count("broken 2 times") == seen.streams.count("broken 9 times") == 3
     assert "tried 3 times" in found["broken 9 times"]["error"]["message"]
     assert found["p3"]["response"]["body"]["choices"][0]["text"] == "p3: 0 1 2 3"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"prompt": "b',
+        b"",
+        b'{"prompt": null}',
+        b'{"prompt": 7}',
+        b'{"prompt": "b", "no_such_key": 1}',
+        b'{"prompt": "b", "stop": 7}',
+        b'{"prompt": "b", "temperature": "hot"}',
+        b'{"messages": [7]}',
+        b'{"messages": [{"role": "user", "content": "b"}], "tools": 7}',
+        b'{"messages": [{"role": "user", "content": "b"}], "tool_choice": "none", "tools": [], "response_format": {}}',
+    ],
+)
+def test_a_stored_line_that_cannot_be_decoded_fails_alone(tmp_path: Path, line: bytes) -> None:
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b", "c"])
+    connection = sqlite3.connect(tmp_path / "store" / "store.db")
+    with connection:
+        ((block,),) = connection.execute("SELECT data FROM blocks").fetchall()
+        first, _, *rest = block.split(b"\n")
+        connection.execute("UPDATE blocks SET data = ?", (b"\n".join([first, line, *rest]),))
+    connection.close()
+    with Store(tmp_path / "store") as store:
+        report = asyncio.run(worked_with(store, batch.id, FakeEngine, None))
+    assert (report.end, report.counts.done, report.counts.failed) == ("finished", 2, 1)
+    assert error_of(lines(Path(batch.output or ""))["b"]) == "refused"
 
 
 def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> None:
@@ -76,7 +107,7 @@ def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> N
 def test_a_job_that_kills_the_engine_twice_is_set_aside_and_no_other(tmp_path: Path) -> None:
     seen = Seen()
     prompts = [*(f"steady {number}" for number in range(10)), "poison", "q0", "q1"]
-    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen))
+    report, found = run_prompts(tmp_path, prompts, lambda: restarting(seen))
     assert (report.counts.done, report.counts.set_aside, report.counts.failed) == (12, 1, 0)
     assert error_of(found["poison"]) == "engine_died"
     assert "SIGSEGV" in found["poison"]["error"]["message"]
@@ -88,7 +119,7 @@ def test_a_job_that_kills_the_engine_twice_is_set_aside_and_no_other(tmp_path: P
 
 def test_two_poison_jobs_are_told_from_those_beside_them(tmp_path: Path) -> None:
     prompts = ["poison 1", "a", "b", "c", "poison 2", "d"]
-    report, found = run_prompts(tmp_path, prompts, lambda: watched(Seen()))
+    report, found = run_prompts(tmp_path, prompts, lambda: restarting(Seen()))
     assert (report.counts.done, report.counts.set_aside) == (4, 2)
     assert [prompt for prompt, line in found.items() if line["error"]] == ["poison 1", "poison 2"]
     assert report.deaths in (3, 4)  # three when both were at work at the first death
@@ -102,7 +133,7 @@ def test_jobs_at_work_when_somebody_kills_the_engine_are_done_again_without_blam
         if seen.lives < 4 and engines[-1].pieces >= 10 and engines[-1].at_work:
             engines[-1].die(KILLED)
 
-    report, found = run_prompts(tmp_path, prompts, lambda: watched(seen, started=engines.append), tell=kill)
+    report, found = run_prompts(tmp_path, prompts, lambda: restarting(seen, started=engines.append), tell=kill)
     assert report.deaths == 3
     assert report.counts.done == 12
     assert [*found] == prompts
@@ -113,10 +144,43 @@ def test_jobs_at_work_when_somebody_kills_the_engine_are_done_again_without_blam
 
 def test_a_job_alone_at_work_when_the_engine_is_killed_again_and_again_is_set_aside(tmp_path: Path) -> None:
     """A process that is killed for memory may leave no trace of why: whoever is there each time is to blame."""
-    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: watched(Seen(), words=KILLED))
+    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: restarting(Seen(), words=UNKNOWN))
     assert (report.counts.done, report.counts.set_aside) == (2, 1)
     assert found["poison"]["error"]
     assert report.deaths == 3
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+def test_a_job_in_flight_whenever_another_process_kills_the_engine_is_not_blamed(tmp_path: Path, suspect: bool) -> None:
+    """Not even a suspect that is tried alone; the restart policy ends the run, and everything stays queued."""
+    with Store(tmp_path / "store") as store:
+        batch = submitted(store, tmp_path / "jobs.jsonl", ["slow", "a", "b"])
+        job = batch.id << NUMBER_BITS | 1
+        if suspect:
+            store.start([job])
+            store.died([job], Failure("engine_died", "it crashed"), retry_at_s=0.0)
+
+        async def killed_again_and_again() -> None:
+            engines = list[FakeEngine]()
+
+            def kill(_: Snapshot) -> None:
+                if "slow" in engines[-1].at_work:
+                    engines[-1].die(KILLED)
+
+            engine = restarting(Seen(), most_restarts=5, started=engines.append)
+            try:
+                with pytest.raises(EngineError, match="died 6 times within an hour"):
+                    await worked(store, batch, engine, tell=kill)
+            finally:
+                await engine.close()
+
+        asyncio.run(killed_again_and_again())
+        left = store.job(job)
+        assert left is not None
+        assert (left.state, left.deaths) == (State.PENDING, 1 if suspect else 0)
+        assert left.attempts == (1 if suspect else 0)
+        counts = store.batch(batch.id).counts
+        assert (counts.pending + counts.done, counts.running) == (3, 0)
 
 
 def test_a_suspect_is_not_blamed_for_a_machine_that_is_lost_while_it_is_tried(tmp_path: Path) -> None:
@@ -145,7 +209,7 @@ def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison 1", "poison 2", "poison 3", "b"])
 
         async def run(most_restarts: int) -> Report:
-            engine = watched(seen, most_restarts=most_restarts)
+            engine = restarting(seen, most_restarts=most_restarts)
             try:
                 return await worked(store, batch, engine)
             finally:
@@ -163,7 +227,7 @@ def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path:
 def test_an_engine_that_was_found_and_dies_ends_the_work(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="SIGSEGV"):
         run_prompts(tmp_path, ["a", "poison", "b"], FakeEngine)
-    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: watched(Seen()))
+    report, found = run_prompts(tmp_path, ["a", "poison", "b"], lambda: restarting(Seen()))
     assert error_of(found["poison"]) == "engine_died"
     assert report.counts.done == 2
 
@@ -197,7 +261,7 @@ def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp
 def test_an_engine_that_fails_every_request_ends_the_work_before_every_job_has_failed(tmp_path: Path) -> None:
     prompts = [f"broken 99 {number}" for number in range(40)]
     with pytest.raises(EngineError, match="failed 12 times without one answer"):
-        run_prompts(tmp_path, prompts, lambda: watched(Seen()))
+        run_prompts(tmp_path, prompts, lambda: restarting(Seen()))
     with Store(tmp_path / "store") as store:
         counts = store.batches()[0].counts
         assert counts.running == 0
@@ -211,7 +275,9 @@ def test_stopping_puts_back_what_runs_and_counts_no_attempt(tmp_path: Path) -> N
         if now.busy == 2 and now.counts.done == 2:
             stop.set()
 
-    report, found = run_prompts(tmp_path, ["a", "slow 1", "slow 2", "b"], lambda: watched(Seen()), stop=stop, tell=tell)
+    report, found = run_prompts(
+        tmp_path, ["a", "slow 1", "slow 2", "b"], lambda: restarting(Seen()), stop=stop, tell=tell
+    )
     assert report.end == "stopped"
     assert report.least is None  # nobody is kept waiting for it
     assert (report.counts.done, report.counts.pending, report.counts.running) == (2, 2, 0)
@@ -248,7 +314,9 @@ async def worked_with(
 
 def test_equal_jobs_are_computed_once_and_follow_their_equal(tmp_path: Path) -> None:
     seen = Seen()
-    report, found = run_prompts(tmp_path, ["same"] * 5 + ["other", "broken 1 x", "broken 1 x"], lambda: watched(seen))
+    report, found = run_prompts(
+        tmp_path, ["same"] * 5 + ["other", "broken 1 x", "broken 1 x"], lambda: restarting(seen)
+    )
     assert report.counts.done == 8
     assert report.answers == 3
     assert seen.streams.count("same") == 1
@@ -326,7 +394,7 @@ def test_a_job_that_died_in_one_run_is_tried_alone_in_the_next(tmp_path: Path) -
             asyncio.run(worked_with(store, batch.id, FakeEngine, None))
 
         async def again() -> Report:
-            engine = watched(seen)
+            engine = restarting(seen)
             try:
                 return await worked(store, batch, engine, options=QUICK)
             finally:
@@ -377,7 +445,7 @@ def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_pa
         batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison", "b"])
 
         async def run() -> None:
-            engine = watched(seen, kind=Widening, started=engines.append)
+            engine = restarting(seen, kind=Widening, started=engines.append)
             shape = shape_of(engine.capabilities, engine.identity, width=2)
             async with asyncio.timeout(LIMIT_S):
                 await work(store, [batch], engine, shape, options=QUICK)
@@ -390,20 +458,21 @@ def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_pa
     assert len(engines) == 3
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_an_engine_that_comes_back_has_its_lanes_apart_if_they_were(tmp_path: Path, apart: bool) -> None:
+@pytest.mark.parametrize("layout", ["per_slot", "unified"])
+def test_a_restarted_engine_gets_its_kv_layout_back(tmp_path: Path, layout: KvLayout) -> None:
     engines = list[FakeEngine]()
 
     def started(engine: FakeEngine) -> None:
         assert isinstance(engine, Parting)
-        engine.streams = apart and not engines  # as the run has set the first one
+        if not engines:  # as the run has set the first one
+            engine.kv_layout = layout
         engines.append(engine)
 
-    run_prompts(tmp_path, ["a", "poison"], lambda: watched(Seen(), kind=Parting, started=started))
-    assert [engine.streams for engine in engines if isinstance(engine, Parting)][:-1] == [apart] * 2
+    run_prompts(tmp_path, ["a", "poison"], lambda: restarting(Seen(), kind=Parting, started=started))
+    assert [engine.kv_layout for engine in engines if isinstance(engine, Parting)][:-1] == [layout] * 2
 
 
 def test_a_width_that_a_run_did_not_choose_is_left_alone(tmp_path: Path) -> None:
     engines = list[FakeEngine]()
-    run_prompts(tmp_path, ["a", "poison"], lambda: watched(Seen(), kind=Widening, started=engines.append))
+    run_prompts(tmp_path, ["a", "poison"], lambda: restarting(Seen(), kind=Widening, started=engines.append))
     assert [engine.asked for engine in engines if isinstance(engine, Widening)] == [[]] * 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.fake_engine import FakeEngine
 from support.worked import LIMIT_S
-from tokenmill.jobs.job import Batch, Submission
+from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit

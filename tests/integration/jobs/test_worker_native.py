@@ -12,10 +12,10 @@ from support.native_engine import native, plan_for, run
 from support.tiny_models import write_moe
 from support.worked import QUICK
 from tokenmill.config import EngineConfig
-from tokenmill.engine import watched
+from tokenmill.engine import restart
 from tokenmill.engine.engine import Answer, Piece, Request
-from tokenmill.engine.start import start_watched
-from tokenmill.jobs.job import Batch, State, Submission
+from tokenmill.engine.start import start_restarting
+from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.shape import shape_of
@@ -84,11 +84,11 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(
     moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a prompt, then in the middle of answers."""
-    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
     killed: list[int] = []
 
     async def once() -> Report:
-        engine = await start_watched(
+        engine = await start_restarting(
             plan_for(moe), model_path=moe, config=EngineConfig(), state=tmp_path / "state", name="dies"
         )
         stream, begun, pieces = engine.stream, 0, 0

@@ -9,10 +9,10 @@ import pytest
 
 from support.llama_templates import Written, llama_prompts
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.native.chat import Template, template_of
 from tokenmill.errors import RequestRefused
 from tokenmill.model import synth
 from tokenmill.model.gguf import read_header
+from tokenmill.native.chat import Template, template_of
 
 DATA = Path(__file__).parents[2] / "data" / "templates"
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of synthetic models
@@ -92,28 +92,36 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "called and answered": {
         "messages": [
-            *ASKED, assistant("", tool_calls=[call({"city": "Bern", "Unit": "C"})]), result('{"temp": 12}'),
-            assistant("It is 12."), user("Thanks"),
+            *ASKED,
+            assistant("", tool_calls=[call({"city": "Bern", "Unit": "C"})]),
+            result('{"temp": 12}'),
+            assistant("It is 12."),
+            user("Thanks"),
         ],
         "tools": [WEATHER],
     },
     "called twice": {
         "messages": [
-            *ASKED, assistant("Let me see.", tool_calls=[call('{"city":"Bern"}'), call('{"city":"Biel"}', "call00002")]),
-            result("Biel: 14", "call00002"), result("Bern: 12"),
+            *ASKED,
+            assistant("Let me see.", tool_calls=[call('{"city":"Bern"}'), call('{"city":"Biel"}', "call00002")]),
+            result("Biel: 14", "call00002"),
+            result("Bern: 12"),
         ],
         "tools": [WEATHER],
     },
     "called without tools": {"messages": [*ASKED, assistant("", tool_calls=[call('{"city":"Bern"}')]), result("rain")]},
     "called with reasoning": {
         "messages": [
-            *ASKED, assistant("", reasoning_content="Look.", tool_calls=[call('{"city":"Bern"}')]), result("rain"),
+            *ASKED,
+            assistant("", reasoning_content="Look.", tool_calls=[call('{"city":"Bern"}')]),
+            result("rain"),
         ],
         "tools": [WEATHER],
     },
     "deep arguments": {
         "messages": [
-            *ASKED, assistant("", tool_calls=[call({"a": [{"b": None, "c": True}], "s": "it's \"q\"\nnew", "n": -3})]),
+            *ASKED,
+            assistant("", tool_calls=[call({"a": [{"b": None, "c": True}], "s": 'it\'s "q"\nnew', "n": -3})]),
             result("done"),
         ],
         "tools": [WEATHER],
@@ -140,7 +148,7 @@ CHATS: dict[str, dict[str, Any]] = {
     },
     "little effort": {"messages": [user("Hello")], "chat_template_kwargs": {"reasoning_effort": "low"}},
     "a date": {"messages": [user("Hello")], "chat_template_kwargs": {"date_string": "01 Feb 2003"}},
-}  # fmt: skip
+}
 
 # Parts of a source by which llama.cpp knows a family of templates. What it does to messages shows in their JSON.
 _JSON = "{{ messages | tojson }}{% if add_generation_prompt %}<answer>{% endif %}"
@@ -186,16 +194,19 @@ DIFFERENT: dict[str, tuple[str, Turn, str, str]] = {
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
         "{% endfor %}{% endfor %}",
         assistant("", tool_calls=[call({"x": 0.123456789, "y": 2.0})]),
-        '{"x": 0.123456789, "y": 2.0}x', '{"x": 0.123457, "y": 2}x',
+        '{"x": 0.123456789, "y": 2.0}x',
+        '{"x": 0.123457, "y": 2}x',
     ),
     "letters, not bytes": ("{{ messages[0].content | length }}", user("Zürich"), "6", "7"),
     "every space": ("{{ messages[0].content | trim }}", user("\u3000Bern\u00a0"), "Bern", "\u3000Bern\u00a0"),
     "large and small letters": (
-        "{{ messages[0].content }}{{ {'b': 1, 'C': 2, 'a': 3} | dictsort | tojson }}", user("x"),
-        'x[["a", 3], ["b", 1], ["C", 2]]', 'x{"C": 2, "a": 3, "b": 1}',
+        "{{ messages[0].content }}{{ {'b': 1, 'C': 2, 'a': 3} | dictsort | tojson }}",
+        user("x"),
+        'x[["a", 3], ["b", 1], ["C", 2]]',
+        'x{"C": 2, "a": 3, "b": 1}',
     ),
     "a list written out": ("{{ messages[0].content }}{{ ['a', {'b': 1}] }}", user("x"), "x['a', {'b': 1}]", "xa"),
-}  # fmt: skip
+}
 
 _PUBLISHED = {path.stem: path.read_text() for path in sorted(DATA.glob("*.jinja"))}
 _TEMPLATES = {"chatml": "chatml", **_PUBLISHED, **FAMILIES}
@@ -204,8 +215,19 @@ _TEMPLATES = {"chatml": "chatml", **_PUBLISHED, **FAMILIES}
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of some kilobytes."""
-    sizes = synth.sizes("dense", {"layers": 1, "embed": 64, "heads": 2, "head_dim": 32, "kv_heads": 1, "dense_ff": 64,
-                                  "vocab": 512, "context": 512})  # fmt: skip
+    sizes = synth.sizes(
+        "dense",
+        {
+            "layers": 1,
+            "embed": 64,
+            "heads": 2,
+            "head_dim": 32,
+            "kv_heads": 1,
+            "dense_ff": 64,
+            "vocab": 512,
+            "context": 512,
+        },
+    )
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     synth.write("dense", sizes, path)
     return path

@@ -10,11 +10,11 @@ import pytest
 
 from support.native import Work, loaded, opened
 from support.odd_models import VOCAB, recurrent, windowed
-from tokenmill.engine.native.context import Context, Decoded, Logits
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model import synth
+from tokenmill.native.context import Context, Decoded, Logits
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model
 
 SMALL = ContextSettings(cells=512, context=512, sequences=6, batch=256, ubatch=128, threads=1, threads_batch=1)
 IDENTITY = {"model": "m1"}

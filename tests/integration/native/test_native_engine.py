@@ -4,6 +4,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from support.native_engine import GREEDY, chat, interactive, native, plan_for, r
 from support.odd_models import recurrent
 from support.tiny_models import write_moe
 from tokenmill.engine.engine import Answer, Chat, Counters, Piece, Request, Sampling, answer
-from tokenmill.engine.native.engine import NativeEngine
 from tokenmill.errors import EngineError, EngineTimeout, ForeignState, RequestRefused, TooLong
+from tokenmill.native.client import NativeEngine
 
 DIGEST = " ".join(f"Fact {number}: the mill number {number} grinds {number * 7} sacks a day." for number in range(20))
 
@@ -100,6 +101,32 @@ def test_refusals_say_why_and_leave_the_engine_alone(smollm2_path: Path, tmp_pat
     run(work)
 
 
+def test_a_request_with_values_of_a_wrong_type_is_refused_and_the_worker_goes_on(
+    smollm2_path: Path, tmp_path: Path
+) -> None:
+    good = chat("Hello?")
+    changes: list[dict[str, Any]] = [
+        {"max_tokens": "many"},
+        {"timeout_s": "long"},
+        {"priority": "soon"},
+        {"stop": (7,)},
+        {"sampling": Sampling(seed="x")},  # type: ignore[arg-type]
+        {"sampling": Sampling(top_logprobs="x")},  # type: ignore[arg-type]
+        {"sampling": Sampling(logit_bias=(("x", 1.0),))},  # type: ignore[arg-type]
+    ]
+
+    async def work() -> None:
+        async with native(smollm2_path, tmp_path) as engine:
+            for change in changes:
+                with pytest.raises(RequestRefused):
+                    await answer(engine, replace(good, **change))
+            assert (await answer(engine, good)).text
+            counters = await fresh(engine)
+            assert counters.running == counters.waiting == 0
+
+    run(work)
+
+
 def test_constrained_stopped_and_explained_answers(smollm2_path: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with native(smollm2_path, tmp_path) as engine:
@@ -170,11 +197,12 @@ def test_threads_and_contexts_change_under_running_work(smollm2_path: Path, tmp_
             while not (await fresh(engine)).generated_tokens:
                 await asyncio.sleep(0.01)
             await engine.set_threads(1, 2)
-            hello = await engine.set_context(
-                cells=2048, context=2048, ubatch=64, cache_type_k="q8_0", cache_type_v="q8_0"
-            )
-            assert hello.identity.context == 2048
-            assert sum(each.context_bytes for each in hello.buffers) < 2048 * 23040  # f16 takes that for each token
+            await engine.set_context(cells=2048, context=2048, ubatch=64, cache_type_k="q8_0", cache_type_v="q8_0")
+            assert engine.identity.context == 2048
+            assert engine.runtime.buffers is not None
+            assert (
+                sum(each.context_bytes for each in engine.runtime.buffers) < 2048 * 23040
+            )  # f16 takes that for each token
             assert (await running).usage.completion_tokens == 60
             with pytest.raises(EngineError, match="cache type"):
                 await engine.set_context(cache_type_k="q17")
@@ -190,26 +218,26 @@ def test_a_pinned_head_survives_a_restart_and_a_foreign_file_is_refused(tmp_path
 
     async def write() -> tuple[int, str]:
         async with native(model, tmp_path) as engine:
-            tokens = (await engine.pin(_system(DIGEST))).prompt_tokens
-            assert await engine.save_head(_system(DIGEST), head) == tokens
+            tokens = (await engine.pin_prefix(_system(DIGEST))).prompt_tokens
+            assert await engine.save_prefix(_system(DIGEST), head) == tokens
             return tokens, (await answer(engine, chat("What grinds?", system=DIGEST))).text
 
     async def read(tokens: int, text: str) -> None:
         async with native(model, tmp_path) as engine:
-            assert await engine.restore_head(head) == tokens
+            assert await engine.restore_prefix(head) == tokens
             said = await answer(engine, chat("What grinds?", system=DIGEST))
             assert said.usage.cached_tokens == tokens
             assert said.text == text
-            assert any(each["pinned"] for each in await engine.heads())
+            assert any(each["pinned"] for each in await engine.cached_prefixes())
             data = bytearray(head.read_bytes())
             data[-100] ^= 1
             damaged = tmp_path / "damaged.head"
             damaged.write_bytes(data)
             with pytest.raises(EngineError, match="damaged"):
-                await engine.restore_head(damaged)
+                await engine.restore_prefix(damaged)
             await engine.set_context(cache_type_k="q8_0", cache_type_v="q8_0")
             with pytest.raises(ForeignState, match="cache_type_k"):
-                await engine.restore_head(head)
+                await engine.restore_prefix(head)
 
     tokens, text = run(write)
     run(lambda: read(tokens, text))

@@ -10,11 +10,11 @@ import pytest
 
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records, watched
+from tokenmill.engine import records, restart
 from tokenmill.engine.engine import answer
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.start import adopt, start_watched
+from tokenmill.engine.start import adopt, start_restarting
 from tokenmill.errors import EngineDied, EngineError
+from tokenmill.native.client import NativeEngine
 
 ENDLESS = replace(chat("Count for ever.", tokens=900), ignore_eos=True)
 
@@ -93,7 +93,7 @@ def test_the_time_in_which_we_did_not_run_is_not_its_silence(smollm2_path: Path,
             time, absent_s = loop.time, 3600.0
             loop.time = lambda: time() + absent_s  # type: ignore[method-assign]
             before = engine.beat
-            while engine.beat is before and not engine.died.done():
+            while engine.beat is before and not engine.ended.done():
                 await asyncio.sleep(0.01)
             assert (await answer(engine, chat("Hello?"))).text
             assert (await engine.status()).state == "ready"
@@ -104,11 +104,11 @@ def test_the_time_in_which_we_did_not_run_is_not_its_silence(smollm2_path: Path,
 def test_it_is_started_again_and_its_work_can_be_sent_again(
     smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
 
     async def work() -> None:
         plan = plan_for(smollm2_path)
-        engine = await start_watched(
+        engine = await start_restarting(
             plan, model_path=smollm2_path, config=EngineConfig(), state=tmp_path, name="watched"
         )
         try:
@@ -137,9 +137,13 @@ def test_one_that_was_left_running_is_found_again_and_can_be_stopped(smollm2_pat
 
     async def work() -> None:
         left = await start(
-            plan_for(smollm2_path), model_path=smollm2_path, config=EngineConfig(), state=tmp_path, name="night",
+            plan_for(smollm2_path),
+            model_path=smollm2_path,
+            config=EngineConfig(),
+            state=tmp_path,
+            name="night",
             detach=True,
-        )  # fmt: skip
+        )
         pid = left.identity.pid
         await left.close()
         found = await adopt(tmp_path, "night")

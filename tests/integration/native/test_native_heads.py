@@ -10,11 +10,10 @@ import pytest
 
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
-from tokenmill.engine.bring_up import bring_up
 from tokenmill.engine.engine import answer
-from tokenmill.engine.heads import Head, Held, digest_in, hold, saved_at
+from tokenmill.engine.launching import launch_engine
+from tokenmill.engine.pinned_prefixes import Head, Held, digest_in, hold, saved_at
 from tokenmill.engine.start import adopt
-from tokenmill.engine.watched import Watched
 from tokenmill.errors import UsageError
 
 DIGEST = "You are a careful mill that grinds words into flour. " * 12
@@ -83,20 +82,24 @@ def test_an_engine_that_was_started_again_holds_its_digests(
     smollm2_path: Path, tmp_path: Path, digests: list[Head]
 ) -> None:
     async def scene() -> None:
-        up = await bring_up(
-            plan_for(smollm2_path), model_path=smollm2_path, config=EngineConfig(warm=False), state=tmp_path, name="d",
-            heads=digests, heads_dir=tmp_path / "heads",
-        )  # fmt: skip
-        watched = up.engine
-        assert isinstance(watched, Watched)
+        up = await launch_engine(
+            plan_for(smollm2_path),
+            model_path=smollm2_path,
+            config=EngineConfig(warm=False),
+            state=tmp_path,
+            name="d",
+            heads=digests,
+            heads_dir=tmp_path / "heads",
+        )
+        restarting = up.engine
         try:
             assert up.warmth is not None
             assert [head.how for head in up.warmth.heads] == ["computed", "computed"]
-            assert watched.identity.pid is not None
-            os.kill(watched.identity.pid, signal.SIGKILL)
-            while watched.current is not None:
+            assert restarting.identity.pid is not None
+            os.kill(restarting.identity.pid, signal.SIGKILL)
+            while restarting.generation == 0:
                 await asyncio.sleep(0.01)
-            said = await answer(watched, chat("What grinds?", system=DIGEST, tokens=1))
+            said = await answer(restarting, chat("What grinds?", system=DIGEST, tokens=1))
             assert said.usage.cached_tokens == up.warmth.heads[0].prompt_tokens
             other = await adopt(tmp_path, "d")
             assert other is not None
@@ -105,7 +108,7 @@ def test_an_engine_that_was_started_again_holds_its_digests(
             assert counters.cells_used >= up.warmth.heads[0].prompt_tokens
             await other.close()
         finally:
-            await watched.close()
+            await restarting.close()
 
     run(scene)
 

@@ -1,24 +1,26 @@
 """The thread that talks for the native worker, at a real socket; in a process of its own, whose signals it takes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 SCRIPT = """
 import pathlib, socket, sys, time
 from tokenmill.engine.engine import Counters
-from tokenmill.engine.native import wire
-from tokenmill.engine.native.hub import Hub
+from tokenmill.native import protocol
+from tokenmill.native.ipc_server import IpcServer
 
 for attempt in range(24):
     path = pathlib.Path(sys.argv[1], f"{attempt}.sock")
-    hub = Hub(path, lambda: wire.Beat(None, Counters()), lambda: None)
+    hub = IpcServer(path, lambda: protocol.Beat(None, Counters()), lambda: None)
     began = time.monotonic()
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(path))
     client.settimeout(10)
     assert b"starting" in client.recv(4096)
-    while time.monotonic() < began + wire.BEAT_S - 0.0001 * attempt:
+    while time.monotonic() < began + protocol.BEAT_S - 0.0001 * attempt:
         pass
     hub.tell(None, {"result": 7, "value": None})
     hub.close()
@@ -33,3 +35,59 @@ for attempt in range(24):
 def test_what_was_said_before_it_closed_arrives_even_if_a_beat_is_due(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["arrived"] * 24
+
+
+FOREIGN = r"""
+import json, pathlib, socket, sys
+from tokenmill.engine.engine import Capabilities, Counters, Identity
+from tokenmill.native import protocol
+from tokenmill.native.chat import Template
+from tokenmill.native.ipc_server import IpcServer
+
+template = Template("{% for message in messages %}{{ message.content }}{% endfor %}", bos="", eos="")
+no = Capabilities(*[False] * 13, most_logprobs=0)
+hello = protocol.Handshake(Identity("native", "m", "m", "b", 64, 1, "a"), no, (), 0.0, 1, 1)
+path = pathlib.Path(sys.argv[1], "w.sock")
+hub = IpcServer(path, lambda: protocol.Beat(None, Counters()), lambda: None)
+hub.open(hello, lambda request: (tuple(template.render(request.prompt).encode()), ()))
+client = socket.socket(socket.AF_UNIX)
+client.connect(str(path))
+client.settimeout(10)
+lines = client.makefile("rb")
+for text in pathlib.Path(sys.argv[2]).read_bytes().splitlines():
+    client.sendall(text + b"\n")
+    while "error" not in (message := json.loads(next(lines))):
+        pass
+    print(message["error"], message["kind"])
+client.sendall(b'{"submit":9,"request":{"prompt":{"messages":[{"role":"user","content":"hi"}]},"sampling":{}}}\n')
+print(bytes(hub.inbox.get(timeout=10).tokens).decode())
+hub.close()
+"""
+
+
+def test_malformed_messages_are_refused_and_the_next_request_is_taken(tmp_path: Path) -> None:
+    requests: list[Any] = [
+        None,
+        {},
+        {"prompt": 7, "sampling": {}},
+        {"prompt": "a", "sampling": {"heat": 1}},
+        {"prompt": {"messages": []}, "sampling": {}},
+        {"prompt": {"messages": ["hi"]}, "sampling": {}},
+        {"prompt": {"messages": [{"role": "user", "content": 7}]}, "sampling": {}},
+        {"prompt": {"messages": [{"role": "user", "content": [{}]}]}, "sampling": {}},
+    ]
+    lines = [json.dumps({"submit": 5, "request": request}) for request in requests]
+    lines += ['{"submit": 5}', "[]", "nonsense", "{}", '{"submit": {}}', '{"submit": 5, "request": ' + "[" * 100_000]
+    (tmp_path / "lines").write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-c", FOREIGN, tmp_path, tmp_path / "lines"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    *refused, answered = done.stdout.splitlines()
+    not_messages = ["0 EngineError"] * 3
+    assert refused == ["5 RequestRefused"] * 9 + not_messages + ["0 RequestRefused"] * 2
+    assert answered == "hi"

@@ -14,16 +14,16 @@ import pytest
 
 from support.native import loaded
 from tokenmill.engine.engine import Priority, Request, Sampling
-from tokenmill.engine.native.batch import Row
-from tokenmill.engine.native.context import Context, Decoded
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.forest import Forest
-from tokenmill.engine.native.hub import Cancelled, Hub, Order, Submitted
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.schedule import Schedule
-from tokenmill.engine.native.session import Session
 from tokenmill.errors import EngineError
 from tokenmill.model import synth
+from tokenmill.native.batch import Row
+from tokenmill.native.context import Context, Decoded
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.ipc_server import Cancelled, IpcServer, Message, Submitted
+from tokenmill.native.model import Model
+from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.scheduler import StepScheduler
+from tokenmill.native.session import Session
 
 UBATCH, LANES, VOCAB = 64, 4, 600
 SETTINGS = ContextSettings(
@@ -46,8 +46,8 @@ class Watched(Context):
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         super().__init__(model, settings)
         self.rows: list[Sequence[Row]] = []  # by step
-        self.happens: dict[int, list[Order]] = {}  # during the step of that number, counted from 1
-        self.inbox: SimpleQueue[Order | None] = SimpleQueue()
+        self.happens: dict[int, list[Message]] = {}  # during the step of that number, counted from 1
+        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
 
     def decode(self, rows: Sequence[Row]) -> Decoded:
         self.rows.append(rows)
@@ -59,7 +59,7 @@ class Watched(Context):
         return sum(len(row.tokens) for row in self.rows[step - 1])
 
 
-class Told(Hub):
+class Told(IpcServer):
     """Takes down what clients would be told, and after which step."""
 
     def __init__(self, context: Watched, until: int) -> None:  # deliberately no thread and no socket
@@ -91,15 +91,15 @@ def order(client: int, number: int, tokens: int, most: int, priority: Priority =
 
 
 def run(
-    model: Model, first: list[Submitted], happens: dict[int, list[Order]], *, lanes: int = LANES
+    model: Model, first: list[Submitted], happens: dict[int, list[Message]], *, lanes: int = LANES
 ) -> tuple[Watched, Told]:
     """Work until all that was not cancelled is answered."""
     later = [each for orders in happens.values() for each in orders]
     cancelled = sum(isinstance(each, Cancelled) for each in later)
     context = Watched(model, SETTINGS)
     told = Told(context, len(first) + len(later) - 2 * cancelled)
-    forest = Forest(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
-    schedule = Schedule(
+    forest = PrefixCache(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
+    schedule = StepScheduler(
         forest, lanes=lanes, interactive_lanes=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
     )
     told.session = Session(told, model.vocab, context, forest, schedule)
@@ -149,8 +149,8 @@ def test_clients_are_told_once_a_step_just_before_it_is_computed(model: Model) -
 def test_pinned_heads_leave_an_id_to_work_with(model: Model) -> None:
     context = Watched(model, replace(SETTINGS, sequences=3))
     told = Told(context, 1)
-    forest = Forest(context, total_cells=context.cells, sequences=3, shares=True)
-    schedule = Schedule(forest, lanes=1, interactive_lanes=1, budget=256, ubatch=UBATCH, context=1024)
+    forest = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
+    schedule = StepScheduler(forest, lanes=1, interactive_lanes=1, budget=256, ubatch=UBATCH, context=1024)
     told.session = session = Session(told, model.vocab, context, forest, schedule)
     prompts = [order(BATCH_CLIENT, number, 20, 1).tokens for number in range(3)]
     for prompt in (*prompts[:2], prompts[0]):

@@ -6,13 +6,13 @@ import pytest
 
 from support.native import loaded
 from support.odd_models import chunked, recurrent, windowed
-from tokenmill.engine.native.abi import Library
-from tokenmill.engine.native.context import Context, most_sequences
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model, ModelSettings
-from tokenmill.engine.native.running import Log, open_running
 from tokenmill.errors import EngineError
 from tokenmill.model import synth
+from tokenmill.native.abi import Library
+from tokenmill.native.cdefs import Log, open_running
+from tokenmill.native.context import Context, most_sequences
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model, ModelSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ import pytest
 
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native.constraints import can_follow_schemas, prepare
-from tokenmill.engine.native.context import Context, Logits
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.running import standard_error
-from tokenmill.engine.native.sampling import Sampler
-from tokenmill.errors import RequestRefused
+from tokenmill.errors import NonFiniteLogits, RequestRefused
+from tokenmill.native.cdefs import standard_error
+from tokenmill.native.constraints import can_follow_schemas, constraint_of
+from tokenmill.native.context import Context, Logits
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model
+from tokenmill.native.sampling import Sampler
 
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)
 
@@ -135,10 +135,15 @@ def test_a_grammar_holds_at_any_temperature(model: Model, logits: list[Logits], 
 def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
     assert can_follow_schemas(model.library)
     schema = {
-        "type": "object", "required": ["kind", "ok", "n"], "additionalProperties": False,
-        "properties": {"kind": {"enum": ["cat", "dog"]}, "ok": {"type": "boolean"},
-                       "n": {"type": "integer", "minimum": 3, "maximum": 17}},
-    }  # fmt: skip
+        "type": "object",
+        "required": ["kind", "ok", "n"],
+        "additionalProperties": False,
+        "properties": {
+            "kind": {"enum": ["cat", "dog"]},
+            "ok": {"type": "boolean"},
+            "n": {"type": "integer", "minimum": 3, "maximum": 17},
+        },
+    }
     sampler = Sampler(model.vocab, Sampling(temperature=2.0, seed=seed, json_schema=json.dumps(schema)))
     random = np.random.default_rng(seed)
     spaces = [
@@ -194,6 +199,19 @@ def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> Non
         Sampler(model.vocab, Sampling(logit_bias=everything)).choose(logits[0])
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), HOT, Sampling(temperature=1.0, top_k=0)])
+def test_one_logit_that_is_not_finite_is_an_error(
+    model: Model, logits: list[Logits], sampling: Sampling, value: float
+) -> None:
+    broken = logits[0].copy()
+    broken[len(broken) // 2] = value
+    sampler = Sampler(model.vocab, sampling)
+    with pytest.raises(NonFiniteLogits):
+        sampler.choose(broken)
+    sampler.close()
+
+
 def test_log_probabilities_of_a_row(model: Model) -> None:
     context = Context(model, ContextSettings(cells=256, context=256, sequences=1, threads=1, threads_batch=1))
     tokens = model.vocab.tokenise("The capital of France is")
@@ -222,7 +240,7 @@ def test_other_threads_words_are_not_swallowed(capfd: pytest.CaptureFixture[str]
 
 def test_a_schema_is_prepared_once_and_copied(model: Model) -> None:
     schema = Sampling(temperature=0, json_schema='{"type": "array", "items": {"const": 7}}')
-    prepare(model.vocab, schema)
+    constraint_of(model.vocab, schema)
     digits = np.full(model.vocab.n_tokens, -10.0, np.float32)
     for text in ("[", "]", "7", ","):
         digits[model.vocab.tokenise(text)[0]] = 0.0
@@ -233,7 +251,7 @@ def test_a_schema_is_prepared_once_and_copied(model: Model) -> None:
     assert second.choose(digits) == opened  # not where the first one was
     second.close()
     with pytest.raises(RequestRefused, match="cannot be followed"):
-        prepare(model.vocab, Sampling(json_schema='{"type": "nonsense"}'))
+        constraint_of(model.vocab, Sampling(json_schema='{"type": "nonsense"}'))
     with pytest.raises(RequestRefused, match="not valid GBNF"):
-        prepare(model.vocab, Sampling(grammar="root"))
-    prepare(model.vocab, Sampling(grammar='root ::= "a"'))
+        constraint_of(model.vocab, Sampling(grammar="root"))
+    constraint_of(model.vocab, Sampling(grammar='root ::= "a"'))

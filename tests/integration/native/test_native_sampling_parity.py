@@ -11,10 +11,10 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native.context import Context, Decoded
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.sampling import Sampler
+from tokenmill.native.context import Context, Decoded
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model
+from tokenmill.native.sampling import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"
 COUNT = 20
@@ -48,10 +48,20 @@ class Case:
         names = {"penalty_last_n": "repeat_last_n"}
         given = {
             names.get(name, name): getattr(self.sampling, name)
-            for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty",
-                         "frequency_penalty", "penalty_last_n", "seed", "grammar")
+            for name in (
+                "temperature",
+                "top_k",
+                "top_p",
+                "min_p",
+                "repeat_penalty",
+                "presence_penalty",
+                "frequency_penalty",
+                "penalty_last_n",
+                "seed",
+                "grammar",
+            )
             if getattr(self.sampling, name) is not None
-        }  # fmt: skip
+        }
         if self.sampling.logit_bias:
             given["logit_bias"] = [[t, False if b == float("-inf") else b] for t, b in self.sampling.logit_bias]
         if self.sampling.json_schema is not None:
@@ -100,6 +110,7 @@ def generate(context: Context, case: Case) -> list[int]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_tokens_of_llama_server(case: Case, server: EmbeddedServer, context: Context) -> None:
-    answer = server.post("/completion", prompt=PROMPT, n_predict=COUNT, return_tokens=True, cache_prompt=False,
-                         **case.body())  # fmt: skip
+    answer = server.post(
+        "/completion", prompt=PROMPT, n_predict=COUNT, return_tokens=True, cache_prompt=False, **case.body()
+    )
     assert generate(context, case) == answer["tokens"]

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.native import loaded
-from tokenmill.engine.native import vocab as vocab_file
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.vocab import BPE, SPM, Vocab
 from tokenmill.errors import RequestRefused
+from tokenmill.native import vocab as vocab_file
+from tokenmill.native.model import Model
+from tokenmill.native.vocab import BPE, SPM, Vocab
 
 DIGEST = "The town council met on Tuesday.\n\n  - item  one: café, 12 345 €\n" * 200
 CHAT = f"<|im_start|>system\n{DIGEST}<|im_end|>\n<|im_start|>user\nWho met?<|im_end|>\n<|im_start|>assistant\n"
@@ -37,8 +37,25 @@ def plain(vocab: Vocab, text: str, *, parse_special: bool = True, add_special: b
     return vocab.tokens_of(text.encode(), parse_special=parse_special, add_special=add_special)
 
 
-PIECES = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "start|>", "<repo_name>", "user\n", "  ", "\n\n",
-          "hello world", "naïve ", "東京", "🦆", "<s>", "</s>", "x" * 300, "a b c " * 60]  # fmt: skip
+PIECES = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_",
+    "start|>",
+    "<repo_name>",
+    "user\n",
+    "  ",
+    "\n\n",
+    "hello world",
+    "naïve ",
+    "東京",
+    "🦆",
+    "<s>",
+    "</s>",
+    "x" * 300,
+    "a b c " * 60,
+]
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_size=12).map("".join)
 
 
@@ -129,8 +146,24 @@ def _spm(path: Path) -> Path:
     """A vocabulary of letters and a few words in SentencePiece's form, on the tensors of the smallest model."""
     import numpy as np
 
-    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<a><b", "<b>", "▁", "▁w", "or", "ord",
-             "▁word", "he", "▁he", "llo", "▁hello", *(chr(code) for code in range(33, 127))]  # fmt: skip
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "<a><b",
+        "<b>",
+        "▁",
+        "▁w",
+        "or",
+        "ord",
+        "▁word",
+        "he",
+        "▁he",
+        "llo",
+        "▁hello",
+        *(chr(code) for code in range(33, 127)),
+    ]
     types = [2, 3, 3, *[6] * 256, 3, 3, *[1] * (len(words) - 261)]
     scores = [-float(index) for index in range(len(words))]
     file = GGUFWriter(path, "llama")
@@ -147,8 +180,16 @@ def _spm(path: Path) -> Path:
     file.add_token_scores(scores)
     file.add_token_types(types)
     file.add_add_space_prefix(True)
-    names = {"token_embd": len(words), "blk.0.attn_q": 32, "blk.0.attn_k": 32, "blk.0.attn_v": 32,
-             "blk.0.attn_output": 32, "blk.0.ffn_gate": 32, "blk.0.ffn_up": 32, "blk.0.ffn_down": 32}  # fmt: skip
+    names = {
+        "token_embd": len(words),
+        "blk.0.attn_q": 32,
+        "blk.0.attn_k": 32,
+        "blk.0.attn_v": 32,
+        "blk.0.attn_output": 32,
+        "blk.0.ffn_gate": 32,
+        "blk.0.ffn_up": 32,
+        "blk.0.ffn_down": 32,
+    }
     for name, rows in names.items():
         file.add_tensor(f"{name}.weight", np.zeros((rows, 32), np.float32))
     for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):

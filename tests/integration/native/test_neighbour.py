@@ -13,12 +13,12 @@ from support.native_engine import GREEDY, native, run, this_machine
 from support.own_cpus import own_cpus_restored
 from support.tiny_models import write_moe
 from tokenmill.engine.engine import Request, answer
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.order import goal_for
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.worker_config import goal_for
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 
 LANES, LOOKS = 4, 40
 

@@ -11,16 +11,16 @@ from support.native import Work, loaded
 from support.schema_cases import CASES, LINKED, Case
 from support.schema_check import satisfies
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native import constraints
-from tokenmill.engine.native.constraints import Constraint, Grammar, Schema, constraint_of, prepare
-from tokenmill.engine.native.context import Context
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.grammar import grammar_of
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.sampling import Sampler
-from tokenmill.engine.native.schema_gbnf import gbnf_of
-from tokenmill.engine.native.vocab import Vocab
 from tokenmill.errors import RequestRefused
+from tokenmill.native import constraints
+from tokenmill.native.constraints import Constraint, Grammar, Schema, constraint_of
+from tokenmill.native.context import Context
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.grammar import grammar_of
+from tokenmill.native.model import Model
+from tokenmill.native.sampling import Sampler
+from tokenmill.native.schema_gbnf import gbnf_of
+from tokenmill.native.vocab import Vocab
 
 # Allowed by the schemas and by ours; llguidance writes no escape that it does not need, and is wrong about -1.2.
 NOT_LLGUIDANCE = {'"\\ud83d\\ude00a"', '"\\u00e9"', '"\\/"', "-1.2"}
@@ -55,28 +55,51 @@ def test_ours_and_llguidance_allow_the_same(model: Model, case: Case) -> None:
 
 def closed(**properties: Any) -> dict[str, Any]:
     return {
-        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
-    }  # fmt: skip
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 SHORT = {"type": "string", "maxLength": 12}
 SHAPES: dict[str, Any] = {
     "person": closed(name=SHORT, age={"type": "integer", "minimum": 0, "maximum": 120}, email={"type": ["null"]}),
     "verdict": closed(label={"enum": ["good", "bad", "unclear"]}, score={"type": "number", "minimum": 0, "maximum": 1}),
-    "list": {"type": "array", "items": {"type": "integer", "minimum": -5, "maximum": 500}, "minItems": 2, "maxItems": 5},
+    "list": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": -5, "maximum": 500},
+        "minItems": 2,
+        "maxItems": 5,
+    },
     "tagged": {
         "oneOf": [
             closed(kind={"const": "circle"}, r={"type": "number", "exclusiveMinimum": 0}),
             closed(kind={"const": "text"}, t=SHORT),
         ]
     },
-    "nested": closed(rows={"type": "array", "maxItems": 2, "items": closed(id={"type": "string", "pattern": "^[A-Z]{2}\\d{3}$"},
-                                                                        ok={"type": "boolean"})}),
+    "nested": closed(
+        rows={
+            "type": "array",
+            "maxItems": 2,
+            "items": closed(id={"type": "string", "pattern": "^[A-Z]{2}\\d{3}$"}, ok={"type": "boolean"}),
+        }
+    ),
     "optional": {**closed(a=SHORT, b={"type": "integer"}, c={"type": "boolean"}), "required": ["b"]},
-    "linked": {**LINKED, "$defs": {"node": {**LINKED["$defs"]["node"], "properties": {  # type: ignore[index]
-        "v": {"type": "integer", "minimum": 0, "maximum": 99}, "next": {"$ref": "#/$defs/node"}}}}},
+    "linked": {
+        **LINKED,
+        "$defs": {
+            "node": {
+                **LINKED["$defs"]["node"],  # type: ignore[index]
+                "properties": {
+                    "v": {"type": "integer", "minimum": 0, "maximum": 99},
+                    "next": {"$ref": "#/$defs/node"},
+                },
+            }
+        },
+    },
     "merged": {"allOf": [closed(x={"type": "integer", "maximum": 9}), {"properties": {"x": {"minimum": 4}}}]},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +147,6 @@ def test_a_library_without_llguidance_follows_schemas(
 ) -> None:
     monkeypatch.setattr(constraints, "can_follow_schemas", lambda _library: False)
     sampling = Sampling(temperature=1.5, seed=1, json_schema=json.dumps(SHAPES["verdict"]))
-    prepare(model.vocab, sampling)
     text = generated(model, context, sampling)
     assert text is not None
     assert satisfies(SHAPES["verdict"], json.loads(text))
@@ -133,4 +155,4 @@ def test_a_library_without_llguidance_follows_schemas(
     assert follows(made, model.vocab, '{"a":[1]}')
     assert not follows(Grammar(model.vocab, gbnf_of('{"type": "object"}')), model.vocab, "[1]")
     with pytest.raises(RequestRefused, match="uniqueItems"):
-        prepare(model.vocab, Sampling(json_schema='{"type": "array", "uniqueItems": true}'))
+        constraint_of(model.vocab, Sampling(json_schema='{"type": "array", "uniqueItems": true}'))

@@ -12,19 +12,17 @@ from support.native import Work, loaded, opened
 from support.native_engine import GREEDY, chat, interactive, native, plan_for, run
 from support.odd_models import recurrent, windowed
 from tokenmill.engine.engine import Counters, Request, answer
-from tokenmill.engine.native.context import Context, Decoded, Logits
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.engine import NativeEngine
-from tokenmill.engine.native.model import Model
-from tokenmill.engine.native.streams import apart
 from tokenmill.errors import EngineError, TooLong, UsageError
 from tokenmill.jobs.forest import common_length
 from tokenmill.model import synth
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.context import Context, Decoded, Logits
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Model
+from tokenmill.native.streams import apart
 
 LANES = 4
-TOGETHER = ContextSettings(
-    cells=4 * 512, context=500, sequences=20, batch=256, ubatch=128, threads=1, threads_batch=1
-)  # fmt: skip
+TOGETHER = ContextSettings(cells=4 * 512, context=500, sequences=20, batch=256, ubatch=128, threads=1, threads_batch=1)
 CLOSE = 0.1  # of the largest logit: a quantised model rounds by the size of its batches
 
 
@@ -157,10 +155,10 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             requests = unlike(4, tokens=6)
             before = engine.hello
             together = await answered(engine, requests)
-            hello = await engine.set_context(streams=True)
-            assert hello is engine.hello
+            await engine.set_kv_layout("per_slot")
+            hello = engine.hello
             assert hello.streams
-            assert (engine.identity.lanes, engine.most_lanes, engine.identity.context) == (3, 3, 512)
+            assert (engine.identity.lanes, engine.capabilities.max_slots, engine.identity.context) == (3, 3, 512)
             assert not engine.capabilities.shares_prefixes
             assert not engine.capabilities.pins_heads
             assert any(
@@ -179,8 +177,9 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             spent = ended.prompt_tokens_computed - began.prompt_tokens_computed
             begins = common_length(*[await engine.tokenize(each.prompt) for each in requests[:2]])
             assert spent == await computed_tokens(engine, requests) - begins * (len(requests) - 3)  # once in a lane
-            back = await engine.set_context(streams=False)
-            assert (back.capabilities, back.most_lanes, back.streams) == (before.capabilities, before.most_lanes, False)
+            await engine.set_kv_layout("unified")
+            back = engine.hello
+            assert (back.capabilities, back.streams) == (before.capabilities, False)
             assert alike(await answered(engine, requests), together)
             assert (await answer(engine, requests[0])).usage.cached_tokens
 
@@ -193,23 +192,24 @@ def test_refusals_change_nothing(moe_path: Path, tmp_path: Path) -> None:
             with pytest.raises(UsageError, match="3 lanes with 512 cells each do not fit") as refused:
                 await engine.set_context(streams=True, lanes=3)
             assert refused.value.hint == "2 lanes do, or a shorter context"
-            assert not engine.streams
+            assert engine.runtime.kv_layout == "unified"
             assert engine.capabilities.shares_prefixes
             await engine.set_context(streams=True)
             with pytest.raises(UsageError, match="3 lanes do not fit"):
-                await engine.set_lanes(3)
+                await engine.set_slots(3)
             with pytest.raises(EngineError, match="no head can be kept: every lane has cells of its own"):
-                await engine.pin("river bread")
+                await engine.pin_prefix("river bread")
             with pytest.raises(EngineError, match="no head can be kept"):
-                await engine.save_head("river bread", tmp_path / "some.head")
+                await engine.save_prefix("river bread", tmp_path / "some.head")
             with pytest.raises(EngineError, match="no head can be kept"):
-                await engine.restore_head(tmp_path / "some.head")
+                await engine.restore_prefix(tmp_path / "some.head")
             with pytest.raises(TooLong, match="513 tokens and the context 512"):
                 await answer(engine, Request(tuple(words(513, 1)), GREEDY, max_tokens=1))
             full = await answer(engine, Request(tuple(words(505, 1)), GREEDY, max_tokens=50, ignore_eos=True))
             assert full.finish_reason == "length"
             assert full.usage.completion_tokens == 7
-            assert (await engine.set_context(streams=True, lanes=1)).most_lanes == 1
+            await engine.set_context(streams=True, lanes=1)
+            assert engine.capabilities.max_slots == 1
             assert len(await answered(engine, unlike(3))) == 3
 
     run(work)

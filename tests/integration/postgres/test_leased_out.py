@@ -9,8 +9,8 @@ import pytest
 from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Batch, Waiting
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.models import Batch, Waiting
+from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
@@ -29,13 +29,13 @@ def batch_of(store: Store, folder: Path, *heads: int, name: str = "jobs", priori
     return submitted(store, folder / f"{name}.jsonl", prompts, {"priority": priority})
 
 
-def portion(store: Store, lanes: int = 2) -> Portion:
+def portion(store: Store, lanes: int = 2) -> ShardView:
     found = store.portion(lanes)
     assert found is not None
     return found
 
 
-def take(one: Portion, batch: Batch, *, again: bool = False) -> list[Waiting]:
+def take(one: ShardView, batch: Batch, *, again: bool = False) -> list[Waiting]:
     return one.window([batch.id], again=again, limit=4096)
 
 
@@ -110,8 +110,11 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
     assert first
     assert second
     leaves.close()
-    asked(server, "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
-                  "WHERE id = ?", two._standing.id)  # fmt: skip
+    asked(
+        server,
+        "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' WHERE id = ?",
+        two._standing.id,
+    )
     Store(server).close()
     found: list[Waiting] = []
     while more := take(stays, batch, again=True):

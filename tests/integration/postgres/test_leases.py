@@ -8,7 +8,7 @@ import pytest
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked
 from tokenmill.jobs.address import Address, Server
-from tokenmill.jobs.job import Counts, Failure, Outcome, State, Submission
+from tokenmill.jobs.models import Counts, Failure, Outcome, State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -25,8 +25,11 @@ def runner_of(store: Store) -> int:
 
 def away(server: Server, store: Store) -> None:
     """As if that runner were on another host, which has not been heard of for too long."""
-    asked(server, "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
-                  "WHERE id = ?", runner_of(store))  # fmt: skip
+    asked(
+        server,
+        "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' WHERE id = ?",
+        runner_of(store),
+    )
 
 
 def gathered(server: Server) -> None:
@@ -107,9 +110,7 @@ def test_what_a_lost_runner_had_is_pending_again_and_done_once(server: Server, t
         assert {item.body for item in other.results(batch.id, 0, 9)} == {b'{"text": "anew"}', None}
 
 
-def test_a_runner_that_wakes_first_has_the_answer_and_the_other_changes_nothing(
-    server: Server, tmp_path: Path
-) -> None:  # fmt: skip
+def test_a_runner_that_wakes_first_has_the_answer_and_the_other_changes_nothing(server: Server, tmp_path: Path) -> None:
     with Store(server) as slept, Store(server) as other:
         batch = submitted(slept, tmp_path / "j", ["a"])
         (job,) = pending(slept, batch)

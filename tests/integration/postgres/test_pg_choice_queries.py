@@ -9,11 +9,11 @@ import pytest
 from support.jobs_store import submitted
 from support.postgres import past
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Waiting
-from tokenmill.jobs.portion import Portion
+from tokenmill.jobs.backend import Rows
+from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.postgres import Postgres
+from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
-from tokenmill.jobs.tables import Rows
 
 FEW, MANY, EACH = 3, 40, 6
 
@@ -26,15 +26,23 @@ def beside(server: Server, rows: Sequence[Waiting], others: int) -> None:
         ask("DELETE FROM runners WHERE host = 'elsewhere'")
         for at in range(others):
             first, last = rows[at * EACH].key, rows[(at + 1) * EACH - 1].key
-            runner = ask("INSERT INTO runners (host, kernel, pid, ticks, lease_until, lanes, jobs, behind) VALUES "
-                         "('elsewhere', 'k', 1, 1, clock_timestamp() + interval '1 hour', 2, ?, ?) RETURNING id",
-                         EACH, last[3])[0][0]  # fmt: skip
-            ask("INSERT INTO stretches (runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, "
+            runner = ask(
+                "INSERT INTO runners (host, kernel, pid, ticks, lease_until, lanes, jobs, behind) VALUES "
+                "('elsewhere', 'k', 1, 1, clock_timestamp() + interval '1 hour', 2, ?, ?) RETURNING id",
+                EACH,
+                last[3],
+            )[0][0]
+            ask(
+                "INSERT INTO stretches (runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, "
                 "last_place, last_id, jobs, ahead) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, false)",
-                runner, *first, *last, EACH)  # fmt: skip
+                runner,
+                *first,
+                *last,
+                EACH,
+            )
 
 
-def chosen(portion: Portion, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Waiting], list[str]]:
+def chosen(portion: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Waiting], list[str]]:
     """What a runner gets, and the queries that it took."""
     names, run = list[str](), Postgres.run
 

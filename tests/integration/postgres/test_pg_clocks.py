@@ -8,7 +8,7 @@ import pytest
 from support.jobs_store import pending, submitted
 from support.postgres import cut
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Counts, Failure
+from tokenmill.jobs.models import Counts, Failure
 from tokenmill.jobs.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")

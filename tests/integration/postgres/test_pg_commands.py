@@ -14,12 +14,12 @@ import pytest
 from support.jobs_store import answer, pending, submitted
 from support.postgres import asked, cluster, database_of
 from tokenmill.cli import run
-from tokenmill.cli.stopping import Stop
+from tokenmill.cli.stopping import SignalStop
 from tokenmill.errors import StoreError
-from tokenmill.jobs import hurry
 from tokenmill.jobs import postgres as module
+from tokenmill.jobs import shutdown
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Failure, Submission
+from tokenmill.jobs.models import Failure, Submission
 from tokenmill.jobs.output import Output, written_to
 from tokenmill.jobs.postgres_faults import Stopped
 from tokenmill.jobs.store import Store
@@ -37,7 +37,7 @@ def one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def waiting() -> Iterator[None]:
     yield
-    hurry.over()
+    shutdown.over()
 
 
 class Interrupted:
@@ -48,7 +48,7 @@ class Interrupted:
     def sleep(self, _: float) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         end = time.monotonic() + 60
-        while hurry.asked() is None:
+        while shutdown.asked() is None:
             assert time.monotonic() < end
             time.sleep(0.01)
 
@@ -63,7 +63,8 @@ def test_ctrl_c_ends_the_waiting_for_a_server(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(module, "time", Interrupted())
 
         async def main() -> int:
-            stop = Stop()
+            stop = SignalStop()
+            stop.begin()
             stop.loaded()
             for _ in range(2):  # whoever comes behind does not begin anew
                 with pytest.raises(Stopped) as caught:

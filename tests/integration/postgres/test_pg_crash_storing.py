@@ -15,8 +15,8 @@ from support.jobs_store import write_jobs
 from support.postgres import Cluster, asked, cluster, database_of
 from tokenmill.jobs import submit as module
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Batch, Counts, Submission
-from tokenmill.jobs.runners import LinesLost
+from tokenmill.jobs.coordination import LinesLost
+from tokenmill.jobs.models import Batch, Counts, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 

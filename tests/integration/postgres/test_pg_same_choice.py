@@ -12,12 +12,12 @@ from support.jobs_store import Clock, answer
 from support.postgres import Cluster
 from tokenmill.errors import TooLong
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Failure, Position, Submission, Waiting
-from tokenmill.jobs.leased_out import LeasedOut, _Portion
-from tokenmill.jobs.portion import Means, Portion
-from tokenmill.jobs.shared_out import Sharer
+from tokenmill.jobs.leased_shards import LeasedShardAllocator, _Portion
+from tokenmill.jobs.models import Failure, SortKey, Submission, Waiting
+from tokenmill.jobs.shard_allocator import WorkerShards
+from tokenmill.jobs.shard_view import ShardView, WorkerSpec
+from tokenmill.jobs.shards import Shard
 from tokenmill.jobs.store import Store
-from tokenmill.jobs.stretches import Stretch
 from tokenmill.jobs.submit import submit
 
 RUNNERS, TURNS, ROOM, NEEDED = 4, 30, 30, 60
@@ -26,29 +26,29 @@ HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill
 pytestmark = pytest.mark.usefixtures("unkept")
 
 
-class ByReadingAll(LeasedOut):
+class ByReadingAll(LeasedShardAllocator):
     """The same choices from all pending jobs, one after the other."""
 
-    def _rows(self, worker: Sharer, batches: Sequence[int]) -> Iterator[Waiting]:
+    def _rows(self, worker: WorkerShards, batches: Sequence[int]) -> Iterator[Waiting]:
         return (row for row in self._store.waiting(batches, limit=100_000) if self._fits(worker, row.key))
 
     def _first_free(
-        self, worker: Sharer, batches: Sequence[int], every: Sequence[Stretch], after: Position | None
+        self, worker: WorkerShards, batches: Sequence[int], every: Sequence[Shard], after: SortKey | None
     ) -> Waiting | None:
         free = (row for row in self._rows(worker, batches) if not any(row.key in each for each in every))
         return next((row for row in free if after is None or row.key > after), None)
 
-    def _several(self, worker: Sharer, stretches: Sequence[Stretch]) -> list[list[Waiting]]:
+    def _several(self, worker: WorkerShards, stretches: Sequence[Shard]) -> list[list[Waiting]]:
         return [[row for row in self._rows(worker, [each.first[1]]) if row.key in each] for each in stretches]
 
-    def _counts(self, every: Sequence[tuple[Sharer, Stretch]], most: int) -> list[int]:
+    def _counts(self, every: Sequence[tuple[WorkerShards, Shard]], most: int) -> list[int]:
         return [min(most, len(self._several(worker, [stretch])[0])) for worker, stretch in every]
 
 
 class Mill:
     """A store on a server and runners at it; everything it does follows from the numbers that it is given."""
 
-    def __init__(self, kind: type[LeasedOut], server: Server, folder: Path, opened: ExitStack) -> None:
+    def __init__(self, kind: type[LeasedShardAllocator], server: Server, folder: Path, opened: ExitStack) -> None:
         self._kind, self._folder = kind, folder
         self._clock, self._wall, self._batches = Clock(), Clock(), list[int]()
         folder.mkdir()
@@ -59,20 +59,25 @@ class Mill:
         store = self._stores[number]
         found = _Portion(self._kind(store, store._database, store._standing, 2), store)
         found._shared._clock = self._clock
-        found.ready(Means("m", ROOM if number == 0 else None), 2)
+        found.ready(WorkerSpec("m", ROOM if number == 0 else None), 2)
         return found
 
     def submit(self, chance: Random) -> None:
         name = f"batch {len(self._batches)}"
-        prompts = [f"{name} {head}. {HEAD}Question {job}?" for head in range(chance.randint(1, 8))
-                   for job in range(chance.choice([1, 2, 3, 9]))]  # fmt: skip
-        lines = [{"custom_id": str(number), "prompt": prompt, "priority": chance.choice([0, 0, 5])}
-                 for number, prompt in enumerate(prompts)]  # fmt: skip
+        prompts = [
+            f"{name} {head}. {HEAD}Question {job}?"
+            for head in range(chance.randint(1, 8))
+            for job in range(chance.choice([1, 2, 3, 9]))
+        ]
+        lines = [
+            {"custom_id": str(number), "prompt": prompt, "priority": chance.choice([0, 0, 5])}
+            for number, prompt in enumerate(prompts)
+        ]
         path = self._folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._batches.append(submit(self._stores[0], path, Submission(model_id="m")).batch.id)
 
-    def turn(self, chance: Random) -> tuple[list[Waiting], list[tuple[str, Stretch]]]:
+    def turn(self, chance: Random) -> tuple[list[Waiting], list[tuple[str, Shard]]]:
         """One runner asks for more and does a part of it; what it got, and who has what."""
         self._clock.now_s += chance.randint(1, 9)
         self._wall.now_s += chance.randint(0, 3)
@@ -86,7 +91,7 @@ class Mill:
             self._portions[number] = self._joined(number)
         return rows, sorted(every, key=lambda each: each[1].first)
 
-    def _do(self, store: Store, portion: Portion, rows: Sequence[Waiting], chance: Random) -> None:
+    def _do(self, store: Store, portion: ShardView, rows: Sequence[Waiting], chance: Random) -> None:
         for row in store.start([row.id for row in rows]).running:
             luck = chance.random()
             if luck < 0.6:
@@ -100,11 +105,9 @@ class Mill:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_is_chosen_as_by_reading_all(
-    postgres: Cluster, tmp_path: Path, seed: int
-) -> None:  # fmt: skip
+def test_the_same_is_chosen_as_by_reading_all(postgres: Cluster, tmp_path: Path, seed: int) -> None:
     with ExitStack() as opened:
-        mill = Mill(LeasedOut, postgres.fresh(), tmp_path / "mill", opened)
+        mill = Mill(LeasedShardAllocator, postgres.fresh(), tmp_path / "mill", opened)
         plain = Mill(ByReadingAll, postgres.fresh(), tmp_path / "plain", opened)
         one, other = Random(seed), Random(seed)
         got = 0

@@ -15,8 +15,8 @@ from support.jobs_store import write_jobs
 from support.postgres import asked
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Counts, Submission
-from tokenmill.jobs.runners import BeingStored
+from tokenmill.jobs.coordination import BeingStored
+from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 
@@ -41,18 +41,23 @@ def beside(work: Callable[[], Submitted]) -> Iterator["Future[Submitted]"]:
         yield thread.submit(work)
 
 
-def test_both_find_nothing_and_one_begins(server: Server, path: Path) -> None:
+def test_both_find_nothing_and_one_begins(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2)
+    first = threading.local()
 
-    def fresh() -> None:
-        both.wait(LIMIT_S)  # neither has found it by now
+    def wait(_how: Submission) -> None:
+        if not hasattr(first, "waited"):
+            first.waited = True
+            both.wait(LIMIT_S)  # neither has found it by now
+
+    monkeypatch.setattr(sys.modules["tokenmill.jobs.submit"], "check_unused", wait)
 
     with (
         Store(server) as one,
         Store(server) as two,
-        beside(lambda: submit(two, path, HOW, processes=0, fresh=fresh)) as other,
+        beside(lambda: submit(two, path, HOW, processes=0)) as other,
     ):
-        here, there = submit(one, path, HOW, processes=0, fresh=fresh), other.result(LIMIT_S)
+        here, there = submit(one, path, HOW, processes=0), other.result(LIMIT_S)
         assert here.batch.id == there.batch.id
         assert sorted((here.continued, there.continued)) == [False, True]
         assert (here.batch.counts, there.batch.counts) == (Counts(pending=60), Counts(pending=60))
@@ -93,8 +98,12 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
 
     def lose(words: str) -> None:
         said.append(words)
-        asked(server, "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
-                      "WHERE id = ?", one._standing.id)  # fmt: skip
+        asked(
+            server,
+            "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
+            "WHERE id = ?",
+            one._standing.id,
+        )
 
     def progress(_: int) -> None:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 
 from support.jobs_store import answer, write_jobs
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Counts, Failure, Submission
+from tokenmill.jobs.models import Counts, Failure, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit

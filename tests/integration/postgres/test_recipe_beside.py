@@ -12,15 +12,15 @@ from support.fake_engine import FakeEngine
 from support.jobs_store import answer, submitted
 from support.worked import LIMIT_S
 from tokenmill.engine.engine import Engine
-from tokenmill.jobs.accounts import Tell
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
-from tokenmill.recipes.here import Here, Standing
-from tokenmill.recipes.mill import Line, Origin
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine
+from tokenmill.recipes.runner import Line, Origin
 
 QUICK = Options(attempts=1, tick_s=0.05)
 TURNS = 3  # of the worker's loop with nothing left but what another has: one that does not wait ends before
@@ -30,7 +30,7 @@ class Beside:
     """A crew whose engine is ready when another runner has taken a job."""
 
     def __init__(self, other: Store) -> None:
-        self._other, self._engine = other, Standing(FakeEngine())
+        self._other, self._engine = other, OpenEngine(FakeEngine())
         self.taken: int | None = None
 
     @property
@@ -66,7 +66,7 @@ def test_a_stage_ends_with_what_other_runners_have_of_it(server: Server, tmp_pat
         def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
             yield told
 
-        mill = Here(store, tmp_path, crew, options=QUICK, watch=watch)
+        mill = LocalRunner(store, tmp_path, crew, options=QUICK, watch=watch)
         async with asyncio.timeout(LIMIT_S):
             stage = await mill.run("first", lines)
         assert stage.end == "finished"
@@ -100,8 +100,16 @@ class AtWork:
 def at_work(store: Store, *batches: Batch) -> AtWork:
     engine, turned, joining = FakeEngine(), asyncio.Event(), asyncio.Queue[Batch]()
     shape = shape_of(engine.capabilities, engine.identity)
-    working = work(store, batches, engine, shape, options=QUICK, tell=lambda _: turned.set(), joining=joining,
-                   portion=store.portion(shape.width))  # fmt: skip
+    working = work(
+        store,
+        batches,
+        engine,
+        shape,
+        options=QUICK,
+        tell=lambda _: turned.set(),
+        joining=joining,
+        portion=store.portion(shape.width),
+    )
     task = asyncio.create_task(working)
     task.add_done_callback(lambda _: turned.set())
     return AtWork(engine, task, joining, turned)

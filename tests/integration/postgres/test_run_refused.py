@@ -19,9 +19,14 @@ LINES = [{"custom_id": "a", "prompt": "Say a.", "max_tokens": 2}]
 @pytest.mark.parametrize(("wish", "code"), [(("--context", "9000000"), 2), (("--sequences", "1000000"), 3)])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_run_without_a_plan_stores_nothing_that_others_could_join(
-    address: Address, streamed: bool, wish: tuple[str, str], code: int, smollm2_path: Path, tmp_path: Path,
+    address: Address,
+    streamed: bool,
+    wish: tuple[str, str],
+    code: int,
+    smollm2_path: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     sealed: list[int] = []
     monkeypatch.setattr(Store, "seal", lambda _store, batch, _key: sealed.append(batch))
     jobs, output = write(tmp_path / "jobs.jsonl", LINES), tmp_path / "out.jsonl"
@@ -30,8 +35,9 @@ def test_a_run_without_a_plan_stores_nothing_that_others_could_join(
     os.close(going)
     source = f"/dev/fd/{coming}" if streamed else jobs
     try:
-        done = said(tmp_path / "home", "run", source, "-o", output, "--store", text_of(address), "--model", smollm2_path,
-                    *wish)  # fmt: skip
+        done = said(
+            tmp_path / "home", "run", source, "-o", output, "--store", text_of(address), "--model", smollm2_path, *wish
+        )
     finally:
         os.close(coming)
     assert done.returncode == code, done.stderr
@@ -62,7 +68,7 @@ def test_who_does_not_write_the_output_says_so(postgres: Cluster, smollm2_path: 
     with Store(server) as other:
         assert other.claim_output(other.batches()[0].id)
         second, third = said(tmp_path, *words), said(tmp_path, *words, "--json")
-        assert "written by another runner, on its host" in " ".join(second.stdout.split())
+        assert "written by another process, on its machine" in " ".join(second.stdout.split())
         assert json.loads(third.stdout)["output_written"] is False
 
 

@@ -14,7 +14,7 @@ import pytest
 from support import runner_process
 from support.jobs_store import submitted
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Batch, Counts
+from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -125,7 +125,7 @@ def test_three_runners_do_everything_once(server: Server, store: Store, batch: B
 
 def test_what_a_killed_runner_had_is_done_once_more_and_nothing_else(
     server: Server, store: Store, batch: Batch
-) -> None:  # fmt: skip
+) -> None:
     with ExitStack() as stack:
         killed, *others = [stack.enter_context(runner(server)) for _ in range(3)]
         for one in (killed, *others):

@@ -1,7 +1,9 @@
 """A server that is away, or that ends connections: waited for once, and what was under way is done again, once."""
 
+import logging
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,10 +11,12 @@ import pytest
 
 from support.jobs_store import pending, submitted, write_jobs
 from support.postgres import cluster, cut, database_of
+from support.run_cli import until
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.job import Counts, Submission
+from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -112,16 +116,62 @@ def test_one_that_comes_back_is_found_again_after_all(tmp_path: Path, monkeypatc
         assert clock.now_s > before_s + 40  # it is another time
 
 
+def test_a_server_that_is_starting_up_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("tokenmill"), "propagate", True)  # the command line turns it off
+    with cluster() as own:
+        server = own.fresh()
+        with Store(server) as store:
+            submitted(store, tmp_path / "j", ["a"])
+        with own.starting_up() as promote, ThreadPoolExecutor() as threads:
+            looking = threads.submit(has_batches, server)
+            opening = threads.submit(Store, server)
+            until(lambda: len({each.thread for each in caplog.records if "waiting up to 60 s" in each.message}) == 2)
+            assert not opening.done()
+            promote()
+            assert looking.result()
+            with opening.result() as store:
+                assert store.batches()[0].counts == Counts(pending=1)
+
+
+def test_a_server_that_stays_starting_up_is_an_error_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    with cluster() as own:
+        server = own.fresh()
+        with own.starting_up():
+            with pytest.raises(Lost, match="cannot connect"):
+                Store(server)
+            assert 1050 < clock.now_s <= 1060
+
+
+def test_a_server_that_refuses_us_or_is_not_there_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    with cluster() as own:
+        with pytest.raises(Lost, match="cannot connect"):
+            Store(Server(own.url(user="nobody_here")))
+        server = own.fresh()
+        own.stop()
+        with pytest.raises(Lost, match="cannot connect"):
+            Store(server)
+    assert clock.now_s < 1001
+
+
 def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server, tmp_path: Path) -> None:
     with Store(server) as store:
         cut(store)
         assert store.portion(2) is not None
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         asks: list[Callable[[], object]] = [
-            lambda: store.set_priority(batch.id, 3, stated=lambda _: False), lambda: store.set_deadline(batch.id, 1e12),
-            lambda: store.retire(batch.id), lambda: store.ask_cancel(batch.id), store.expire,
+            lambda: store.set_priority(batch.id, 3, stated=lambda _: False),
+            lambda: store.set_deadline(batch.id, 1e12),
+            lambda: store.retire(batch.id),
+            lambda: store.ask_cancel(batch.id),
+            store.expire,
             lambda: store.seal(store.begin(Submission("n"), source="x", key=None), b"key"),
-        ]  # fmt: skip
+        ]
         for ask in asks:
             cut(store)
             ask()

@@ -16,12 +16,12 @@ from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Address, Server
-from tokenmill.jobs.job import Counts, Submission
+from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.tables import has_batches
 
 
 def test_a_connection_that_breaks_is_made_anew(server: Server, tmp_path: Path) -> None:
@@ -123,8 +123,10 @@ def test_two_in_each_others_way_both_get_through(server: Server, tmp_path: Path)
 
             database_of(store).whole(work)
 
-        threads = [threading.Thread(target=turn, args=(one, batches, 1)),
-                   threading.Thread(target=turn, args=(other, batches[::-1], 2))]  # fmt: skip
+        threads = [
+            threading.Thread(target=turn, args=(one, batches, 1)),
+            threading.Thread(target=turn, args=(other, batches[::-1], 2)),
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -148,7 +150,7 @@ def test_several_that_come_first_make_one_store(server: Server) -> None:
     for thread in threads:
         thread.join(60)
     assert not failed
-    assert asked(server, "SELECT version FROM tokenmill") == [(2,)]
+    assert asked(server, "SELECT version FROM tokenmill") == [(3,)]
 
 
 def test_nothing_there_to_look_at(server: Server) -> None:

@@ -12,8 +12,10 @@ from tokenmill.jobs.address import Server
 from tokenmill.jobs.reader import Reader
 
 OPTIONS = ("--sequences", "2", "--threads", "1", "--threads-batch", "1", "--no-warm", "--json")
-LINES = [{"custom_id": str(number), "prompt": " ".join(f"{number} {word}" for word in range(40)), "max_tokens": 4}
-         for number in range(3)]  # fmt: skip
+LINES = [
+    {"custom_id": str(number), "prompt": " ".join(f"{number} {word}" for word in range(40)), "max_tokens": 4}
+    for number in range(3)
+]
 
 
 def begun(home: Path, *words: object) -> "subprocess.Popen[str]":

@@ -1,6 +1,7 @@
 """`tokenmill work` beside others: it waits while they have all that is left, and costs little for what is done."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +11,17 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.jobs_store import answer, pending, submitted
 from support.worked import LIMIT_S, QUICK
-from tokenmill.cli import work as command
-from tokenmill.cli.engine_for import Choice
-from tokenmill.config import EngineConfig
+from tokenmill.api import batch_engine, workers
+from tokenmill.api.batch_engine import EngineSetup
+from tokenmill.api.engines import EngineChoice
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.progress import ignore
+from tokenmill.api.stopping import Stop
+from tokenmill.api.workers import BatchWorker
+from tokenmill.config import Config, EngineConfig
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.books import Books
-from tokenmill.jobs.job import Batch, Counts
+from tokenmill.jobs.async_store import AsyncStore
+from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.store import Store
 
 
@@ -34,14 +40,14 @@ class Loaded:
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Loaded:
     found = Loaded()
-    monkeypatch.setattr(command, "engine_up", found.up)
-    monkeypatch.setattr(command, "LOOK_S", 0.02)
+    monkeypatch.setattr(batch_engine, "open_engine", found.up)
+    monkeypatch.setattr(workers, "POLL_S", 0.02)
     return found
 
 
-def runner(store: Store, folder: Path, *, stay: bool = False) -> command._Runner:
-    choice = Choice("m", "m", EngineConfig(), folder)
-    return command._Runner(store, choice, None, QUICK, folder, stay=stay, measure=False)
+def runner(store: Store, folder: Path) -> BatchWorker:
+    setup = EngineSetup(EngineChoice("m", "m", EngineConfig(), folder, path=folder), EngineOptions(), Config())
+    return BatchWorker(store, setup, QUICK, folder, Stop(), stay=False)
 
 
 async def until(there: Callable[[], bool]) -> None:
@@ -52,9 +58,10 @@ async def until(there: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_lost(
-    server: Server, store: Store, loaded: Loaded, tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: bool
+    server: Server, store: Store, loaded: Loaded, tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: bool
 ) -> None:
     """Without an engine as long as that has nothing to do."""
+    caplog.set_level(logging.INFO, "tokenmill")
     batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
     other = Store(server)
     jobs = pending(other, batch)
@@ -62,8 +69,8 @@ def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_l
 
     async def run() -> None:
         one = runner(store, tmp_path)
-        working = asyncio.create_task(one.run())
-        await until(lambda: "others are at work on all that is left" in said())
+        working = asyncio.create_task(one.run(ignore))
+        await until(lambda: "all remaining jobs are leased to other workers; waiting" in caplog.messages)
         assert not working.done()
         assert loaded.engines == []
         if not lost:
@@ -71,13 +78,6 @@ def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_l
         other.close()  # what it has is pending again
         async with asyncio.timeout(LIMIT_S):
             await working
-
-    texts = ""
-
-    def said() -> str:
-        nonlocal texts
-        texts += capsys.readouterr().err
-        return texts.replace("\n", " ")
 
     asyncio.run(run())
     assert store.batch(batch.id).counts == Counts(done=3)
@@ -93,7 +93,7 @@ def test_a_batch_that_was_done_and_is_retried_joins_again(
     third = ["x"]
 
     async def run(other: Store) -> None:
-        working = asyncio.create_task(runner(store, tmp_path).run())
+        working = asyncio.create_task(runner(store, tmp_path).run(ignore))
         await until(lambda: other.batch(done.id).finished)
         assert other.batch(done.id).counts == Counts(done=1, failed=1)
         more = await asyncio.to_thread(submitted, other, tmp_path / "more", third)  # now the other is forgotten
@@ -122,7 +122,7 @@ def test_batches_that_are_done_are_not_looked_at_any_more(
 
     async def run() -> Counts:
         first = submitted(store, tmp_path / "first", ["a"])
-        books = Books(store, [first], {}, clock=store._now, most_deaths=2, portion=store.portion(4))
+        books = AsyncStore(store, [first], {}, clock=store._now, most_deaths=2, portion=store.portion(4))
         for number in range(12):
             joins = submitted(store, tmp_path / str(number), [f"{number}"])
             rows = await books.join(joins, 10)

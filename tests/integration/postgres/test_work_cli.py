@@ -1,6 +1,7 @@
 """`tokenmill run` on one host and `tokenmill work` on another, with real engines: one batch, one output."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,22 +10,26 @@ from typing import Any
 import pytest
 
 from support.jobs_store import answer, submitted
-from support.postgres import Cluster
+from support.postgres import Cluster, cluster
 from support.run_cli import SMALL, command, environment, names, tokenmill, until, write
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
+from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.runners import Runner
 from tokenmill.jobs.store import Store
 
-DIGESTS = [" ".join(f"Rule {rule} of house {house}: a report names its author." for rule in range(12))
-           for house in range(4)]  # fmt: skip
+DIGESTS = [
+    " ".join(f"Rule {rule} of house {house}: a report names its author." for rule in range(12)) for house in range(4)
+]
 
 
 def lines() -> list[Mapping[str, Any]]:
-    return [{"custom_id": f"{house}-{word}", "prompt": f"{digest}\nNow say {word}.", "max_tokens": 4, "temperature": 0}
-            for word in ("one", "two", "three") for house, digest in enumerate(DIGESTS)]  # fmt: skip
+    return [
+        {"custom_id": f"{house}-{word}", "prompt": f"{digest}\nNow say {word}.", "max_tokens": 4, "temperature": 0}
+        for word in ("one", "two", "three")
+        for house, digest in enumerate(DIGESTS)
+    ]
 
 
 def begun(home: Path, *words: object) -> "subprocess.Popen[str]":
@@ -69,6 +74,26 @@ def test_a_batch_of_one_host_is_worked_on_by_two(postgres: Cluster, smollm2_path
     assert (idle.returncode, json.loads(idle.stdout)["batches"]) == (0, []), idle.stderr
 
 
+def test_a_worker_that_begins_while_the_server_starts_up_waits_for_it(smollm2_path: Path, tmp_path: Path) -> None:
+    with cluster() as own:
+        server = own.fresh()
+        with own.starting_up() as promote:
+            words = ("--store", server.url, "--model", smollm2_path, *SMALL, "--stay")
+            worker = begun(tmp_path, "work", *words)
+            try:
+                assert worker.stderr is not None
+                assert "waiting up to 60 s" in worker.stderr.readline()
+                promote()
+                while "waiting for batches" not in (line := worker.stderr.readline()):
+                    assert line
+                worker.send_signal(signal.SIGHUP)
+                _, said = worker.communicate(timeout=200)
+            finally:
+                worker.kill()
+    assert worker.returncode == 129
+    assert "stopping (SIGHUP)" in said
+
+
 def test_the_commands_for_batches_take_a_server(
     postgres: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,4 +125,4 @@ def test_the_commands_for_batches_take_a_server(
 
 def test_a_folder_is_for_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["work", "--store", str(tmp_path), "--model", "x.gguf"]) == 2
-    assert "one process works with the batches in a folder" in capsys.readouterr().err
+    assert "only one process can work on the batches in a folder" in capsys.readouterr().err

@@ -28,10 +28,15 @@ def lines() -> list[dict[str, Any]]:
             rules = " ".join(f"Rule {rule} of house {house}: a report names its mill {rule}." for rule in range(14))
             messages = [{"role": "system", "content": rules}, {"role": "user", "content": f"Who is number {number}?"}]
             schema = {"name": "own", "schema": {"const": f"{house} {number}"}}
-            found.append({
-                "custom_id": f"{house} {number}", "messages": messages, "temperature": 0, "max_tokens": 24,
-                "response_format": {"type": "json_schema", "json_schema": schema},
-            })  # fmt: skip
+            found.append(
+                {
+                    "custom_id": f"{house} {number}",
+                    "messages": messages,
+                    "temperature": 0,
+                    "max_tokens": 24,
+                    "response_format": {"type": "json_schema", "json_schema": schema},
+                }
+            )
     return found
 
 

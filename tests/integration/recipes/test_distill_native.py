@@ -11,16 +11,16 @@ import pytest
 
 from support.native import loaded
 from support.native_engine import native, plan_for, run
-from tokenmill.engine.native.vocab import Vocab
 from tokenmill.jobs.store import Store
-from tokenmill.recipes.distill import Distilled, distill
-from tokenmill.recipes.distill_prompts import Ask, Prompts
-from tokenmill.recipes.here import Here, Standing
-from tokenmill.recipes.mill import Spent
+from tokenmill.native.vocab import Vocab
+from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts
+from tokenmill.recipes.distillation import Distilled, distill
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine
+from tokenmill.recipes.runner import Spent
 
 TEXTS = ("Why is the sky blue?", "Write one line of Python that prints ü and 漢.", "Name three fruits.")
-GREEDY = Ask(max_tokens=40, top_logprobs=20)
-DRAWN = Ask(samples=2, max_tokens=24, top_logprobs=5, stop=(".",))
+GREEDY = DistillOptions(max_tokens=40, top_logprobs=20)
+DRAWN = DistillOptions(samples=2, max_tokens=24, top_logprobs=5, stop=(".",))
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,14 @@ def teach(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Taugh
         async with native(smollm2_path, folder / "state", plan=plan_for(smollm2_path, context=512)) as engine:
             with Store(folder / "batches") as store:
                 done = []
-                for ask, path in ((GREEDY, table), (GREEDY, folder / "again.parquet"),
-                                  (replace(GREEDY, top_logprobs=None), other), (DRAWN, folder / "drawn.parquet")):  # fmt: skip
-                    mill = Here(store, folder / "batches", Standing(engine))
-                    done.append(await distill(mill, Prompts(source), ask, path))
+                for ask, path in (
+                    (GREEDY, table),
+                    (GREEDY, folder / "again.parquet"),
+                    (replace(GREEDY, top_logprobs=None), other),
+                    (DRAWN, folder / "drawn.parquet"),
+                ):
+                    mill = LocalRunner(store, folder / "batches", OpenEngine(engine))
+                    done.append(await distill(mill, DistillPrompts(source), ask, path))
                     spent.append(mill.spent)
         rows, drawn = (parquet.read_table(path).to_pylist() for path in (table, folder / "drawn.parquet"))
         return Taught(rows, drawn, table, tuple(spent), done[0], (folder / "again.parquet").read_bytes())
@@ -85,7 +89,9 @@ def test_what_a_stop_text_cut_off_is_still_in_the_tokens(taught: Taught, vocab: 
 def test_probabilities_stand_beside_their_tokens(taught: Taught) -> None:
     for row in taught.rows:
         assert len(row["token_ids"]) == len(row["logprobs"]) == len(row["top_ids"]) == len(row["top_logprobs"])
-        for token, logprob, ids, tops in zip(*(row[name] for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")), strict=True):  # fmt: skip
+        for token, logprob, ids, tops in zip(
+            *(row[name] for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")), strict=True
+        ):
             assert len(ids) == len(tops) == 20
             assert ids[0] == token  # the likeliest was taken
             assert tops == sorted(tops, reverse=True)
@@ -115,8 +121,10 @@ def test_an_answer_that_is_there_is_not_computed_again(taught: Taught) -> None:
 def test_a_token_with_20_probabilities_takes_about_80_bytes(taught: Taught) -> None:
     file = parquet.ParquetFile(taught.table)
     group = file.metadata.row_group(0)
-    sizes = {group.column(index).path_in_schema.split(".")[0]: group.column(index).total_compressed_size
-             for index in range(group.num_columns)}  # fmt: skip
+    sizes = {
+        group.column(index).path_in_schema.split(".")[0]: group.column(index).total_compressed_size
+        for index in range(group.num_columns)
+    }
     tokens = sum(len(row["token_ids"]) for row in taught.rows)
     assert tokens > 60
     assert 40 < (sizes["top_ids"] + sizes["top_logprobs"]) / tokens < 130  # a short table: few values come again

@@ -42,11 +42,31 @@ def words(folder: Path, model: Path, name: str) -> list[object]:
     schema.write_text(json.dumps(SCHEMA))
     seeds = write(folder / "seeds.jsonl", [{"text": text} for text in TEXTS])
     return [
-        "expand", seeds, "--output", folder / f"{name}.jsonl", "--rejected", folder / f"{name}-rejected.jsonl",
-        "--store", folder / name, "--prompts", prompts, "--ways", "again", "--max-tokens", "48",
-        "--schema", schema,
-        "--near", "0.95", "--least-score", "1", "--model", model, *EXACT, "--json",
-    ]  # fmt: skip
+        "expand",
+        seeds,
+        "--output",
+        folder / f"{name}.jsonl",
+        "--rejected",
+        folder / f"{name}-rejected.jsonl",
+        "--store",
+        folder / name,
+        "--prompts",
+        prompts,
+        "--ways",
+        "again",
+        "--max-tokens",
+        "48",
+        "--schema",
+        schema,
+        "--near",
+        "0.95",
+        "--least-score",
+        "1",
+        "--model",
+        model,
+        *EXACT,
+        "--json",
+    ]
 
 
 def answers(store: Path) -> int:

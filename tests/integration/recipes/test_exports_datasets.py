@@ -24,12 +24,23 @@ def make_teacher(tmp_path: Path) -> Path:
         system = [{"role": "system", "content": "Be brief."}] if number % 2 else []
         before = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": text}] if number == 3 else []
         messages = [*system, *before, {"role": "user", "content": f"{text}?"}]
-        rows.append({
-            "id": f"p{number}/0", "prompt_id": f"p{number}", "sample": 0, "messages": messages, "answer": text,
-            "reasoning": "hm" if number == 1 else None, "finish_reason": "length" if number == 4 else "stop",
-            "token_ids": [number, 7], "logprobs": [-0.1, -9999.0], "top_ids": [[1, 2], []],
-            "top_logprobs": [[-0.1, -2.3], []], "model": "tiny", "model_id": "sha256:1",
-        })  # fmt: skip
+        rows.append(
+            {
+                "id": f"p{number}/0",
+                "prompt_id": f"p{number}",
+                "sample": 0,
+                "messages": messages,
+                "answer": text,
+                "reasoning": "hm" if number == 1 else None,
+                "finish_reason": "length" if number == 4 else "stop",
+                "token_ids": [number, 7],
+                "logprobs": [-0.1, -9999.0],
+                "top_ids": [[1, 2], []],
+                "top_logprobs": [[-0.1, -2.3], []],
+                "model": "tiny",
+                "model_id": "sha256:1",
+            }
+        )
     write_table(tmp_path / "teacher.parquet", rows, COLUMNS)
     return tmp_path / "teacher.parquet"
 
@@ -41,13 +52,29 @@ def make_teacher(tmp_path: Path) -> Path:
         ("messages", "out.jsonl.gz", {"messages": STRUCTS}),
         ("messages", "out.jsonl.zst", {"messages": STRUCTS}),
         ("sharegpt", "out.jsonl", {"conversations": "List({'from': Value('string'), 'value': Value('string')})"}),
-        ("alpaca", "out.jsonl", {"instruction": "Value('string')", "input": "Value('string')",
-                                 "output": "Value('string')", "system": "Value('string')",
-                                 "history": "List(List(Value('string')))"}),
-        ("parquet", "out.parquet", {"messages": STRUCTS, "token_ids": "List(Value('int32'))",
-                                    "top_logprobs": "List(List(Value('float32')))", "reasoning": "Value('string')"}),
+        (
+            "alpaca",
+            "out.jsonl",
+            {
+                "instruction": "Value('string')",
+                "input": "Value('string')",
+                "output": "Value('string')",
+                "system": "Value('string')",
+                "history": "List(List(Value('string')))",
+            },
+        ),
+        (
+            "parquet",
+            "out.parquet",
+            {
+                "messages": STRUCTS,
+                "token_ids": "List(Value('int32'))",
+                "top_logprobs": "List(List(Value('float32')))",
+                "reasoning": "Value('string')",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_row_comes_back(teacher: Path, format: Format, name: str, features: dict[str, str]) -> None:
     target, wanted = teacher.with_name(name), Wanted(format)
     assert export(teacher, target, wanted).rows == 4

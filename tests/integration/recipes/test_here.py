@@ -14,15 +14,15 @@ from support.fake_engine import FakeEngine
 from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Answer as EngineAnswer
 from tokenmill.engine.engine import Chat, Engine, Piece, Request
-from tokenmill.jobs.accounts import Tell
-from tokenmill.jobs.job import Batch
+from tokenmill.jobs.models import Batch
 from tokenmill.jobs.progress import Snapshot
 from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.worker import Options
-from tokenmill.recipes.here import Here, Stage, Standing
-from tokenmill.recipes.mill import Answered, Budget, Line, Mill, Origin, Spent, chat_line, text_of
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
+from tokenmill.recipes.runner import Answered, BatchRunner, Budget, Line, Origin, Spent, chat_line, text_of
 
 QUICK = Options(first_delay_s=0.01, tick_s=0.05)
 HOUR_S = 3600.0
@@ -34,11 +34,13 @@ THINGS = ("river", "bridge", "harbour", "field", "tower", "garden", "mine", "roa
 def asked(words: Iterable[str], *, tokens: int = 8) -> list[Line]:
     return [
         chat_line(
-            f"{number}-{word[:20]}", [{"role": "system", "content": RULES}, {"role": "user", "content": word}],
-            max_tokens=tokens, temperature=0,
+            f"{number}-{word[:20]}",
+            [{"role": "system", "content": RULES}, {"role": "user", "content": word}],
+            max_tokens=tokens,
+            temperature=0,
         )
         for number, word in enumerate(words)
-    ]  # fmt: skip
+    ]
 
 
 def names(stage: Stage) -> list[str]:
@@ -82,7 +84,7 @@ class Late:
 
 def with_fake(
     folder: Path,
-    work: Callable[[Here, FakeEngine, asyncio.Event], Awaitable[None]],
+    work: Callable[[LocalRunner, FakeEngine, asyncio.Event], Awaitable[None]],
     *,
     within: Callable[[Callable[[], Awaitable[None]]], None] = run,
     **given: Any,
@@ -92,9 +94,7 @@ def with_fake(
     async def go() -> None:
         engine, stop = Heard(), asyncio.Event()
         with Store(folder) as store:
-            await work(
-                Here(store, folder, Standing(engine), stop=stop, options=QUICK, **given), engine, stop
-            )  # fmt: skip
+            await work(LocalRunner(store, folder, OpenEngine(engine), stop=stop, options=QUICK, **given), engine, stop)
 
     within(go)
 
@@ -111,8 +111,10 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
         told.append((stage, batch.source))
         yield lambda _now: None
 
-    async def night(store: Store, budget: Budget | None, engine: Engine) -> tuple[Here, Stage]:
-        mill = Here(store, folder, Standing(engine), budget=budget, options=QUICK, called="expand", watch=watch)
+    async def night(store: Store, budget: Budget | None, engine: Engine) -> tuple[LocalRunner, Stage]:
+        mill = LocalRunner(
+            store, folder, OpenEngine(engine), budget=budget, options=QUICK, called="expand", watch=watch
+        )
         return mill, await mill.run("write", asked(THINGS, tokens=12))
 
     async def nights() -> None:
@@ -146,7 +148,7 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
             model_id = reader.batches()[0].model_id
             assert [batch.counts.total for batch in reader.batches()] == [8, 1]
         with Store(folder) as store:
-            mill = Here(store, folder, Nobody(model_id))
+            mill = LocalRunner(store, folder, Nobody(model_id))
             stage = await mill.run("write", asked(THINGS, tokens=12))
             assert stage.end == "finished"
             assert mill.spent == Spent(reused=8)
@@ -159,7 +161,7 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
 
 
 def test_a_failed_line_is_an_outcome(tmp_path: Path) -> None:
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run(
             "write", [*asked(["one", "too long", "half \ud800 a character", "two"]), {"custom_id": "?"}]
         )
@@ -177,7 +179,7 @@ def test_a_failed_line_is_an_outcome(tmp_path: Path) -> None:
 
 
 def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
-    async def work(mill: Here, engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", asked(["same", "same", "other"]))
         assert len(names(stage)) == 3
         assert len(engine.seen.streams) == 2
@@ -191,7 +193,7 @@ def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
 
 
 def test_no_lines_are_no_batch(tmp_path: Path) -> None:
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", iter(()))
         assert (stage.end, stage.total, names(stage), mill.spent) == ("finished", 0, [], Spent())
         with Reader(tmp_path) as reader:
@@ -201,7 +203,7 @@ def test_no_lines_are_no_batch(tmp_path: Path) -> None:
 
 
 def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path) -> None:
-    async def work(mill: Here, engine: FakeEngine, stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, engine: FakeEngine, stop: asyncio.Event) -> None:
         lines = asked(["slow one", "quick", "slow two", "quicker"])
         running = asyncio.create_task(mill.run("write", lines))
         while len(engine.seen.streams) < 4 or len(engine.at_work) > 2:
@@ -221,7 +223,7 @@ def test_hours_end_what_never_would(tmp_path: Path) -> None:
     def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
         yield lambda now: pass_by(HOUR_S) if now.counts.done == 1 else None
 
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", asked(["slow", "quick"]))
         assert (stage.end, names(stage)) == ("hours", ["1-quick"])
         assert (await mill.run("judge", asked(["third"]))).end == "hours"
@@ -235,7 +237,7 @@ def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
     async def go() -> None:
         with Store(tmp_path) as store:
             began_s = asyncio.get_running_loop().time() - HOUR_S
-            mill = Here(store, tmp_path, Nobody("m"), budget=Budget(seconds=HOUR_S), began_s=began_s)
+            mill = LocalRunner(store, tmp_path, Nobody("m"), budget=Budget(seconds=HOUR_S), began_s=began_s)
             assert (await mill.run("write", asked(["one"]))).end == "hours"
 
     run(go)
@@ -246,7 +248,7 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
     async def go() -> None:
         crew, stop = Late(), asyncio.Event()
         with Store(tmp_path) as store:
-            mill = Here(store, tmp_path, crew, stop=stop, budget=budget)
+            mill = LocalRunner(store, tmp_path, crew, stop=stop, budget=budget)
             running = asyncio.create_task(mill.run("write", asked(["one"])))
             await crew.asked.wait()
             if budget is None:
@@ -260,7 +262,7 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
 
 
 def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
-    async def work(mill: Here, engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
         lines = asked(["slow"])
         running = asyncio.create_task(mill.run("write", lines))
         await engine.changed.wait()
@@ -278,7 +280,7 @@ def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
 
 
 def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         await mill.run("write", asked(["one"]))
         with Reader(tmp_path) as reader:
             (batch,) = reader.batches()
@@ -295,7 +297,7 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
     def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
         yield seen.append
 
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", asked([f"thing {number}" for number in range(20)]))
         last = seen[-1].tokens
         assert stage.end == "tokens"
@@ -306,8 +308,8 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
 
 
 def test_it_is_a_mill(tmp_path: Path) -> None:
-    async def work(mill: Here, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        typed: Mill = mill
+    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        typed: BatchRunner = mill
         assert typed.origin == Origin("fake", "m", "native", "fake 1", 4096)
 
     with_fake(tmp_path, work)

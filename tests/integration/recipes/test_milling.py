@@ -10,34 +10,45 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.milling import Milled, RecipeOptions, Tokens, milled, spent_document, summary_rows
+from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common
-from tokenmill.cli.starting import EngineOptions
+from tokenmill.cli.recipe_run import (
+    RecipeOptions,
+    RecipeResult,
+    Tokens,
+    run_recipe_command,
+    spent_document,
+    summary_rows,
+)
 from tokenmill.engine.measured import machine_id
-from tokenmill.errors import UsageError
+from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.jobs.reader import Reader
 from tokenmill.model.identity import identity_of
-from tokenmill.recipes.mill import Line, Mill, Prospect, StageProspect, chat_line, text_of
-from tokenmill.tune import history
-from tokenmill.tune.history import Speed
-from tokenmill.tune.point import Dials, Figures
+from tokenmill.recipes.runner import BatchRunner, Line, Prospect, StageProspect, chat_line, text_of
+from tokenmill.tuner import history
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, TrialSettings
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 ENOUGH_FOR_ONE = 245  # tokens: the rules, one question and its answer are 235, and another 20 each
 SMALL = EngineOptions(context=1024, sequences=4, threads=1, threads_batch=1)
-Recipe = Callable[[Mill, Callable[[str], None]], Any]
+Recipe = Callable[[BatchRunner, Callable[[str], None]], Any]
 
 
 def asked(stage: str, jobs: int = 6) -> tuple[Line, ...]:
     return tuple(
-        chat_line(f"{number}", [{"role": "system", "content": RULES}, {"role": "user", "content": f"{stage} {number}"}],
-                  max_tokens=10, temperature=0)
+        chat_line(
+            f"{number}",
+            [{"role": "system", "content": RULES}, {"role": "user", "content": f"{stage} {number}"}],
+            max_tokens=10,
+            temperature=0,
+        )
         for number in range(jobs)
-    )  # fmt: skip
+    )
 
 
-async def recipe(mill: Mill, tell: Callable[[str], None]) -> dict[str, int]:
+async def recipe(mill: BatchRunner, tell: Callable[[str], None]) -> dict[str, int]:
     """Two stages; what each has."""
     found = {}
     for stage in ("write", "judge"):
@@ -65,17 +76,27 @@ class Here:
         self.config.write_text(f'state_dir = "{self.state}"\nmachine = "epyc-9175f"\n[costs]\nper_hour = 3600000.0\n')
 
     def __call__(
-        self, recipe: Recipe = recipe, *, json: bool = False, options: EngineOptions = SMALL,
-        prospect: Callable[[Tokens], Prospect] = prospect, **limits: Any,
-    ) -> Milled[Any] | int:  # fmt: skip
-        return milled(
-            recipe, prospect, called="expand things.csv", model=str(self.model), limits=RecipeOptions(**limits),
-            options=options, common=Common(json=json, config=self.config),
-        )  # fmt: skip
+        self,
+        recipe: Recipe = recipe,
+        *,
+        json: bool = False,
+        options: EngineOptions = SMALL,
+        prospect: Callable[[Tokens], Prospect] = prospect,
+        **limits: Any,
+    ) -> RecipeResult[Any] | int:
+        return run_recipe_command(
+            recipe,
+            prospect,
+            called="expand things.csv",
+            model=str(self.model),
+            limits=RecipeOptions(**limits),
+            options=options,
+            common=Common(json=json, config=self.config),
+        )
 
-    def run(self, recipe: Recipe = recipe, **limits: Any) -> Milled[Any]:
+    def run(self, recipe: Recipe = recipe, **limits: Any) -> RecipeResult[Any]:
         found = self(recipe, **limits)
-        assert isinstance(found, Milled)
+        assert isinstance(found, RecipeResult)
         return found
 
 
@@ -124,7 +145,7 @@ def test_from_a_forecast_over_a_budget_to_the_end(here: Here, capsys: pytest.Cap
 
 
 def test_a_signal_ends_it_in_its_own_way(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    async def interrupted(mill: Mill, _tell: Callable[[str], None]) -> str:
+    async def interrupted(mill: BatchRunner, _tell: Callable[[str], None]) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
         ran = await mill.run("write", asked("write"))
         return f"{ran.end} with {ran.total} lines"
@@ -143,8 +164,15 @@ def test_the_forecast_reads_at_eighty_columns(here: Here, capsys: pytest.Capture
     assert table[0] == ["stage", "jobs", "prompts", "computed", "answers", "at", "most"]
     assert [row[:2] for row in table[1:]] == [["write", "6"], ["judge", "6"], ["all", "12"]]
     text = " ".join(" ".join(lines).split())
-    for words in ("runs", "at most, of 300 tokens and 1 h each", "predicted (estimated)", "EUR at most",
-                  "counted with the model's vocabulary", "machine epyc-9175f", "assumed: judge: as long as asked"):  # fmt: skip
+    for words in (
+        "runs",
+        "at most, of 300 tokens and 1 h each",
+        "predicted (estimated)",
+        "EUR at most",
+        "counted with the model's vocabulary",
+        "machine epyc-9175f",
+        "assumed: judge: as long as asked",
+    ):
         assert words in text
 
 
@@ -168,27 +196,41 @@ def test_the_forecast_as_data(here: Here, capsys: pytest.CaptureFixture[str]) ->
 
 def test_what_was_measured_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     machine = find("epyc-9175f")
-    dials = Dials(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
+    dials = TrialSettings(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
     speed = Speed(
-        "2026-11-01T01:02:03+00:00", machine.name, machine_id(machine), "smollm2", identity_of(here.model), "native",
-        "llama.cpp b1", "bench", dials, 0, Figures(decode_tok_s=30.0, prefill_tok_s=200.0), Figures(),
-    )  # fmt: skip
+        "2026-11-01T01:02:03+00:00",
+        machine.name,
+        machine_id(machine),
+        "smollm2",
+        identity_of(here.model),
+        "native",
+        "llama.cpp b1",
+        "bench",
+        dials,
+        0,
+        Figures(decode_tok_s=30.0, prefill_tok_s=200.0),
+        Figures(),
+    )
     history.append(here.state, replace(speed, dials=replace(dials, sequences=1), figures=Figures(decode_tok_s=12.0)))
     history.append(here.state, replace(speed, model_id="another", figures=Figures(decode_tok_s=1.0, prefill_tok_s=1.0)))
     history.append(here.state, speed)
     assert here(dry_run=True, json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["speed"] == {
-        "measured": True, "confidence": "measured", "words": "measured 2026-11-01 with llama.cpp b1",
-        "prefill_tok_s": 200.0, "decode_tok_s": 30.0, "sequences": 4,
-    }  # fmt: skip
+        "measured": True,
+        "confidence": "measured",
+        "words": "measured 2026-11-01 with llama.cpp b1",
+        "prefill_tok_s": 200.0,
+        "decode_tok_s": 30.0,
+        "sequences": 4,
+    }
     total = found["total"]
     expected_s = total["computed_prompt_tokens"] / 200 + total["answer_tokens_at_most"] / 30
     assert total["seconds_at_most"] == pytest.approx(expected_s)
 
 
 def test_how_fast_recipes_went_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    async def once(mill: Mill, _tell: Callable[[str], None]) -> int:
+    async def once(mill: BatchRunner, _tell: Callable[[str], None]) -> int:
         return (await mill.run("more", asked("write", 12))).total
 
     assert here.run(once).value == 12
@@ -222,10 +264,10 @@ def test_without_a_speed_it_is_said_what_helps(here: Here, capsys: pytest.Captur
     assert "cost unknown, as the time is; an hour costs 3,600,000.00 EUR" in said
 
 
-def test_what_does_not_fit_is_said_before_anything_is_stored(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_stored(here: Here) -> None:
     huge = EngineOptions(context=1024, sequences=4, reserve_ram=10**14)
-    assert here(options=huge) == 3
-    assert "does not fit" in capsys.readouterr().out
+    with pytest.raises(DoesNotFit):
+        here(options=huge)
     assert not here.state.exists()
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs_store import pending
-from tokenmill.jobs.job import Batch, Failure, Finished, Submission
+from tokenmill.jobs.models import Batch, Failure, Finished, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.recipes.mill import Line, chat_line
-from tokenmill.recipes.seen import Lengths, lengths, settled_lines, stored_answer
+from tokenmill.recipes.previous_answers import Lengths, lengths, settled_lines, stored_answer
+from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.recipes.stage_file import written
 
 

@@ -9,10 +9,10 @@ from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.store import Store
 from tokenmill.recipes.documents import Reading, gather
-from tokenmill.recipes.here import Here, Stage, Standing
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
 from tokenmill.recipes.manifest import read_manifest
-from tokenmill.recipes.mill import Line, Origin, Spent
-from tokenmill.recipes.summarize import Order, Summarized, summarize
+from tokenmill.recipes.runner import Line, Origin, Spent
+from tokenmill.recipes.summarization import Summarized, SummarizeRequest, summarize
 from tokenmill.recipes.summarize_prompts import KINDS, Prompts
 
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(6))
@@ -26,7 +26,7 @@ LONG = "".join(
 class WatchedMill:
     """A mill whose stages can be looked at afterwards."""
 
-    def __init__(self, mill: Here) -> None:
+    def __init__(self, mill: LocalRunner) -> None:
         self._mill, self.stages = mill, list[Stage]()
 
     @property
@@ -47,9 +47,9 @@ class WatchedMill:
         return [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies if body is not None]
 
 
-def order(folder: Path) -> Order:
+def order(folder: Path) -> SummarizeRequest:
     sampling = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
-    return Order(gather([folder / "docs"], Reading()), folder / "out", PROMPTS, sampling)
+    return SummarizeRequest(gather([folder / "docs"], Reading()), folder / "out", PROMPTS, sampling)
 
 
 def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
     (docs / "two.txt").write_text("The bridge is closed until May.")
 
     async def night(store: Store, engine: Engine) -> tuple[WatchedMill, Summarized]:
-        mill = WatchedMill(Here(store, tmp_path / "store", Standing(engine)))
+        mill = WatchedMill(LocalRunner(store, tmp_path / "store", OpenEngine(engine)))
         return mill, await summarize(mill, order(tmp_path), tokens=bytes_by_three)
 
     async def nights() -> None:
@@ -111,7 +111,7 @@ def test_a_count_that_is_far_too_low_is_mended_by_halving(smollm2_path: Path, tm
         plan = plan_for(smollm2_path, context=CONTEXT - 64, sequences=2)
         with Store(tmp_path / "store") as store:
             async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
-                mill = Here(store, tmp_path / "store", Standing(engine))
+                mill = LocalRunner(store, tmp_path / "store", OpenEngine(engine))
                 ended = await summarize(mill, wanted, tokens=lambda text: len(text.split()) // 2)
                 assert (ended.done, ended.failed) == (1, ())
 

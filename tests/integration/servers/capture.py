@@ -24,14 +24,17 @@ ASKED: dict[str, tuple[str, dict[str, Any] | None]] = {
     "props": ("/props", None),
     "chat-stream": (CHAT, {"messages": MESSAGES, "max_tokens": 4, **STREAM}),
     "chat-stream-cached": (CHAT, {"messages": MESSAGES, "max_tokens": 1, **STREAM}),
-    "chat-stream-logprobs": (CHAT, {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 2, **STREAM}),
+    "chat-stream-logprobs": (
+        CHAT,
+        {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 2, **STREAM},
+    ),
     "completion-stream-logprobs": (TEXT, {"prompt": "Once upon", "max_tokens": 2, "n_probs": 1, **STREAM}),
     "too-long": (TEXT, {"prompt": "word " * 600, **STREAM}),
     "refused-grammar": (CHAT, {"messages": MESSAGES, "grammar": 'root ::= "a', **STREAM}),
     "refused-messages": (CHAT, {"messages": [{"role": "user"}], **STREAM}),
     "slots": ("/slots", None),
     "metrics": ("/metrics", None),
-}  # fmt: skip
+}
 
 
 def ask(client: httpx.Client, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from tokenmill.engine import records
 from tokenmill.engine.engine import Answer, Chat, Piece, Request, Sampling, answer
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.server_slots import probe_slot_state, restore_slot, save_slot
 from tokenmill.engine.start import adopt, attach, start
 from tokenmill.errors import EngineError, RequestRefused, TooLong, UsageError
 from tokenmill.model.identity import identity_of
@@ -34,8 +33,15 @@ def state(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Itera
     looks: list[LoadProgress] = []
 
     async def begin() -> None:
-        engine = await start(small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=folder, name="one",
-                             progress=looks.append, detach=True)  # fmt: skip
+        engine = await start(
+            small_plan(smollm2_path),
+            model_path=smollm2_path,
+            config=EMBEDDED,
+            state=folder,
+            name="one",
+            progress=looks.append,
+            detach=True,
+        )
         await engine.close()
 
     run(begin)
@@ -202,16 +208,16 @@ def test_slots_survive_a_file_on_this_build(state: Path) -> None:
     async def scene() -> None:
         engine = await adopted(state)
         with pytest.raises(EngineError, match="not been seen to work"):
-            await save_slot(engine, 0, "x.bin")
+            await engine.save_slot(0, "x.bin")
         folder = state / "engines/one/slots"
-        works, words = await probe_slot_state(engine, folder=folder)
+        works, words = await engine.verify_saved_slots(folder)
         assert works, words
         assert "reused" in words
         assert list(folder.iterdir()) == []
         assert engine.capabilities.saves_heads
         await answer(engine, Request(LONG, GREEDY, max_tokens=1, lane=0))
-        saved = await save_slot(engine, 0, "head.bin")
-        assert await restore_slot(engine, 1, "head.bin") == saved
+        saved = await engine.save_slot(0, "head.bin")
+        assert await engine.restore_slot(1, "head.bin") == saved
         moved = await answer(engine, Request(LONG + "So", GREEDY, max_tokens=1, lane=1))
         assert moved.usage.cached_tokens is not None
         assert moved.usage.cached_tokens > 0.8 * moved.usage.prompt_tokens

@@ -13,13 +13,13 @@ import pytest
 
 from support.servers import EMBEDDED, run, small_plan, until
 from support.tiny_models import write_moe
-from tokenmill.engine import records, watched
+from tokenmill.engine import records, restart
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
-from tokenmill.engine.heads import Head, hold
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pids import Pid
+from tokenmill.engine.pinned_prefixes import Head, hold
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import adopt, start, start_watched
+from tokenmill.engine.start import adopt, start, start_restarting
 from tokenmill.errors import EngineDied, EngineError
 
 GREEDY = Sampling(temperature=0.0)
@@ -28,10 +28,10 @@ GREEDY = Sampling(temperature=0.0)
 def test_killed_it_is_noticed_and_comes_back(
     tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
 
     async def scene() -> None:
-        engine = await start_watched(
+        engine = await start_restarting(
             small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
         )
         streaming = asyncio.Event()
@@ -84,8 +84,11 @@ asyncio.run(main())
 def started(model: Path, state: Path, how: str) -> records.Record:
     """An engine whose starter was killed."""
     path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
-    with subprocess.Popen([sys.executable, "-c", STARTER, str(model), str(state), how], stdout=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": path}) as starter:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(model), str(state), how],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"ready\n"
         record = records.read(state, "a")

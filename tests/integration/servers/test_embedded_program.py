@@ -9,16 +9,21 @@ import pytest
 
 from support.embedded_params import differences
 from support.servers import small_plan
-from tokenmill.engine.dialects import spell
-from tokenmill.engine.dialects.flagset import stored
 from tokenmill.engine.embedded import parameters
 from tokenmill.engine.server_launch import llama_extras
 from tokenmill.errors import UsageError
+from tokenmill.launch import spell
+from tokenmill.launch.flagset import stored
 
 
 def embedded(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "tokenmill.engine.embedded", *words], capture_output=True, text=True,
-                          timeout=200, check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "tokenmill.engine.embedded", *words],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
 
 
 def test_the_embedded_server_alone(tmp_path: Path) -> None:
@@ -51,10 +56,26 @@ def test_what_the_embedded_server_cannot_be_told(words: list[str], said: str) ->
 
 def test_flags_are_read_as_llama_cpp_reads_them(tmp_path: Path, smollm2_path: Path) -> None:
     plan = small_plan(smollm2_path)
-    odd = replace(plan.settings, cache_type_k="q8_0", cache_type_v="q8_0", mlock=True, repack=False, moe_cache_bytes=5 << 20,
-                  cache_ram_bytes=7 << 20)  # fmt: skip
-    more = [*llama_extras(stored("llama.cpp"), tmp_path), "--tensor-split", "1,2", "--override-tensor", "blk=CPU", "--numa",
-            "numactl", "--fit-target", "5,6"]  # fmt: skip
+    odd = replace(
+        plan.settings,
+        cache_type_k="q8_0",
+        cache_type_v="q8_0",
+        mlock=True,
+        repack=False,
+        moe_cache_bytes=5 << 20,
+        cache_ram_bytes=7 << 20,
+    )
+    more = [
+        *llama_extras(stored("llama.cpp"), tmp_path),
+        "--tensor-split",
+        "1,2",
+        "--override-tensor",
+        "blk=CPU",
+        "--numa",
+        "numactl",
+        "--fit-target",
+        "5,6",
+    ]
     for settings in (plan.settings, odd):
         argv = list(spell(replace(plan, settings=settings), model="/m/x.gguf").argv)
         assert differences([*argv, *more]) == {}

@@ -1,7 +1,9 @@
 """Processes of ours: their end is noticed at once, nothing of them is left, they die with us unless told otherwise."""
 
 import asyncio
+import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.minder import older
+from tokenmill.engine import process as module
+from tokenmill.engine import supervisor
 from tokenmill.engine.pids import Pid, descendants
 from tokenmill.engine.ports import Holder, free_port, holder_of
 from tokenmill.engine.priority import Preparation
 from tokenmill.engine.process import Process, last_lines, refused
+from tokenmill.engine.supervisor import older
 from tokenmill.errors import EngineError
 
 
@@ -76,14 +80,16 @@ def test_what_a_dead_process_leaves_may_clean_up_before_it_is_killed(tmp_path: P
 
 def test_stopped_politely_then_by_force(tmp_path: Path) -> None:
     async def scene() -> None:
-        polite = await Process.start(["sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"],
-                                     log=tmp_path / "polite")  # fmt: skip
+        polite = await Process.start(
+            ["sh", "-c", "trap 'echo bye; exit 4' TERM; echo up; while :; do sleep 0.01; done"], log=tmp_path / "polite"
+        )
         await said(polite, "up")
         end = await polite.stop()
         assert (end.code, end.asked, polite.words()) == (4, True, "was stopped")
         assert polite.tail(1) == ("bye",), "a shell may add that its child was terminated"
-        stubborn = await Process.start(["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"],
-                                       log=tmp_path / "stubborn", grace_s=0.1)  # fmt: skip
+        stubborn = await Process.start(
+            ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"], log=tmp_path / "stubborn", grace_s=0.1
+        )
         await said(stubborn, "up")
         assert (await stubborn.stop()).signal == signal.SIGKILL
         assert (await stubborn.stop()).asked, "stopping twice does no harm"
@@ -106,9 +112,13 @@ def test_killed_without_asking(tmp_path: Path) -> None:
 def test_exit_codes_environment_folder_and_priority(tmp_path: Path) -> None:
     async def scene() -> None:
         process = await Process.start(
-            ["sh", "-c", 'echo "$SAID $(pwd) $(nice)"; cat /proc/self/autogroup - || cat; exit 7'], log=tmp_path / "deep/log", env={"SAID": "hello"},
-            cwd=tmp_path, preparation=Preparation(nice=19), predicted_host_bytes=5,
-        )  # fmt: skip
+            ["sh", "-c", 'echo "$SAID $(pwd) $(nice)"; cat /proc/self/autogroup - || cat; exit 7'],
+            log=tmp_path / "deep/log",
+            env={"SAID": "hello"},
+            cwd=tmp_path,
+            preparation=Preparation(nice=19),
+            predicted_host_bytes=5,
+        )
         end = await process.wait()
         assert (end.code, end.signal, process.exit) == (7, None, end)
         assert process.words() == "ended with exit code 7"
@@ -168,12 +178,26 @@ def test_a_log_stays_small_and_its_end_is_kept(tmp_path: Path) -> None:
     run(scene)
 
 
+def test_the_last_lines_of_a_process_are_its_own(tmp_path: Path) -> None:
+    async def scene() -> None:
+        log = tmp_path / "log"
+        for command in ("seq 1000; echo first", "kill -SEGV $$"):
+            process = await Process.start(["sh", "-c", command], log=log, log_bytes=1000)
+            await process.wait()
+            await process.stop()
+        assert process.tail() == ()
+        assert last_lines(log, 2) == ("1000", "first")
+
+    run(scene)
+
+
 def test_inherited_descriptors_close_with_the_process(tmp_path: Path) -> None:
     async def scene() -> None:
         ours, theirs = socket.socketpair()
         program = f"import os, time; os.write({theirs.fileno()}, b'hi\\n'); time.sleep(60)"
-        process = await Process.start([sys.executable, "-S", "-c", program], log=tmp_path / "log",
-                                      pass_fds=[theirs.fileno()])  # fmt: skip
+        process = await Process.start(
+            [sys.executable, "-S", "-c", program], log=tmp_path / "log", pass_fds=[theirs.fileno()]
+        )
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         assert await reader.readline() == b"hi\n"
@@ -249,9 +273,73 @@ def test_it_dies_with_its_minder(tmp_path: Path) -> None:
         await said(process, "up")
         family = [Pid.of(pid) for pid in descendants(process.pid.pid)]
         os.kill(process.minder.pid, signal.SIGKILL)
-        assert (await process.wait()).words() == "ended, and nothing saw how"
+        end = await process.wait()
+        assert (end.supervisor_signal, end.from_outside) == (signal.SIGKILL, True)
         await process.stop()
         await gone(*(pid for pid in family if pid is not None))
+
+    run(scene)
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(logging.getLogger("tokenmill"), "propagate", True)  # the command line turns it off
+    return caplog
+
+
+LOOP = ["sh", "-c", "echo up; while :; do sleep 0.01; done"]
+
+
+def test_a_stopped_supervisor_is_resumed_when_the_process_is_to_end(
+    tmp_path: Path, messages: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        process = await Process.start(LOOP, log=tmp_path / "log")
+        await said(process, "up")
+        os.kill(process.minder.pid, signal.SIGSTOP)
+        end = await process.stop()
+        assert (end.signal, end.asked) == (signal.SIGTERM, True)
+        assert not process.pid.alive
+        assert not process.minder.alive
+        assert f"(pid {process.minder.pid}) was stopped" in messages.text
+
+    run(scene)
+
+
+def test_a_death_under_a_stopped_supervisor_is_reported(tmp_path: Path) -> None:
+    async def scene() -> None:
+        process = await Process.start(LOOP, log=tmp_path / "log")
+        await said(process, "up")
+        os.kill(process.minder.pid, signal.SIGSTOP)
+        os.kill(process.pid.pid, signal.SIGSEGV)
+        assert (await process.wait()).signal == signal.SIGSEGV
+        await process.stop()
+        assert not process.minder.alive
+
+    run(scene)
+
+
+def test_a_supervisor_that_cannot_be_resumed_is_killed_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_SUPERVISOR_S", 0.1)
+    monkeypatch.setattr(supervisor, "longest_stop_s", lambda grace_s: 0.1)
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+    seize, interrupt = 0x4206, 0x4207
+
+    async def scene() -> None:
+        process = await Process.start(LOOP, log=tmp_path / "log")
+        await said(process, "up")
+        if ptrace(seize, process.minder.pid, None, None) != 0:
+            await process.stop()
+            pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+        assert ptrace(interrupt, process.minder.pid, None, None) == 0
+        end = await process.stop()
+        assert end.asked
+        assert not process.pid.alive
+        assert not process.minder.alive
+        assert f"(pid {process.minder.pid}) has not exited" in messages.text
 
     run(scene)
 

@@ -13,14 +13,14 @@ from support.own_cpus import own_cpus_restored
 from support.servers import EMBEDDED, run, small_plan
 from tokenmill.cli import run as command
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records, watched
-from tokenmill.engine.binding import ranges
+from tokenmill.engine import records, restart
 from tokenmill.engine.engine import Request, Sampling, answer
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pids import descendants
 from tokenmill.engine.reserve_start import kept_now, start_kept
-from tokenmill.engine.start import start, start_watched
-from tokenmill.plan.plan import Plan
+from tokenmill.engine.start import start, start_restarting
+from tokenmill.launch.binding import ranges
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 GREEDY = Sampling(temperature=0.0)
@@ -87,9 +87,13 @@ def test_every_thread_keeps_off_the_reserved_core(
 def test_vllm_is_not_told_other_cpus_than_those_it_keeps_to(tmp_path: Path, smollm2_path: Path) -> None:
     async def scene() -> None:
         process = await start_kept(
-            ["sh", "-c", "echo bound to $VLLM_CPU_OMP_THREADS_BIND; exec sleep 60"], leaving_plan(smollm2_path), NATIVE,
-            state=tmp_path, name="a", env={"VLLM_CPU_OMP_THREADS_BIND": "0-99"},
-        )  # fmt: skip
+            ["sh", "-c", "echo bound to $VLLM_CPU_OMP_THREADS_BIND; exec sleep 60"],
+            leaving_plan(smollm2_path),
+            NATIVE,
+            state=tmp_path,
+            name="a",
+            env={"VLLM_CPU_OMP_THREADS_BIND": "0-99"},
+        )
         while not process.tail(1):
             await asyncio.sleep(0.01)
         await process.stop()
@@ -101,10 +105,10 @@ def test_vllm_is_not_told_other_cpus_than_those_it_keeps_to(tmp_path: Path, smol
 def test_one_that_is_started_again_leaves_the_same_core(
     tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
 
     async def scene() -> None:
-        engine = await start_watched(
+        engine = await start_restarting(
             leaving_plan(smollm2_path), model_path=smollm2_path, config=NATIVE, state=tmp_path, name="a"
         )
         first = engine.identity.pid

@@ -83,11 +83,27 @@ def test_a_good_server() -> None:
         ([STREAM, events([piece("he"), "[DONE]"]), END], EngineDied, "in the middle"),
         ([STREAM, events([piece("he"), "{broken"]), END], EngineError, "not JSON"),
         ([STREAM, events([{"error": {"code": 500, "message": "slot gone"}}]), END], EngineError, "slot gone"),
-        ([STREAM, events([{"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8 "
-                                     "tokens)"}}]), END], TooLong, "9 tokens"),
+        (
+            [
+                STREAM,
+                events(
+                    [
+                        {
+                            "error": {
+                                "code": 400,
+                                "message": "request (9 tokens) exceeds the available context size (8 tokens)",
+                            }
+                        }
+                    ]
+                ),
+                END,
+            ],
+            TooLong,
+            "9 tokens",
+        ),
         ([STREAM, events([piece("hey", "stop"), "[DONE]"]), END], EngineError, "how many tokens"),
     ],
-)  # fmt: skip
+)
 def test_failures(parts: list[bytes], error: type[TokenmillError], word: str) -> None:
     async def scene(engine: ServerEngine) -> None:
         with pytest.raises(error, match=word) as failed:

@@ -98,8 +98,12 @@ def test_the_slice_has_the_dimensions_of_the_whole() -> None:
 
 
 def test_a_file_is_written_by_several_processes_as_one_would(tmp_path: Path) -> None:
-    rows = [("token_embd.weight", (64, 96), "Q8_0"), ("blk.0.ffn_down.weight", (96, 64), "Q4_0"),
-            ("blk.0.attn_norm.weight", (64,), "F32"), ("blk.1.exp_probs_b.bias", (4,), "F32")]  # fmt: skip
+    rows = [
+        ("token_embd.weight", (64, 96), "Q8_0"),
+        ("blk.0.ffn_down.weight", (96, 64), "Q4_0"),
+        ("blk.0.attn_norm.weight", (64,), "F32"),
+        ("blk.1.exp_probs_b.bias", (4,), "F32"),
+    ]
     made = encode({"general.architecture": "deepseek2"}, rows, "small")
     target = tmp_path / "small.gguf"
     assert write(target, made=made, processes=2) > 0

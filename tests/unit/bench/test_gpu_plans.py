@@ -30,7 +30,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.tune.point import Figures
+from tokenmill.tuner.point import Figures
 
 RATES = (Rate("dram", 200.0, 16, {1: 12.0, 4: 48.0, 16: 200.0}), Rate("gpu0", 4300.0), Rate("dram->gpu0", 50.0))
 
@@ -52,8 +52,14 @@ def found(machine: Machine, profile: Profile) -> dict[str, Case]:
 
 @pytest.fixture
 def work(machine: Machine, profile: Profile, tmp_path: Path) -> Work:
-    dials = {"threads": 14, "threads_batch": 16, "sequences": 24, "ubatch": 1024, "cache_type_k": "f16",
-             "cache_type_v": "f16"}  # fmt: skip
+    dials = {
+        "threads": 14,
+        "threads_batch": 16,
+        "sequences": 24,
+        "ubatch": 1024,
+        "cache_type_k": "f16",
+        "cache_type_v": "f16",
+    }
     return Work(machine, profile, Path("/opt/llama-server"), dials, tmp_path, tiny=False)
 
 
@@ -64,8 +70,12 @@ def expert_layers_on_card(case: Case) -> int:
 
 def test_five_plans_that_fit_with_experts_where_they_are_said_to_be(found: dict[str, Case]) -> None:
     assert {name: expert_layers_on_card(case) for name, case in found.items()} == {
-        EXPERTS: 0, ALL: 4, CARD_24: 1, CARD_12: 0, HALF: 2,
-    }  # fmt: skip
+        EXPERTS: 0,
+        ALL: 4,
+        CARD_24: 1,
+        CARD_12: 0,
+        HALF: 2,
+    }
     assert all(case.plan.fits for case in found.values())
 
 
@@ -84,8 +94,11 @@ def test_points_begin_with_the_one_that_calibrates_and_are_never_the_same_twice(
         assert sum(point.axis == "first" for point in some) == 1
         assert len({point.name for point in some}) == len(some)
     assert {point.axis for point in points(found[EXPERTS], 16)} == {"first", "threads", "ubatch", "depth", "sequences"}
-    assert all(point.threads <= 8 or point.threads == found[EXPERTS].plan.settings.threads
-               for point in points(found[EXPERTS], 8) if point.axis == "threads")  # fmt: skip
+    assert all(
+        point.threads <= 8 or point.threads == found[EXPERTS].plan.settings.threads
+        for point in points(found[EXPERTS], 8)
+        if point.axis == "threads"
+    )
 
 
 def test_a_point_has_a_forecast_a_ledger_and_a_price(found: dict[str, Case]) -> None:

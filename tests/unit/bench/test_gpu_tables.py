@@ -14,42 +14,94 @@ from tokenmill.units import MIB
 
 def item(tier: str, name: str, predicted: int, measured: int | None, source: str = "engine") -> dict[str, Any]:
     measured_bytes = None if measured is None else measured * MIB
-    return {"tier": tier, "item": name, "predicted_bytes": predicted * MIB, "measured_bytes": measured_bytes,
-            "source": source}  # fmt: skip
+    return {
+        "tier": tier,
+        "item": name,
+        "predicted_bytes": predicted * MIB,
+        "measured_bytes": measured_bytes,
+        "source": source,
+    }
 
 
 def speed(point: str, axis: str, before: float, after: float | None, measured: float) -> dict[str, Any]:
     dials = {"threads": 15, "sequences": 1, "ubatch": 512}
     return {
-        "case": "a plan", "point": point, "axis": axis, "dials": dials, "head": 512, "vram": {"gpu0": 1000 * MIB},
-        "vram_predicted": {"gpu0": 990 * MIB}, "measured": {"decode": measured, "prefill": 10 * measured},
+        "case": "a plan",
+        "point": point,
+        "axis": axis,
+        "dials": dials,
+        "head": 512,
+        "vram": {"gpu0": 1000 * MIB},
+        "vram_predicted": {"gpu0": 990 * MIB},
+        "measured": {"decode": measured, "prefill": 10 * measured},
         "before": {"decode": before, "prefill": 10 * before},
         "after": None if after is None else {"decode": after, "prefill": 10 * after},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     kept = Rows(tmp_path / "rows")
-    kept.add("build", "about", date="2026-11-15T12:00:00+00:00", cpu_only=False, cores=16, cpu="a processor",
-             dram_bytes=128 << 30, gpus=[{"name": "H200", "vram_bytes": 139 << 30}], driver="580")  # fmt: skip
+    kept.add(
+        "build",
+        "about",
+        date="2026-11-15T12:00:00+00:00",
+        cpu_only=False,
+        cores=16,
+        cpu="a processor",
+        dram_bytes=128 << 30,
+        gpus=[{"name": "H200", "vram_bytes": 139 << 30}],
+        driver="580",
+    )
     kept.add("slice", "slice", bytes=39 << 30, layers=5, seconds=20.0)
-    kept.add("ledger", "a plan", case="a plan", build="llama.cpp 1", load_s=20.0, load_warm_s=10.0,
-             settings={"context": 16384, "sequences": 8, "ubatch": 512},
-             rows=[item("gpu0", "weights", 2324, 2324), item("gpu0", "total", 6280, 6400, "driver"),
-                   item("host", "weights", 37478, 37478), item("host", "own", 1000, 300, "process")])  # fmt: skip
+    kept.add(
+        "ledger",
+        "a plan",
+        case="a plan",
+        build="llama.cpp 1",
+        load_s=20.0,
+        load_warm_s=10.0,
+        settings={"context": 16384, "sequences": 8, "ubatch": 512},
+        rows=[
+            item("gpu0", "weights", 2324, 2324),
+            item("gpu0", "total", 6280, 6400, "driver"),
+            item("host", "weights", 37478, 37478),
+            item("host", "own", 1000, 300, "process"),
+        ],
+    )
     kept.add("ledger", "another", case="another", error="it died")
     kept.add("speed", "a", **speed("15t", "first", 120.0, 100.0, 100.0))
     kept.add("speed", "b", **speed("8t", "threads", 60.0, 52.0, 50.0))
     kept.add("speed", "c", case="a plan", point="64s", axis="sequences", skipped="3 s were left")
     for way, rate in (("native, tuned", 90.0), ("-np 1", 45.0), ("-np 8", 60.0), ("-np 32, untuned", 31.0)):
-        kept.add("batch", f"one digest / {way}", load="one digest", way=way, tok_s=rate, written=900, seconds=10.0,
-                 computed=100, jobs=10, lanes=8)  # fmt: skip
+        kept.add(
+            "batch",
+            f"one digest / {way}",
+            load="one digest",
+            way=way,
+            tok_s=rate,
+            written=900,
+            seconds=10.0,
+            computed=100,
+            jobs=10,
+            lanes=8,
+        )
     kept.add("digest", "predicted", slots=57, context=16640, cells=23552)
-    kept.add("digest", "slots for all", slots=96, outcome="out of memory", predicted_fits=False,
-             kv_predicted_bytes=8 << 30)  # fmt: skip
-    kept.add("digest", "shared", sequences=96, running=96, cells_used=22000, cells_total=23552, cached_least=16384,
-             tok_s=80.0, kv_bytes=130 * MIB, kv_predicted_bytes=130 * MIB)  # fmt: skip
+    kept.add(
+        "digest", "slots for all", slots=96, outcome="out of memory", predicted_fits=False, kv_predicted_bytes=8 << 30
+    )
+    kept.add(
+        "digest",
+        "shared",
+        sequences=96,
+        running=96,
+        cells_used=22000,
+        cells_total=23552,
+        cached_least=16384,
+        tok_s=80.0,
+        kv_bytes=130 * MIB,
+        kv_predicted_bytes=130 * MIB,
+    )
     return tmp_path / "rows"
 
 
@@ -71,9 +123,16 @@ def test_a_ledger_is_close_and_hardly_ever_under(predicted: float, measured: flo
 
 @pytest.mark.parametrize(
     ("predicted", "measured", "good"),
-    [(125.0, 100.0, True), (126.0, 100.0, False), (75.0, 100.0, True), (74.0, 100.0, False), (None, 1.0, None),
-     (1.0, None, None), (1.0, 0.0, None)],
-)  # fmt: skip
+    [
+        (125.0, 100.0, True),
+        (126.0, 100.0, False),
+        (75.0, 100.0, True),
+        (74.0, 100.0, False),
+        (None, 1.0, None),
+        (1.0, None, None),
+        (1.0, 0.0, None),
+    ],
+)
 def test_a_forecast_is_within_its_share(predicted: float | None, measured: float | None, good: bool | None) -> None:
     assert within(predicted, measured, 0.25) is good
 
@@ -81,8 +140,9 @@ def test_a_forecast_is_within_its_share(predicted: float | None, measured: float
 def test_a_device_is_judged_by_the_driver_where_it_says(rows: Path) -> None:
     found = device_totals(table.load([rows])["ledger"].values())
     assert {one.what: (one.predicted, one.measured, one.met) for one in found} == {
-        "a plan, gpu0": (6280 * MIB, 6400 * MIB, True), "a plan, host": (37478 * MIB, 37478 * MIB, True),
-    }  # fmt: skip
+        "a plan, gpu0": (6280 * MIB, 6400 * MIB, True),
+        "a plan, host": (37478 * MIB, 37478 * MIB, True),
+    }
 
 
 def test_the_run_that_calibrates_is_not_judged_by_what_it_says(rows: Path) -> None:
@@ -102,8 +162,17 @@ def test_batches_are_judged_against_one_slot_and_untuned_ones(rows: Path) -> Non
 
 def test_the_page_has_every_part(rows: Path) -> None:
     text = table.page(table.load([rows]), "h200")
-    for words in ("H200", "| a plan | threads | 15 |", "6280.0 | 6400.0", "64s: 3 s were left", "it died",
-                  "57 slots", "out of memory", "1 of 1 | 2.00", "0 of 1 | 2.90"):  # fmt: skip
+    for words in (
+        "H200",
+        "| a plan | threads | 15 |",
+        "6280.0 | 6400.0",
+        "64s: 3 s were left",
+        "it died",
+        "57 slots",
+        "out of memory",
+        "1 of 1 | 2.00",
+        "0 of 1 | 2.90",
+    ):
         assert words in text, words
     assert "\n\n\n" not in text
 

@@ -203,11 +203,17 @@ def test_every_job_is_answered_once_though_runners_fail(least_works: int | None,
     table = [piece for own in pieces for piece in own] if anywhere else None
     calm, rough = (
         Fleet(
-            engine, Table(all_kinds, table, seed="seed"), 4, recorded.store(), seed="seed", least_works=least_works,
-            shares=list(pairwise(ends)) if anywhere else None, hours_between_failures=hours,
+            engine,
+            Table(all_kinds, table, seed="seed"),
+            4,
+            recorded.store(),
+            seed="seed",
+            least_works=least_works,
+            shares=list(pairwise(ends)) if anywhere else None,
+            hours_between_failures=hours,
         ).run()
         for hours in (None, 0.05)
-    )  # fmt: skip
+    )
     assert calm.answered == rough.answered == 300
     assert (calm.failed, calm.redone) == (0, 0)
     assert rough.failed > 0

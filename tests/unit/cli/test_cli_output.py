@@ -1,9 +1,12 @@
 """What reaches stdout and stderr when names come from hostile files and odd filesystems."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from tokenmill.cli.output import harmless, say, show, show_json
@@ -17,6 +20,13 @@ def test_names_are_neither_markup_nor_emoji(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out.splitlines() == ["[/bold]blk.0 :smile: [red]x", "in /models/[/x]"]
     assert err == "[/bold] :smile:\n"
+
+
+def test_a_message_does_not_overwrite_a_live_display() -> None:
+    terminal = StringIO()
+    with Live("measuring", console=Console(file=terminal, force_terminal=True), auto_refresh=False, transient=True):
+        say("2 slots [/bold]")
+    assert "\x1b[2K2 slots [/bold]\n" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(

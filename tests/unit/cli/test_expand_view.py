@@ -8,9 +8,9 @@ import pytest
 
 from tokenmill.cli import expand as command
 from tokenmill.cli import run
-from tokenmill.cli.mill_view import Milled
+from tokenmill.cli.recipe_view import RecipeResult
 from tokenmill.recipes.expand_order import Expanded, Tally
-from tokenmill.recipes.mill import End, Origin, Spent
+from tokenmill.recipes.runner import End, Origin, Spent
 
 ORIGIN = Origin("smollm2", "id", "native", "build 7", 1024)
 LIMIT = "the limit of tokens for this run is reached; the same command goes on from here"
@@ -19,25 +19,40 @@ LIMIT = "the limit of tokens for this run is reached; the same command goes on f
 @pytest.mark.parametrize(
     ("end", "why", "more", "words"),
     [
-        ("finished", "the target is reached", {"surplus": 1}, "5 in out.jsonl, 2 of them seeds; 1 more was good, beyond the target"),
+        (
+            "finished",
+            "the target is reached",
+            {"surplus": 1},
+            "5 in out.jsonl, 2 of them seeds; 1 more was good, beyond the target",
+        ),
         ("finished", "the target is reached", {"surplus": 2}, "2 more were good, beyond the target"),
         ("tokens", LIMIT, {}, "5 in out.jsonl, 2 of them seeds"),
-        ("tokens", LIMIT, {"rows": 9, "replaced": False}, "kept the 9 rows of before in out.jsonl; this run has 5 so far"),
+        (
+            "tokens",
+            LIMIT,
+            {"rows": 9, "replaced": False},
+            "kept the 9 rows of before in out.jsonl; this run has 5 so far",
+        ),
         ("stopped", "it was stopped", {"rows": 1, "replaced": False}, "kept the 1 row of before in out.jsonl"),
     ],
-)  # fmt: skip
+)
 def test_rows_and_the_end_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: End, why: str,
-    more: dict[str, Any], words: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    end: End,
+    why: str,
+    more: dict[str, Any],
+    words: str,
+) -> None:
     made = replace(Expanded(Path("out.jsonl"), 5, 3, {"harder": Tally(4, 3)}, 1, end, why), **more)
 
-    def milled(*_: object, **__: object) -> Milled[Expanded]:
-        return Milled(made, end, Spent(answers=4), ORIGIN, None, 1.0, 0)
+    def milled(*_: object, **__: object) -> RecipeResult[Expanded]:
+        return RecipeResult(made, end, Spent(answers=4), ORIGIN, None, 1.0, 0)
 
     (tmp_path / "seeds.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "milled", milled)
+    monkeypatch.setattr(command, "run_recipe_command", milled)
     assert run(["expand", "seeds.jsonl", "-o", "out.jsonl", "--keep-seeds"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert words in said

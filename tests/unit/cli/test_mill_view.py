@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenmill.cli.mill_view import Milled, summary_rows
-from tokenmill.recipes.mill import Origin, Spent
+from tokenmill.cli.recipe_view import RecipeResult, summary_rows
+from tokenmill.recipes.runner import Origin, Spent
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,6 @@ from tokenmill.recipes.mill import Origin, Spent
     ],
 )
 def test_answers_agree_with_what_was_computed(spent: Spent, answers: str) -> None:
-    rows = summary_rows(Milled(None, "tokens", spent, Origin("tiny", "m", "native", "b2"), None, 1.0, 0))
+    rows = summary_rows(RecipeResult(None, "tokens", spent, Origin("tiny", "m", "native", "b2"), None, 1.0, 0))
     assert rows["answers"] == answers
     assert ("prompts" in rows) == bool(spent.tokens)

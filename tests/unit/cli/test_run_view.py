@@ -1,27 +1,54 @@
 """What is shown of a run."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tokenmill.cli.run_view import Ended, Speeds, document, drawn, jobs_at_first, line, summary
+from tokenmill.api.batches import counts_text
+from tokenmill.api.summary import Summary
+from tokenmill.cli.run_view import Speeds, document, drawn, line, summary
 from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.job import Batch, Counts, Failure, Totals
 from tokenmill.jobs.misses import Miss, Misses
-from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.models import Batch, Counts, Failure, Totals
 from tokenmill.jobs.progress import Failed, Least, Report, Snapshot
+from tokenmill.jobs.throughput import Tokens
 
 NOW = Snapshot(
-    elapsed_s=100.0, counts=Counts(pending=700, running=8, done=480, failed=12), tokens=Tokens(90_000, 80_000, 4_000),
-    prompt_tokens_live=10_500, busy=8, width=8, retrying=2, eta_s=147.0, engine=None, engine_says=None,
-    failed=Failed(17, Failure("too_long", "the prompt has 9000 tokens\nand the context 8192: 809 too many" * 3), again=False),
+    elapsed_s=100.0,
+    counts=Counts(pending=700, running=8, done=480, failed=12),
+    tokens=Tokens(90_000, 80_000, 4_000),
+    prompt_tokens_live=10_500,
+    busy=8,
+    width=8,
+    retrying=2,
+    eta_s=147.0,
+    engine=None,
+    engine_says=None,
+    failed=Failed(
+        17, Failure("too_long", "the prompt has 9000 tokens\nand the context 8192: 809 too many" * 3), again=False
+    ),
     output=None,
-)  # fmt: skip
+)
 BATCH = Batch(
-    1, "batch_0123456789abcdef", "notes.jsonl", "m", "/tmp/out.jsonl", None, True, 0, None, {}, 0.0, 1.0, None, 36,
-    Counts(done=34, failed=1, set_aside=1), Totals(),
-)  # fmt: skip
+    1,
+    "batch_0123456789abcdef",
+    "notes.jsonl",
+    "m",
+    "/tmp/out.jsonl",
+    None,
+    True,
+    0,
+    None,
+    {},
+    0.0,
+    1.0,
+    None,
+    36,
+    Counts(done=34, failed=1, set_aside=1),
+    Totals(),
+)
 
 
 def printed(*parts: object) -> str:
@@ -34,14 +61,26 @@ def printed(*parts: object) -> str:
 
 def report(**changes: object) -> Report:
     whole = Report(
-        "finished", 41.0, 40.0, BATCH.counts, 34, Tokens(33_840, 31_200, 1_780), Rates(1_080.0), 7.6, Misses(),
-        Least(2_610, exact=True), 0, (), 1_080.0,
-    )  # fmt: skip
+        "finished",
+        41.0,
+        40.0,
+        BATCH.counts,
+        34,
+        Tokens(33_840, 31_200, 1_780),
+        Rates(1_080.0),
+        7.6,
+        Misses(),
+        Least(2_610, exact=True),
+        0,
+        (),
+        1_080.0,
+    )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def ended(report: Report | None, load_s: float | None = None) -> Ended:
-    return Ended(BATCH, report, load_s, 44.0, {"too_long": 1, "engine_died": 1})
+def ended(report: Report | None, load_s: float | None = None) -> Summary:
+    codes = {"too_long": 1, "engine_died": 1}
+    return Summary(BATCH, Path("store"), 44.0, report, load_s, codes)
 
 
 def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
@@ -100,7 +139,7 @@ def test_a_summary_tells_what_reuse_was_worth_and_how_to_go_on() -> None:
 
 
 def test_a_summary_of_nothing_to_do_is_short() -> None:
-    text = printed(*summary(replace(ended(None), batch=replace(BATCH, counts=Counts(done=36)), codes={})))
+    text = printed(*summary(replace(ended(None), batch=replace(BATCH, counts=Counts(done=36)), failed_by_code={})))
     assert "36, all of which were there: nothing was computed" in text
     assert len(text.splitlines()) == 3
 
@@ -121,7 +160,7 @@ def test_a_summary_says_what_would_help_and_counts_in_words() -> None:
         "1 too long: tokenmill retry batch_0123456789abcdef --failed, then the same command with a larger --con" in text
     )
     assert "to try the other one again: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
-    alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), codes={"refused": 1})
+    alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), failed_by_code={"refused": 1})
     text = " ".join(printed(*summary(alone)).split())
     assert "1 job from notes.jsonl" in text
     assert "1 line cannot be run: mend the file" in text
@@ -152,9 +191,9 @@ def test_one_of_a_thing_is_one() -> None:
     ("counts", "said"),
     [
         (Counts(pending=1), "1 job"),
-        (Counts(pending=3, done=1, failed=1), "5 jobs, 1 has an answer already, 1 has failed"),
-        (Counts(pending=3, done=2, set_aside=2), "7 jobs, 2 have an answer already, 2 have failed"),
+        (Counts(pending=3, done=1, failed=1), "5 jobs, 1 already answered, 1 failed"),
+        (Counts(pending=3, done=2, set_aside=2), "7 jobs, 2 already answered, 2 failed"),
     ],
 )
 def test_what_is_there_already_is_said_in_whole_sentences(counts: Counts, said: str) -> None:
-    assert jobs_at_first(counts) == said
+    assert counts_text(counts) == said

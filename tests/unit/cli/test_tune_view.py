@@ -6,17 +6,25 @@ from rich.console import Console
 
 from support.plans import placed, settings
 from support.run_models import model
-from tokenmill.cli.tune_view import announced, dials_words, figures_words, outcome_shown, progress_line
-from tokenmill.tune.drive import Step
-from tokenmill.tune.point import Aim, Dials, Figures, OperatingPoint, Place, Trial
-from tokenmill.tune.space import Space
+from tokenmill.cli.tune_view import outcome_shown
+from tokenmill.tuner.describe import announced, dials_words, figures_words, progress_line
+from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
+from tokenmill.tuner.space import Space
+from tokenmill.tuner.trial_run import Step
 
-DIALS = Dials(13, 16, 12, 512, 16384, "q8_0", "q8_0")
+DIALS = TrialSettings(13, 16, 12, 512, 16384, "q8_0", "q8_0")
 FIGURES = Figures(91.2, 1234.5, 80.4, 1.25, 3.21, 20 << 30, 10 << 30)
 TRIAL = Trial(DIALS, "measured", FIGURES, 6.0)
-SPACE = Space(threads=tuple(range(1, 17)), sequences=(1, 2, 4, 8), ubatch=(128, 512), context=(4096,),
-              cache_types=(("f16", "f16"), ("q8_0", "q8_0")), flash_attention=(True, False), mmap=(True, False),
-              reasons=("mmap False: 12 tok/s forecast instead of 10",))  # fmt: skip
+SPACE = Space(
+    threads=tuple(range(1, 17)),
+    sequences=(1, 2, 4, 8),
+    ubatch=(128, 512),
+    context=(4096,),
+    cache_types=(("f16", "f16"), ("q8_0", "q8_0")),
+    flash_attention=(True, False),
+    mmap=(True, False),
+    reasons=("mmap False: 12 tok/s forecast instead of 10",),
+)
 
 
 class Searching:
@@ -25,7 +33,7 @@ class Searching:
     def remaining(self) -> int:
         return 18
 
-    def loads_needed(self) -> tuple[Dials, ...]:
+    def loads_needed(self) -> tuple[TrialSettings, ...]:
         return (DIALS,)
 
 
@@ -81,7 +89,7 @@ def test_each_trial_is_a_line_or_two() -> None:
 
 
 def test_dials_and_figures_in_words() -> None:
-    plain = Dials(1, 1, 1, 512, 4096, flash_attention=False, mmap=False, offload_min_batch=128)
+    plain = TrialSettings(1, 1, 1, 512, 4096, flash_attention=False, mmap=False, offload_min_batch=128)
     assert dials_words(plain) == "1 seq, 1 thread, ubatch 512, no fa, no mmap, offload from 128"
     assert dials_words(DIALS, whole=True) == (
         "12 sequences, 13 threads, 16 for prefill, micro-batch 512, context 16,384, q8_0 cache"
@@ -105,13 +113,29 @@ def shown(point: OperatingPoint) -> str:
 def test_the_outcome_names_the_point_its_price_and_the_front() -> None:
     others = [replace(TRIAL, dials=replace(DIALS, sequences=count)) for count in (1, 2, 3, 4, 5, 6, 7, 8, 9)]
     point = OperatingPoint(
-        Place("mill", "a", "Small", "b", "native", "1"), Aim(), DIALS, FIGURES, 0.02, ("13 threads instead of 16",),
-        "beyond 12 it falls", (TRIAL, *others), (TRIAL, *others), 1, 90.0, "2026-11-15T00:00:00+00:00",
-    )  # fmt: skip
+        PointScope("mill", "a", "Small", "b", "native", "1"),
+        Aim(),
+        DIALS,
+        FIGURES,
+        0.02,
+        ("13 threads instead of 16",),
+        "beyond 12 it falls",
+        (TRIAL, *others),
+        (TRIAL, *others),
+        1,
+        90.0,
+        "2026-11-15T00:00:00+00:00",
+    )
     text = shown(point)
     assert all(len(line) <= 80 for line in text.splitlines())
-    for words in ("13 threads instead of 16", "beyond 12 it falls", "10 trials, 1 load, 90 s; nothing untried can win",
-                  "2.0%", "J/token", "and 2 more: --json has all"):  # fmt: skip
+    for words in (
+        "13 threads instead of 16",
+        "beyond 12 it falls",
+        "10 trials, 1 load, 90 s; nothing untried can win",
+        "2.0%",
+        "J/token",
+        "and 2 more: --json has all",
+    ):
         assert words in text
     assert [line for line in text.splitlines() if line.rstrip().endswith("<")], "the point is marked"
     alone = replace(point, front=(TRIAL,), given_up=(), knee="")

@@ -25,7 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.mill import Answered, Origin, chat_line
+from tokenmill.recipes.runner import Answered, Origin, chat_line
 
 BATCH = Batch("batch_1", "completed", 10, 9, 1, Usage(1000, 750, 300), 100, 103, 133, "file-o", "file-e", "m")
 ORIGIN = Origin("m", "m", "gateway, native", "b1")
@@ -44,10 +44,12 @@ def test_the_same_lines_have_the_same_key_and_others_another() -> None:
     key, written = keyed("m", "asset", "mon", lines=lines)
     assert keyed("m", "asset", "mon", lines=lines) == (key, written)
     others = [
-        keyed("n", "asset", "mon", lines=lines), keyed("m", "asset", "tue", lines=lines),
-        keyed("m", "assetmon", lines=lines), keyed("m", "asset", "mon", lines=lines[:1]),
+        keyed("n", "asset", "mon", lines=lines),
+        keyed("m", "asset", "tue", lines=lines),
+        keyed("m", "assetmon", lines=lines),
+        keyed("m", "asset", "mon", lines=lines[:1]),
         keyed("m", "asset", "mon", lines=lines[::-1]),
-    ]  # fmt: skip
+    ]
     assert len({key, *(other for other, _ in others)}) == 6
     first, second = map(json.loads, written.decode().splitlines())
     assert first == {**lines[0], "body": {"model": "m", **lines[0]["body"]}}
@@ -73,10 +75,15 @@ def test_results_of_two_files_come_in_the_order_of_lines(kinds: list[str]) -> No
 
 def test_a_batch_out_of_what_the_gateway_says() -> None:
     body = {
-        "id": "batch_1", "status": "failed", "created_at": 5, "request_counts": {"total": 0, "completed": 0, "failed": 0},
-        "usage": None, "metadata": None, "failed_at": 9,
+        "id": "batch_1",
+        "status": "failed",
+        "created_at": 5,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "usage": None,
+        "metadata": None,
+        "failed_at": 9,
         "errors": {"data": [{"code": "x", "line": 3, "message": "bad", "param": None}, {"message": "worse"}]},
-    }  # fmt: skip
+    }
     batch = batch_of(body)
     assert (batch.errors, batch.usage, batch.metadata) == (("line 3: bad", "worse"), Usage(), {})
     assert (batch.final, batch.seconds, batch.ended_s) == (True, None, 9)
@@ -123,9 +130,14 @@ def test_a_path_is_there_to_be_written(tmp_path: Path) -> None:
 
 def told(worked: list[Worked], cost: float | None = None) -> dict[str, Any]:
     made = facts_of(
-        worked, ORIGIN, end="finished", page="http://p/", batch_url=lambda name: f"http://p/{name}", cost_per_hour=cost,
+        worked,
+        ORIGIN,
+        end="finished",
+        page="http://p/",
+        batch_url=lambda name: f"http://p/{name}",
+        cost_per_hour=cost,
         currency="EUR",
-    )  # fmt: skip
+    )
     return {name: value.value for name, value in made.items()}
 
 
@@ -210,10 +222,13 @@ def test_addresses(url: str) -> None:
 @pytest.mark.parametrize(
     ("error", "retried"),
     [
-        (GatewayAway("x"), True), (BatchExpired("x"), True), (Refused("x", status=400), False),
-        (UsageError("x", hint="y"), False), (TokenmillError("x"), True),
+        (GatewayAway("x"), True),
+        (BatchExpired("x"), True),
+        (Refused("x", status=400), False),
+        (UsageError("x", hint="y"), False),
+        (TokenmillError("x"), True),
     ],
-)  # fmt: skip
+)
 def test_what_is_worth_a_retry(error: TokenmillError, retried: bool) -> None:
     made = failure(error)
     assert (made.description, made.allow_retries) == ("x", retried)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cffi import FFI
 
-from tokenmill.engine.native import abi, breakdown
 from tokenmill.errors import EngineError
+from tokenmill.native import abi, breakdown
 
 # As llama.h writes them: comments, enumerations, callbacks and pointers to structures of its own.
 HEADER = """
@@ -133,7 +133,7 @@ def test_structures_are_taken_from_a_header(tmp_path: Path, library: abi.Library
         ("bool no_host;", "int (*call)(int); bool no_host;", "not understood here"),
         ("struct llama_context_params {", "struct llama_other {", "declares no struct llama_context_params"),
     ],
-)  # fmt: skip
+)
 def test_a_header_of_another_build_is_refused(
     before: str, after: str, message: str, tmp_path: Path, library: abi.Library
 ) -> None:

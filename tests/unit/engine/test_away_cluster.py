@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from tokenmill.engine.away import cluster
-from tokenmill.engine.away.cluster import connected
 from tokenmill.engine.ports import free_port
+from tokenmill.engine.ray_cluster import cluster
+from tokenmill.engine.ray_cluster.cluster import connected
 from tokenmill.errors import EngineError, UsageError
 
 NODE_DIED = """The actor died unexpectedly before finishing this task.
@@ -72,9 +72,12 @@ def test_what_ray_finds_by_itself_is_left_to_it(where: str) -> None:
         (NODE_DIED, "The actor died because its node has died."),
         (NOT_INSTALLED, "tokenmill is not installed there"),
         (BROKEN, "ValueError: no such plan"),
-        ("The actor experienced an error before finishing this task.", "The actor experienced an error before finishing this task."),
+        (
+            "The actor experienced an error before finishing this task.",
+            "The actor experienced an error before finishing this task.",
+        ),
         ("", "RuntimeError"),
     ],
-)  # fmt: skip
+)
 def test_of_rays_page_the_line_that_says_why_is_kept(text: str, words: str) -> None:
     assert cluster._why(RuntimeError(text)) == words

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from support.away_hosts import FakeHost, NearLine
-from tokenmill.engine.away.engine import AwayEngine, AwayNative, engine_at
-from tokenmill.engine.away.faults import Fault
-from tokenmill.engine.away.host import Facts
-from tokenmill.engine.away.line import Lost
-from tokenmill.engine.engine import Answer, Piece, Request, Status, answer
+from tokenmill.engine.engine import Answer, Piece, Request, Runtime, Status, answer
+from tokenmill.engine.ray_cluster.engine import AwayEngine
+from tokenmill.engine.ray_cluster.faults import Fault, fault_of
+from tokenmill.engine.ray_cluster.host import Facts
+from tokenmill.engine.ray_cluster.line import Lost
 from tokenmill.errors import EngineDied, EngineError, TooLong
 
 LIMIT_S = 60.0
@@ -28,6 +29,12 @@ def with_engine(
             await work(AwayEngine(line, facts, name="alpha", **more), line, there)
 
     asyncio.run(run())
+
+
+def from_outside(engine: AwayEngine) -> bool | None:
+    error = engine.ended.result()
+    assert isinstance(error, EngineDied)
+    return error.from_outside
 
 
 def test_an_answer_comes_whole_with_its_tokens_in_one_piece() -> None:
@@ -70,19 +77,19 @@ def test_a_refusal_is_raised_here_and_nothing_else_happens() -> None:
     async def work(engine: AwayEngine, line: NearLine, host: FakeHost) -> None:
         with pytest.raises(TooLong, match="9 too many"):
             await answer(engine, Request("x"))
-        assert not engine.died.done()
+        assert not engine.ended.done()
 
-    with_engine(work, Refusing(Fault("TooLong", "9 too many", None, {"needed_tokens": 9, "context_tokens": 1})))
+    with_engine(work, Refusing(fault_of(TooLong("9 too many", needed_tokens=9, context_tokens=1))))
 
 
 def test_an_engine_that_will_not_come_back_has_died() -> None:
     async def work(engine: AwayEngine, line: NearLine, host: FakeHost) -> None:
         with pytest.raises(EngineError, match="died 6 times"):
             await answer(engine, Request("x"))
-        assert engine.died.result().message == "on alpha, the engine died 6 times"
-        assert not engine.died.result().from_outside
+        assert engine.ended.result().message == "on alpha, the engine died 6 times"
+        assert not from_outside(engine)
 
-    with_engine(work, Refusing(Fault("EngineError", "the engine died 6 times", over=True)))
+    with_engine(work, Refusing(fault_of(EngineError("the engine died 6 times"), over=True)))
 
 
 def test_a_lost_machine_ends_every_stream_and_blames_none() -> None:
@@ -95,7 +102,7 @@ def test_a_lost_machine_ends_every_stream_and_blames_none() -> None:
         for each in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(each, EngineDied)
             assert each.from_outside
-        assert engine.died.result().message == "alpha is lost: the power is out"
+        assert engine.ended.result().message == "alpha is lost: the power is out"
         status = await engine.status()
         assert (status.state, status.detail) == ("failed", "alpha is lost: the power is out")
 
@@ -109,7 +116,7 @@ def test_a_machine_that_cannot_be_reached_for_a_moment_is_not_lost() -> None:
             await answer(engine, Request("river"))
         assert caught.value.from_outside
         assert (await engine.status()).state == "failed"
-        assert not engine.died.done()
+        assert not engine.ended.done()
         line.unreachable = False
         assert (await answer(engine, Request("river"))).text
 
@@ -119,9 +126,9 @@ def test_a_machine_that_cannot_be_reached_for_a_moment_is_not_lost() -> None:
 def test_a_machine_that_cannot_be_reached_for_long_is_lost() -> None:
     async def work(engine: AwayEngine, line: NearLine, host: FakeHost) -> None:
         line.unreachable = True
-        while not engine.died.done():
+        while not engine.ended.done():
             await engine.status()
-        assert engine.died.result().from_outside
+        assert from_outside(engine)
 
     with_engine(work, silent_s=0.01)
 
@@ -135,31 +142,35 @@ def test_closing_ends_the_host_whatever_it_says(cut: bool) -> None:
         await engine.close()
         assert line.ended
         assert host.closed is not cut
-        assert not engine.died.done()
+        assert not engine.ended.done()
 
     with_engine(work)
 
 
 class Native(FakeHost):
     async def start(self) -> Facts:
-        return Facts(self.engine.identity, self.engine.capabilities, 0.5, most_lanes=16, streams=False)
+        can = replace(self.engine.capabilities, max_slots=16, changes_kv_layout=True, changes_threads=True)
+        return Facts(self.engine.identity, can, 0.5, Runtime(2, 2))
 
-    async def set_lanes(self, lanes: int) -> Facts:
-        self.engine = type(self.engine)(lanes=lanes)
+    async def set_slots(self, slots: int) -> Facts:
+        self.engine = type(self.engine)(lanes=slots)
         return await self.start()
 
 
 def test_only_a_native_engine_can_be_widened() -> None:
     async def run() -> None:
         line = NearLine(Native())
-        engine = engine_at(line, await line.call("start"), name="alpha")
-        assert isinstance(engine, AwayNative)
-        assert (engine.most_lanes, engine.streams, engine.identity.lanes) == (16, False, 4)
-        await engine.set_lanes(9)
+        engine = AwayEngine(line, await line.call("start"), name="alpha")
+        assert (engine.capabilities.max_slots, engine.runtime, engine.identity.lanes) == (16, Runtime(2, 2), 4)
+        await engine.set_slots(9)
         assert engine.identity.lanes == 9
         status: Status = await engine.status()
         assert status.identity == engine.identity
         other = NearLine(FakeHost())
-        assert not isinstance(engine_at(other, await other.call("start"), name="beta"), AwayNative)
+        fixed = AwayEngine(other, await other.call("start"), name="beta")
+        assert (fixed.capabilities.max_slots, fixed.runtime) == (None, None)
+        assert not engine.capabilities.changes_threads  # not offered between machines
+        with pytest.raises(EngineError, match="does not support"):
+            await engine.set_threads(1, 1)
 
     asyncio.run(run())

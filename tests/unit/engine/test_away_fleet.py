@@ -8,13 +8,13 @@ import pytest
 
 from support.away_hosts import FakeHost, NearMachines, never
 from tokenmill import __version__
-from tokenmill.engine.away.faults import Fault
-from tokenmill.engine.away.fleet import MOST_TRIES, Fleet
-from tokenmill.engine.away.host import Outlook
-from tokenmill.engine.away.line import Lost
-from tokenmill.engine.away.places import News, Ready
 from tokenmill.engine.engine import Request, answer
-from tokenmill.errors import EngineError
+from tokenmill.engine.ray_cluster.faults import Fault, fault_of
+from tokenmill.engine.ray_cluster.fleet import MOST_TRIES, RayFleet
+from tokenmill.engine.ray_cluster.host import NodePlan
+from tokenmill.engine.ray_cluster.line import Lost
+from tokenmill.engine.ray_cluster.places import NodeEvent, Ready
+from tokenmill.errors import EngineError, UnknownModel
 
 LIMIT_S = 60.0
 
@@ -23,14 +23,14 @@ class Told:
     """What was said of machines."""
 
     def __init__(self) -> None:
-        self.news: list[News] = []
+        self.news: list[NodeEvent] = []
         self._more = asyncio.Event()
 
-    def __call__(self, news: News) -> None:
+    def __call__(self, news: NodeEvent) -> None:
         self.news.append(news)
         self._more.set()
 
-    async def until(self, name: str, what: str) -> News:
+    async def until(self, name: str, what: str) -> NodeEvent:
         while True:
             found = [news for news in self.news if (news.name, news.what) == (name, what)]
             if found:
@@ -44,13 +44,13 @@ class Told:
 
 def with_fleet(
     machines: Callable[[], NearMachines],
-    work: Callable[[Fleet, NearMachines, Told], Awaitable[None]],
+    work: Callable[[RayFleet, NearMachines, Told], Awaitable[None]],
     *,
     model_id: str | None = None,
 ) -> None:
     async def run() -> None:
         made, told = machines(), Told()
-        fleet = Fleet(made, never, tell=told, model_id=model_id, look_s=0.01, patience_s=0.05)
+        fleet = RayFleet(made, never, tell=told, model_id=model_id, look_s=0.01, patience_s=0.05)
         async with asyncio.timeout(LIMIT_S):
             await work(fleet, made, told)
             await fleet.close()
@@ -63,11 +63,11 @@ async def same(ready: Ready) -> Ready:
 
 
 def planned(model_id: str = "m", *, lacks: str | None = None, version: str = __version__) -> FakeHost:
-    return FakeHost(Outlook(version, "fake", model_id, lacks, False))
+    return FakeHost(NodePlan(version, "fake", model_id, lacks, False))
 
 
 def test_every_machine_gets_an_engine() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         assert await fleet.survey() == "m"
         async with aclosing(fleet.engines(same)) as engines:
             ready = [await anext(engines), await anext(engines)]
@@ -82,7 +82,7 @@ def test_every_machine_gets_an_engine() -> None:
 
 
 def test_a_machine_of_no_use_is_left_out_and_named() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         assert await fleet.survey() == "m"
         async with aclosing(fleet.engines(same)) as engines:
             assert (await anext(engines)).name == "good"
@@ -96,16 +96,19 @@ def test_a_machine_of_no_use_is_left_out_and_named() -> None:
 
     with_fleet(
         lambda: NearMachines(
-            good=planned(), small=planned(lacks="dram lacks 5 GiB"), old=planned(version="0.0.9"), other=planned("n"),
-            bare=FakeHost(Fault("UnknownModel", "kimi is not here", "pull it")),
+            good=planned(),
+            small=planned(lacks="dram lacks 5 GiB"),
+            old=planned(version="0.0.9"),
+            other=planned("n"),
+            bare=FakeHost(fault_of(UnknownModel("kimi is not here", hint="pull it"))),
         ),
         work,
         model_id="m",
-    )  # fmt: skip
+    )
 
 
 def test_the_model_that_most_machines_have_counts_where_none_is_here() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         assert await fleet.survey() == "n"
         assert set(told.left_out()) == {"alpha"}
 
@@ -113,7 +116,7 @@ def test_the_model_that_most_machines_have_counts_where_none_is_here() -> None:
 
 
 def test_without_any_machine_of_use_it_says_why_of_each() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         with pytest.raises(EngineError, match="no machine of the Ray cluster can be used") as caught:
             await fleet.survey()
         *why, way_out = (caught.value.hint or "").splitlines()
@@ -122,19 +125,19 @@ def test_without_any_machine_of_use_it_says_why_of_each() -> None:
 
     with_fleet(
         lambda: NearMachines(
-            small=planned(lacks="dram lacks 5 GiB"), bare=FakeHost(Fault("UnknownModel", "kimi is not here"))
+            small=planned(lacks="dram lacks 5 GiB"), bare=FakeHost(fault_of(UnknownModel("kimi is not here")))
         ),
         work,
     )
 
 
 class Gone(FakeHost):
-    async def outlook(self) -> Outlook | Fault:
+    async def outlook(self) -> NodePlan | Fault:
         raise Lost("the power is out", for_good=True)
 
 
 def test_a_machine_that_is_lost_while_it_plans_is_named() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         with pytest.raises(EngineError) as caught:
             await fleet.survey()
         assert caught.value.hint == "alpha: it was lost: the power is out"
@@ -143,7 +146,7 @@ def test_a_machine_that_is_lost_while_it_plans_is_named() -> None:
 
 
 def test_without_any_machine_at_all_it_says_so() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         with pytest.raises(EngineError, match="no machine with processors"):
             await fleet.survey()
 
@@ -151,18 +154,18 @@ def test_without_any_machine_at_all_it_says_so() -> None:
 
 
 def test_an_engine_that_cannot_be_loaded_leaves_its_machine_out() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         async with aclosing(fleet.engines(same)) as engines:
             assert (await anext(engines)).name == "good"
             assert (await told.until("bad", "left out")).words == "while loading, it was killed"
 
-    bad = Fault("EngineError", "while loading, it was killed")
+    bad = fault_of(EngineError("while loading, it was killed"))
     with_fleet(lambda: NearMachines(good=FakeHost(), bad=FakeHost(start=bad)), work)
 
 
 def test_a_machine_that_joins_later_is_used() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         async with aclosing(fleet.engines(same)) as engines:
             assert (await anext(engines)).name == "alpha"
@@ -173,7 +176,7 @@ def test_a_machine_that_joins_later_is_used() -> None:
 
 
 def test_a_machine_that_is_lost_is_forgotten_and_the_end_comes_with_the_last() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         async with aclosing(fleet.engines(same)) as engines:
             names = {(ready := await anext(engines)).name: ready for _ in range(2)}
@@ -188,7 +191,7 @@ def test_a_machine_that_is_lost_is_forgotten_and_the_end_comes_with_the_last() -
 
 
 def test_a_host_that_is_lost_on_a_machine_that_lives_is_started_again_but_not_for_ever() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         async with aclosing(fleet.engines(same)) as engines:
             for _ in range(MOST_TRIES):
@@ -211,7 +214,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
             first = self.there[0]
             self.there.append(type(first)("id-twin", "mill", 4.0, 0.0))
 
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         async with aclosing(fleet.engines(same)) as engines:
             assert {(await anext(engines)).name, (await anext(engines)).name} == {"mill", "mill-2"}
@@ -220,7 +223,7 @@ def test_machines_of_one_name_are_told_apart() -> None:
 
 
 def test_what_is_being_loaded_is_expected_with_its_context() -> None:
-    async def work(fleet: Fleet, machines: NearMachines, told: Told) -> None:
+    async def work(fleet: RayFleet, machines: NearMachines, told: Told) -> None:
         await fleet.survey()
         before = fleet.coming
         assert before == ()  # nothing is loaded yet
@@ -236,4 +239,4 @@ def test_what_is_being_loaded_is_expected_with_its_context() -> None:
                 await asyncio.sleep(0.01)
         assert expected == [(2048,)]
 
-    with_fleet(lambda: NearMachines(alpha=FakeHost(Outlook(__version__, "fake", "m", None, False, 2048))), work)
+    with_fleet(lambda: NearMachines(alpha=FakeHost(NodePlan(__version__, "fake", "m", None, False, 2048))), work)

@@ -4,13 +4,18 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.away.nodes import Node, agreed, living, name_for
+from tokenmill.engine.ray_cluster.nodes import Node, agreed, living, name_for
 
 
 def row(node: str, host: str = "mill", *, alive: bool = True, **resources: float) -> dict[str, Any]:
     """As ray.nodes() has it, as far as it matters here."""
-    return {"NodeID": node, "Alive": alive, "NodeManagerHostname": host, "NodeManagerAddress": "10.0.0.1",
-            "Resources": {"memory": 1e10, **resources}}  # fmt: skip
+    return {
+        "NodeID": node,
+        "Alive": alive,
+        "NodeManagerHostname": host,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"memory": 1e10, **resources},
+    }
 
 
 def test_machines_that_live_and_give_processors_are_used() -> None:

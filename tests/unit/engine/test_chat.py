@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.native.chat import CHATML, Source, Template, template_of
 from tokenmill.errors import ModelError, RequestRefused
+from tokenmill.native.chat import CHATML, Source, Template, template_of
 
 DATA = Path(__file__).parents[2] / "data" / "templates"
 NOON = datetime(2026, 3, 4, 12)

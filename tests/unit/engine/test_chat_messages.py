@@ -1,11 +1,12 @@
-"""Bad conversations are refused by naming the message; good ones take the form templates expect."""
+"""Conversations take the form templates expect; what no template can show is refused by naming the message."""
 
 from typing import Any
 
 import pytest
 
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.native.chat_messages import (
+from tokenmill.errors import RequestRefused
+from tokenmill.native.chat_messages import (
     Capabilities,
     adapted,
     arguments_of,
@@ -13,7 +14,6 @@ from tokenmill.engine.native.chat_messages import (
     messages_of,
     tools_of,
 )
-from tokenmill.errors import RequestRefused
 
 GOOD = {"role": "user", "content": "hi"}
 
@@ -22,34 +22,23 @@ def text(value: Any) -> dict[str, Any]:
     return {"type": "text", "text": value}
 
 
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ("hello", "is a text, not an object"),
-        (None, "is null, not an object"),
-        ({}, "has no role"),
-        ({"role": "", "content": "x"}, "has no role"),
-        ({"role": 7, "content": "x"}, "has no role"),
-        ({"role": "user"}, "has no content"),
-        ({"role": "assistant"}, "has no content"),
-        ({"role": "tool", "tool_calls": [1]}, "has no content"),
-        ({"role": "user", "content": 7}, "has a number as content"),
-        ({"role": "user", "content": {"type": "text"}}, "has an object as content"),
-        ({"role": "user", "content": ["x"]}, "without a type"),
-        ({"role": "user", "content": [{"text": "x"}]}, "without a type"),
+        ({"role": "user", "content": [text("a"), {"type": "refusal", "refusal": "no"}]}, "'refusal'"),
         ({"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {}}]}, "'image_url'"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "'input_audio'"),
-        ({"role": "user", "content": [text(None)]}, "has a text part with null as text"),
-        ({"role": "user", "content": "x", "name": 7}, "has a number as name"),
-        ({"role": "tool", "content": "x", "tool_call_id": []}, "has a list as tool_call_id"),
-        ({"role": "assistant", "content": "x", "reasoning_content": True}, "has true or false as reasoning_content"),
-        ({"role": "assistant", "content": "", "tool_calls": "f"}, "has a text as tool_calls"),
         ({"role": "assistant", "content": "", "tool_calls": ["f"]}, "not of a function"),
         ({"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}, "not of a function"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "without a name"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, "without arguments"),
         ({"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f", "arguments": ""}}]}, "an id"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": b"y"}}}]}, "a bytes"),
     ],
 )
 def test_a_bad_message_is_named(bad: Any, said: str) -> None:
@@ -58,11 +47,6 @@ def test_a_bad_message_is_named(bad: Any, said: str) -> None:
     assert refused.value.message.startswith("messages[2] ")
     assert said in refused.value.message
     assert refused.value.hint
-
-
-def test_no_messages_at_all() -> None:
-    with pytest.raises(RequestRefused, match="no messages"):
-        messages_of(Chat(()))
 
 
 @pytest.mark.parametrize(
@@ -137,15 +121,13 @@ def test_arguments_that_are_no_json_are_named_by_their_first_place() -> None:
 @pytest.mark.parametrize(
     ("bad", "said"),
     [
-        ({"type": "function", "function": {}}, "tools[1] has no name"),
-        ({"type": "web_search"}, "tools[1] is not a function"),
-        ({"type": "function", "function": {"name": "f", "description": 7}}, "tools[1] has a number as description"),
-        ({"type": "function", "function": {"name": "f", "parameters": {1, 2}}}, "tools[1] holds a set"),
+        ({"name": "f", "description": 7}, "tools[1] has a description"),
+        ({"name": "f", "parameters": nested(100)}, "tools[1] is nested deeper than 64"),
     ],
 )
 def test_a_bad_tool_is_named(bad: Any, said: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        tools_of(Chat((GOOD,), ({"type": "function", "function": {"name": "f"}}, bad)))
+        tools_of(Chat((GOOD,), tuple({"type": "function", "function": function} for function in ({"name": "f"}, bad))))
     assert said in refused.value.message
 
 
@@ -155,34 +137,16 @@ def test_the_form_of_a_tool() -> None:
     assert tools_of(Chat((GOOD,), (given_tool,))) == [expected]
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "none", "required", {"type": "function", "function": {"name": "f"}}])
-def test_tool_choices(choice: Any) -> None:
-    assert tools_of(Chat((GOOD,), (), choice)) == []
-
-
-def test_an_unknown_tool_choice() -> None:
-    with pytest.raises(RequestRefused, match="tool_choice 'always'"):
-        tools_of(Chat((GOOD,), (), "always"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"messages": []}, "'messages' is not free"),
         ({"bos_token": "x"}, "'bos_token' is not free"),
         ({"enable_thinking": "false"}, "enable_thinking is 'false'"),
-        ({"x": object()}, "template arguments holds a object"),
+        ({"x": nested(100)}, "template arguments is nested deeper than 64"),
     ],
 )
 def test_bad_template_arguments(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         arguments_of(Chat((GOOD,), (), None, arguments))
     assert said in refused.value.message
-
-
-def test_a_value_nested_too_deep() -> None:
-    value: Any = []
-    for _ in range(100):
-        value = [value]
-    with pytest.raises(RequestRefused, match="nested deeper than 64"):
-        arguments_of(Chat((GOOD,), (), None, {"x": value}))

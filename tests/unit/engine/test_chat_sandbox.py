@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.native.chat import Template
-from tokenmill.engine.native.chat_budget import Limits
 from tokenmill.errors import RequestRefused
+from tokenmill.native.chat import Template
+from tokenmill.native.chat_budget import Limits
 
 CHAT = Chat(({"role": "user", "content": "hi"},))
 FEW = Limits(steps=300_000, steps_a_message=0, characters=1 << 20, output=1 << 16)
@@ -18,15 +18,42 @@ TWICE = "{% set ns = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set ns.a
 @pytest.mark.parametrize(
     "expression",
     [
-        "''.__class__", "''['__class__']", "messages.__class__", "messages[0].__class__.__mro__", "(1).__class__",
-        "namespace.__init__", "namespace.run", "raise_exception.run.__globals__", "range.name", "namespace().__class__",
-        "namespace()._Namespace__attrs", "self.__init__", "self._TemplateReference__context", "messages.append.run",
-        "messages.sort", "messages.clear", "messages[0].update", "messages[0].pop", "''.encode", "''.translate",
-        "''.format_map", "''.zfill", "''.center", "''.ljust", "messages | map(attribute='__class__') | first",
-        "[''] | map(attribute='__class__.__base__') | first", "lipsum", "cycler", "joiner", "none.__class__",
-        "missing.__class__", "strftime_now.__globals__", "strftime_now.run", "messages[0].items.run",
+        "''.__class__",
+        "''['__class__']",
+        "messages.__class__",
+        "messages[0].__class__.__mro__",
+        "(1).__class__",
+        "namespace.__init__",
+        "namespace.run",
+        "raise_exception.run.__globals__",
+        "range.name",
+        "namespace().__class__",
+        "namespace()._Namespace__attrs",
+        "self.__init__",
+        "self._TemplateReference__context",
+        "messages.append.run",
+        "messages.sort",
+        "messages.clear",
+        "messages[0].update",
+        "messages[0].pop",
+        "''.encode",
+        "''.translate",
+        "''.format_map",
+        "''.zfill",
+        "''.center",
+        "''.ljust",
+        "messages | map(attribute='__class__') | first",
+        "[''] | map(attribute='__class__.__base__') | first",
+        "lipsum",
+        "cycler",
+        "joiner",
+        "none.__class__",
+        "missing.__class__",
+        "strftime_now.__globals__",
+        "strftime_now.run",
+        "messages[0].items.run",
     ],
-)  # fmt: skip
+)
 def test_nothing_is_reached(expression: str) -> None:
     source = "{{ messages[0].content }}{{ '|' ~ (" + expression + ") ~ '|' }}"
     assert Template(source, bos="", eos="").render(CHAT) == "hi||"
@@ -47,12 +74,31 @@ def test_objects_of_the_engine_are_closed(source: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        "'{0.__class__}'.format(1)", "'{0[0]}'.format([1])", "'{:>99}'.format(1)", "'{!r}'.format(1)", "'{'.format(1)",
-        "'%99d' % 1", "2 ** 99", "[1] * 9", "'x'.join(1)", "namespace", "raise_exception", "messages.append",
-        "{(1, n): 3}", "{[1]: 3}", "messages[0][[1]]", "dict([[[1], 2]])", "range(100001)", "[[1], [2]] | sort",
-        "[messages] | unique", "[[1]] | max", "['a'] | sum", "99999999999999 * 99999999999999", "loop.cycle()",
+        "'{0.__class__}'.format(1)",
+        "'{0[0]}'.format([1])",
+        "'{:>99}'.format(1)",
+        "'{!r}'.format(1)",
+        "'{'.format(1)",
+        "'%99d' % 1",
+        "2 ** 99",
+        "[1] * 9",
+        "'x'.join(1)",
+        "namespace",
+        "raise_exception",
+        "messages.append",
+        "{(1, n): 3}",
+        "{[1]: 3}",
+        "messages[0][[1]]",
+        "dict([[[1], 2]])",
+        "range(100001)",
+        "[[1], [2]] | sort",
+        "[messages] | unique",
+        "[[1]] | max",
+        "['a'] | sum",
+        "99999999999999 * 99999999999999",
+        "loop.cycle()",
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(expression: str) -> None:
     template = Template("{{ " + expression + " }}", bos="", eos="")
     with pytest.raises(RequestRefused, match="failed on this conversation"):
@@ -95,7 +141,7 @@ HOSTILE = {
     "macros in pairs": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
     "calls": "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}{% for a in range(9999) %}{% call m() %}x{% endcall %}{% endfor %}",
     "output": "{% set s = 'a' * 9999 %}{% for a in range(9999) %}{{ s }}{% endfor %}",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
-from tokenmill.engine.dialects import Finding, ReadCommand, findings_for, read_command, spell, to_placement
-from tokenmill.engine.dialects.shell_words import unwrap
-from tokenmill.engine.written import write_as
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Limits, Machine
+from tokenmill.launch import Finding, ReadCommand, findings_for, read_command, spell, to_placement
+from tokenmill.launch.files import write_as
+from tokenmill.launch.shell_words import unwrap
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.ik_options import IK_SPRING_2026
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.ik_options import IK_SPRING_2026
 from tokenmill.units import GIB, MIB
 
 COMMANDS = Path(__file__).parents[2] / "data" / "commands"
@@ -40,10 +40,26 @@ def silent(findings: tuple[Finding, ...], word: str) -> bool:
 @pytest.mark.parametrize(
     ("name", "facts"),
     [
-        ("000-sweep-bench", {"program": "llama-sweep-bench", "engine": "ik_llama", "slot_tokens": 131072,
-                             "overrides": (("exps", "CPU"),), "gpu_layers": 999}),
-        ("000-cpu-16-threads", {"program": "llama-server", "engine": "llama.cpp", "slot_tokens": 8192, "overrides": (),
-                                "gpu_layers": None}),
+        (
+            "000-sweep-bench",
+            {
+                "program": "llama-sweep-bench",
+                "engine": "ik_llama",
+                "slot_tokens": 131072,
+                "overrides": (("exps", "CPU"),),
+                "gpu_layers": 999,
+            },
+        ),
+        (
+            "000-cpu-16-threads",
+            {
+                "program": "llama-server",
+                "engine": "llama.cpp",
+                "slot_tokens": 8192,
+                "overrides": (),
+                "gpu_layers": None,
+            },
+        ),
         ("000-cpu-13-threads", {"engine": "llama.cpp", "port": 8080, "host": "0.0.0.0"}),
         ("000-hybrid", {"engine": "ik_llama", "model": None, "overrides": (("exps", "CPU"),)}),
         ("000-recommended", {"engine": "llama.cpp", "slot_tokens": 131072}),
@@ -51,10 +67,17 @@ def silent(findings: tuple[Finding, ...], word: str) -> bool:
         ("001-fit", {"engine": "ik_llama", "fit": True, "fit_margins_mib": (3072,), "explicit": False}),
         ("001-fit-margins", {"fit": True, "fit_margins_mib": (12000,) * 7 + (12550,), "slot_tokens": 92160}),
         ("002-cpu", {"engine": "llama.cpp-2025", "numactl": ("--cpunodebind=0", "--membind=0")}),
-        ("002-vllm", {"program": "vllm", "engine": "vllm", "slot_tokens": 110000,
-                      "model": "nvidia/Llama-4-Scout-17B-16E-Instruct-NVFP4"}),
+        (
+            "002-vllm",
+            {
+                "program": "vllm",
+                "engine": "vllm",
+                "slot_tokens": 110000,
+                "model": "nvidia/Llama-4-Scout-17B-16E-Instruct-NVFP4",
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_published_commands_are_understood(name: str, facts: dict[str, Any]) -> None:
     command = published(name)
     assert {key: getattr(command, key) for key in facts} == facts
@@ -64,17 +87,50 @@ def test_published_commands_are_understood(name: str, facts: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("name", "goal"),
     [
-        ("000-sweep-bench", {"context": 131072, "ubatch": 4096, "batch": 4096, "threads": 13, "threads_batch": 26,
-                             "mmap": False, "cache_ram_bytes": 0, "cpu_only": False, "own_fit": False}),
-        ("000-cpu-13-threads", {"context": 8192, "sequences": 1, "cache_type_k": "q8_0", "cache_type_v": "q8_0",
-                                "threads": 13, "cpu_only": True, "mmap": True, "repack": True, "own_fit": False,
-                                "cache_ram_bytes": 8 * GIB}),
-        ("001-fit", {"cache_type_k": "q6_0", "cache_type_v": "q4_0", "own_fit": True, "ubatch": 256,
-                     "fit_margin_bytes": (3072 * MIB,), "mmap": False}),
+        (
+            "000-sweep-bench",
+            {
+                "context": 131072,
+                "ubatch": 4096,
+                "batch": 4096,
+                "threads": 13,
+                "threads_batch": 26,
+                "mmap": False,
+                "cache_ram_bytes": 0,
+                "cpu_only": False,
+                "own_fit": False,
+            },
+        ),
+        (
+            "000-cpu-13-threads",
+            {
+                "context": 8192,
+                "sequences": 1,
+                "cache_type_k": "q8_0",
+                "cache_type_v": "q8_0",
+                "threads": 13,
+                "cpu_only": True,
+                "mmap": True,
+                "repack": True,
+                "own_fit": False,
+                "cache_ram_bytes": 8 * GIB,
+            },
+        ),
+        (
+            "001-fit",
+            {
+                "cache_type_k": "q6_0",
+                "cache_type_v": "q4_0",
+                "own_fit": True,
+                "ubatch": 256,
+                "fit_margin_bytes": (3072 * MIB,),
+                "mmap": False,
+            },
+        ),
         ("002-cpu", {"mlock": True, "cpu_only": True, "flash_attention": True}),
         ("002-vllm", {"context": 110000, "sequences": 1, "gpu_memory_utilization": 0.88, "cache_type_k": None}),
     ],
-)  # fmt: skip
+)
 def test_goals_of_published_commands(name: str, goal: dict[str, Any]) -> None:
     found = published(name).goal
     assert {key: getattr(found, key) for key in goal} == goal
@@ -251,8 +307,12 @@ def test_order_of_overrides_is_the_order_of_the_command() -> None:
     command = read_command("llama-server -m x -ngl 9 -ot a=CUDA0 -ncmoe 2 -ot b=CUDA1,c=CPU -cmoe")
     moe = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
     assert command.overrides == (
-        ("a", "CUDA0"), (rf"blk\.([01]){moe}", "CPU"), ("b", "CUDA1"), ("c", "CPU"), (moe, "CPU"),
-    )  # fmt: skip
+        ("a", "CUDA0"),
+        (rf"blk\.([01]){moe}", "CPU"),
+        ("b", "CUDA1"),
+        ("c", "CPU"),
+        (moe, "CPU"),
+    )
 
 
 def test_ncmoe_keeps_the_first_layers() -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tokenmill.engine.dialects.flagset import STORED, TAKEN_OVER, FlagSet, family, stored
 from tokenmill.errors import FlagUnknown, UsageError
-from tokenmill.plan.goal import DialectName
+from tokenmill.launch.flagset import STORED, TAKEN_OVER, FlagSet, family, stored
+from tokenmill.planner.goal import DialectName
 
 MAINLINE = """
 ----- common params -----
@@ -48,16 +48,56 @@ usage: vllm serve [model_tag] [options]
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        (MAINLINE, {"-h": 0, "--help": 0, "--usage": 0, "-t": 1, "--threads": 1, "-lm": 1, "--load-mode": 1, "-kvo": 0,
-                    "--kv-offload": 0, "-nkvo": 0, "--no-kv-offload": 0, "-ot": 1, "--override-tensor": 1,
-                    "--control-vector-layer-range": 2}),
-        (FORK, {"-h": 0, "--help": 0, "--usage": 0, "--mlock": 0, "-fa": 1, "--flash-attn": 1, "-mla": 0, "--mla-use": 0,
-                "-mqkv": 0, "--merge-qkv": 0, "-cram-n-min": 1, "--cache-ram-n-min": 1, "--embedding": 0,
-                "--embeddings": 0}),
-        (ARGPARSE, {"--tensor-parallel-size": 1, "-tp": 1, "--max-model-len": 1, "--enable-prefix-caching": 0,
-                    "--no-enable-prefix-caching": 0}),
+        (
+            MAINLINE,
+            {
+                "-h": 0,
+                "--help": 0,
+                "--usage": 0,
+                "-t": 1,
+                "--threads": 1,
+                "-lm": 1,
+                "--load-mode": 1,
+                "-kvo": 0,
+                "--kv-offload": 0,
+                "-nkvo": 0,
+                "--no-kv-offload": 0,
+                "-ot": 1,
+                "--override-tensor": 1,
+                "--control-vector-layer-range": 2,
+            },
+        ),
+        (
+            FORK,
+            {
+                "-h": 0,
+                "--help": 0,
+                "--usage": 0,
+                "--mlock": 0,
+                "-fa": 1,
+                "--flash-attn": 1,
+                "-mla": 0,
+                "--mla-use": 0,
+                "-mqkv": 0,
+                "--merge-qkv": 0,
+                "-cram-n-min": 1,
+                "--cache-ram-n-min": 1,
+                "--embedding": 0,
+                "--embeddings": 0,
+            },
+        ),
+        (
+            ARGPARSE,
+            {
+                "--tensor-parallel-size": 1,
+                "-tp": 1,
+                "--max-model-len": 1,
+                "--enable-prefix-caching": 0,
+                "--no-enable-prefix-caching": 0,
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_help_is_read(text: str, values: dict[str, int]) -> None:
     assert dict(FlagSet.from_help(text).values) == values
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.dialect_plans import placed, small_profile
-from tokenmill.engine.dialects.layers import ALL_LAYERS, devices, gpu_order, layer_count, layer_flags
 from tokenmill.errors import NotSpellable
+from tokenmill.launch.layers import ALL_LAYERS, devices, gpu_order, layer_count, layer_flags
 
 
 def rule(layers: int, ngl: int, split: list[float], gpus: int) -> list[int | None]:
@@ -98,8 +98,9 @@ def test_uneven_runs_keep_their_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "layers", [["gpu0", "gpu1", "gpu0"], ["gpu0", "dram", "gpu0"], ["gpu0", "gpu0", "dram"]],
-)  # fmt: skip
+    "layers",
+    [["gpu0", "gpu1", "gpu0"], ["gpu0", "dram", "gpu0"], ["gpu0", "gpu0", "dram"]],
+)
 def test_runs_that_no_split_expresses_are_refused(layers: list[str]) -> None:
     profile = small_profile(3)
     with pytest.raises(NotSpellable, match="two separate runs"):

@@ -11,17 +11,17 @@ import pytest
 
 from tokenmill.cli import run
 from tokenmill.cli.plan_hosts import spell_hosts
-from tokenmill.engine.dialects.layers import devices
-from tokenmill.engine.dialects.patterns import resolve
-from tokenmill.engine.dialects.rpc import HostCommand
 from tokenmill.errors import UsageError
 from tokenmill.hardware.fleet import Fleet, Host, Link
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, Rate
+from tokenmill.launch.layers import devices
+from tokenmill.launch.patterns import resolve
+from tokenmill.launch.rpc import HostCommand
 from tokenmill.model.profile import TensorClass
 from tokenmill.model.read import read as read_model
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.hosts import HostsPlan
-from tokenmill.plan.hosts_make import make_over
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.hosts import HostsPlan
+from tokenmill.planner.hosts_make import make_over
 from tokenmill.units import GIB
 
 read = cache(read_model)
@@ -29,10 +29,18 @@ DENSE, MIXTURE = "llama-3.3-70b:Q4_K_M", "gpt-oss-120b:MXFP4"
 
 
 def box(dram_gib: float, *vram_gib: float) -> Machine:
-    cards = tuple(Gpu(i, "NVIDIA H100 80GB HBM3", "nvidia", round(size * GIB), nominal_gb_s=3350.0) for i, size in enumerate(vram_gib))  # fmt: skip
+    cards = tuple(
+        Gpu(i, "NVIDIA H100 80GB HBM3", "nvidia", round(size * GIB), nominal_gb_s=3350.0)
+        for i, size in enumerate(vram_gib)
+    )
     rates = Measurements("2026-11-15T00:00:00Z", (Rate("dram", 200.0, 16, {1: 20.0, 16: 200.0}),))
-    return Machine("box", Cpu(sockets=1, cores=16, isa=("avx2",)), dram=Dram(total_bytes=round(dram_gib * GIB)),
-                   gpus=cards, measured=rates)  # fmt: skip
+    return Machine(
+        "box",
+        Cpu(sockets=1, cores=16, isa=("avx2",)),
+        dram=Dram(total_bytes=round(dram_gib * GIB)),
+        gpus=cards,
+        measured=rates,
+    )
 
 
 def planned(model: str, *machines: Machine, layers: tuple[int, ...] | None = None, **goal: Any) -> HostsPlan:

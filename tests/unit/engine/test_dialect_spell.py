@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
-from tokenmill.engine.dialects import Command, FlagSet, read_command, spell, to_placement
-from tokenmill.engine.dialects.flagset import captured, stored
 from tokenmill.errors import FlagUnknown, UsageError
-from tokenmill.plan.goal import DialectName, Goal
-from tokenmill.plan.ik_options import IkOptions
-from tokenmill.plan.plan import LedgerRow, Placement, Plan
+from tokenmill.launch import Command, FlagSet, read_command, spell, to_placement
+from tokenmill.launch.flagset import captured, stored
+from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.planner.ik_options import IkOptions
+from tokenmill.planner.plan import LedgerRow, Placement, Plan
 from tokenmill.units import GIB, MIB
 
 
@@ -45,14 +45,29 @@ def test_a_hybrid_plan_for_todays_llama_cpp() -> None:
     command = spell(hybrid(sequences=3), model="/m/x.gguf", port=9000)
     assert command.argv[0] == "llama-server"
     assert pairs(command) == {
-        "--model": "/m/x.gguf", "--alias": "Small Mixture", "--host": "127.0.0.1", "--port": "9000",
-        "--ctx-size": "24576", "--parallel": "3", "--batch-size": "2048", "--ubatch-size": "512", "--threads": "8",
-        "--threads-batch": "8", "--cache-type-k": "f16", "--cache-type-v": "f16", "--flash-attn": "on",
-        "--cache-ram": "0", "--load-mode": "mmap", "--no-repack": None, "--fit": "off", "--n-gpu-layers": "999",
+        "--model": "/m/x.gguf",
+        "--alias": "Small Mixture",
+        "--host": "127.0.0.1",
+        "--port": "9000",
+        "--ctx-size": "24576",
+        "--parallel": "3",
+        "--batch-size": "2048",
+        "--ubatch-size": "512",
+        "--threads": "8",
+        "--threads-batch": "8",
+        "--cache-type-k": "f16",
+        "--cache-type-v": "f16",
+        "--flash-attn": "on",
+        "--cache-ram": "0",
+        "--load-mode": "mmap",
+        "--no-repack": None,
+        "--fit": "off",
+        "--n-gpu-layers": "999",
         "--tensor-split": "5,6",
         "--override-tensor": r"blk\.1\.ffn_.*_exps\.=CUDA0,blk\.6\.ffn_.*_exps\.=CUDA1,exps=CPU",
-        "--jinja": None, "--metrics": None,
-    }  # fmt: skip
+        "--jinja": None,
+        "--metrics": None,
+    }
     assert command.env == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert any("8192 tokens each" in note for note in command.notes)
 
@@ -98,8 +113,10 @@ def test_older_versions_of_the_fork() -> None:
 )
 def test_how_weights_are_loaded(mmap: bool, mlock: bool, today: list[str], before: list[str]) -> None:
     engines: tuple[tuple[DialectName, list[str]], ...] = (
-        ("llama.cpp", today), ("llama.cpp-2025", before), ("ik_llama", before),
-    )  # fmt: skip
+        ("llama.cpp", today),
+        ("llama.cpp-2025", before),
+        ("ik_llama", before),
+    )
     for engine, words in engines:
         argv = spell(on_cpu(engine, mmap=mmap, mlock=mlock), model="m").argv
         named = {"--load-mode", "--no-mmap", "--mlock"}
@@ -207,8 +224,18 @@ def test_vllm() -> None:
     profile = small_profile(4)
     placement = Placement(("gpu0",) * len(profile.tensors), ("gpu0",) * 4, "gpu0")
     goal = Goal(engine="vllm", gpu_memory_utilization=0.88)
-    plan = plan_of(profile, placement, machine_with(2), goal=goal, engine="vllm", gpu_memory_utilization=0.88,
-                   tensor_parallel=1, cache_type_k="fp8", cache_type_v="fp8", sequences=4)  # fmt: skip
+    plan = plan_of(
+        profile,
+        placement,
+        machine_with(2),
+        goal=goal,
+        engine="vllm",
+        gpu_memory_utilization=0.88,
+        tensor_parallel=1,
+        cache_type_k="fp8",
+        cache_type_v="fp8",
+        sequences=4,
+    )
     command = spell(plan, model="org/model", port=8000)
     assert command.argv[:3] == ("vllm", "serve", "org/model")
     flags = pairs(command)
@@ -252,9 +279,14 @@ def test_vllm_with_weights_on_the_host_says_how_many() -> None:
 
 
 @given(
-    st.sampled_from(["llama.cpp", "llama.cpp-2025", "ik_llama"]), st.integers(1, 40), st.integers(0, 40), st.integers(0, 40),
-    st.sets(st.integers(0, 39)), st.integers(1, 5), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(["llama.cpp", "llama.cpp-2025", "ik_llama"]),
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.sets(st.integers(0, 39)),
+    st.integers(1, 5),
+    st.booleans(),
+)
 def test_what_is_spelled_reads_back(
     engine: DialectName, count: int, host: int, cut: int, resident: set[int], sequences: int, mmap: bool
 ) -> None:

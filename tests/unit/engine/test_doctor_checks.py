@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.doctor_machines import MACHINE, facts, model, planned
-from tokenmill.engine.binding import host_weights_bytes
-from tokenmill.engine.doctor import bounds, engines, gpus, memory, numa, processor, storage
-from tokenmill.engine.doctor.facts import (
+from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor.facts import (
     Clocks,
     EngineState,
     Facts,
@@ -20,7 +19,7 @@ from tokenmill.engine.doctor.facts import (
     Look,
     Pool,
 )
-from tokenmill.engine.doctor.finding import Finding, Severity, sysctl, sysfs
+from tokenmill.doctor.finding import Finding, Severity, sysctl, sysfs
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.records import Record
 from tokenmill.hardware.machine import (
@@ -37,7 +36,8 @@ from tokenmill.hardware.machine import (
     Pmem,
     Swap,
 )
-from tokenmill.plan.plan import Shortfall
+from tokenmill.launch.binding import host_weights_bytes
+from tokenmill.planner.plan import Shortfall
 from tokenmill.units import GIB, MIB
 
 Check = Callable[[Facts], Finding | None]
@@ -113,8 +113,14 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (memory.overcommit, facts(), "unknown"),
     (memory.overcommit, facts(kernel=Kernel(overcommit_memory=0)), "fine"),
     (memory.overcommit, facts(kernel=Kernel(overcommit_memory=2)), "advice"),
-    (memory.overcommit, facts(kernel=Kernel(overcommit_memory=2, commit_limit_bytes=20 * GIB, committed_bytes=GIB),
-                              model=model(planned(mmap=False))), "problem"),
+    (
+        memory.overcommit,
+        facts(
+            kernel=Kernel(overcommit_memory=2, commit_limit_bytes=20 * GIB, committed_bytes=GIB),
+            model=model(planned(mmap=False)),
+        ),
+        "problem",
+    ),
     (memory.oom_kills, facts(), "unknown"),
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=0)), "fine"),
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=1)), "advice"),
@@ -132,8 +138,16 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (bounds.cpu_limit, facts(limited(cgroup_cpus=8.0), model=model()), "fine"),
     (bounds.cpu_limit, facts(limited(cgroup_cpus=4.0), model=model()), "problem"),
     (bounds.cpu_limit, facts(limited(cpuset=(0, 1)), model=model()), "problem"),
-    (bounds.cpu_limit, facts(limited(cgroup_cpus=8.0), model=model(), before=Look(0.0, quota_throttles=0, quota_periods=0),
-                             after=Look(1.0, quota_throttles=3, quota_periods=10)), "problem"),
+    (
+        bounds.cpu_limit,
+        facts(
+            limited(cgroup_cpus=8.0),
+            model=model(),
+            before=Look(0.0, quota_throttles=0, quota_periods=0),
+            after=Look(1.0, quota_throttles=3, quota_periods=10),
+        ),
+        "problem",
+    ),
     (bounds.shared_memory, facts(), "unknown"),
     (bounds.shared_memory, facts(shm_bytes=16 * GIB), "fine"),
     (bounds.shared_memory, facts(shm_bytes=64 * MIB), "advice"),
@@ -200,13 +214,29 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (storage.file_system, facts(on(filesystem="overlay")), "advice"),
     (storage.file_system, facts(on(filesystem="zfs")), "advice"),
     (storage.page_cache, facts(model=model(paths=(Path("/srv/a.gguf"),))), "unknown"),
-    (storage.page_cache, facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=60 * GIB, file_bytes=61 * GIB)), "fine"),
-    (storage.page_cache, facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=0, file_bytes=61 * GIB)), "advice"),
-    (storage.page_cache, facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=0, file_bytes=GIB, disk_gb_s=3.0)), "fine"),
+    (
+        storage.page_cache,
+        facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=60 * GIB, file_bytes=61 * GIB)),
+        "fine",
+    ),
+    (
+        storage.page_cache,
+        facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=0, file_bytes=61 * GIB)),
+        "advice",
+    ),
+    (
+        storage.page_cache,
+        facts(model=model(paths=(Path("/srv/a.gguf"),), cached_bytes=0, file_bytes=GIB, disk_gb_s=3.0)),
+        "fine",
+    ),
     (engines.plan_fits, facts(model=model()), "fine"),
-    (engines.plan_fits, facts(model=model(replace(planned(), shortfalls=(Shortfall("dram", 9, 1, "load_peak"),)))), "problem"),
+    (
+        engines.plan_fits,
+        facts(model=model(replace(planned(), shortfalls=(Shortfall("dram", 9, 1, "load_peak"),)))),
+        "problem",
+    ),
     (engines.engine_records, facts(), "fine"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("check", "given", "severity"), CASES, ids=[f"{case[0].__name__}-{case[2]}" for case in CASES])
@@ -266,9 +296,10 @@ def test_the_limit_is_named_beside_what_the_plan_locks() -> None:
 
 def test_a_fuller_card_names_who_filled_it() -> None:
     given = facts(
-        card(vram_bytes=96 * GIB, free_bytes=20 * GIB), model=model(planned(1)),
+        card(vram_bytes=96 * GIB, free_bytes=20 * GIB),
+        model=model(planned(1)),
         gpu_states=(GpuState(0, holders=(Holder("vllm", 77, 76 * GIB),)),),
-    )  # fmt: skip
+    )
     finding = said(gpus.gpu_memory, given)
     assert "20.0 GiB of 96.0 GiB free, taken by vllm (77) 76.0 GiB" in finding.seen
     assert [remedy.command for remedy in finding.remedies] == ["kill 77"]

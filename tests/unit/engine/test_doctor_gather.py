@@ -9,16 +9,16 @@ import pytest
 
 from support.doctor_machines import DOCTOR, MACHINE, captured, looked_at
 from tokenmill.config import Config, EngineConfig
+from tokenmill.doctor import nvidia_smi
+from tokenmill.doctor.facts import Group, Holder, Pool
+from tokenmill.doctor.gather import engine_states, gather, parse_open_files
+from tokenmill.doctor.model import LEAST_BYTES, model_facts, read_gb_s
 from tokenmill.engine import records
-from tokenmill.engine.doctor import nvidia_smi
-from tokenmill.engine.doctor.facts import Group, Holder, Pool
-from tokenmill.engine.doctor.gather import engine_states, gather, parse_open_files
-from tokenmill.engine.doctor.model import LEAST_BYTES, model_facts, read_gb_s
 from tokenmill.engine.pids import Pid
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.model import ghost
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
+from tokenmill.planner.goal import Goal
 from tokenmill.units import GIB, MIB
 
 

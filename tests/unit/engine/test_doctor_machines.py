@@ -7,9 +7,9 @@ import pytest
 
 from support.doctor_machines import captured, looked_at
 from tokenmill.cli.doctor import Line, render
-from tokenmill.engine.doctor.examine import CHECKS, examine
-from tokenmill.engine.doctor.facts import Facts, Holder
-from tokenmill.engine.doctor.finding import SEVERITIES, Finding
+from tokenmill.doctor.examine import CHECKS, examine
+from tokenmill.doctor.facts import Facts, Holder
+from tokenmill.doctor.finding import SEVERITIES, Finding
 from tokenmill.hardware.nvml import Reading
 from tokenmill.units import GIB, MIB
 from unit.hardware.conftest import DATA, load_nvml
@@ -88,8 +88,10 @@ def test_eight_cards_while_the_model_swaps_in(tmp_path: Path) -> None:
     findings = found(facts)
     swap = findings["swap"]
     assert swap.severity == "problem"
-    assert swap.seen == ("swapping now: 500 MB/s in, 50 MB/s out; 9.5 GiB of 128.0 GiB swap in use: "
-                         "llama-server (4711) 9.0 GiB, Web Content (900) 512.0 MiB")  # fmt: skip
+    assert swap.seen == (
+        "swapping now: 500 MB/s in, 50 MB/s out; 9.5 GiB of 128.0 GiB swap in use: "
+        "llama-server (4711) 9.0 GiB, Web Content (900) 512.0 MiB"
+    )
     link = findings["gpu-link"]
     assert (link.severity, link.seen) == ("problem", "GPU 7 on 8 lanes of 16, 15.8 GB/s of 31.5 GB/s")
     assert findings["gpu-throttling"].seen == "GPU 3 slowed down now by heat, at 83 C"

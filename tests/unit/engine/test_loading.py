@@ -121,16 +121,18 @@ hints = st.none() | st.builds(
     st.none(),
 )
 looks = st.lists(
-    st.tuples(
-        st.floats(0, 10), sizes, st.none() | st.booleans(), sizes, sizes, sizes, hints
-    ),
-    min_size=1, max_size=30,
-)  # fmt: skip
+    st.tuples(st.floats(0, 10), sizes, st.none() | st.booleans(), sizes, sizes, sizes, hints),
+    min_size=1,
+    max_size=30,
+)
 
 
 @given(looks, st.none() | st.integers(1, GIB), st.integers(0, GIB))
-def test_invariants(taken: list[tuple[float, int | None, bool | None, int | None, int | None, int | None, Hint | None]],
-                    file_bytes: int | None, copied_bytes: int) -> None:  # fmt: skip
+def test_invariants(
+    taken: list[tuple[float, int | None, bool | None, int | None, int | None, int | None, Hint | None]],
+    file_bytes: int | None,
+    copied_bytes: int,
+) -> None:
     work = Work(file_bytes, copied_bytes)
     time_s, before = 0.0, 0
     samples: list[Sample] = []

@@ -105,11 +105,14 @@ def nvml(compute: dict[int, list[tuple[int, int | None]]], graphics: dict[int, l
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in table[handle]]
 
     return SimpleNamespace(
-        NVMLError=Refused, nvmlInit=lambda: None, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: 2,
+        NVMLError=Refused,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda index: index,
         nvmlDeviceGetComputeRunningProcesses=lambda handle: running(compute, handle),
         nvmlDeviceGetGraphicsRunningProcesses=lambda handle: running(graphics, handle),
-    )  # fmt: skip
+    )
 
 
 def test_gpu_memory_of_processes() -> None:

@@ -14,9 +14,17 @@ from tokenmill.units import GIB, KIB, MIB
 
 # A tenth of 500 GiB after a minute, where three minutes were forecast: it will take ten.
 SLOW = LoadFacts(
-    elapsed_s=60, bytes_loaded=50 * GIB, bytes_total=500 * GIB, rate_bytes_s=450 * GIB / 540, forecast_s=180,
-    disk_expected_bytes_s=3.2e9, disk_measured=True, disk="nvme0n1", own_disk_rate_bytes_s=8.9e8, disk_rate_bytes_s=9e8,
-)  # fmt: skip
+    elapsed_s=60,
+    bytes_loaded=50 * GIB,
+    bytes_total=500 * GIB,
+    rate_bytes_s=450 * GIB / 540,
+    forecast_s=180,
+    disk_expected_bytes_s=3.2e9,
+    disk_measured=True,
+    disk="nvme0n1",
+    own_disk_rate_bytes_s=8.9e8,
+    disk_rate_bytes_s=9e8,
+)
 
 
 def texts(given: LoadFacts) -> list[str]:
@@ -50,20 +58,29 @@ def test_a_load_as_forecast_has_no_findings() -> None:
     ("changes", "text", "hint"),
     [
         ({}, "the disk gives 890 MB/s of the 3.2 GB/s measured, and it could give more", "cat MODEL*"),
-        ({"own_disk_rate_bytes_s": 2.1e8, "disk_rate_bytes_s": 2.1e8, "disk_busy": 0.99},
-         "the disk gives 210 MB/s of the 3.2 GB/s measured, and is busy 99% of the time", "smartctl -a /dev/nvme0n1"),
+        (
+            {"own_disk_rate_bytes_s": 2.1e8, "disk_rate_bytes_s": 2.1e8, "disk_busy": 0.99},
+            "the disk gives 210 MB/s of the 3.2 GB/s measured, and is busy 99% of the time",
+            "smartctl -a /dev/nvme0n1",
+        ),
         ({"disk_rate_bytes_s": 3e9}, "others read 2.1 GB/s from it meanwhile", "iotop"),
         ({"major_faults_s": 100_000.0, "disk_busy": 0.4}, "in pieces of 8.7 KiB", "--no-mmap"),
         ({"network": True}, "the model lies on another machine", "local disk"),
         ({"disk_measured": False}, "of the 3.2 GB/s stated", "cat MODEL*"),
-        ({"swap_out_bytes_s": 1.2e8, "swap_in_bytes_s": 3e6, "available_bytes": 2 * GIB},
-         "swapping: 120 MB/s go out and 3 MB/s come back with 2.0 GiB of memory left", "ps aux --sort=-rss"),
-        ({"throttled": 12, "cgroup_high_bytes": 400 * GIB, "cgroup": "/sys/fs/cgroup/mill"},
-         "may hold 400.0 GiB, and was slowed down 12 times", "/sys/fs/cgroup/mill/memory.high"),
+        (
+            {"swap_out_bytes_s": 1.2e8, "swap_in_bytes_s": 3e6, "available_bytes": 2 * GIB},
+            "swapping: 120 MB/s go out and 3 MB/s come back with 2.0 GiB of memory left",
+            "ps aux --sort=-rss",
+        ),
+        (
+            {"throttled": 12, "cgroup_high_bytes": 400 * GIB, "cgroup": "/sys/fs/cgroup/mill"},
+            "may hold 400.0 GiB, and was slowed down 12 times",
+            "/sys/fs/cgroup/mill/memory.high",
+        ),
         ({"memory_waits": 0.6}, "waited for memory in 60% of the last ten seconds", "--reserve-ram"),
         ({"own_disk_rate_bytes_s": None, "io_waits": 0.5}, "waited for a disk in 50%", "iostat"),
     ],
-)  # fmt: skip
+)
 def test_reasons(changes: dict[str, object], text: str, hint: str) -> None:
     said = texts(replace(SLOW, **changes))  # type: ignore[arg-type]
     assert said[0] == "the load will take 10 min, 3 min were forecast [None]"
@@ -123,28 +140,63 @@ def test_facts_of_two_looks() -> None:
     plan = placed(read("kimi-k2.5:Q4_K_S"), replace(settings(), mlock=True))
     nodes = tuple(NumaNode(index, (index,), 300 * GIB) for index in range(2))
     machine = replace(
-        plan.machine, numa=nodes, disk=Disk("/data", kind="nvme"),
+        plan.machine,
+        numa=nodes,
+        disk=Disk("/data", kind="nvme"),
         measured=Measurements("2026-11-01T00:00:00Z", (Rate("disk", 3.2),)),
-    )  # fmt: skip
+    )
     plan = replace(plan, machine=machine, forecast=replace(plan.forecast, load_cold_s=180.0, load_warm_s=1.0))
     systems = [
         System(0.0, node_bytes={0: GIB, 1: GIB}),
-        System(50.0, swapped_in_bytes=0, swapped_out_bytes=100 * MIB, disk_read_bytes=0, disk_busy_s=10.0,
-               cgroup_throttled=3, node_bytes={0: 2 * GIB, 1: GIB}),
-        System(60.0, swapped_in_bytes=0, swapped_out_bytes=120 * MIB, disk_read_bytes=2 * GIB, disk_busy_s=19.0,
-               cgroup_throttled=5, node_bytes={0: 51 * GIB, 1: 2 * GIB}, memory=Pressure(0.3), memlock_known=True,
-               memlock_bytes=64 * KIB, disk="nvme0n1"),
-    ]  # fmt: skip
+        System(
+            50.0,
+            swapped_in_bytes=0,
+            swapped_out_bytes=100 * MIB,
+            disk_read_bytes=0,
+            disk_busy_s=10.0,
+            cgroup_throttled=3,
+            node_bytes={0: 2 * GIB, 1: GIB},
+        ),
+        System(
+            60.0,
+            swapped_in_bytes=0,
+            swapped_out_bytes=120 * MIB,
+            disk_read_bytes=2 * GIB,
+            disk_busy_s=19.0,
+            cgroup_throttled=5,
+            node_bytes={0: 51 * GIB, 1: 2 * GIB},
+            memory=Pressure(0.3),
+            memlock_known=True,
+            memlock_bytes=64 * KIB,
+            disk="nvme0n1",
+        ),
+    ]
     samples = [Sample(0.0), Sample(50.0, disk_bytes=0, major_faults=10), Sample(60.0, disk_bytes=GIB, major_faults=110)]
     found = facts(plan, systems, samples, LoadProgress("reading", 50 * GIB, 500 * GIB, 1e9), idle_s=4.0)
     assert found == LoadFacts(
-        elapsed_s=60.0, bytes_loaded=50 * GIB, bytes_total=500 * GIB, rate_bytes_s=1e9, forecast_s=180.0,
-        disk_expected_bytes_s=3.2e9, disk_measured=True, disk="nvme0n1", disk_rate_bytes_s=2 * GIB / 10, disk_busy=0.9,
-        own_disk_rate_bytes_s=GIB / 10, major_faults_s=10.0, swap_in_bytes_s=0.0, swap_out_bytes_s=2 * MIB,
-        memory_waits=0.3, node_growth_bytes={0: 50 * GIB, 1: GIB}, spread=True, throttled=2,
-        mlock_bytes=plan.ledger.of("dram", "weights") + plan.ledger.of("dram", "repack"), memlock_known=True,
-        memlock_bytes=64 * KIB, idle_s=4.0,
-    )  # fmt: skip
+        elapsed_s=60.0,
+        bytes_loaded=50 * GIB,
+        bytes_total=500 * GIB,
+        rate_bytes_s=1e9,
+        forecast_s=180.0,
+        disk_expected_bytes_s=3.2e9,
+        disk_measured=True,
+        disk="nvme0n1",
+        disk_rate_bytes_s=2 * GIB / 10,
+        disk_busy=0.9,
+        own_disk_rate_bytes_s=GIB / 10,
+        major_faults_s=10.0,
+        swap_in_bytes_s=0.0,
+        swap_out_bytes_s=2 * MIB,
+        memory_waits=0.3,
+        node_growth_bytes={0: 50 * GIB, 1: GIB},
+        spread=True,
+        throttled=2,
+        mlock_bytes=plan.ledger.of("dram", "weights") + plan.ledger.of("dram", "repack"),
+        memlock_known=True,
+        memlock_bytes=64 * KIB,
+        idle_s=4.0,
+    )
     assert facts(plan, systems, samples, LoadProgress("reading"), warm=True).forecast_s == 1.0
 
 

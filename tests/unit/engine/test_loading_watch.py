@@ -28,9 +28,15 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
         return (11, 12)
 
     watch = Watch(
-        10, [tmp_path], log=log, kind="vllm", host=host, tree=tree, vram=lambda pids: len(pids) * MIB,
+        10,
+        [tmp_path],
+        log=log,
+        kind="vllm",
+        host=host,
+        tree=tree,
+        vram=lambda pids: len(pids) * MIB,
         clock=lambda: float(next(now)),
-    )  # fmt: skip
+    )
     assert watch.look().phase == "starting"  # nothing can be read yet
 
     inode = weights.stat().st_ino
@@ -117,9 +123,20 @@ def test_the_machine_around_a_load() -> None:
         }
     )
     assert read_system(host, 3.0, pid=7, model=Path("/data/m.gguf")) == System(
-        time_s=3.0, swapped_in_bytes=40960, swapped_out_bytes=81920, memory=Pressure(0.5), disk="nvme0n1p2",
-        disk_read_bytes=512000, disk_busy_s=2.5, node_bytes={0: 50 * KIB, 1: 0}, available_bytes=40 * KIB,
-        cgroup="/sys/fs/cgroup/system.slice/mill.service", cgroup_bytes=1048000, cgroup_high_bytes=MIB,
-        cgroup_throttled=42, memlock_known=True, memlock_bytes=65536,
-    )  # fmt: skip
+        time_s=3.0,
+        swapped_in_bytes=40960,
+        swapped_out_bytes=81920,
+        memory=Pressure(0.5),
+        disk="nvme0n1p2",
+        disk_read_bytes=512000,
+        disk_busy_s=2.5,
+        node_bytes={0: 50 * KIB, 1: 0},
+        available_bytes=40 * KIB,
+        cgroup="/sys/fs/cgroup/system.slice/mill.service",
+        cgroup_bytes=1048000,
+        cgroup_high_bytes=MIB,
+        cgroup_throttled=42,
+        memlock_known=True,
+        memlock_bytes=65536,
+    )
     assert read_system(WrittenHost(), 1.0, pid=7, model=Path("/data/m.gguf")) == System(1.0)

@@ -28,12 +28,16 @@ CAUSES: dict[str, tuple[FaultKind, str, str]] = {
     "llama.cpp-fails-later": ("vram", "ran out of memory while it computed", "--ubatch"),
     "llama.cpp-fails-kernel": ("cuda", "not built for this GPU", "CMAKE_CUDA_ARCHITECTURES"),
     "ik-fails-compute": ("vram", "GPU 0 has no 1103.9 GiB left", "GGML_SCHED_MAX_COPIES=1"),
-    "vllm-fails-context": ("context", "needs 24.0 GiB of cache, and 3.18 GiB are left: 34736 tokens would fit", "--context"),
+    "vllm-fails-context": (
+        "context",
+        "needs 24.0 GiB of cache, and 3.18 GiB are left: 34736 tokens would fit",
+        "--context",
+    ),
     "vllm-fails-free": ("vram", "31.44 GiB of the GPU are free, and vLLM was to take 45.01 GiB", "nvidia-smi"),
     "vllm-fails-vram": ("vram", "GPU 0 has no 50.00 MiB left", "--gpu-memory-utilization"),
     "vllm-fails-port": ("port", "port 44319 is in use", "ss -ltnp"),
     "vllm-fails-architecture": ("architecture", "the architecture LlamaForCausalLM", "newer version"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CAUSES)
@@ -74,18 +78,38 @@ LINES: list[tuple[EngineKind, str, FaultKind, str]] = [
     ("llama-server", "error: invalid argument: --moe-cache-mib", "argument", "no flag --moe-cache-mib"),
     ("ik_llama", "error: unknown argument: -sm", "argument", "no flag -sm"),
     ("vllm", "vllm serve: error: unrecognized arguments: --fit on", "argument", "no flag --fit on"),
-    ("llama-server", "llama_model_load: error loading model: mmap failed: Cannot allocate memory", "mmap", "mapped: Cannot"),
+    (
+        "llama-server",
+        "llama_model_load: error loading model: mmap failed: Cannot allocate memory",
+        "mmap",
+        "mapped: Cannot",
+    ),
     ("llama-server", "ggml.c:123: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed", "assertion", "ggml_can_mul_mat(a, b)"),
     ("llama-server", "CUDA error: an illegal memory access was encountered", "cuda", "an illegal memory access"),
     ("llama-server", "failed to open GGUF file '/m.gguf' (Permission denied)", "missing", "/m.gguf may not be read"),
     ("ik_llama", "Illegal instruction (core dumped)", "crash", "crashed: illegal instruction"),
     ("llama-server", "srv    load_model: failed to load model, '/m.gguf'", "load", "did not load"),
     ("vllm", "OSError: [Errno 98] Address already in use", "port", "the port is in use"),
-    ("vllm", "(Worker pid=3) ValueError: No available memory for the cache blocks. Try increasing", "vram", "no room for a cache"),
-    ("vllm", "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in KV cache (3664). Try", "context", "holds 3664 tokens"),
-    ("vllm", "OSError: /models/x is not a local folder and is not a valid model identifier listed on", "missing", "no model at /models/x"),
+    (
+        "vllm",
+        "(Worker pid=3) ValueError: No available memory for the cache blocks. Try increasing",
+        "vram",
+        "no room for a cache",
+    ),
+    (
+        "vllm",
+        "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in KV cache (3664). Try",
+        "context",
+        "holds 3664 tokens",
+    ),
+    (
+        "vllm",
+        "OSError: /models/x is not a local folder and is not a valid model identifier listed on",
+        "missing",
+        "no model at /models/x",
+    ),
     ("vllm", "RuntimeError: Engine core initialization failed. See root cause above.", "load", "did not load"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "text", "fault", "words"), LINES)

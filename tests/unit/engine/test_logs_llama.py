@@ -27,15 +27,21 @@ BUFFERS = {
     "llama.cpp-smollm2-v4": (Buffer("CPU_Mapped", mib(92.10)), Buffer("CPU", 0, mib(45), mib(15.64))),
     "llama.cpp-smollm2-v5": (Buffer("CPU_Mapped", mib(92.10)), Buffer("CPU", 0, mib(45), mib(15.64))),
     "llama.cpp-moe-mmap-v4": (
-        Buffer("CPU_Mapped", mib(14.49)), Buffer("CPU_REPACK", mib(15.47)), Buffer("CPU", 0, mib(4), mib(12.02)),
+        Buffer("CPU_Mapped", mib(14.49)),
+        Buffer("CPU_REPACK", mib(15.47)),
+        Buffer("CPU", 0, mib(4), mib(12.02)),
     ),
     "llama.cpp-mla-no-mmap-v4": (Buffer("CPU", mib(2.94), mib(9), mib(26.01)), Buffer("CPU_REPACK", mib(16.17))),
     "llama.cpp-2025-amx": (
-        Buffer("CPU_Mapped", mib(4685.30)), Buffer("AMX", mib(4491.48)), Buffer("CPU", 0, mib(512), mib(296.01)),
+        Buffer("CPU_Mapped", mib(4685.30)),
+        Buffer("AMX", mib(4491.48)),
+        Buffer("CPU", 0, mib(512), mib(296.01)),
     ),
     # RPC[...] is memory of another machine
     "llama.cpp-2024-server": (
-        Buffer("CPU", mib(563.65)), Buffer("CUDA0", mib(18764.46), 0, mib(1104)), Buffer("CUDA_Host", 0, 0, mib(32.01)),
+        Buffer("CPU", mib(563.65)),
+        Buffer("CUDA0", mib(18764.46), 0, mib(1104)),
+        Buffer("CUDA_Host", 0, 0, mib(32.01)),
     ),
     "llama.cpp-2026-colour": (Buffer("CUDA0", 0, mib(1.31) + mib(10) + mib(0.33)),),
     "llama.cpp-fails-kernel": (Buffer("CPU", mib(636.18)), Buffer("CUDA0", mib(23.64))),
@@ -45,7 +51,7 @@ BUFFERS = {
         Buffer("CUDA1", mib(13730.03), mib(573.76), mib(3560.02)),
         Buffer("CUDA_Host", 0, 0, mib(312.02)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BUFFERS)
@@ -90,9 +96,12 @@ def test_context_and_build(
         ("build: 5389 (e3a9421b) with cc (GCC) 13.3.0 for x86_64-linux-gnu", "b5389 (e3a9421b)"),
         ("version: 5172 (eb1776b1)", "b5172 (eb1776b1)"),
         ("0.00.001.932 I srv          init: build_info: b8659-e43970099", "b8659 (e43970099)"),
-        ("0.00.002.067 I cmn  common_param: common_params_print_info: build 8659 (e43970099) with GNU", "b8659 (e43970099)"),
+        (
+            "0.00.002.067 I cmn  common_param: common_params_print_info: build 8659 (e43970099) with GNU",
+            "b8659 (e43970099)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_builds(line: str, build: str) -> None:
     assert logs.read("llama-server", line).build == build
 
@@ -162,7 +171,9 @@ def test_progress(text: str, wanted: Hint | None) -> None:
     assert logs.read("llama-server", text).hint == wanted
 
 
-@pytest.mark.parametrize("name", ["llama.cpp-smollm2-v3", "llama.cpp-smollm2-v4", "ik-two-4090", "llama.cpp-2024-server"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["llama.cpp-smollm2-v3", "llama.cpp-smollm2-v4", "ik-two-4090", "llama.cpp-2024-server"]
+)
 def test_whole_logs_end_ready_without_faults(name: str) -> None:
     found = log(name)
     assert (found.hint, found.faults) == (Hint("ready"), ())

@@ -51,15 +51,30 @@ def test_each_worker_is_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01<00:01]", Hint("reading", 0.4, "the weights")),
+        (
+            "Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01<00:01]",
+            Hint("reading", 0.4, "the weights"),
+        ),
         ("Loading fastsafetensors checkpoint shards:  20% Completed | 1/5", Hint("reading", 0.2, "the weights")),
-        ("(Worker pid=1) INFO 11-15 06:37:14 [c.py:68] Starting to load model /m...", Hint("reading", None, "the weights")),
-        ("INFO 11-15 06:37:14 [c.py:68] Loading weights took 0.08 seconds", Hint("context", None, "memory is profiled")),
-        ("INFO 11-24 11:44:15 [b.py:286] Compiling a graph for dynamic shape takes 13.62 s", Hint("compiling", None, "kernels")),
+        (
+            "(Worker pid=1) INFO 11-15 06:37:14 [c.py:68] Starting to load model /m...",
+            Hint("reading", None, "the weights"),
+        ),
+        (
+            "INFO 11-15 06:37:14 [c.py:68] Loading weights took 0.08 seconds",
+            Hint("context", None, "memory is profiled"),
+        ),
+        (
+            "INFO 11-24 11:44:15 [b.py:286] Compiling a graph for dynamic shape takes 13.62 s",
+            Hint("compiling", None, "kernels"),
+        ),
         ("INFO:     Application startup complete.", Hint("ready")),
-        ("INFO 09-03 16:28:10 [a.py:1882] vLLM API server version 0.10.2.dev378", Hint("starting", None, "its processes")),
+        (
+            "INFO 09-03 16:28:10 [a.py:1882] vLLM API server version 0.10.2.dev378",
+            Hint("starting", None, "its processes"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_progress(text: str, wanted: Hint) -> None:
     assert logs.read("vllm", text).hint == wanted
 
@@ -71,4 +86,7 @@ def test_shards_rise() -> None:
 
 
 def test_the_version_of_a_release_candidate() -> None:
-    assert logs.read("vllm", "INFO 09-03 16:28:10 [a.py:1] vLLM API server version 0.10.2.dev378+g4d7f").build == "0.10.2.dev378+g4d7f"  # fmt: skip
+    assert (
+        logs.read("vllm", "INFO 09-03 16:28:10 [a.py:1] vLLM API server version 0.10.2.dev378+g4d7f").build
+        == "0.10.2.dev378+g4d7f"
+    )

@@ -1,7 +1,7 @@
 """What each running sequence is said to be doing."""
 
 from support.kv_cells import Mill
-from tokenmill.engine.native.work import AtWork
+from tokenmill.native.batching import AtWork
 
 HEAD = list(range(100, 120))
 
@@ -26,5 +26,8 @@ def test_the_oldest_comes_first_and_reuse_is_told() -> None:
     first, second = mill.schedule.at_work()
     assert (first.id, second.id) == ("first", "second")
     assert (second.priority, second.doing, second.prompt_tokens, second.reused_tokens) == (
-        "interactive", "answer", 23, 20,
-    )  # fmt: skip
+        "interactive",
+        "answer",
+        23,
+        20,
+    )

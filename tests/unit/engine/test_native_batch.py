@@ -6,8 +6,8 @@ import pytest
 from cffi import FFI
 
 from support.native import Work
-from tokenmill.engine.native.batch import Batch
 from tokenmill.errors import EngineError
+from tokenmill.native.batch import Batch
 
 BATCH = """
 typedef struct llama_batch {
@@ -35,8 +35,12 @@ def test_decodes_and_a_chunk_of_a_prompt() -> None:
     batch = made()
     batch.fill([Work(0, [11], 812), Work(3, (12,), 90), Work(2, [13, 14, 15], 4, False)])
     assert content(batch) == [
-        (11, 812, [0], 1), (12, 90, [3], 1), (13, 4, [2], 0), (14, 5, [2], 0), (15, 6, [2], 0),
-    ]  # fmt: skip
+        (11, 812, [0], 1),
+        (12, 90, [3], 1),
+        (13, 4, [2], 0),
+        (14, 5, [2], 0),
+        (15, 6, [2], 0),
+    ]
     assert batch.outputs == {0: 0, 1: 1}
 
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Sampling
-from tokenmill.engine.native.defaults import Defaults, defaults_of
-from tokenmill.engine.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, check_size, grammar_of
-from tokenmill.engine.native.order import sequences_for
-from tokenmill.engine.native.sampling import largest, logprobs, resolve, seed_of
 from tokenmill.errors import RequestRefused
+from tokenmill.native.defaults import Defaults, defaults_of
+from tokenmill.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, check_size, grammar_of
+from tokenmill.native.sampling import largest, logprobs, resolve, seed_of
+from tokenmill.native.worker_config import sequences_for
 
 
 def test_what_a_request_leaves_open_is_llama_servers() -> None:

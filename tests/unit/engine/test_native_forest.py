@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.engine.native.forest import Forest, Head, Keep, Match, Opened
-from tokenmill.engine.native.radix import as_tokens, common
+from tokenmill.native.prefix_cache import Head, Keep, Match, Opened, PrefixCache
+from tokenmill.native.radix import as_tokens, common
 
 DIGEST = list(range(100, 120))
 
@@ -30,7 +30,7 @@ DIGEST = list(range(100, 120))
         ([7] * 1000, [7] * 999 + [8], 0, 1000, 999),
         ([7] * 1000, [7, 8] + [7] * 998, 0, 1000, 1),
     ],
-)  # fmt: skip
+)
 def test_common_beginnings(left: list[int], right: list[int], offset: int, limit: int, count: int) -> None:
     assert common(as_tokens(left), as_tokens(right), offset, limit) == count
 
@@ -174,7 +174,7 @@ def test_an_architecture_that_cannot_share() -> None:
     assert not grown.forest.fits([*DIGEST, 3], 200 - 41)
 
 
-READS: list[Callable[[Forest], object]] = [
+READS: list[Callable[[PrefixCache], object]] = [
     lambda forest: forest.look([*DIGEST[:7], 3, 4]),
     lambda forest: forest.fits([*DIGEST[:7], 3, 4], 5),
     lambda forest: forest.holder(DIGEST[:7]),
@@ -184,7 +184,7 @@ READS: list[Callable[[Forest], object]] = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_says_that_it_mutates_nothing_mutates_nothing(read: Callable[[Forest], object]) -> None:
+def test_what_says_that_it_mutates_nothing_mutates_nothing(read: Callable[[PrefixCache], object]) -> None:
     grown = Grown()
     grown.leave([*DIGEST, 1])
     grown.open([*DIGEST, 2], compute=0)
@@ -205,7 +205,7 @@ def test_what_says_that_it_mutates_nothing_mutates_nothing(read: Callable[[Fores
 @pytest.mark.parametrize("length", [16_384, 131_072])
 def test_a_long_head_is_found_and_taken_at_memory_speed(length: int) -> None:
     """The best of several tries: it is 0.1 ms at 16 K, and a loop over the tokens would be 1 ms and more."""
-    forest = Forest(NoCells(), total_cells=4 * length, sequences=64, shares=True)
+    forest = PrefixCache(NoCells(), total_cells=4 * length, sequences=64, shares=True)
     head = array("i", range(length))
     opened = forest.open(head)
     assert opened is not None

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from support.kv_cells import KvCells
-from tokenmill.engine.native.forest import Forest, Keep
-from tokenmill.engine.native.radix import as_tokens
+from tokenmill.native.prefix_cache import Keep, PrefixCache
+from tokenmill.native.radix import as_tokens
 
 CELLS, SEQUENCES = 40, 5
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few kinds, so that heads are often shared
@@ -22,7 +22,7 @@ class ForestMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares)
-        self.forest = Forest(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
+        self.forest = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
         self.prompts: dict[int, list[int]] = {}
         self.content: dict[int, list[int]] = {}  # what running sequences have computed
         self.pins: dict[tuple[int, ...], int] = {}  # pinned head -> most of it that was ever there since
@@ -61,9 +61,10 @@ class ForestMachine(RuleBasedStateMachine):
         content += tokens
 
     @rule(
-        sequence=consumes(running), keep=st.sampled_from(["nothing", "prompt", "all"]),
+        sequence=consumes(running),
+        keep=st.sampled_from(["nothing", "prompt", "all"]),
         waiting=st.lists(TOKENS | TOKENS.map(SHARED.__add__), max_size=2),
-    )  # fmt: skip
+    )
     def close(self, sequence: int, keep: Keep, waiting: list[list[int]]) -> None:
         before = self.forest.used
         shared = {tuple(prompt): self.ready(prompt[:-1]) for prompt in waiting if keep == "prompt"}

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.engine.native.forest import Forest, Keep, Opened
+from tokenmill.native.prefix_cache import Keep, Opened, PrefixCache
 
 DIGEST = list(range(100, 120))
 
@@ -59,7 +59,7 @@ def test_a_long_head_is_trimmed_from_its_end(cells: int, count: int, kept: int) 
 
 
 def test_large_caches_are_not_trimmed_by_large_pieces() -> None:
-    forest = Forest(NoCells(), total_cells=100_000, sequences=2, shares=True)
+    forest = PrefixCache(NoCells(), total_cells=100_000, sequences=2, shares=True)
     forest.adopted(forest.take() or 0, range(99_999))
     assert forest.room(2)
     assert forest.used == 99_999 - 256

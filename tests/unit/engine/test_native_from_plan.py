@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.from_plan import environment_of, settings_of
-from tokenmill.engine.native.model import ModelSettings
 from tokenmill.engine.verify import request
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.from_plan import environment_of, settings_of
+from tokenmill.native.model import ModelSettings
 from tokenmill.units import GIB
 
 KIMI = describe((catalog.header("kimi-k2.5:Q4_K_S"),), format="catalog")
@@ -22,9 +22,17 @@ def test_without_gpus() -> None:
     model, context = settings_of(placed(KIMI, wanted))
     assert model == ModelSettings(mmap=wanted.mmap, mlock=True, repack=False)
     assert context == ContextSettings(
-        cells=65536, context=16384, sequences=4, ubatch=wanted.ubatch, batch=wanted.batch, cache_type_k="q8_0",
-        cache_type_v=wanted.cache_type_v, flash_attention=wanted.flash_attention, threads=14, threads_batch=16,
-    )  # fmt: skip
+        cells=65536,
+        context=16384,
+        sequences=4,
+        ubatch=wanted.ubatch,
+        batch=wanted.batch,
+        cache_type_k="q8_0",
+        cache_type_v=wanted.cache_type_v,
+        flash_attention=wanted.flash_attention,
+        threads=14,
+        threads_batch=16,
+    )
     assert environment_of(placed(KIMI, wanted)) == {}
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.native import saved
 from tokenmill.errors import EngineError, ForeignState
+from tokenmill.native import state_file
 
 MINE = {"model": "abc", "cache_type_k": "f16"}
 TOKENS = [1, 2, 300_000]
@@ -22,19 +22,19 @@ def fill(mapped: mmap, offset: int) -> None:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = tmp_path / "deep" / "digest.head"
-    assert saved.write(made, MINE, TOKENS, len(STATE), fill) == made.stat().st_size
+    assert state_file.write(made, MINE, TOKENS, len(STATE), fill) == made.stat().st_size
     return made
 
 
 def test_what_was_saved_comes_back(path: Path) -> None:
-    with saved.opened(path, MINE) as head:
+    with state_file.opened(path, MINE) as head:
         assert (head.tokens, bytes(head.state), head.identity) == (tuple(TOKENS), STATE, MINE)
     assert [entry.name for entry in path.parent.iterdir()] == ["digest.head"]
 
 
 def test_saving_again_takes_the_place_of_the_former(path: Path) -> None:
-    saved.write(path, MINE, [7], len(STATE), fill)
-    with saved.opened(path, MINE) as head:
+    state_file.write(path, MINE, [7], len(STATE), fill)
+    with state_file.opened(path, MINE) as head:
         assert head.tokens == (7,)
 
 
@@ -48,7 +48,7 @@ def test_saving_again_takes_the_place_of_the_former(path: Path) -> None:
     ],
 )
 def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str], told: str) -> None:
-    with pytest.raises(ForeignState, match=told), saved.opened(path, mine):
+    with pytest.raises(ForeignState, match=told), state_file.opened(path, mine):
         pass
 
 
@@ -56,7 +56,7 @@ def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str],
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "some.head"
     path.write_bytes(content)
-    with pytest.raises(ForeignState, match="is no saved head"), saved.opened(path, MINE):
+    with pytest.raises(ForeignState, match="is no saved head"), state_file.opened(path, MINE):
         pass
 
 
@@ -64,7 +64,7 @@ def test_a_file_of_a_later_version_is_refused(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[16] = 9
     path.write_bytes(data)
-    with pytest.raises(ForeignState, match="version 9"), saved.opened(path, MINE):
+    with pytest.raises(ForeignState, match="version 9"), state_file.opened(path, MINE):
         pass
 
 
@@ -74,7 +74,7 @@ def test_any_flipped_byte_is_noticed(path: Path) -> None:
         data = bytearray(whole)
         data[place] ^= 0x41
         path.write_bytes(data)
-        with pytest.raises(EngineError), saved.opened(path, MINE):
+        with pytest.raises(EngineError), state_file.opened(path, MINE):
             pass
 
 
@@ -82,12 +82,12 @@ def test_any_flipped_byte_is_noticed(path: Path) -> None:
 def test_a_file_cut_short_is_noticed(path: Path, left: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
-    with pytest.raises(EngineError, match="is damaged"), saved.opened(path, MINE):
+    with pytest.raises(EngineError, match="is damaged"), state_file.opened(path, MINE):
         pass
 
 
 def test_a_missing_file_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot be read: No such file"), saved.opened(tmp_path / "none", MINE):
+    with pytest.raises(EngineError, match="cannot be read: No such file"), state_file.opened(tmp_path / "none", MINE):
         pass
 
 
@@ -97,10 +97,10 @@ def test_a_full_disk_leaves_the_former_file_and_nothing_else(path: Path, monkeyp
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(EngineError, match="No space left") as caught:
-        saved.write(path, MINE, [9], len(STATE), fill)
+        state_file.write(path, MINE, [9], len(STATE), fill)
     assert caught.value.hint == "it needs 1 MiB there"
     assert [entry.name for entry in path.parent.iterdir()] == ["digest.head"]
-    with saved.opened(path, MINE) as head:
+    with state_file.opened(path, MINE) as head:
         assert head.tokens == tuple(TOKENS)
 
 
@@ -109,5 +109,5 @@ def test_a_state_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
         raise EngineError("no state")
 
     with pytest.raises(EngineError, match="no state"):
-        saved.write(tmp_path / "x.head", MINE, TOKENS, 10, broken)
+        state_file.write(tmp_path / "x.head", MINE, TOKENS, 10, broken)
     assert list(tmp_path.iterdir()) == []

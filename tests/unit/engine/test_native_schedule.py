@@ -3,9 +3,9 @@
 import pytest
 
 from support.kv_cells import KvCells, Mill
-from tokenmill.engine.native.forest import Forest
-from tokenmill.engine.native.schedule import LOOK_AHEAD, Schedule
-from tokenmill.engine.native.work import Spent, Step
+from tokenmill.native.batching import Spent, Step
+from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.scheduler import LOOK_AHEAD, StepScheduler
 
 DIGEST = list(range(100, 130))
 
@@ -311,8 +311,8 @@ def test_where_nothing_can_be_shared_every_job_computes_its_own() -> None:
 def test_a_schedule_reads_well() -> None:
     """The loop of a worker, as the docstring has it."""
     cells = KvCells(50, 4)
-    forest = Forest(cells, total_cells=50, sequences=4, shares=True)
-    schedule = Schedule(forest, lanes=2, interactive_lanes=1, budget=16, ubatch=16, context=50)
+    forest = PrefixCache(cells, total_cells=50, sequences=4, shares=True)
+    schedule = StepScheduler(forest, lanes=2, interactive_lanes=1, budget=16, ubatch=16, context=50)
     schedule.submit("a", [1, 2, 3], "batch")
     answer: list[int] = []
     while len(answer) < 3:

@@ -3,9 +3,9 @@
 import pytest
 
 from support.kv_cells import KvCells, Mill
-from tokenmill.engine.native.forest import Forest
-from tokenmill.engine.native.work import Spent, Step
 from tokenmill.errors import RequestRefused, TooLong
+from tokenmill.native.batching import Spent, Step
+from tokenmill.native.prefix_cache import PrefixCache
 
 
 def ids(step: Step) -> list[object]:
@@ -289,7 +289,7 @@ def test_a_context_built_anew_loses_no_job() -> None:
     mill.forest.pin([1] * 5)
     mill.forest.evicted = 7
     mill.cells = KvCells(60, 4)
-    mill.forest = Forest(mill.cells, total_cells=60, sequences=4, shares=True)
+    mill.forest = PrefixCache(mill.cells, total_cells=60, sequences=4, shares=True)
     mill.schedule.restart(mill.forest)
     assert [job.id for job in mill.schedule._queues["batch"]] == [0, 1, 2, 3]
     assert mill.schedule.totals.running == 0

@@ -100,9 +100,10 @@ def test_pairs_whose_first_jobs_run_together_and_end_together(template: list[int
 
 @settings(max_examples=60, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=20), lanes=st.integers(1, 8),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=20),
+    lanes=st.integers(1, 8),
     template=st.sampled_from([[], TEMPLATE]),
-)  # fmt: skip
+)
 def test_where_prompts_have_nothing_in_common_the_newest_alone_is_idle(
     lengths: list[int], lanes: int, template: list[int]
 ) -> None:

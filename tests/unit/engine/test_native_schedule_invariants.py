@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.kv_cells import Mill, next_token
 from tokenmill.engine.engine import Priority
-from tokenmill.engine.native.forest import Keep
+from tokenmill.native.prefix_cache import Keep
 
 HEADS = [[1] * 30, [1] * 6 + [2] * 20, [0, 1, 2] * 9]
 
@@ -17,29 +17,52 @@ class MillMachine(RuleBasedStateMachine):
     """A schedule on tiny caches. The mill itself checks every step: budget, positions, content, cells counted."""
 
     @initialize(
-        cells=st.integers(8, 60), lanes=st.integers(1, 5), interactive_lanes=st.integers(0, 2),
-        budget=st.integers(1, 20), ubatch=st.integers(1, 20), spare_ids=st.integers(0, 6),
-        shares=st.integers(0, 5).map(bool), context=st.none() | st.integers(6, 40), mixes=st.booleans(),
-    )  # fmt: skip
+        cells=st.integers(8, 60),
+        lanes=st.integers(1, 5),
+        interactive_lanes=st.integers(0, 2),
+        budget=st.integers(1, 20),
+        ubatch=st.integers(1, 20),
+        spare_ids=st.integers(0, 6),
+        shares=st.integers(0, 5).map(bool),
+        context=st.none() | st.integers(6, 40),
+        mixes=st.booleans(),
+    )
     def begin(
-        self, cells: int, lanes: int, interactive_lanes: int, budget: int, ubatch: int, spare_ids: int, shares: bool,
-        context: int | None, mixes: bool,
-    ) -> None:  # fmt: skip
+        self,
+        cells: int,
+        lanes: int,
+        interactive_lanes: int,
+        budget: int,
+        ubatch: int,
+        spare_ids: int,
+        shares: bool,
+        context: int | None,
+        mixes: bool,
+    ) -> None:
         self.limit = min(context or cells, cells)
         self.mill = Mill(
-            cells, lanes=lanes, interactive_lanes=interactive_lanes, budget=budget, ubatch=ubatch, context=context,
-            shares=shares, sequences=lanes + interactive_lanes + spare_ids,
-        )  # fmt: skip
+            cells,
+            lanes=lanes,
+            interactive_lanes=interactive_lanes,
+            budget=budget,
+            ubatch=ubatch,
+            context=context,
+            shares=shares,
+            sequences=lanes + interactive_lanes + spare_ids,
+        )
         self.mill.schedule.mixes = mixes
         self.submitted = 0
         self.tokens = 0  # of all prompts and answers: what would be computed without sharing and preemption
         self.interactive: set[int] = set()
 
     @rule(
-        head=st.sampled_from(HEADS), shared=st.integers(0, 30), tail=st.lists(st.integers(0, 2), max_size=8),
-        answer=st.integers(1, 20), priority=st.sampled_from(["batch", "batch", "interactive"]),
+        head=st.sampled_from(HEADS),
+        shared=st.integers(0, 30),
+        tail=st.lists(st.integers(0, 2), max_size=8),
+        answer=st.integers(1, 20),
+        priority=st.sampled_from(["batch", "batch", "interactive"]),
         keep=st.sampled_from([None, None, "nothing", "prompt", "all"]),
-    )  # fmt: skip
+    )
     def submit(
         self, head: list[int], shared: int, tail: list[int], answer: int, priority: Priority, keep: Keep | None
     ) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.kv_cells import Mill
-from tokenmill.engine.native.work import Step
+from tokenmill.native.batching import Step
 
 UBATCH = 64
 SHARE, FLOOR = UBATCH // 4, UBATCH // 16
@@ -144,9 +144,12 @@ def test_a_short_interactive_prompt_has_its_token_at_the_end_of_the_next_step(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    lanes=st.integers(1, 8), batch_prompt=st.integers(1, 200), answer=st.integers(1, 12), before=st.integers(0, 40),
+    lanes=st.integers(1, 8),
+    batch_prompt=st.integers(1, 200),
+    answer=st.integers(1, 12),
+    before=st.integers(0, 40),
     prompt=st.integers(1, 900),
-)  # fmt: skip
+)
 def test_the_first_token_comes_after_its_own_prompt_and_hardly_more(
     lanes: int, batch_prompt: int, answer: int, before: int, prompt: int
 ) -> None:

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.kv_cells import KvCells, Mill
-from tokenmill.engine.native.context_settings import ContextSettings
-from tokenmill.engine.native.forest import Forest, Match
-from tokenmill.engine.native.model import Facts, ModelSettings
-from tokenmill.engine.native.streams import PAD, apart, check, least_copied, mixes, padded
-from tokenmill.engine.native.work import Id
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.jobs.forest import common_length
+from tokenmill.native.batching import Id
+from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.model import Facts, ModelSettings
+from tokenmill.native.prefix_cache import Match, PrefixCache
+from tokenmill.native.streams import PAD, apart, check, least_copied, mixes, padded
 
 TOGETHER = ContextSettings(cells=8192, context=1000, sequences=60)
 FACTS = Facts("a model", "llama", 1, 1, 4096, None, shares=True, why_not=None)
@@ -81,9 +81,15 @@ def test_work_is_in_the_order_of_sequences_and_answers_do_not_change(jobs: list[
     answers = []
     for streams in (False, True):
         mill = Mill(
-            lanes * 64, lanes=lanes, interactive_lanes=0, budget=16, context=64, sequences=lanes, shares=False,
+            lanes * 64,
+            lanes=lanes,
+            interactive_lanes=0,
+            budget=16,
+            context=64,
+            sequences=lanes,
+            shares=False,
             streams=streams,
-        )  # fmt: skip
+        )
         asked = [(number, [number + 1] * prompt, most) for number, (prompt, most) in enumerate(jobs)]
         prompts: dict[Id, int] = {number: len(prompt) for number, prompt, _ in asked}
         for number, prompt, most in asked:
@@ -108,7 +114,7 @@ def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
 ) -> None:
     """Whenever sequences end, and however far they came: what a new one begins with are its own tokens."""
     cells = KvCells(lanes * 20, lanes, streams=True)
-    forest = Forest(cells, total_cells=lanes * 20, sequences=lanes, shares=False, streams=True)
+    forest = PrefixCache(cells, total_cells=lanes * 20, sequences=lanes, shares=False, streams=True)
     running: dict[int, list[int]] = {}
     for prompt in prompts:
         while len(running) == lanes or (running and chance.random() < 0.5):
@@ -140,7 +146,7 @@ def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
 def test_a_copy_must_save_more_than_it_costs() -> None:
     """Twenty tokens, here."""
     cells = KvCells(2 * 2560, 2, streams=True)
-    forest = Forest(cells, total_cells=2 * 2560, sequences=2, shares=False, streams=True, least_copied=20)
+    forest = PrefixCache(cells, total_cells=2 * 2560, sequences=2, shares=False, streams=True, least_copied=20)
     first = list(range(100))
     opened = forest.open(first)
     assert opened is not None
@@ -188,7 +194,7 @@ def test_the_head_of_all_is_computed_once_and_copied() -> None:
 
 def test_what_lanes_left_is_gone_with_the_context() -> None:
     cells = KvCells(40, 2, streams=True)
-    forest = Forest(cells, total_cells=40, sequences=2, shares=False, streams=True)
+    forest = PrefixCache(cells, total_cells=40, sequences=2, shares=False, streams=True)
     for _ in range(2):
         opened = forest.open([1, 2, 3])
         assert opened is not None

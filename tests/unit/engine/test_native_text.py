@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.native.text import Detokeniser, Stops
+from tokenmill.native.detokenize import Detokeniser, Stops
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

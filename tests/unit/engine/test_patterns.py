@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.dialect_plans import EXPERT_NAMES, LAYER_NAMES, placed, small_profile, tensor
-from tokenmill.engine.dialects.layers import devices, gpu_order, layer_count, layer_flags
-from tokenmill.engine.dialects.patterns import layers_regex, patterns, resolve, tiers_by_pattern
 from tokenmill.errors import UsageError
+from tokenmill.launch.layers import devices, gpu_order, layer_count, layer_flags
+from tokenmill.launch.patterns import layers_regex, patterns, resolve, tiers_by_pattern
 from tokenmill.model.profile import ModelFile, Profile, TensorClass
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Placement
+from tokenmill.planner.plan import Placement
 
 
 @given(st.sets(st.integers(0, 250), min_size=1))
@@ -44,8 +44,9 @@ def placements(draw: st.DrawFn) -> tuple[Profile, Placement]:
     profile = small_profile(count, dense=draw(st.integers(0, 2)), mtp=mtp)
     host, cut = draw(st.integers(0, count)), draw(st.integers(0, count))
     layers = ["dram" if i < host else "gpu0" if i < cut else "gpu1" for i in range(count)]
-    placement = placed(profile, layers, draw(st.sampled_from(["gpu0", "gpu1", "dram"])),
-                       draw(st.sets(st.integers(0, count))))  # fmt: skip
+    placement = placed(
+        profile, layers, draw(st.sampled_from(["gpu0", "gpu1", "dram"])), draw(st.sets(st.integers(0, count)))
+    )
     homes = list(placement.homes)
     tiers = st.sampled_from(["gpu0", "gpu1", "dram", "disk"])
     for index, home in draw(st.dictionaries(st.integers(0, len(homes) - 1), tiers, max_size=6)).items():
@@ -59,8 +60,10 @@ def by_rule(profile: Profile, placement: Placement, *, output_first: bool) -> li
         layer_count(profile), flags.gpu_layers, flags.tensor_split, len(order), output_first=output_first
     )
     tiers = ["dram" if gpu is None else order[gpu] for gpu in placed_by]
-    return ["dram" if row.cls is TensorClass.EMBEDDING else tiers[-1] if row.layer is None else tiers[row.layer]
-            for row in profile.tensors]  # fmt: skip
+    return [
+        "dram" if row.cls is TensorClass.EMBEDDING else tiers[-1] if row.layer is None else tiers[row.layer]
+        for row in profile.tensors
+    ]
 
 
 @settings(max_examples=200)
@@ -129,8 +132,12 @@ def test_checkpoints_named_otherwise_are_described_too() -> None:
         for layer in range(12)
         for name in ("self_attn.q_proj.weight", "mlp.experts.0.up_proj.weight", "mlp.experts.1.up_proj.weight")
     ]
-    rows = [tensor(name, TensorClass.ROUTED_EXPERTS if "experts" in name else TensorClass.ATTENTION,
-                   int(name.split(".")[2])) for name in names]  # fmt: skip
+    rows = [
+        tensor(
+            name, TensorClass.ROUTED_EXPERTS if "experts" in name else TensorClass.ATTENTION, int(name.split(".")[2])
+        )
+        for name in names
+    ]
     rows.append(tensor("lm_head.weight", TensorClass.OUTPUT, None))
     profile = Profile("m", "safetensors", "test", tuple(rows), (ModelFile("m", 1),), 12, ())
     homes = tuple("dram" if "experts" in row.name and (row.layer or 0) > 4 else "gpu0" for row in rows)

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from support.plans import placed, settings
 from tokenmill.config import EngineConfig
 from tokenmill.engine import priority
-from tokenmill.engine.binding import host_weights_bytes
 from tokenmill.engine.priority import RR_PRIORITY, Preparation, preparation
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Cpu, Dram, Limits, Machine, NumaNode
+from tokenmill.launch.binding import host_weights_bytes
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 NUMBERS = st.lists(st.integers(0, 1023), unique=True, min_size=1).map(tuple)
@@ -57,10 +57,25 @@ def test_nothing_asked_is_nothing_said() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "nice", '{"nicer": 1}', '{"nice": "5"}', '{"nice": 20}', '{"nice": true}', '{"scheduling": "fifo"}',
-     '{"cpus": [-1]}', '{"cpus": 3}', '{"cpus": [99999999999999999999]}', '{"interleave": 1}',
-     '{"oom_score_adj": 1001}', '{"memlock_bytes": -1}', '{"group": 1}', '{"group": "mill"}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "nice",
+        '{"nicer": 1}',
+        '{"nice": "5"}',
+        '{"nice": 20}',
+        '{"nice": true}',
+        '{"scheduling": "fifo"}',
+        '{"cpus": [-1]}',
+        '{"cpus": 3}',
+        '{"cpus": [99999999999999999999]}',
+        '{"interleave": 1}',
+        '{"oom_score_adj": 1001}',
+        '{"memlock_bytes": -1}',
+        '{"group": 1}',
+        '{"group": "mill"}',
+    ],
+)
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         Preparation.decode(text)
@@ -71,29 +86,36 @@ def plan_on(machine: Machine, *, reserve_cores: int = 0, mlock: bool = False) ->
     return replace(made, machine=machine, goal=replace(made.goal, reserve_cores=reserve_cores))
 
 
-ONE = Machine("one", cpu=Cpu(cores=16, threads_per_core=2), dram=Dram(total_bytes=768 * GIB),
-              numa=(NumaNode(0, tuple(range(32)), 768 * GIB),))  # fmt: skip
+ONE = Machine(
+    "one",
+    cpu=Cpu(cores=16, threads_per_core=2),
+    dram=Dram(total_bytes=768 * GIB),
+    numa=(NumaNode(0, tuple(range(32)), 768 * GIB),),
+)
 TWO = Machine(
-    "two", cpu=Cpu(cores=16, threads_per_core=1), dram=Dram(total_bytes=64 * GIB),
+    "two",
+    cpu=Cpu(cores=16, threads_per_core=1),
+    dram=Dram(total_bytes=64 * GIB),
     numa=(NumaNode(0, tuple(range(8)), 32 * GIB), NumaNode(1, tuple(range(8, 16)), 32 * GIB)),
-)  # fmt: skip
+)
 TWO_LARGE = replace(TWO, numa=tuple(replace(node, memory_bytes=512 * GIB) for node in TWO.numa))
 
 
-def test_without_a_reserve_nothing_is_asked_for() -> None:
-    assert preparation(plan_on(ONE), EngineConfig()) == Preparation()
+def test_without_a_reserve_the_engine_is_only_the_first_to_be_killed_for_memory() -> None:
+    assert preparation(plan_on(ONE), EngineConfig()) == Preparation(oom_score_adj=1000)
 
 
 def test_reserved_cores_are_left_with_their_siblings_unless_told_not_to() -> None:
     wanted = preparation(plan_on(ONE, reserve_cores=3), EngineConfig())
-    assert wanted == Preparation(cpus=(*range(13), *range(16, 29)))
-    assert preparation(plan_on(ONE, reserve_cores=3), EngineConfig(pin_cores=False)) == Preparation()
+    assert wanted == Preparation(cpus=(*range(13), *range(16, 29)), oom_score_adj=1000)
+    unpinned = preparation(plan_on(ONE, reserve_cores=3), EngineConfig(pin_cores=False))
+    assert unpinned == Preparation(oom_score_adj=1000)
 
 
 def test_pinning_leaves_the_reserved_cores_alone() -> None:
     wanted = preparation(plan_on(ONE, reserve_cores=3), EngineConfig(pin_cores=True, nice=5, scheduling="batch"))
-    assert wanted == Preparation(nice=5, scheduling="batch", cpus=tuple(range(13)))
-    assert wanted.as_words() == ("nice 5", "batch scheduling", "CPUs 0-12")
+    assert wanted == Preparation(nice=5, scheduling="batch", cpus=tuple(range(13)), oom_score_adj=1000)
+    assert wanted.as_words() == ("nice 5", "batch scheduling", "CPUs 0-12", "out-of-memory score +1000")
 
 
 def test_nothing_is_pinned_where_nothing_is_reserved() -> None:
@@ -103,7 +125,7 @@ def test_nothing_is_pinned_where_nothing_is_reserved() -> None:
 def test_a_model_that_no_node_holds_is_spread_over_all() -> None:
     wanted = preparation(plan_on(TWO), EngineConfig())
     assert (wanted.nodes, wanted.interleave) == ((0, 1), True)
-    assert wanted.as_words() == ("memory spread over NUMA nodes 0-1",)
+    assert wanted.as_words()[0] == "memory spread over NUMA nodes 0-1"
 
 
 def test_a_model_that_one_node_holds_stays_there_with_its_processors() -> None:
@@ -164,8 +186,10 @@ def test_what_needs_no_right_outlives_exec() -> None:
 
 
 def test_refusals_are_sentences_with_a_remedy_and_change_nothing() -> None:
-    got = applied(Preparation(nice=-5, scheduling="rr", oom_score_adj=-500),
-                  before="resource.setrlimit(resource.RLIMIT_NICE, (0, 0)); resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))")  # fmt: skip
+    got = applied(
+        Preparation(nice=-5, scheduling="rr", oom_score_adj=-500),
+        before="resource.setrlimit(resource.RLIMIT_NICE, (0, 0)); resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))",
+    )
     oom, nice, rr = got["notes"]
     assert "OOMScoreAdjust=" in oom
     assert "LimitNICE=-5" in nice
@@ -224,6 +248,6 @@ def test_real_time_is_the_lowest_that_there_is() -> None:
 
 
 def test_the_child_imports_nothing_heavy() -> None:
-    script = "import sys, tokenmill.engine.priority; print(sorted({'pydantic', 'numpy', 'tokenmill.plan'} & sys.modules.keys()))"
+    script = "import sys, tokenmill.engine.priority; print(sorted({'pydantic', 'numpy', 'tokenmill.planner'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -27,9 +27,9 @@ from tokenmill.hardware.catalog import find
 from tokenmill.model import synth
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB, MIB
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -69,8 +69,11 @@ def test_a_real_log_agrees_with_its_plan(moe: Profile) -> None:
 def seen(plan: Plan, **changes: object) -> Observed:
     """An engine that took what the plan said."""
     host = Buffer("CPU_Mapped", spanned_bytes(plan) or of(plan, "dram", "weights"))
-    parts = [host, Buffer("CPU_REPACK", of(plan, "dram", "repack")),
-             Buffer("CPU", 0, of(plan, "dram", "kv"), of(plan, "dram", "compute"))]  # fmt: skip
+    parts = [
+        host,
+        Buffer("CPU_REPACK", of(plan, "dram", "repack")),
+        Buffer("CPU", 0, of(plan, "dram", "kv"), of(plan, "dram", "compute")),
+    ]
     for index, tier in enumerate(plan.placement.gpus):
         sizes = (of(plan, tier, "weights"), of(plan, tier, "kv"), of(plan, tier, "compute", "staging"))
         parts.append(Buffer(f"CUDA{index}", *sizes))
@@ -127,8 +130,15 @@ def test_rewritten_tensors_are_not_in_the_mapped_buffer(moe: Profile) -> None:
 
 def test_a_file_that_was_copied_although_it_was_to_be_mapped() -> None:
     plan = placed(KIMI, settings())
-    buffers = (Buffer("CPU", of(plan, "dram", "weights") - of(plan, "dram", "repack"), of(plan, "dram", "kv"),
-                      of(plan, "dram", "compute")), Buffer("CPU_REPACK", of(plan, "dram", "repack")))  # fmt: skip
+    buffers = (
+        Buffer(
+            "CPU",
+            of(plan, "dram", "weights") - of(plan, "dram", "repack"),
+            of(plan, "dram", "kv"),
+            of(plan, "dram", "compute"),
+        ),
+        Buffer("CPU_REPACK", of(plan, "dram", "repack")),
+    )
     found = rows(reconcile(plan, seen(plan, buffers=buffers, mapped=False)))
     assert found["host", "weights"].difference_bytes == 0  # rewritten weights are the weights themselves
     assert found["host", "repack"].measured_bytes == 0

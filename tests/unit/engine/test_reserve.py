@@ -10,17 +10,21 @@ from support.dialect_plans import machine_with
 from support.plans import placed, settings
 from tokenmill.cli.goal_options import GoalOptions
 from tokenmill.config import EngineConfig, ReserveConfig
-from tokenmill.engine.binding import binding
-from tokenmill.engine.reserve import Kept, arrange, decisions, limit_for
-from tokenmill.engine.reserve_findings import core_finding, memory_finding
+from tokenmill.doctor.limits import core_finding, memory_finding
+from tokenmill.engine.reserve import AppliedLimits, arrange, decisions, limit_for
 from tokenmill.engine.reserve_scope import find_scope, scope_words
 from tokenmill.hardware.machine import Cpu, Dram, Machine, NumaNode
+from tokenmill.launch.binding import binding
 from tokenmill.model.read import read
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
-EPYC = Machine("epyc", cpu=Cpu(cores=16, threads_per_core=2), dram=Dram(total_bytes=768 * GIB),
-               numa=(NumaNode(0, tuple(range(32)), 768 * GIB),))  # fmt: skip
+EPYC = Machine(
+    "epyc",
+    cpu=Cpu(cores=16, threads_per_core=2),
+    dram=Dram(total_bytes=768 * GIB),
+    numa=(NumaNode(0, tuple(range(32)), 768 * GIB),),
+)
 
 
 def plan_with(machine: Machine = EPYC, *, cores: int = 0, ram: int = 0) -> Plan:
@@ -45,7 +49,9 @@ def test_a_plan_says_what_it_leaves() -> None:
 
 
 def test_what_holds_and_what_does_not_are_sentences() -> None:
-    kept = Kept(3, 64 * GIB, tuple(range(13)), (13, 14, 15), "control group", 704 * GIB, "systemd scope", ("but.",))
+    kept = AppliedLimits(
+        3, 64 * GIB, tuple(range(13)), (13, 14, 15), "control group", 704 * GIB, "systemd scope", ("but.",)
+    )
     assert kept.as_words() == (
         "3 cores (CPUs 13-15) left to other programs: the engine and what starts it keep to CPUs 0-12, "
         "by control group",
@@ -79,8 +85,9 @@ def test_cores_of_this_machine_are_left_by_affinity_at_least() -> None:
 def test_pinning_may_be_refused_and_too_much_cannot_be_left() -> None:
     refused = arrange(plan_with(cores=1), EngineConfig(pin_cores=False), name="kimi")
     assert refused.kept is not None
-    assert refused.kept.lacking == ("1 core left to other programs by the number of threads alone: "
-                                    "engine.pin_cores = false",)  # fmt: skip
+    assert refused.kept.lacking == (
+        "1 core left to other programs by the number of threads alone: engine.pin_cores = false",
+    )
     assert refused.own_cpus is None
     everything = arrange(plan_with(cores=100_000), EngineConfig(), name="kimi")
     assert everything.kept is not None
@@ -115,9 +122,15 @@ def test_a_container_has_limits_of_its_own() -> None:
 
 def test_a_scope_is_asked_for_in_words_that_systemd_knows() -> None:
     assert scope_words("kimi", 704 * GIB, root=True) == (
-        "systemd-run", "--scope", "--quiet", "--collect", "--no-ask-password", "--description=tokenmill engine kimi",
-        "--property=MemoryMax=720896M", "--",
-    )  # fmt: skip
+        "systemd-run",
+        "--scope",
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
+        "--description=tokenmill engine kimi",
+        "--property=MemoryMax=720896M",
+        "--",
+    )
     assert scope_words("kimi", GIB, root=False)[1] == "--user"
 
 
@@ -159,8 +172,8 @@ def test_doctor_says_what_would_be_left() -> None:
 
 def test_options_go_before_the_configuration() -> None:
     said = ReserveConfig(cores=3, ram_bytes=64 * GIB)
-    assert GoalOptions().goal().reserve_cores == 0
-    goal = GoalOptions().reserving(said).goal()
+    assert GoalOptions().goal_for("llama.cpp").reserve_cores == 0
+    goal = GoalOptions().reserving(said).goal_for("llama.cpp")
     assert (goal.reserve_cores, goal.reserve_ram_bytes) == (3, 64 * GIB)
-    other = GoalOptions(reserve_cores=0, reserve_ram=GIB).reserving(said).goal()
+    other = GoalOptions(reserve_cores=0, reserve_ram=GIB).reserving(said).goal_for("llama.cpp")
     assert (other.reserve_cores, other.reserve_ram_bytes) == (0, GIB)

@@ -82,10 +82,15 @@ def test_nothing_is_lost_and_dividing_again_changes_nothing(
 
 def test_the_kernel_says_which_cpus_share_a_core() -> None:
     cpus, nodes = "/sys/devices/system/cpu", "/sys/devices/system/node"
-    host = WrittenHost({
-        f"{cpus}/cpu0/topology/core_cpus_list": "0-1\n", f"{cpus}/cpu1/topology/core_cpus_list": "0-1\n",
-        f"{cpus}/cpu2/topology/thread_siblings_list": "2,10\n", f"{cpus}/cpu10/topology/thread_siblings_list": "2,10\n",
-        f"{nodes}/node0/cpulist": "0-1\n", f"{nodes}/node1/cpulist": "2,10\n",
-    })  # fmt: skip
+    host = WrittenHost(
+        {
+            f"{cpus}/cpu0/topology/core_cpus_list": "0-1\n",
+            f"{cpus}/cpu1/topology/core_cpus_list": "0-1\n",
+            f"{cpus}/cpu2/topology/thread_siblings_list": "2,10\n",
+            f"{cpus}/cpu10/topology/thread_siblings_list": "2,10\n",
+            f"{nodes}/node0/cpulist": "0-1\n",
+            f"{nodes}/node1/cpulist": "2,10\n",
+        }
+    )
     assert cores_here(host) == (Core((0, 1), 0), Core((2, 10), 1))
     assert cores_here(WrittenHost()) == ()

@@ -82,10 +82,12 @@ def test_cpus_are_the_groups_where_it_was_given_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("/user.slice/session-1.scope", "the control group /user.slice/session-1.scope is not delegated to it"),
-     ("/../../outside", "the control group of this process cannot be seen from here"),
-     ("/nowhere", "the control group of this process cannot be seen from here")],
-)  # fmt: skip
+    [
+        ("/user.slice/session-1.scope", "the control group /user.slice/session-1.scope is not delegated to it"),
+        ("/../../outside", "the control group of this process cannot be seen from here"),
+        ("/nowhere", "the control group of this process cannot be seen from here"),
+    ],
+)
 def test_groups_of_others_are_left_alone(tmp_path: Path, path: str, why: str) -> None:
     tree = Tree(tmp_path, path)
     tree.group("/user.slice/session-1.scope", os.getpid())

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
-from tokenmill.engine.binding import binding, ranges
-from tokenmill.engine.dialects import Command, spell
-from tokenmill.engine.written import KINDS, write_as
-from tokenmill.engine.written.launch import Launch, slug
-from tokenmill.engine.written.systemd import quoted
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Limits
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.plan import Plan
+from tokenmill.launch import Command, spell
+from tokenmill.launch.binding import binding, ranges
+from tokenmill.launch.files import KINDS, write_as
+from tokenmill.launch.files.launch import Launch, slug
+from tokenmill.launch.files.systemd import quoted
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 MODEL = "/srv/models/a b/x-00001-of-00002.gguf"
@@ -30,8 +30,15 @@ def eight_cards(**changes: Any) -> Plan:
     profile = small_profile(40)
     layers = [f"gpu{layer // 5}" for layer in range(40)]
     goal = changes.pop("goal", Goal(reserve_cores=3))
-    return plan_of(profile, placed(profile, layers, "gpu7", range(1, 40, 5)), machine_with(8, nodes=2), goal=goal,
-                   host_gib=400, mlock=True, **changes)  # fmt: skip
+    return plan_of(
+        profile,
+        placed(profile, layers, "gpu7", range(1, 40, 5)),
+        machine_with(8, nodes=2),
+        goal=goal,
+        host_gib=400,
+        mlock=True,
+        **changes,
+    )
 
 
 def on_cpu(**changes: Any) -> Plan:
@@ -86,9 +93,19 @@ def test_podman() -> None:
     words = script_words(text, "podman")
     image = words.index("registry.example/llama:1")
     options, given_words = words[:image], words[image + 1 :]
-    for expected in ("--device", "nvidia.com/gpu=all", "127.0.0.1:8080:8080", "--cap-add=SYS_NICE", "--cap-add=IPC_LOCK",
-                     "memlock=-1:-1", "0-12", "16g", "kimi", "/srv/models/a b:/models:ro,Z",
-                     "CUDA_DEVICE_ORDER=PCI_BUS_ID"):  # fmt: skip
+    for expected in (
+        "--device",
+        "nvidia.com/gpu=all",
+        "127.0.0.1:8080:8080",
+        "--cap-add=SYS_NICE",
+        "--cap-add=IPC_LOCK",
+        "memlock=-1:-1",
+        "0-12",
+        "16g",
+        "kimi",
+        "/srv/models/a b:/models:ro,Z",
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ):
         assert expected in options
     assert any("curl" in word and "/health" in word for word in options)
     wanted = list(command.argv[1:])
@@ -104,9 +121,16 @@ def test_quadlet() -> None:
     words = unit_words(text, "Exec")
     assert words[:2] == ["--model", "/models/x-00001-of-00002.gguf"]
     assert words[words.index("--override-tensor") + 1] == command.argv[command.argv.index("--override-tensor") + 1]
-    for line in ("AddDevice=nvidia.com/gpu=all", "PublishPort=127.0.0.1:8080:8080", "Ulimit=memlock=-1:-1",
-                 "AddCapability=SYS_NICE IPC_LOCK", "Volume=/srv/models/a b:/models:ro,Z", "NUMAPolicy=interleave",
-                 "PodmanArgs=--cpuset-cpus=0-12 --memory=420g", "Restart=on-failure"):  # fmt: skip
+    for line in (
+        "AddDevice=nvidia.com/gpu=all",
+        "PublishPort=127.0.0.1:8080:8080",
+        "Ulimit=memlock=-1:-1",
+        "AddCapability=SYS_NICE IPC_LOCK",
+        "Volume=/srv/models/a b:/models:ro,Z",
+        "NUMAPolicy=interleave",
+        "PodmanArgs=--cpuset-cpus=0-12 --memory=420g",
+        "Restart=on-failure",
+    ):
         assert f"\n{line}\n" in text
     assert "HealthCmd=curl" in text
 
@@ -116,8 +140,16 @@ def test_systemd() -> None:
     command = spell(plan, model=MODEL)
     text = write_as("systemd", command, plan)
     assert unit_words(text, "ExecStart") == list(command.argv)
-    for line in ("AllowedCPUs=0-12", "CPUAffinity=0-12", "LimitMEMLOCK=infinity", "MemoryMax=420G", "NUMAPolicy=interleave",
-                 "NUMAMask=all", "Restart=on-failure", "Environment=CUDA_DEVICE_ORDER=PCI_BUS_ID"):  # fmt: skip
+    for line in (
+        "AllowedCPUs=0-12",
+        "CPUAffinity=0-12",
+        "LimitMEMLOCK=infinity",
+        "MemoryMax=420G",
+        "NUMAPolicy=interleave",
+        "NUMAMask=all",
+        "Restart=on-failure",
+        "Environment=CUDA_DEVICE_ORDER=PCI_BUS_ID",
+    ):
         assert f"\n{line}\n" in text
     assert re.search(r"ExecStartPost=curl .*--retry \d+ http://127.0.0.1:8080/health", text)
     parser = RawConfigParser(strict=False, allow_no_value=True, delimiters=("=",))
@@ -189,11 +221,14 @@ def test_unit_words_keep_what_systemd_would_change() -> None:
         ("/m/x.gguf", "/m", "/models/x.gguf"),
         ("models/x.gguf", "./models", "/models/x.gguf"),
         ("x.gguf", ".", "/models/x.gguf"),
-        ("/hf/hub/models--a--b/snapshots/386f/Q4/x-00001-of-00013.gguf", "/hf/hub/models--a--b",
-         "/models/snapshots/386f/Q4/x-00001-of-00013.gguf"),
+        (
+            "/hf/hub/models--a--b/snapshots/386f/Q4/x-00001-of-00013.gguf",
+            "/hf/hub/models--a--b",
+            "/models/snapshots/386f/Q4/x-00001-of-00013.gguf",
+        ),
         ("kimi-k2.5:Q4_K_S", "/path/to/models", "/models/kimi-k2.5-Q4_K_S.gguf"),
     ],
-)  # fmt: skip
+)
 def test_the_models_folder_is_mounted(model: str, source: str, inside: str) -> None:
     plan = on_cpu()
     mount = Launch.of(spell(plan, model=model), plan, name=None, image=None).mount

@@ -27,10 +27,18 @@ def test_a_chat() -> None:
     call = call_of(Request(chat, max_tokens=5, stop=("x", "y")), LLAMA)
     assert call.path == "/v1/chat/completions"
     assert call.body == {
-        "model": "m", "stream": True, "stream_options": {"include_usage": True}, "cache_prompt": True,
-        "timings_per_token": True, "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}],
-        "tool_choice": "auto", "chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 5, "stop": ["x", "y"],
-    }  # fmt: skip
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_prompt": True,
+        "timings_per_token": True,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function"}],
+        "tool_choice": "auto",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "max_tokens": 5,
+        "stop": ["x", "y"],
+    }
 
 
 @pytest.mark.parametrize("speech", [LLAMA, IK, VLLM, URL])
@@ -43,18 +51,33 @@ def test_completions_take_text_and_tokens(speech: Speech, prompt: Any, sent: Any
 
 
 FULL = Sampling(
-    temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.3,
-    penalty_last_n=32, seed=7, logit_bias=((5, -1.5), (6, -math.inf)), top_logprobs=2, json_schema=SCHEMA,
-)  # fmt: skip
+    temperature=0.5,
+    top_k=3,
+    top_p=0.9,
+    min_p=0.1,
+    repeat_penalty=1.1,
+    presence_penalty=0.2,
+    frequency_penalty=0.3,
+    penalty_last_n=32,
+    seed=7,
+    logit_bias=((5, -1.5), (6, -math.inf)),
+    top_logprobs=2,
+    json_schema=SCHEMA,
+)
 COMMON = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 7}
 
 
 @pytest.mark.parametrize("speech", [LLAMA, IK])
 def test_llama_servers_take_everything(speech: Speech) -> None:
     wanted = COMMON | {
-        "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 32, "logit_bias": [[5, -1.5], [6, False]],
-        "ignore_eos": True, "id_slot": 2,
-    }  # fmt: skip
+        "top_k": 3,
+        "min_p": 0.1,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 32,
+        "logit_bias": [[5, -1.5], [6, False]],
+        "ignore_eos": True,
+        "id_slot": 2,
+    }
     chat = body(speech, Request(HI, FULL, ignore_eos=True, lane=2))
     assert chat.items() >= (wanted | {"logprobs": True, "top_logprobs": 2, "response_format": WRAPPED}).items()
     text = body(speech, Request("x", FULL, ignore_eos=True, lane=2))
@@ -64,9 +87,15 @@ def test_llama_servers_take_everything(speech: Speech) -> None:
 def test_vllm() -> None:
     sampling = replace(FULL, penalty_last_n=None, logit_bias=((5, -1.5),))
     wanted = COMMON | {
-        "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": -1.5}, "ignore_eos": True, "priority": 0,
-        "response_format": WRAPPED, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }  # fmt: skip
+        "top_k": 3,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "logit_bias": {"5": -1.5},
+        "ignore_eos": True,
+        "priority": 0,
+        "response_format": WRAPPED,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
     chat = body(VLLM, Request(HI, sampling, ignore_eos=True, priority="interactive"))
     assert chat.items() >= (wanted | {"logprobs": True, "top_logprobs": 2}).items()
     text = body(VLLM, Request("x", sampling, ignore_eos=True))
@@ -81,8 +110,16 @@ def test_vllm_called_grammars_otherwise_before() -> None:
 
 
 def test_any_other_server_is_asked_for_openais_own() -> None:
-    sampling = Sampling(temperature=0.5, top_p=0.9, presence_penalty=0.2, frequency_penalty=0.3, seed=7, top_logprobs=0,
-                        logit_bias=((5, 1.0),), json_schema="{}")  # fmt: skip
+    sampling = Sampling(
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=7,
+        top_logprobs=0,
+        logit_bias=((5, 1.0),),
+        json_schema="{}",
+    )
     sent = body(URL, Request(HI, sampling))
     assert sent.items() >= (COMMON | {"logprobs": True, "top_logprobs": 0, "logit_bias": {"5": 1.0}}).items()
     assert sent["response_format"] == {"type": "json_object"}
@@ -153,3 +190,12 @@ def test_capabilities_say_what_bodies_do() -> None:
     assert not plain.reports_cached_tokens
     assert any("reused" in note for note in plain.notes)
     assert any("template" in note for note in capabilities_of(replace(LLAMA, tools=False), reports_cached=True).notes)
+
+
+@pytest.mark.parametrize("speech", [LLAMA, IK, VLLM, URL])
+def test_huge_counts_in_schemas_do_not_reach_a_server(speech: Speech) -> None:
+    shown = json.dumps(body(speech, Request(HI, Sampling(json_schema='{"type": "array", "maxItems": 1000000000}'))))
+    assert '"array"' in shown
+    assert "maxItems" not in shown
+    with pytest.raises(RequestRefused):
+        body(speech, Request(HI, Sampling(json_schema='{"type": "array", "minItems": 1000000000}')))

@@ -24,23 +24,42 @@ KERNEL = "Out of memory: Killed process 12 (llama-server) total-vm:9kB, anon-rss
         (Exit(), False, "ended, and nothing saw how"),
         (Exit(signal=15, asked=True), False, "was stopped"),
         (Exit(signal=9, asked=True, kills=KILLED), False, "was stopped"),
-        (Exit(signal=9, kills=QUIET), False, "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"),
+        (
+            Exit(signal=9, kills=QUIET),
+            False,
+            "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)",
+        ),
         (Exit(signal=9), None, "was killed by SIGKILL (by somebody, or for memory: nothing tells which)"),
         (Exit(signal=9, kills=KILLED), True, "was killed for memory, most likely; its plan counts on 5.0 GiB at most"),
         (Exit(code=137, kills=KILLED), True, "was killed for memory, most likely; its plan counts on 5.0 GiB at most"),
-        (Exit(signal=9, kills=QUIET, most_rss_bytes=7 * GIB, memory_bytes=8 * GIB), True,
-         "was killed for memory, most likely while holding 7.0 GiB of 8.0 GiB; its plan counts on 5.0 GiB at most"),
-        (Exit(signal=9, kills=QUIET, most_rss_bytes=GIB, memory_bytes=8 * GIB), False,
-         "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"),
-        (Exit(signal=9, kernel=KERNEL, most_rss_bytes=7 * GIB), True,
-         "was killed for memory while holding 7.0 GiB; its plan counts on 5.0 GiB at most"),
-        (Exit(signal=11, kills=QUIET), False,
-         "was killed by SIGSEGV (it touched memory that is not its own: a bug or a broken build)"),
+        (
+            Exit(signal=9, kills=QUIET, most_rss_bytes=7 * GIB, memory_bytes=8 * GIB),
+            True,
+            "was killed for memory, most likely while holding 7.0 GiB of 8.0 GiB; its plan counts on 5.0 GiB at most",
+        ),
+        (
+            Exit(signal=9, kills=QUIET, most_rss_bytes=GIB, memory_bytes=8 * GIB),
+            False,
+            "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)",
+        ),
+        (
+            Exit(signal=9, kernel=KERNEL, most_rss_bytes=7 * GIB),
+            True,
+            "was killed for memory while holding 7.0 GiB; its plan counts on 5.0 GiB at most",
+        ),
+        (
+            Exit(signal=11, kills=QUIET),
+            False,
+            "was killed by SIGSEGV (it touched memory that is not its own: a bug or a broken build)",
+        ),
         (Exit(signal=signal.SIGRTMIN + 3, kills=QUIET), False, f"was killed by signal {signal.SIGRTMIN + 3}"),
-        (Exit(code=1, kills=KILLED), False,
-         "ended with exit code 1; a process was killed for memory meanwhile, perhaps one of its own"),
+        (
+            Exit(code=1, kills=KILLED),
+            False,
+            "ended with exit code 1; a process was killed for memory meanwhile, perhaps one of its own",
+        ),
     ],
-)  # fmt: skip
+)
 def test_words(end: Exit, for_memory: bool | None, words: str) -> None:
     assert end.for_memory is for_memory
     assert end.words(5 * GIB) == words

@@ -28,19 +28,35 @@ def test_captured_prompts_that_are_too_long(name: str, needed: int, context: int
     ("message", "needed", "context"),
     [
         # vllm-project/vllm#20409
-        ("This model's maximum context length is 16384 tokens. However, you requested 122946 tokens (112946 in the "
-         "messages, 10000 in the completion). Please reduce the length of the messages or completion.", 122946, 16384),
+        (
+            "This model's maximum context length is 16384 tokens. However, you requested 122946 tokens (112946 in the "
+            "messages, 10000 in the completion). Please reduce the length of the messages or completion.",
+            122946,
+            16384,
+        ),
         # vLLM 0.8 to 0.15
-        ("'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum context length is 4096 tokens "
-         "and your request has 20 input tokens (5000 > 4096 - 20).", 5020, 4096),
-        ("The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that "
-         "`max_model_len` is no smaller than the number of text tokens.", 5000, 4096),
+        (
+            "'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum context length is 4096 tokens "
+            "and your request has 20 input tokens (5000 > 4096 - 20).",
+            5020,
+            4096,
+        ),
+        (
+            "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that "
+            "`max_model_len` is no smaller than the number of text tokens.",
+            5000,
+            4096,
+        ),
         # OpenAI
-        ("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", 9000, 8192),
+        (
+            "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+            9000,
+            8192,
+        ),
         # llama.cpp before it sent the numbers as fields
         ("request (20014 tokens) exceeds the available context size (16384 tokens), try increasing it", 20014, 16384),
     ],
-)  # fmt: skip
+)
 def test_published_prompts_that_are_too_long(message: str, needed: int, context: int) -> None:
     for text in (
         f'{{"error": {{"message": "{message}", "code": 400}}}}',

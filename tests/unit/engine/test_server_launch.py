@@ -11,13 +11,13 @@ import pytest
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.config import EngineConfig
 from tokenmill.engine import embedded
-from tokenmill.engine.dialects import spell
-from tokenmill.engine.dialects.flagset import stored
 from tokenmill.engine.server_launch import Prepared, container_argv, llama_extras, prepare, vllm_program
-from tokenmill.engine.written.launch import Launch
 from tokenmill.errors import EngineError, UsageError
-from tokenmill.plan.goal import DialectName, Goal
-from tokenmill.plan.plan import Plan
+from tokenmill.launch import spell
+from tokenmill.launch.files.launch import Launch
+from tokenmill.launch.flagset import stored
+from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.planner.plan import Plan
 
 MODEL = Path("/srv/models/a b/x-00001-of-00002.gguf")
 
@@ -31,8 +31,15 @@ def on_cpu(engine: DialectName = "llama.cpp", **settings: Any) -> Plan:
 def hybrid(engine: DialectName = "llama.cpp") -> Plan:
     profile = small_profile(30)
     placement = placed(profile, [f"gpu{layer // 10}" for layer in range(30)], "gpu2", {1, 12, 21})
-    return plan_of(profile, placement, machine_with(3, nodes=2), goal=Goal(reserve_cores=2, engine=engine), host_gib=400,
-                   sequences=3, mlock=True)  # fmt: skip
+    return plan_of(
+        profile,
+        placement,
+        machine_with(3, nodes=2),
+        goal=Goal(reserve_cores=2, engine=engine),
+        host_gib=400,
+        sequences=3,
+        mlock=True,
+    )
 
 
 def prepared(plan: Plan, slots: Path | None = None, **config: Any) -> Prepared:
@@ -177,8 +184,11 @@ def test_vllm_of_the_captured_version_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_another_vllm_is_asked_for_its_flags(tmp_path: Path) -> None:
-    known = "\\n".join(f"  {name} X" if count else f"  {name}" for name, count in stored("vllm").values.items()
-                      if name != "--scheduling-policy")  # fmt: skip
+    known = "\\n".join(
+        f"  {name} X" if count else f"  {name}"
+        for name, count in stored("vllm").values.items()
+        if name != "--scheduling-policy"
+    )
     binary = program(tmp_path, "bin/vllm", f"[ \"$1 $2\" = 'serve --help=all' ] && printf -- '{known}\\n'")
     ready = prepared(on_cpu("vllm"), kind="vllm", binary=binary)
     assert ready.argv[:3] == (binary, "serve", str(MODEL))

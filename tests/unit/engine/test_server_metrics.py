@@ -40,9 +40,17 @@ def test_without_metrics_slots_tell_who_works(slots: list[dict[str, object]], ru
 def test_vllm() -> None:
     counters = vllm_counters(samples_of(captured("vllm-metrics").text))
     assert counters == Counters(
-        prompt_tokens_computed=5445, prompt_tokens_reused=7072, generated_tokens=3888, steps=3888, step_tokens=9333,
-        cells_used=0, cells_total=2048 * 32, running=0, waiting=0, preemptions=0,
-    )  # fmt: skip
+        prompt_tokens_computed=5445,
+        prompt_tokens_reused=7072,
+        generated_tokens=3888,
+        steps=3888,
+        step_tokens=9333,
+        cells_used=0,
+        cells_total=2048 * 32,
+        running=0,
+        waiting=0,
+        preemptions=0,
+    )
 
 
 def test_older_vllm_counts_hits_alone() -> None:

@@ -10,8 +10,14 @@ from tokenmill.engine.openai_wire import Collector, data_of, logprobs_of, object
 from tokenmill.errors import EngineError
 
 
-def collected(chunks: list[dict[str, Any]], kind: EngineKind = "llama-server", *, chat: bool = True,
-              top: int | None = None, most: int | None = None) -> tuple[list[Piece], Answer]:  # fmt: skip
+def collected(
+    chunks: list[dict[str, Any]],
+    kind: EngineKind = "llama-server",
+    *,
+    chat: bool = True,
+    top: int | None = None,
+    most: int | None = None,
+) -> tuple[list[Piece], Answer]:
     collector = Collector(kind, chat, top, most)
     pieces = [piece for piece in map(collector.take, chunks) if piece is not None]
     assert collector.finished
@@ -114,12 +120,14 @@ def test_tool_calls_and_reasoning_are_put_together() -> None:
     _, answer = collected(chunks)
     assert answer.finish_reason == "tool_calls"
     assert answer.message == {
-        "role": "assistant", "content": None, "reasoning_content": "Let me see.",
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "Let me see.",
         "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x":1}'}},
             {"id": "b", "type": "function", "function": {"name": "mul", "arguments": "{}"}},
         ],
-    }  # fmt: skip
+    }
 
 
 def test_a_server_that_counts_nothing_on_the_way() -> None:
@@ -152,9 +160,17 @@ def test_an_unknown_reason_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("line", "data"),
-    [("data: {}", "{}"), ("data:{}", "{}"), ("data: [DONE]", "[DONE]"), (": ping", None), ("", None), ("event: x", None),
-     ('error: {"code":500}', '{"code":500}'), ("retry: 10", None)],
-)  # fmt: skip
+    [
+        ("data: {}", "{}"),
+        ("data:{}", "{}"),
+        ("data: [DONE]", "[DONE]"),
+        (": ping", None),
+        ("", None),
+        ("event: x", None),
+        ('error: {"code":500}', '{"code":500}'),
+        ("retry: 10", None),
+    ],
+)
 def test_lines_of_a_stream(line: str, data: str | None) -> None:
     assert data_of(line) == data
 

@@ -8,12 +8,12 @@ import pytest
 
 from support.plans import placed, settings
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.native.dryrun import ContextProjection
 from tokenmill.engine.verify import Comparison, compare, overrides, request, verify, verify_by_binary
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.native.dry_run import ContextProjection
 from tokenmill.units import GIB, MIB
 
 
@@ -86,10 +86,13 @@ def test_rows_of_every_memory() -> None:
     plan = placed(KIMI, settings(), cards=1, resident=range(2))
     found = ContextProjection(
         (Buffer("CPU", 500 * GIB), Buffer("CUDA_Host", 0, 0, 64 * MIB), Buffer("CUDA0", 10 * GIB, 549 * MIB, 3 * GIB)),
-        output_bytes=1 * MIB, source="breakdown",
-    )  # fmt: skip
+        output_bytes=1 * MIB,
+        source="breakdown",
+    )
     rows = {(row.tier, row.item): row for row in compare(plan, found)}
-    assert set(rows) == {(tier, item) for tier in ("host", "gpu0") for item in ("weights", "kv", "compute")} - {("host", "kv")}  # fmt: skip
+    assert set(rows) == {(tier, item) for tier in ("host", "gpu0") for item in ("weights", "kv", "compute")} - {
+        ("host", "kv")
+    }
     assert rows["host", "compute"].projected_bytes == 64 * MIB  # logits are the process's own, not a compute buffer
     assert rows["host", "compute"].agrees
     assert rows["gpu0", "kv"].predicted_bytes == 8192 * 61 * 576 * 2 == rows["gpu0", "kv"].projected_bytes
@@ -132,8 +135,15 @@ def test_a_program_beside_the_server_is_asked(tmp_path: Path) -> None:
     )
     found = verify_by_binary(placed(KIMI, settings(16384, 1)), argv, str(tmp_path / "llama-server"))
     assert (tmp_path / "llama-fit-params.argv").read_text().split() == [
-        "--model", "m.gguf", "--ctx-size", "512", "--fit-print", "on",
-    ]  # fmt: skip
+        "--model",
+        "m.gguf",
+        "--ctx-size",
+        "512",
+        "--fit-print",
+        "on",
+    ]
     assert {(row.tier, row.item, row.projected_bytes) for row in found.rows} >= {
-        ("host", "weights", 10 * MIB), ("host", "kv", 2 * MIB), ("host", "compute", 64 * MIB),
-    }  # fmt: skip
+        ("host", "weights", 10 * MIB),
+        ("host", "kv", 2 * MIB),
+        ("host", "compute", 64 * MIB),
+    }

@@ -10,12 +10,12 @@ import pytest
 
 from support.doctor_machines import captured, planned
 from support.fake_engine import FakeEngine
-from tokenmill.engine.binding import mapped_bytes
-from tokenmill.engine.heads import Head, Held
 from tokenmill.engine.page_cache import Filled
+from tokenmill.engine.pinned_prefixes import Head, Held
 from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, hold_told, room_bytes
 from tokenmill.hardware.machine import Measurements, Rate
-from tokenmill.plan.plan import Forecast, LedgerRow, Plan, Speed
+from tokenmill.launch.binding import mapped_bytes
+from tokenmill.planner.plan import Forecast, LedgerRow, Plan, Speed
 from tokenmill.units import GIB, KIB, MIB
 
 MEASURED = Measurements("2026-11-15T00:00:00Z", (Rate("disk", 2.0),))
@@ -37,8 +37,9 @@ def test_a_head_is_announced_with_what_it_will_take() -> None:
     held = asyncio.run(told())
     assert [(head.name, head.how) for head in held.heads] == [("digest", "computed"), ("rules", "computed")]
     assert [(now.detail, now.done, now.total, now.eta_s) for now in seen] == [
-        ("digest, 8,000 tokens", 0, 2, 200.0), ("rules", 1, 2, None),
-    ]  # fmt: skip
+        ("digest, 8,000 tokens", 0, 2, 200.0),
+        ("rules", 1, 2, None),
+    ]
 
 
 def test_weights_that_were_rewritten_are_not_read_from_the_file_again() -> None:

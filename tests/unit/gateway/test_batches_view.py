@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from openai.types import Batch, FileObject
 
+from tokenmill.gateway.batch_records import BadLine, BatchRecord, File, HttpBatchRequest, Outcome, Page, Status
 from tokenmill.gateway.batch_view import (
     batch_body,
     file_body,
@@ -16,19 +17,33 @@ from tokenmill.gateway.batch_view import (
     window_s,
 )
 from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.tickets import BadLine, File, Order, Outcome, Page, Status, Ticket
-from tokenmill.jobs.job import Totals
+from tokenmill.jobs.models import Totals
 
 GIVEN = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-TICKET = Ticket(
-    "batch_1", None, "/v1/chat/completions", "24h", "file-1", {"a": "b"}, 0, "validating", 10.7, 100.2, "file-o", "file-e",
-    None, None, {}, (), None,
-)  # fmt: skip
+TICKET = BatchRecord(
+    "batch_1",
+    None,
+    "/v1/chat/completions",
+    "24h",
+    "file-1",
+    {"a": "b"},
+    0,
+    "validating",
+    10.7,
+    100.2,
+    "file-o",
+    "file-e",
+    None,
+    None,
+    {},
+    (),
+    None,
+)
 
 
 def test_an_order() -> None:
     kept = {"anchor": "created_at", "seconds": 3600}
-    assert order_of(GIVEN) == Order("/v1/chat/completions", "24h", 86400.0, "file-1")
+    assert order_of(GIVEN) == HttpBatchRequest("/v1/chat/completions", "24h", 86400.0, "file-1")
     more = order_of({**GIVEN, "metadata": {"a": "b"}, "output_expires_after": kept, "priority": -5})
     assert (more.metadata, more.output_kept_s, more.priority) == ({"a": "b"}, 3600, -5)
 
@@ -134,11 +149,13 @@ def test_a_batch_names_the_files_that_are_there(
     assert seen.errors.data[0].line == 3
 
 
-def _at(status: Status, *errors: BadLine) -> Ticket:
-    return Ticket(*(
-        {"status": status, "times": {status: 12.5}, "errors": errors}.get(name, getattr(TICKET, name))
-        for name in Ticket.__dataclass_fields__
-    ))  # fmt: skip
+def _at(status: Status, *errors: BadLine) -> BatchRecord:
+    return BatchRecord(
+        *(
+            {"status": status, "times": {status: 12.5}, "errors": errors}.get(name, getattr(TICKET, name))
+            for name in BatchRecord.__dataclass_fields__
+        )
+    )
 
 
 def test_a_file_as_the_client_reads_it() -> None:

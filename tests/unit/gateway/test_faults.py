@@ -14,7 +14,7 @@ from tokenmill.errors import (
     TooLong,
     UnknownModel,
 )
-from tokenmill.gateway.faults import Busy, Fault, Stopping, code_of, error_body, error_headers, param_of, status_of
+from tokenmill.gateway.faults import Busy, Fault, Stopping, error_body, error_headers, param_of, status_of
 
 ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
 
@@ -31,12 +31,12 @@ def test_each_has_an_answer(cls: type[TokenmillError]) -> None:
 
 
 def test_words_for_programs() -> None:
-    assert code_of(TooLong("m", needed_tokens=2, context_tokens=1)) == "context_length_exceeded"
-    assert code_of(UnknownModel("m")) == "model_not_found"
-    assert code_of(EngineDied("m")) == "engine_died"
-    assert code_of(EngineTimeout("m")) == "timeout"
-    assert code_of(EngineError("m")) == "engine_error"
-    assert code_of(RequestRefused("m")) is None
+    assert TooLong("m", needed_tokens=2, context_tokens=1).code == "context_length_exceeded"
+    assert UnknownModel("m").code == "model_not_found"
+    assert EngineDied("m").code == "engine_died"
+    assert EngineTimeout("m").code == "timeout"
+    assert EngineError("m").code == "engine_error"
+    assert RequestRefused("m").code == "invalid_request"
 
 
 def test_an_engines_last_words_stay_in_the_house() -> None:
@@ -54,10 +54,17 @@ def test_waiting_is_rounded_up() -> None:
 
 @pytest.mark.parametrize(
     ("message", "param"),
-    [("temperature: must be", "temperature"), ("messages[0].role must be", "messages"), ("prompt is wrong", None),
-     ("a b: c", None), ("9: x", None), ("tool_choice.type: must be", "tool_choice"),
-     ("the prompt has 9 tokens and the context 8: 1 too many", None), ("the JSON schema is no JSON: x[0]", None)],
-)  # fmt: skip
+    [
+        ("temperature: must be", "temperature"),
+        ("messages[0].role must be", "messages"),
+        ("prompt is wrong", None),
+        ("a b: c", None),
+        ("9: x", None),
+        ("tool_choice.type: must be", "tool_choice"),
+        ("the prompt has 9 tokens and the context 8: 1 too many", None),
+        ("the JSON schema is no JSON: x[0]", None),
+    ],
+)
 def test_the_key_is_found_in_the_message(message: str, param: str | None) -> None:
     assert param_of(RequestRefused(message)) == param
     assert param_of(TokenmillError(message)) is None

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.gateway.desk import FILE, FOLDER, Desk
-from tokenmill.gateway.tickets import BadLine, File, Order, Outcome, Page, Ticket
-from tokenmill.jobs.job import Totals
+from tokenmill.gateway.batch_records import BadLine, BatchRecord, File, HttpBatchRequest, Outcome, Page
+from tokenmill.gateway.batch_repository import FILE, FOLDER, BatchRepository
+from tokenmill.jobs.models import Totals
 
 ALL = Page(100)
 
@@ -24,31 +24,31 @@ class Clock:
         return self.s
 
 
-def kept(desk: Desk, name: str = "a", *, owner: str | None = None, expires_s: float | None = None) -> File:
+def kept(desk: BatchRepository, name: str = "a", *, owner: str | None = None, expires_s: float | None = None) -> File:
     file, draft = desk.draft()
     draft.write_bytes(name.encode())
     return desk.keep(File(file, owner, name, "batch", len(name), "", desk.now_s(), expires_s))
 
 
-def order(file: File, **more: object) -> Order:
-    return replace(Order("/v1/completions", "24h", 86400.0, file.id), **more)  # type: ignore[arg-type]
+def order(file: File, **more: object) -> HttpBatchRequest:
+    return replace(HttpBatchRequest("/v1/completions", "24h", 86400.0, file.id), **more)  # type: ignore[arg-type]
 
 
-def taken(desk: Desk, file: File, owner: str | None = None) -> Ticket:
+def taken(desk: BatchRepository, file: File, owner: str | None = None) -> BatchRecord:
     ticket = desk.take(order(file), owner)
     assert ticket is not None
     return ticket
 
 
 def test_a_file_is_there_when_its_row_is(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = BatchRepository(tmp_path)
     file, draft = desk.draft()
     draft.write_bytes(b"x")
     assert desk.file(file) is None
     made = desk.keep(File(file, None, "x.jsonl", "batch", 1, "sum", 5.0))
     assert not draft.exists()
     desk.close()
-    again = Desk(tmp_path)
+    again = BatchRepository(tmp_path)
     assert again.file(file) == made
     assert again.keep(made) == made  # a kill may have come before it was noted elsewhere
     assert again.path(file).read_bytes() == b"x"
@@ -56,7 +56,7 @@ def test_a_file_is_there_when_its_row_is(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_list(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = BatchRepository(tmp_path)
     files = [kept(desk, f"f{number}", owner="eva" if number % 2 else None) for number in range(5)]
     seen: list[str] = []
     page = Page(2)
@@ -74,7 +74,7 @@ def test_parts_of_a_list(tmp_path: Path) -> None:
 
 
 def test_a_file_that_a_batch_needs_stays(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = BatchRepository(tmp_path)
     file = kept(desk)
     ticket = taken(desk, file)
     assert desk.drop(file.id) == ticket.id
@@ -88,7 +88,7 @@ def test_a_file_that_a_batch_needs_stays(tmp_path: Path) -> None:
 
 def test_files_whose_time_is_over_go(tmp_path: Path) -> None:
     clock = Clock()
-    desk = Desk(tmp_path, clock=clock)
+    desk = BatchRepository(tmp_path, clock=clock)
     short, needed, stays = kept(desk, expires_s=2000.0), kept(desk, expires_s=2000.0), kept(desk)
     ticket = taken(desk, needed)
     clock.s = 2000.0
@@ -103,7 +103,7 @@ def test_files_whose_time_is_over_go(tmp_path: Path) -> None:
 
 
 def test_bytes_that_never_became_a_file_go_when_they_are_old(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = BatchRepository(tmp_path)
     new, old = desk.draft()[1], desk.draft()[1]
     whole = desk.path(desk.draft()[0])
     for path in (new, old, whole):
@@ -119,7 +119,7 @@ def test_bytes_that_never_became_a_file_go_when_they_are_old(tmp_path: Path) -> 
 
 def test_a_batch_moves_only_from_where_it_is(tmp_path: Path) -> None:
     clock = Clock()
-    desk = Desk(tmp_path, clock=clock)
+    desk = BatchRepository(tmp_path, clock=clock)
     ticket = desk.take(order(kept(desk), metadata={"a": "b"}, priority=3, output_kept_s=3600), "eva")
     assert ticket is not None
     assert (ticket.status, ticket.owner, ticket.metadata, ticket.priority) == ("validating", "eva", {"a": "b"}, 3)
@@ -132,7 +132,7 @@ def test_a_batch_moves_only_from_where_it_is(tmp_path: Path) -> None:
     bad = (BadLine("c", "m", 7, "p"),)
     assert desk.move(ticket.id, "cancelled", since=("cancelling",), outcome=outcome, errors=bad)
     desk.close()
-    again = Desk(tmp_path, clock=clock)
+    again = BatchRepository(tmp_path, clock=clock)
     found = again.ticket(ticket.id)
     assert found is not None
     assert (found.status, found.model, found.outcome, found.errors) == ("cancelled", None, outcome, bad)
@@ -144,22 +144,22 @@ def test_a_batch_moves_only_from_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
-    Desk(tmp_path).close()
+    BatchRepository(tmp_path).close()
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(StoreError, match="newer"):
-        Desk(tmp_path)
+        BatchRepository(tmp_path)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "batches").write_text("a file")
     with pytest.raises(StoreError, match="cannot use"):
-        Desk(tmp_path / "batches")
+        BatchRepository(tmp_path / "batches")
 
 
 def test_batches_by_their_metadata(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
+    desk = BatchRepository(tmp_path)
     file = kept(desk)
     held: list[dict[str, str] | None] = [{"key": "1", "x": "y"}, {"key": "2"}, None, {"key": "1"}, {"1": "key"}]
     made = [desk.take(order(file, metadata=one), "eva") for one in held]

@@ -50,9 +50,11 @@ def send(
         raise AssertionError
 
     scope = {
-        "type": "http", "method": "POST", "path": "/v1/files",
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/files",
         "headers": [(name.encode(), value.encode()) for name, value in given_headers.items()],
-    }  # fmt: skip
+    }
     timeout_s = 0.05 if hangs else 10.0
     return asyncio.run(receive(Request(scope, receive_message), into, most_bytes=most_bytes, timeout_s=timeout_s))
 
@@ -131,9 +133,14 @@ def test_who_stops_sending(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
-        ("jobs.jsonl", "jobs.jsonl"), ("../../etc/passwd", "passwd"), ("C:\\jobs\\a.jsonl", "a.jsonl"),
-        ("/", "file"), ("", "file"), ("a\x1b[31mb\n", "a[31mb"), ("é" * 300, "é" * 255),
+        ("jobs.jsonl", "jobs.jsonl"),
+        ("../../etc/passwd", "passwd"),
+        ("C:\\jobs\\a.jsonl", "a.jsonl"),
+        ("/", "file"),
+        ("", "file"),
+        ("a\x1b[31mb\n", "a[31mb"),
+        ("é" * 300, "é" * 255),
     ],
-)  # fmt: skip
+)
 def test_names_are_labels(name: str, shown: str) -> None:
     assert label(name) == shown

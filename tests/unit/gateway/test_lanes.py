@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tokenmill.gateway.admission import AdmissionGate, Lanes
 from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.lanes import Gate, Lanes
 from tokenmill.gateway.recorder import Lane
 
 
@@ -26,7 +26,7 @@ async def turns(times: int = 20) -> None:
 class Guests:
     """Requests that stay inside until they are told to leave."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: AdmissionGate) -> None:
         self.gate = gate
         self.entered: list[str] = []
         self.leave: dict[str, asyncio.Event] = {}
@@ -51,7 +51,7 @@ class Guests:
 
 def test_order_and_bound() -> None:
     async def work() -> None:
-        guests = Guests(Gate(lanes=1, at_once=1, queue=2))
+        guests = Guests(AdmissionGate(lanes=1, at_once=1, queue=2))
         await guests.come("a", "batch")
         await guests.come("b", "batch")
         await guests.come("c", "batch")
@@ -74,7 +74,7 @@ def test_order_and_bound() -> None:
 
 def test_leaving_while_waiting_and_with_the_place_in_hand() -> None:
     async def work() -> None:
-        gate = Gate(lanes=1, at_once=1, queue=5)
+        gate = AdmissionGate(lanes=1, at_once=1, queue=5)
         guests = Guests(gate)
         for name in "abc":
             await guests.come(name)

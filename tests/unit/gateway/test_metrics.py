@@ -17,16 +17,18 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Timings, Usage
 from tokenmill.engine.reconcile import Reconciliation, Row
 from tokenmill.gateway.metrics import Metrics
+from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.recorder import Finished, Missed, Seen
 from tokenmill.gateway.serving import EngineWanted, state_for
-from tokenmill.gateway.watching import Watch
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "tokenmill.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-HELD = Reconciliation((
-    Row("gpu0", "weights", 1000, 900, "engine"),
-    Row("host", "kv", 50, None, "engine"),
-))  # fmt: skip
+HELD = Reconciliation(
+    (
+        Row("gpu0", "weights", 1000, 900, "engine"),
+        Row("host", "kv", 50, None, "engine"),
+    )
+)
 
 
 def scraped(folder: Path, tell: Callable[[Metrics], None] = lambda _: None) -> str:
@@ -34,7 +36,7 @@ def scraped(folder: Path, tell: Callable[[Metrics], None] = lambda _: None) -> s
         engine = FakeEngine()
         ups: Any = {"here": SimpleNamespace(held=HELD, warmth=None)}
         state = state_for(config_in(folder), [(EngineWanted("here", ("fake",), EngineConfig()), engine)], ups)
-        metrics = Metrics(Watch(state))
+        metrics = Metrics(Monitor(state))
         tell(metrics)
         return (await metrics.text()).decode()
 

@@ -24,8 +24,9 @@ def paced(*looks: tuple[float, Counters]) -> Pace:
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:
-    pace = paced(*((float(at), Counters(generated_tokens=at * (100 if at < 10 else 0) + 900 * (at >= 10)))
-                   for at in range(20)))  # fmt: skip
+    pace = paced(
+        *((float(at), Counters(generated_tokens=at * (100 if at < 10 else 0) + 900 * (at >= 10))) for at in range(20))
+    )
     assert pace.per_s(GENERATED) == 0
     assert paced((0.0, Counters(generated_tokens=0)), (2.0, Counters(generated_tokens=30))).per_s(GENERATED) == 15
 
@@ -67,8 +68,11 @@ def ups(*rows: Row) -> Any:
 
 
 def test_pages_of_a_mapped_model_are_not_free() -> None:
-    rows = (Row("host", "weights", 100, 100, "engine"), Row("host", "kv", 50, 60, "engine"),
-            Row("host", "mapped", 100, 110, "process"))  # fmt: skip
+    rows = (
+        Row("host", "weights", 100, 100, "engine"),
+        Row("host", "kv", 50, 60, "engine"),
+        Row("host", "mapped", 100, 110, "process"),
+    )
     (host,) = memory_view(ups(*rows), {"host": Room(1000, 700)})
     assert (host["free_bytes"], host["other_bytes"]) == (590, 250)
     assert [part["item"] for part in host["parts"]] == ["weights", "kv"]
@@ -76,8 +80,12 @@ def test_pages_of_a_mapped_model_are_not_free() -> None:
 
 
 def test_unknown_rooms_stay_unknown_and_gpus_come_first() -> None:
-    rows = (Row("host", "weights", 100, None, "engine"), Row("gpu1", "weights", 70, 70, "engine"),
-            Row("gpu0", "kv", 5, 5, "engine"), Row("gpu0", "compute", 0, 0, "engine"))  # fmt: skip
+    rows = (
+        Row("host", "weights", 100, None, "engine"),
+        Row("gpu1", "weights", 70, 70, "engine"),
+        Row("gpu0", "kv", 5, 5, "engine"),
+        Row("gpu0", "compute", 0, 0, "engine"),
+    )
     tiers = memory_view(ups(*rows), {"gpu0": Room(80, 60)})
     assert [tier["tier"] for tier in tiers] == ["gpu0", "gpu1", "host"]
     assert [len(tier["parts"]) for tier in tiers] == [1, 1, 1]

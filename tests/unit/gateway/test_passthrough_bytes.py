@@ -94,10 +94,16 @@ def test_what_the_engine_protocol_must_say(body: dict[str, Any], speech: Speech)
 
 def test_headers_of_the_connection_stay_behind() -> None:
     given_ = [
-        (b"content-type", b"application/json"), (b"connection", b"keep-alive, X-Odd"), (b"x-odd", b"1"),
-        (b"transfer-encoding", b"chunked"), (b"set-cookie", b"a=b"), (b"access-control-allow-origin", b"*"),
-        (b"x-tokenmill-engine", b"liar"), (b"openai-processing-ms", b"5"), (b"content-length", b"5"),
-    ]  # fmt: skip
+        (b"content-type", b"application/json"),
+        (b"connection", b"keep-alive, X-Odd"),
+        (b"x-odd", b"1"),
+        (b"transfer-encoding", b"chunked"),
+        (b"set-cookie", b"a=b"),
+        (b"access-control-allow-origin", b"*"),
+        (b"x-tokenmill-engine", b"liar"),
+        (b"openai-processing-ms", b"5"),
+        (b"content-length", b"5"),
+    ]
     assert relayed_headers(given_) == [(b"content-type", b"application/json"), (b"openai-processing-ms", b"5")]
 
 
@@ -162,3 +168,13 @@ def test_what_was_used(text: bytes, usage: Usage | None) -> None:
 )
 def test_when_an_answer_has_begun(data: bytes, said: bool) -> None:
     assert says_something(data) is said
+
+
+@pytest.mark.parametrize("count", ["maxItems", "minItems"])
+def test_a_schema_with_huge_counts_is_not_relayed(count: str) -> None:
+    schema = {"name": "a", "schema": {"type": "array", count: 2**31 - 1}}
+    assert sent({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": schema}}, LLAMA) is None
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "array", count: 2**31 - 1}}}
+    assert sent({"messages": HELLO, "tools": [tool]}, LLAMA) is None
+    schema["schema"] = {"type": "array", count: 3}
+    assert sent({"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": schema}}, LLAMA)

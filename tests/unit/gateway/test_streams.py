@@ -42,8 +42,11 @@ def test_usage_is_null_until_the_end(endpoint: Endpoint) -> None:
     last = read(chunks.usage(Usage(10, 2, 7)))
     assert last["choices"] == []
     assert last["usage"] == {
-        "prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12, "prompt_tokens_details": {"cached_tokens": 7},
-    }  # fmt: skip
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 7},
+    }
     assert "usage" not in read(Chunks(heading(endpoint), include_usage=False).text(0, "a"))
 
 

@@ -25,7 +25,7 @@ from tokenmill.hardware.bandwidth_threads import (
     stream,
     thread_counts,
     whole_gb_s,
-)  # fmt: skip
+)
 from tokenmill.hardware.machine import Cpu, Disk, Dram, Gpu, Limits, Machine, Pmem, PmemNamespace, Rate
 from tokenmill.hardware.mounts import parse_mountinfo
 from tokenmill.units import GIB, MIB
@@ -33,9 +33,15 @@ from tokenmill.units import GIB, MIB
 
 @pytest.mark.parametrize(
     ("cores", "expected"),
-    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12)),
-     (128, (1, 2, 4, 8, 16, 32, 64, 128))],
-)  # fmt: skip
+    [
+        (1, (1,)),
+        (2, (1, 2)),
+        (3, (1, 2, 3)),
+        (8, (1, 2, 4, 8)),
+        (12, (1, 2, 4, 8, 12)),
+        (128, (1, 2, 4, 8, 16, 32, 64, 128)),
+    ],
+)
 def test_thread_counts_double_up_to_all_cores(cores: int, expected: tuple[int, ...]) -> None:
     assert thread_counts(cores) == expected
 
@@ -49,7 +55,7 @@ def test_thread_counts_double_up_to_all_cores(cores: int, expected: tuple[int, .
         ({1: 10.0, 2: 10.0, 4: 20.0, 8: 20.0, 16: 21.0}, [1, 2, 4, 8, 16]),  # flat once is forgiven
         ({1: 10.0}, [1]),
     ],
-)  # fmt: skip
+)
 def test_climbing_stops_when_two_steps_do_not_rise(curve: dict[int, float], measured: list[int]) -> None:
     assert list(climb(curve, curve.__getitem__)) == measured
 
@@ -91,8 +97,11 @@ def test_too_few_passes_for_a_window_still_give_a_rate() -> None:
     assert best_window_gb_s([[Pass(0.0, 0.5, 10**9)], [Pass(0.1, 1.0, 10**9)]]) == pytest.approx(2.0)
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 10**9)), min_size=1, max_size=60),
-                min_size=1, max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 40), st.integers(1, 10**9)), min_size=1, max_size=60), min_size=1, max_size=5
+    )
+)
 def test_no_window_is_faster_than_every_threads_fastest_pass_together(shapes: list[list[tuple[int, int]]]) -> None:
     threads = []
     for shape in shapes:
@@ -138,20 +147,29 @@ def _sysfs(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_places_come_from_the_last_cache_and_the_siblings(tmp_path: Path) -> None:
-    root = _sysfs(tmp_path, {
-        "cpu4/topology/physical_package_id": "1",
-        "cpu4/topology/thread_siblings_list": "4,20",
-        "cpu4/cache/index0/shared_cpu_list": "4,20",
-        "cpu4/cache/index3/shared_cpu_list": "0-7,16-23",
-    })  # fmt: skip
+    root = _sysfs(
+        tmp_path,
+        {
+            "cpu4/topology/physical_package_id": "1",
+            "cpu4/topology/thread_siblings_list": "4,20",
+            "cpu4/cache/index0/shared_cpu_list": "4,20",
+            "cpu4/cache/index3/shared_cpu_list": "0-7,16-23",
+        },
+    )
     assert read_places([4, 5], root) == {4: Place("1", "0-7,16-23", "4,20"), 5: Place("0", "0", "5")}
 
 
 @pytest.mark.parametrize(
     ("limits", "expected"),
-    [(Limits(), 3), (Limits(cgroup_cpus=2.9), 2), (Limits(cgroup_cpus=0.5), 1), (Limits(cpuset=(10, 11)), 2),
-     (Limits(cgroup_cpus=64.0), 3), (Limits(cpuset=(99,)), 3)],
-)  # fmt: skip
+    [
+        (Limits(), 3),
+        (Limits(cgroup_cpus=2.9), 2),
+        (Limits(cgroup_cpus=0.5), 1),
+        (Limits(cpuset=(10, 11)), 2),
+        (Limits(cgroup_cpus=64.0), 3),
+        (Limits(cpuset=(99,)), 3),
+    ],
+)
 def test_cores_within_the_limits(
     limits: Limits, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -181,7 +199,7 @@ def test_free_memory_is_the_smaller_of_what_is_there_and_what_is_allowed(machine
         (32 * MIB, 2 * GIB, 2, 256 * MIB),  # three quarters of 512 would do, halved at once
         (None, 16 * GIB, 2, GIB),
     ],
-)  # fmt: skip
+)
 def test_memory_to_stream_through(cache: int | None, free: int, cores: int, expected: int) -> None:
     assert working_set_bytes(cache, free, thread_counts(cores)) == expected
 

@@ -25,8 +25,17 @@ MACHINES = catalog.load_all()
 SEEDS = json.loads((Path(__file__).parents[2] / "data/cases/seeds.json").read_text())["machines"]
 # What a thing is called needs no source.
 NAMES = re.compile(r"name|virtual|os|notes\b.*|(gpus|numa)\[\d+\]\.(index|name|vendor)|nvlinks\[\d+\]\.gpus.*")
-MUST_BE_KNOWN_OR_EXPLAINED = ("cpu.threads_per_core", "cpu.l3_bytes", "dram.total_bytes", "dram.kind", "dram.channels",
-                              "dram.mts", "dram.nominal_gb_s", "gpus.pcie.max_width", "numa")  # fmt: skip
+MUST_BE_KNOWN_OR_EXPLAINED = (
+    "cpu.threads_per_core",
+    "cpu.l3_bytes",
+    "dram.total_bytes",
+    "dram.kind",
+    "dram.channels",
+    "dram.mts",
+    "dram.nominal_gb_s",
+    "gpus.pcie.max_width",
+    "numa",
+)
 each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 
 

@@ -37,7 +37,7 @@ def modules(*places: tuple[str, str | None], width: int | None = 64) -> list[Mod
         ([("DIMM 0", "P0 CHANNEL A"), ("DIMM 0", "P0 CHANNEL A")], None),
         ([("DIMM_A1", "BANK 0"), ("slot 2", "BANK 1")], None),
     ],
-)  # fmt: skip
+)
 def test_channels_are_counted_only_where_names_tell(places: list[tuple[str, str | None]], channels: int | None) -> None:
     counted, notes = count_channels(modules(*places))
     assert counted == channels

@@ -164,7 +164,7 @@ def test_uncommenting_an_unknown_fills_it_in(tmp_path: Path) -> None:
         ("this is not TOML", "is not valid TOML", "check the line"),
         ("\udcff", "is not valid TOML", "check the line"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_named_with_its_key_and_what_to_do(
     tmp_path: Path, text: str, complaint: str, hint: str
 ) -> None:

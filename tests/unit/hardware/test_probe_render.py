@@ -27,20 +27,38 @@ def shown(machine: Machine) -> str:
 @pytest.mark.parametrize(
     ("machine", "phrases"),
     [
-        ("epyc-dual", ["2 sockets, 128 cores, 2 threads each, L3 512.0 MiB",
-                       "DDR4, 3200 MT/s, 16 channels, 410 GB/s nominal",
-                       "16 modules of 64.0 GiB", "CPUs 64-127,192-255", "distances 10 32, 32 10",
-                       "memory: 900.0 GiB", "GPUs        none"]),
-        ("eight-3090", ["GPUs 1 and 5: 4 links, 56.2 GB/s each way", "936 GB/s   1.0 x16  4.0 x16  350 W",
-                        "128.0 GiB, 0 B used"]),
-        ("optane-memory-mode", ["96.0 GiB, as the cache of PMem", "6 modules, 758.5 GiB, Memory Mode",
-                                "754.6 GiB is the system's memory"]),
-        ("pmem-app-direct", ["namespace0.0: fsdax, 496.1 GiB, /dev/pmem0, mounted at /mnt/pmem0", "to know more:",
-                             "sudo dmidecode -t 17"]),
+        (
+            "epyc-dual",
+            [
+                "2 sockets, 128 cores, 2 threads each, L3 512.0 MiB",
+                "DDR4, 3200 MT/s, 16 channels, 410 GB/s nominal",
+                "16 modules of 64.0 GiB",
+                "CPUs 64-127,192-255",
+                "distances 10 32, 32 10",
+                "memory: 900.0 GiB",
+                "GPUs        none",
+            ],
+        ),
+        (
+            "eight-3090",
+            ["GPUs 1 and 5: 4 links, 56.2 GB/s each way", "936 GB/s   1.0 x16  4.0 x16  350 W", "128.0 GiB, 0 B used"],
+        ),
+        (
+            "optane-memory-mode",
+            ["96.0 GiB, as the cache of PMem", "6 modules, 758.5 GiB, Memory Mode", "754.6 GiB is the system's memory"],
+        ),
+        (
+            "pmem-app-direct",
+            [
+                "namespace0.0: fsdax, 496.1 GiB, /dev/pmem0, mounted at /mnt/pmem0",
+                "to know more:",
+                "sudo dmidecode -t 17",
+            ],
+        ),
         ("this-vm", ["a virtual", "modules, channels and speed unknown"]),
         ("desktop", ["Radeon RX 7900", "Raphael", "unknown"]),
     ],
-)  # fmt: skip
+)
 def test_what_a_person_reads(machine: str, phrases: list[str], captured: Captured) -> None:
     text = shown(probe(Path("/home"), host=captured(machine)))
     for phrase in phrases:

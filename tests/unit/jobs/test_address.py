@@ -8,22 +8,25 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Server, address_of
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("postgresql://mill@host/batches", "postgresql://mill@host/batches"),
-    ("postgresql://host/batches", "postgresql://host/batches"),
-    ("postgresql:///batches", "postgresql:///batches"),
-    ("postgres://mill:word@host:5433/batches", "postgres://mill:***@host:5433/batches"),
-    ("postgresql://mill:@host/b", "postgresql://mill:***@host/b"),
-    ("postgresql://mill:w%40rd@host/b?sslmode=require", "postgresql://mill:***@host/b?sslmode=require"),
-    ("postgresql://mill:w@rd@host/b", "postgresql://mill:***@host/b"),
-    ("postgresql://mill:123?word@host/b", "postgresql://mill:***@host/b"),
-    ("postgresql://mill:ge?word@host:5433/b?sslmode=require", "postgresql://mill:***@host:5433/b?sslmode=require"),
-    ("postgresql://mill:word@host/b?user=m@il", "postgresql://mill:***@host/b?user=m@il"),
-    ("postgresql://host:5433/b?user=m@il&password=wo@word", "postgresql://host:5433/b?user=m@il&password=***"),
-    ("postgresql://mill@[::1]:5433,other:5434/b", "postgresql://mill@[::1]:5433,other:5434/b"),
-    ("postgresql://host/b?user=mill&password=word", "postgresql://host/b?user=mill&password=***"),
-    ("postgresql://host/b?sslpassword=word&host=/tmp", "postgresql://host/b?sslpassword=***&host=/tmp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://mill@host/batches", "postgresql://mill@host/batches"),
+        ("postgresql://host/batches", "postgresql://host/batches"),
+        ("postgresql:///batches", "postgresql:///batches"),
+        ("postgres://mill:word@host:5433/batches", "postgres://mill:***@host:5433/batches"),
+        ("postgresql://mill:@host/b", "postgresql://mill:***@host/b"),
+        ("postgresql://mill:w%40rd@host/b?sslmode=require", "postgresql://mill:***@host/b?sslmode=require"),
+        ("postgresql://mill:w@rd@host/b", "postgresql://mill:***@host/b"),
+        ("postgresql://mill:123?word@host/b", "postgresql://mill:***@host/b"),
+        ("postgresql://mill:ge?word@host:5433/b?sslmode=require", "postgresql://mill:***@host:5433/b?sslmode=require"),
+        ("postgresql://mill:word@host/b?user=m@il", "postgresql://mill:***@host/b?user=m@il"),
+        ("postgresql://host:5433/b?user=m@il&password=wo@word", "postgresql://host:5433/b?user=m@il&password=***"),
+        ("postgresql://mill@[::1]:5433,other:5434/b", "postgresql://mill@[::1]:5433,other:5434/b"),
+        ("postgresql://host/b?user=mill&password=word", "postgresql://host/b?user=mill&password=***"),
+        ("postgresql://host/b?sslpassword=word&host=/tmp", "postgresql://host/b?sslpassword=***&host=/tmp"),
+    ],
+)
 def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
     found = address_of(text)
     assert isinstance(found, Server)
@@ -50,12 +53,23 @@ def test_a_folder_is_a_folder() -> None:
     assert address_of("batches/here") == Path("batches/here")
 
 
-@pytest.mark.parametrize("text", [
-    "mysql://host/b", "postgresql://m:word@host:port/b", "postgresql://m:word/b", "postgresql:/m:word@host/b",
-    "postgresql:m:word@host/b", "postgres:///m:word@host/b", "PostgreSQL:/m:word@host/b", "postgresql//m:word@host/b",
-    "m:word@postgresql://host/b", "postgresql://m:wo/rd?word@host/b", "postgresql://m:12/word@host",
-    "postgresql://m:1/a?word@host/b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mysql://host/b",
+        "postgresql://m:word@host:port/b",
+        "postgresql://m:word/b",
+        "postgresql:/m:word@host/b",
+        "postgresql:m:word@host/b",
+        "postgres:///m:word@host/b",
+        "PostgreSQL:/m:word@host/b",
+        "postgresql//m:word@host/b",
+        "m:word@postgresql://host/b",
+        "postgresql://m:wo/rd?word@host/b",
+        "postgresql://m:12/word@host",
+        "postgresql://m:1/a?word@host/b",
+    ],
+)
 def test_what_no_store_can_be_at(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         address_of(text)

@@ -8,11 +8,23 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Server, address_of
 
 
-@pytest.mark.parametrize("text", [
-    "host=db user=mill password=geheim dbname=x", "dbname=x", " user = mill password = 'ge heim'", "service=mill",
-    "hostaddr=10.0.0.1 password=geheim", "password=geheim", "HOST=db", "port=5433 dbname=x", "password=ge://heim",
-    "application_name=me password=geheim", "sslmode=require password=geheim", "connect_timeout=3\tpassword=geheim",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host=db user=mill password=geheim dbname=x",
+        "dbname=x",
+        " user = mill password = 'ge heim'",
+        "service=mill",
+        "hostaddr=10.0.0.1 password=geheim",
+        "password=geheim",
+        "HOST=db",
+        "port=5433 dbname=x",
+        "password=ge://heim",
+        "application_name=me password=geheim",
+        "sslmode=require password=geheim",
+        "connect_timeout=3\tpassword=geheim",
+    ],
+)
 def test_words_are_no_folder(text: str) -> None:
     with pytest.raises(UsageError, match="named by a URL") as caught:
         address_of(text)

@@ -5,7 +5,7 @@ from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.body import answer_body, encode
-from tokenmill.recipes.mill import Answered, Origin, made_by
+from tokenmill.recipes.runner import Answered, Origin, made_by
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)
 TOKENS = (
@@ -17,12 +17,25 @@ TOKENS = (
 def test_chat() -> None:
     body = answer_body("chat", Answer("hello", "stop", USAGE), id="x", model="m", created_s=12.9)
     assert body == {
-        "id": "chatcmpl-x", "object": "chat.completion", "created": 12, "model": "m",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "logprobs": None,
-                     "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12,
-                  "prompt_tokens_details": {"cached_tokens": 8}},
-    }  # fmt: skip
+        "id": "chatcmpl-x",
+        "object": "chat.completion",
+        "created": 12,
+        "model": "m",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "hello"},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 10,
+            "completion_tokens": 2,
+            "total_tokens": 12,
+            "prompt_tokens_details": {"cached_tokens": 8},
+        },
+    }
 
 
 def test_who_made_it_stays_with_it() -> None:
@@ -64,9 +77,11 @@ def test_completion_logprobs() -> None:
     answer = Answer("hello", "stop", USAGE, logprobs=TOKENS)
     found = answer_body("completion", answer, id="x", model="m", created_s=1)["choices"][0]["logprobs"]
     assert found == {
-        "tokens": ["he", "llo"], "token_logprobs": [-0.5, -1.5], "text_offset": [0, 2],
+        "tokens": ["he", "llo"],
+        "token_logprobs": [-0.5, -1.5],
+        "text_offset": [0, 2],
         "top_logprobs": [{"he": -0.5, "a": -9999.0}, {}],
-    }  # fmt: skip
+    }
 
 
 def test_bytes_are_one_line_of_utf8() -> None:

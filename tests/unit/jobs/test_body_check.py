@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Chat, Request, Sampling
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.body import Endpoint, check
-from tokenmill.jobs.keys import CHAT, COMPLETION
+from tokenmill.jobs.body import Endpoint, check, stored_call
+from tokenmill.jobs.openai_schema import CHAT, COMPLETION
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -25,16 +25,62 @@ def completion(**keys: Any) -> Request:
 
 # As OpenAI's API reference lists them; each must be known, whether it can be answered or not.
 OPENAI_CHAT = [
-    "messages", "model", "audio", "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
-    "max_completion_tokens", "max_tokens", "metadata", "modalities", "n", "parallel_tool_calls", "prediction",
-    "presence_penalty", "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "response_format",
-    "safety_identifier", "seed", "service_tier", "stop", "store", "stream", "stream_options", "temperature",
-    "tool_choice", "tools", "top_logprobs", "top_p", "user", "verbosity", "web_search_options",
-]  # fmt: skip
+    "messages",
+    "model",
+    "audio",
+    "frequency_penalty",
+    "function_call",
+    "functions",
+    "logit_bias",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "metadata",
+    "modalities",
+    "n",
+    "parallel_tool_calls",
+    "prediction",
+    "presence_penalty",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning_effort",
+    "response_format",
+    "safety_identifier",
+    "seed",
+    "service_tier",
+    "stop",
+    "store",
+    "stream",
+    "stream_options",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "user",
+    "verbosity",
+    "web_search_options",
+]
 OPENAI_COMPLETION = [
-    "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
-    "presence_penalty", "seed", "stop", "stream", "stream_options", "suffix", "temperature", "top_p", "user",
-]  # fmt: skip
+    "model",
+    "prompt",
+    "best_of",
+    "echo",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "max_tokens",
+    "n",
+    "presence_penalty",
+    "seed",
+    "stop",
+    "stream",
+    "stream_options",
+    "suffix",
+    "temperature",
+    "top_p",
+    "user",
+]
 
 
 def test_every_key_of_openai_is_known() -> None:
@@ -51,8 +97,10 @@ def test_null_is_absence(key: str) -> None:
     ("keys", "sampling"),
     [
         ({"temperature": 1}, Sampling(temperature=1.0)),
-        ({"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.05},
-         Sampling(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05)),
+        (
+            {"temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.05},
+            Sampling(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05),
+        ),
         ({"top_k": -1}, Sampling(top_k=0)),
         ({"seed": 7}, Sampling(seed=7)),
         ({"seed": 7.0}, Sampling(seed=7)),
@@ -67,16 +115,33 @@ def test_null_is_absence(key: str) -> None:
         ({"logprobs": False, "top_logprobs": 0}, Sampling()),
         ({"response_format": {"type": "text"}}, Sampling()),
         ({"response_format": {"type": "json_object"}}, Sampling(json_schema="{}")),
-        ({"response_format": {"type": "json_object", "schema": {"type": "array"}}},
-         Sampling(json_schema='{"type":"array"}')),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"b": 1, "a": 2}}}},
-         Sampling(json_schema='{"b":1,"a":2}')),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "array"}}},
+            Sampling(json_schema='{"type":"array"}'),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"b": 1, "a": 2}}}},
+            Sampling(json_schema='{"b":1,"a":2}'),
+        ),
         ({"json_schema": {"type": "object"}}, Sampling(json_schema='{"type":"object"}')),
         ({"grammar": 'root ::= "a"'}, Sampling(grammar='root ::= "a"')),
-        ({"n": 1, "user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "flex", "verbosity": "medium",
-          "modalities": ["text"], "prompt_cache_key": "k", "stream": False, "functions": []}, Sampling()),
+        (
+            {
+                "n": 1,
+                "user": "me",
+                "metadata": {"a": "b"},
+                "store": False,
+                "service_tier": "flex",
+                "verbosity": "medium",
+                "modalities": ["text"],
+                "prompt_cache_key": "k",
+                "stream": False,
+                "functions": [],
+            },
+            Sampling(),
+        ),
     ],
-)  # fmt: skip
+)
 def test_sampling(keys: dict[str, Any], sampling: Sampling) -> None:
     assert chat(**keys).sampling == sampling
 
@@ -87,7 +152,6 @@ def test_sampling(keys: dict[str, Any], sampling: Sampling) -> None:
         ({"max_tokens": 5}, "max_tokens", 5),
         ({"max_completion_tokens": 5}, "max_tokens", 5),
         ({"max_completion_tokens": 5, "max_tokens": 5}, "max_tokens", 5),
-        ({"max_tokens": -1}, "max_tokens", None),
         ({"stop": "\n"}, "stop", ("\n",)),
         ({"stop": ["a", "b"]}, "stop", ("a", "b")),
         ({"stop": []}, "stop", ()),
@@ -109,15 +173,19 @@ def test_request(keys: dict[str, Any], attribute: str, value: Any) -> None:
         ({"tools": [TOOL]}, Chat((HELLO[0],), (TOOL,))),
         ({"tools": [TOOL], "tool_choice": "auto"}, Chat((HELLO[0],), (TOOL,))),
         ({"tools": [TOOL], "tool_choice": "required"}, Chat((HELLO[0],), (TOOL,), "required")),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
-         Chat((HELLO[0],), (TOOL,), {"type": "function", "function": {"name": "look"}})),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+            Chat((HELLO[0],), (TOOL,), {"type": "function", "function": {"name": "look"}}),
+        ),
         ({"tools": [], "tool_choice": "none"}, Chat((HELLO[0],))),
         ({"chat_template_kwargs": {"a": 1}}, Chat((HELLO[0],), template_arguments={"a": 1})),
         ({"reasoning_effort": "high"}, Chat((HELLO[0],), template_arguments={"reasoning_effort": "high"})),
-        ({"reasoning_effort": "none", "chat_template_kwargs": {"a": 1}},
-         Chat((HELLO[0],), template_arguments={"enable_thinking": False, "a": 1})),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"a": 1}},
+            Chat((HELLO[0],), template_arguments={"enable_thinking": False, "a": 1}),
+        ),
     ],
-)  # fmt: skip
+)
 def test_conversation(keys: dict[str, Any], expected: Chat) -> None:
     assert chat(**keys).prompt == expected
 
@@ -154,14 +222,29 @@ def test_nulls_in_messages_are_dropped() -> None:
     [
         ("chat", {}, "messages is missing"),
         ("completion", {}, "prompt is missing"),
-        ("chat", {"messages": HELLO, "temperatur": 1}, "unknown key \"temperatur\""),
+        ("chat", {"messages": HELLO, "temperatur": 1}, 'unknown key "temperatur"'),
         ("chat", {"messages": HELLO, "temperature": "hot"}, 'temperature: must be a number from 0 to 100, not "hot"'),
         ("chat", {"messages": HELLO, "temperature": True}, "temperature: must be a number"),
         ("chat", {"messages": HELLO, "temperature": -0.1}, "temperature: must be a number from 0"),
         ("chat", {"messages": HELLO, "top_p": 1.1}, "top_p: must be a number from 0 to 1"),
         ("chat", {"messages": HELLO, "max_tokens": 0}, "max_tokens: must be a whole number from 1"),
+        ("chat", {"messages": HELLO, "max_tokens": -1}, "max_tokens: must be a whole number from 1"),
+        (
+            "chat",
+            {"messages": HELLO, "max_completion_tokens": -1},
+            "max_completion_tokens: must be a whole number from 1",
+        ),
+        ("completion", {"prompt": "a", "max_tokens": -1}, "max_tokens: must be a whole number from 1"),
+        ("chat", {"messages": HELLO, "n": -1}, "n: is -1"),
+        ("chat", {"messages": HELLO, "logprobs": True, "top_logprobs": -1}, "top_logprobs: must be a whole number"),
+        ("chat", {"messages": HELLO, "top_k": -2}, "top_k: must be a whole number"),
+        ("chat", {"messages": HELLO, "seed": -(1 << 63) - 1}, "seed: must be a whole number"),
         ("chat", {"messages": HELLO, "max_tokens": 2.5}, "max_tokens: must be a whole number"),
-        ("chat", {"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens: is given twice"),
+        (
+            "chat",
+            {"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3},
+            "max_completion_tokens: is given twice",
+        ),
         ("chat", {"messages": HELLO, "seed": 1 << 63}, "seed: must be a whole number"),
         ("chat", {"messages": HELLO, "n": 2}, "n: is 2, which cannot be answered: a line has one answer"),
         ("chat", {"messages": HELLO, "stream": True}, "stream: a job's answer comes whole"),
@@ -175,30 +258,56 @@ def test_nulls_in_messages_are_dropped() -> None:
         ("chat", {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format: json_schema needs"),
         ("chat", {"messages": HELLO, "grammar": "x", "json_schema": {}}, "grammar and a JSON format"),
         ("chat", {"messages": HELLO, "tool_choice": "required"}, "tool_choice asks for a tool"),
-        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-         'no tool is called "x"'),
+        (
+            "chat",
+            {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            'no tool is called "x"',
+        ),
         ("chat", {"messages": HELLO, "tools": [{"type": "retrieval"}]}, "tools[0] must be"),
         ("chat", {"messages": HELLO, "functions": [{}]}, "functions: is OpenAI's older form"),
         ("chat", {"messages": HELLO, "audio": {"voice": "x"}}, "audio: cannot be answered"),
-        ("chat", {"messages": HELLO, "modalities": ["audio"]}, "modalities: is [\"audio\"], which"),
+        ("chat", {"messages": HELLO, "modalities": ["audio"]}, 'modalities: is ["audio"], which'),
         ("chat", {"messages": []}, "messages: must be a list with at least one"),
         ("chat", {"messages": "hello"}, "messages: must be a list"),
         ("chat", {"messages": [{"role": "user"}]}, "messages[0] has no content"),
         ("chat", {"messages": [*HELLO, {"role": "usr", "content": "x"}]}, "messages[1].role must be one of"),
         ("chat", {"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role must be one of"),
         ("chat", {"messages": [{"role": "user", "content": "x", "nmae": "me"}]}, "messages[0] has the unknown key"),
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-         'messages[0].content[0] is of type "image_url"; only text'),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            'messages[0].content[0] is of type "image_url"; only text',
+        ),
         ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a text"),
         ("chat", {"messages": [{"role": "user", "content": "x", "tool_call_id": 5}]}, "messages[0].tool_call_id must"),
         ("chat", {"messages": ["hello"]}, "messages[0] must be an object"),
+        ("chat", {"messages": [*HELLO, None]}, "messages[1] must be an object"),
+        ("chat", {"messages": [{}]}, "messages[0].role must be one of"),
+        ("chat", {"messages": [{"role": "", "content": "x"}]}, "messages[0].role must be one of"),
+        ("chat", {"messages": [{"role": 7, "content": "x"}]}, "messages[0].role must be one of"),
+        ("chat", {"messages": [{"role": "assistant"}]}, "messages[0] has no content"),
+        ("chat", {"messages": [{"role": "tool", "tool_calls": [1]}]}, "messages[0] has no content"),
+        ("chat", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages[0].content must be a text"),
+        ("chat", {"messages": [{"role": "user", "content": []}]}, "messages[0].content has no parts"),
+        ("chat", {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0] is of type null"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 'is of type "input_audio"'),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "text must be a text"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages[0].name must be a text"),
+        (
+            "chat",
+            {"messages": [{"role": "assistant", "content": "x", "reasoning_content": True}]},
+            "messages[0].reasoning",
+        ),
+        ("chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]}, "tool_calls must be a list"),
+        ("chat", {"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0] must be"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice: must be"),
         ("completion", {"prompt": ["a", "b"]}, "prompt: holds 2 prompts"),
         ("completion", {"prompt": [1, -1]}, "prompt: must be"),
         ("completion", {"prompt": "a", "echo": True}, "echo: is true, which cannot be answered"),
         ("completion", {"prompt": "a", "tools": []}, 'unknown key "tools"'),
         ("completion", {"prompt": "a", "logprobs": True}, "logprobs: must be a whole number"),
     ],
-)  # fmt: skip
+)
 def test_refused(endpoint: Endpoint, body: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         check(endpoint, body)
@@ -207,9 +316,14 @@ def test_refused(endpoint: Endpoint, body: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("endpoint", "key", "hint"),
-    [("chat", "temprature", "'temperature'"), ("chat", "max_token", "'max_tokens'"), ("chat", "best_of", "/v1/completions"),
-     ("completion", "messages", "/v1/chat/completions"), ("chat", "zzz", "nothing is ignored")],
-)  # fmt: skip
+    [
+        ("chat", "temprature", "'temperature'"),
+        ("chat", "max_token", "'max_tokens'"),
+        ("chat", "best_of", "/v1/completions"),
+        ("completion", "messages", "/v1/chat/completions"),
+        ("chat", "zzz", "nothing is ignored"),
+    ],
+)
 def test_the_nearest_key_is_named(endpoint: Endpoint, key: str, hint: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         check(endpoint, {"messages": HELLO, key: 1} if endpoint == "chat" else {key: 1})
@@ -236,3 +350,4 @@ def test_any_value_is_taken_or_refused_by_name(key: str, value: Any) -> None:
         assert key in error.message
     else:
         assert isinstance(call.request(), Request)
+        assert stored_call("chat", {"messages": HELLO, key: value}) == call

@@ -27,8 +27,10 @@ def test_all_that_fits_is_there_whole_in_order() -> None:
     )
     assert made.tokens == estimate(made.text)
     assert [(entry.name, entry.shown) for entry in made.entries] == [
-        ("a/z.txt", "whole"), ("a.txt", "whole"), ("b.txt", "whole")
-    ]  # fmt: skip
+        ("a/z.txt", "whole"),
+        ("a.txt", "whole"),
+        ("b.txt", "whole"),
+    ]
 
 
 def test_small_files_are_whole_and_large_ones_share_the_rest() -> None:
@@ -102,11 +104,21 @@ def test_order_and_line_ends_do_not_matter_and_the_budget_holds(
 
 def tree(root: Path) -> Path:
     for name, text in {
-        "README.md": "# One\n", "src/b.py": "def b():\n    pass\n", "src/a.py": "a = 1\n", "src/deep/c.py": "c = 1\n",
-        ".hidden/x.md": "no\n", ".env": "SECRET=1\n", "build/out.txt": "no\n", "src/gen/keep.txt": "yes\n",
-        "src/gen/drop.txt": "no\n", "notes.tmp": "no\n", ".gitignore": "build/\n*.tmp\n# comment\n\n/top.txt\n",
-        "src/.gitignore": "gen/*\n!gen/keep.txt\n", "top.txt": "no\n", "src/top.txt": "yes\n",
-    }.items():  # fmt: skip
+        "README.md": "# One\n",
+        "src/b.py": "def b():\n    pass\n",
+        "src/a.py": "a = 1\n",
+        "src/deep/c.py": "c = 1\n",
+        ".hidden/x.md": "no\n",
+        ".env": "SECRET=1\n",
+        "build/out.txt": "no\n",
+        "src/gen/keep.txt": "yes\n",
+        "src/gen/drop.txt": "no\n",
+        "notes.tmp": "no\n",
+        ".gitignore": "build/\n*.tmp\n# comment\n\n/top.txt\n",
+        "src/.gitignore": "gen/*\n!gen/keep.txt\n",
+        "top.txt": "no\n",
+        "src/top.txt": "yes\n",
+    }.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "image.png").write_bytes(b"\x89PNG\0\0")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from support.head_keys import long_key
 from tokenmill.jobs.forest import Pending, shared_bytes
-from tokenmill.jobs.heads import Heads
+from tokenmill.jobs.prefix_index import PrefixIndex
 from tokenmill.jobs.tree import Node, Order, Tree, length_of
 
 LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa")]), max_size=4).map(b"".join)
@@ -85,12 +85,17 @@ def test_the_longest_come_first_in_a_group_and_groups_as_asked(words: bytes) -> 
         number: (c, bytes([number] * 4)) for number in (4, 5, 6)
     }
     outputs = {1: 5, 2: 9, 3: 20}
-    records = [pending(number, words + long_key(*chunks), outputs.get(number, 7), 100.0 - number if number > 3 else None)
-               for number, chunks in keys.items()]  # fmt: skip
+    records = [
+        pending(number, words + long_key(*chunks), outputs.get(number, 7), 100.0 - number if number > 3 else None)
+        for number, chunks in keys.items()
+    ]
     orders: dict[Order, list[int]] = {
-        "stream": [2, 1, 3, 4, 5, 6], "longest": [3, 2, 1, 4, 5, 6], "work": [4, 5, 6, 3, 2, 1],
-        "due": [4, 5, 6, 2, 1, 3], "file": [1, 2, 3, 4, 5, 6],
-    }  # fmt: skip
+        "stream": [2, 1, 3, 4, 5, 6],
+        "longest": [3, 2, 1, 4, 5, 6],
+        "work": [4, 5, 6, 3, 2, 1],
+        "due": [4, 5, 6, 2, 1, 3],
+        "file": [1, 2, 3, 4, 5, 6],
+    }
     for order, jobs in orders.items():
         assert [record.job for record in tree_of(records, order).walk(b"")] == jobs, order
     tree = tree_of(records)
@@ -122,7 +127,7 @@ def test_a_skipped_group_is_left_out() -> None:
 def test_heads_know_what_they_take_and_what_is_found(
     jobs: list[tuple[bytes, int | None]], head: bytes, data: st.DataObject
 ) -> None:
-    heads, here = Heads(), list[Pending]()
+    heads, here = PrefixIndex(), list[Pending]()
     for number, (path, _) in enumerate(jobs):
         here.append(pending(number, path))
         heads.add(here[-1])
@@ -143,7 +148,7 @@ def test_heads_know_what_they_take_and_what_is_found(
 
 
 def test_the_head_that_was_used_longest_ago_is_the_oldest() -> None:
-    heads, running = Heads(), Heads()
+    heads, running = PrefixIndex(), PrefixIndex()
     records = [pending(number, bytes([number] * 4)) for number in range(3)]
     for record in records:
         heads.add(record)

@@ -61,18 +61,25 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"messages": [{"role": "user", "content": "hello", "name": "me"}]}, {}),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]}, {}),
     ({"messages": [*HELLO, *HELLO]}, {}),
-    ({"messages": [{"role": "user", "content": "a\n\nuser\nb"}]},
-     {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}),
+    (
+        {"messages": [{"role": "user", "content": "a\n\nuser\nb"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+    ),
     ({"tools": [TOOL]}, {}),
     ({"tools": [TOOL]}, {"tools": [TURNED]}),  # a template writes them into the prompt in this order
     ({"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}),
+    ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [TOOL], "tool_choice": "required"}),
+    (
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}},
+    ),
     ({"chat_template_kwargs": {"enable_thinking": False}}, {}),
     ({"json_schema": {"a": 1, "b": 2}}, {"json_schema": {"b": 2, "a": 1}}),  # a grammar asks for keys in this order
     ({"response_format": {"type": "json_object"}}, {}),
     ({"logprobs": True}, {}),
     ({"tools": [TOOL], "parallel_tool_calls": False}, {"tools": [TOOL]}),
     ({"ignore_eos": True}, {}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
@@ -115,8 +122,9 @@ MESSAGES = st.lists(
         {"role": st.sampled_from(["user", "assistant"]), "content": st.text(alphabet='a\n"u,', max_size=6)},
         optional={"name": st.text(alphabet='a\n"', max_size=3)},
     ),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    min_size=1,
+    max_size=3,
+)
 
 
 @given(MESSAGES, MESSAGES)
@@ -182,8 +190,10 @@ def test_sorting_by_place_walks_the_forest(chunk_bytes: int) -> None:
 
 def test_shared_bytes_of_two_places() -> None:
     system = {"role": "system", "content": "s" * 3 * CHUNK_BYTES}
-    one, other = (place("m", check("chat", {"messages": [system, {"role": "user", "content": text}]}))
-                  for text in ("a" * 900, "b" * 900))  # fmt: skip
+    one, other = (
+        place("m", check("chat", {"messages": [system, {"role": "user", "content": text}]}))
+        for text in ("a" * 900, "b" * 900)
+    )
     assert shared_bytes(one.place, other.place) == 3 * CHUNK_BYTES
     assert head_of(one.place) == head_key(
         prompt_text(check("chat", {"messages": [system, {"role": "user", "content": "a" * 900}]}))

@@ -12,8 +12,11 @@ from tokenmill.model.identity import BLOCK_BYTES, identity_of
 from tokenmill.units import GIB
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 64}
-TABLE = {"model.embed_tokens.weight": ("BF16", (1000, 64)), "model.layers.0.mlp.up_proj.weight": ("BF16", (64, 640)),
-         "lm_head.weight": ("BF16", (1000, 64))}  # fmt: skip
+TABLE = {
+    "model.embed_tokens.weight": ("BF16", (1000, 64)),
+    "model.layers.0.mlp.up_proj.weight": ("BF16", (64, 640)),
+    "lm_head.weight": ("BF16", (1000, 64)),
+}
 
 
 def change(path: Path, at: int) -> None:

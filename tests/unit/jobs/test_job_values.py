@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.jobs.job import MOST_LINES, Counts, Job, State, job_id
+from tokenmill.jobs.models import MOST_LINES, Counts, Job, State, job_id
 
 
 @pytest.mark.parametrize("number", [1, 2, MOST_LINES])
@@ -20,8 +20,13 @@ def test_numbers_are_in_the_order_of_files() -> None:
 def test_states() -> None:
     # These numbers are in every store on every disk.
     assert {state.name: state.value for state in State} == {
-        "PENDING": 0, "RUNNING": 1, "DONE": 2, "FAILED": 3, "CANCELLED": 4, "SET_ASIDE": 5,
-    }  # fmt: skip
+        "PENDING": 0,
+        "RUNNING": 1,
+        "DONE": 2,
+        "FAILED": 3,
+        "CANCELLED": 4,
+        "SET_ASIDE": 5,
+    }
     assert [state.word for state in State if not state.final] == ["pending", "running"]
     assert State.SET_ASIDE.word == "set aside"
 

@@ -107,7 +107,7 @@ def test_columns_in_prose_stay_and_decide_what_can_be_shared() -> None:
     layout = lay_out(Table("t", ("team", "text", "note"), rows), read_template("For {team}:\n{*}\nTeam again: {team}."))
     assert prompts(layout)["row-1"] == (
         "For sales:\nnote: the same long note in every row\ntext: t0\nTeam again: sales."
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("template", ["{a} and {b}", "Only {b}", "{*}"])
@@ -144,8 +144,11 @@ def test_large_tables_take_longer_in_proportion() -> None:
     def seconds(rows: int) -> float:
         rng = random.Random(1)
         cards = (2, 3, 10, 50, 300, 2000, rows)
-        table = Table("t", tuple(f"c{n}" for n in range(14)),
-                      tuple(tuple(f"value {rng.randrange(cards[n % 7])}" for n in range(14)) for _ in range(rows)))  # fmt: skip
+        table = Table(
+            "t",
+            tuple(f"c{n}" for n in range(14)),
+            tuple(tuple(f"value {rng.randrange(cards[n % 7])}" for n in range(14)) for _ in range(rows)),
+        )
         start = time.process_time()
         lay_out(table, LISTED)
         return time.process_time() - start

@@ -16,7 +16,7 @@ from tokenmill.jobs.table import Table, custom_ids, read_table
 from tokenmill.jobs.template import Field, Template, read_template
 
 COLUMNS = ("id", "name", "note")
-ROWS = (("1", "Ann, \"A\"", "two\nlines"), ("2", "Bé", ""))  # fmt: skip
+ROWS = (("1", 'Ann, "A"', "two\nlines"), ("2", "Bé", ""))
 
 
 def test_jsonl_csv_tsv_and_parquet_are_one_table(tmp_path: Path) -> None:

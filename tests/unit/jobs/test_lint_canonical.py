@@ -73,8 +73,10 @@ def test_what_may_matter_is_left_alone(one: str, other: str) -> None:
 
 def test_several_places_in_one_line() -> None:
     def line(first: str, second: str, tools: str) -> str:
-        return (f'{{"tools": {tools}, "messages": [{{"content": {json.dumps(first)}, "role": "system"}}, '
-                f'{{"role": "developer", "content": {json.dumps(second)}}}, {{"role": "user", "content": "\u00e9"}}]}}')  # fmt: skip
+        return (
+            f'{{"tools": {tools}, "messages": [{{"content": {json.dumps(first)}, "role": "system"}}, '
+            f'{{"role": "developer", "content": {json.dumps(second)}}}, {{"role": "user", "content": "\u00e9"}}]}}'
+        )
 
     good = line("a\nb", "c", f"[{TOOL}]")
     assert fixed(good, line("a\r\nb", "c\n", f"[{TURNED}]"), good) == [good] * 3
@@ -91,9 +93,9 @@ def test_a_survey_that_is_full_says_so() -> None:
 BLANKS = st.text(st.sampled_from(" \t"), max_size=2)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(st.sampled_from('ab"\\{}[],:\n é'), max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab\"]}", max_size=3), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab"]}', max_size=3), inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(VALUES, st.text(st.sampled_from('ab"\\{}[]\né'), max_size=8), BLANKS, st.booleans())
@@ -103,8 +105,10 @@ def test_only_the_content_changes_whatever_stands_around_it(
     def line(content: str) -> str:
         written = json.dumps(content)
         around = json.dumps(metadata, ensure_ascii=ascii_only)
-        return (f'{{{blank}"metadata":{blank}{around},"messages":[{{"role":"system"{blank},"content":{blank}{written}}},'
-                f'{{"role":"user","content":"u"}}]{blank}}}')  # fmt: skip
+        return (
+            f'{{{blank}"metadata":{blank}{around},"messages":[{{"role":"system"{blank},"content":{blank}{written}}},'
+            f'{{"role":"user","content":"u"}}]{blank}}}'
+        )
 
     good, other = line(system + "x"), line(system.replace("\n", "\r\n") + "x \n")
     assert fixed(good, other, good) == [good] * 3

@@ -56,10 +56,16 @@ DIGEST = " ".join(
     for number in range(60)
 )
 TOOLS: list[dict[str, Any]] = [
-    {"type": "function", "function": {"name": name, "description": DIGEST[at : at + 400], "parameters": {
-        "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": DIGEST[at : at + 400],
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
     for name, at in (("weather", 0), ("calendar", 500))
-]  # fmt: skip
+]
 
 
 def document(number: int, words: int = 60) -> str:
@@ -86,8 +92,11 @@ def reversed_keys(value: Any) -> Any:
 
 
 def shots(number: int) -> list[dict[str, Any]]:
-    examples = [{"role": role, "content": f"{role}: {DIGEST[at : at + 300]}"}
-                for at in range(0, 1800, 300) for role in ("user", "assistant")]  # fmt: skip
+    examples = [
+        {"role": role, "content": f"{role}: {DIGEST[at : at + 300]}"}
+        for at in range(0, 1800, 300)
+        for role in ("user", "assistant")
+    ]
     order = [*range(0, 12, 2)]
     random.Random(number).shuffle(order)
     return [examples[at + turn] for at in order for turn in (0, 1)]
@@ -147,9 +156,13 @@ CLEAN: dict[str, Make] = {
     "no head at all": lambda n: {"prompt": document(n), "max_tokens": 5},
     "tools": lambda n: chat(DIGEST, document(n), tools=TOOLS),
     "tokens": lambda n: {"prompt": [*range(200), n], "max_tokens": 5},
-    "a growing conversation": lambda n: {"max_tokens": 5, "messages": [
-        {"role": ("user", "assistant")[turn % 2], "content": document(turn)} for turn in range(2 * (n % 5) + 1)]},
-}  # fmt: skip
+    "a growing conversation": lambda n: {
+        "max_tokens": 5,
+        "messages": [
+            {"role": ("user", "assistant")[turn % 2], "content": document(turn)} for turn in range(2 * (n % 5) + 1)
+        ],
+    },
+}
 
 
 @pytest.mark.parametrize("kind", CLEAN)

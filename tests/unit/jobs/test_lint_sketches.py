@@ -12,7 +12,7 @@ from tokenmill.jobs.body import check
 from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.lint_diff import side
 from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
-from tokenmill.jobs.lint_heads import Heads, cut, misplaced
+from tokenmill.jobs.lint_heads import SharedHeads, cut, misplaced
 from tokenmill.jobs.lint_parts import Part, Prompt, located, prompt_of, shortened
 from tokenmill.jobs.lint_tokens import Tokens
 from tokenmill.jobs.lint_tree import HEAD_ENDS, Tree
@@ -90,13 +90,20 @@ def test_tools_behind_changing_system_messages() -> None:
 
 BODIES: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "hi"}]},
-    {"messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "hi\nx"}],
-     "tools": [{"type": "function", "function": {"name": "f"}}]},
-    {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},
-                  {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
-                  {"role": "tool", "content": "y", "tool_call_id": "x"}], "chat_template_kwargs": {"a": 1}},
+    {
+        "messages": [{"role": "system", "content": "a"}, {"role": "user", "content": "hi\nx"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]},
+            {"role": "tool", "content": "y", "tool_call_id": "x"},
+        ],
+        "chat_template_kwargs": {"a": 1},
+    },
     {"messages": [{"role": "system", "content": "é", "name": "n"}]},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -122,12 +129,33 @@ def test_places_are_told_by_part() -> None:
     assert shortened(parts, 2) == (parts[0],)
 
 
-SENTENCES = [f"This is sentence {chr(97 + n)} about the {word} of things." for n, word in enumerate(
-    ["order", "shape", "colour", "weight", "number", "place", "name", "time", "cost", "speed", "depth", "width", "height", "reason", "origin", "end"])]  # fmt: skip
+SENTENCES = [
+    f"This is sentence {chr(97 + n)} about the {word} of things."
+    for n, word in enumerate(
+        [
+            "order",
+            "shape",
+            "colour",
+            "weight",
+            "number",
+            "place",
+            "name",
+            "time",
+            "cost",
+            "speed",
+            "depth",
+            "width",
+            "height",
+            "reason",
+            "origin",
+            "end",
+        ]
+    )
+]
 
 
-def heads_of(*texts: str, own: bool = True) -> Heads:
-    heads = Heads()
+def heads_of(*texts: str, own: bool = True) -> SharedHeads:
+    heads = SharedHeads()
     for line, text in enumerate(texts, 1):
         heads.add(hash(text) & 0xFFFFFFFF, line, (Part("message 1 (system)", text),), text, own=own)
         heads.job(hash(text) & 0xFFFFFFFF)
@@ -142,10 +170,13 @@ WHOLE = "\n".join(SENTENCES)
     [
         (WHOLE, WHOLE.replace("sentence b", "sentence B"), "near"),
         (WHOLE, "\n".join(reversed(SENTENCES)), "order"),
-        ("Context: one two three four five six seven eight nine ten eleven twelve.\n" * 4 + WHOLE,
-         "Other words that were retrieved for the second job and are as long as it likes.\n" * 5 + WHOLE, "changing"),
+        (
+            "Context: one two three four five six seven eight nine ten eleven twelve.\n" * 4 + WHOLE,
+            "Other words that were retrieved for the second job and are as long as it likes.\n" * 5 + WHOLE,
+            "changing",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_shared_out_of_place(one: str, other: str, kind: str) -> None:
     (found,) = misplaced(heads_of(one, other).all())
     assert (found.kind, found.head.line, found.partner.line) == (kind, 2, 1)
@@ -164,7 +195,7 @@ def test_documents_with_common_sentences_are_nobodys_fault() -> None:
 
 
 def test_a_sample_of_heads_stays_small() -> None:
-    heads = Heads(most=10)
+    heads = SharedHeads(most=10)
     for line in range(500):
         key = hashlib.sha256(str(line).encode()).digest()
         heads.add(int.from_bytes(key[:4], "big"), line, (), str(line), own=True)

@@ -16,26 +16,66 @@ from tokenmill.jobs.lint_text import (
 )
 
 TIMES = [
-    "2026-01-03", "2026-01-03 04:05:06", "2026-01-03T04:05:06.123456+00:00", "2026-01-03T04:05:06Z", "2026/1/3 4:05 PM",
-    "03.01.2026, 14:05", "1/3/26", "01-03-2026", "Sat, 03 Jan 2026 04:05:06 +0000", "Sat Jan  3 04:05:06 2026",
-    "Sat Jan 3 04:05:06 UTC 2026", "January 3rd, 2026 at 4:05 PM UTC", "3 January 2026", "03-Jan-2026 04:05",
-    "Saturday, January 3, 2026", "3rd of January 2026", "January 2026", "Jan 3", "Dec. 3, 2026", "2026年1月3日(土) 4時5分",
-    "2026년 1월 3일", "20260103T040506Z", "20260103-040506", "20260103", "1767413106", "1767413106.25", "1767413106123",
-    "1767413106123456789", "04:05:06", "4:05 PM", "04:05:06,123",
-]  # fmt: skip
+    "2026-01-03",
+    "2026-01-03 04:05:06",
+    "2026-01-03T04:05:06.123456+00:00",
+    "2026-01-03T04:05:06Z",
+    "2026/1/3 4:05 PM",
+    "03.01.2026, 14:05",
+    "1/3/26",
+    "01-03-2026",
+    "Sat, 03 Jan 2026 04:05:06 +0000",
+    "Sat Jan  3 04:05:06 2026",
+    "Sat Jan 3 04:05:06 UTC 2026",
+    "January 3rd, 2026 at 4:05 PM UTC",
+    "3 January 2026",
+    "03-Jan-2026 04:05",
+    "Saturday, January 3, 2026",
+    "3rd of January 2026",
+    "January 2026",
+    "Jan 3",
+    "Dec. 3, 2026",
+    "2026年1月3日(土) 4時5分",
+    "2026년 1월 3일",
+    "20260103T040506Z",
+    "20260103-040506",
+    "20260103",
+    "1767413106",
+    "1767413106.25",
+    "1767413106123",
+    "1767413106123456789",
+    "04:05:06",
+    "4:05 PM",
+    "04:05:06,123",
+]
 IDS = [
-    "123e4567-e89b-12d3-a456-426614174000", "123E4567-E89B-12D3-A456-426614174000", "0x7f3a2b3c4d50", "req_8f3aK2",
-    "chatcmpl-9aBc123", "deadbeef12", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "V1StGXR8_Z5jdHi6B-myT", "job-000017",
-    "d41d8cd98f00b204e9800998ecf8427e", "session_9f8e7d6c",
-]  # fmt: skip
+    "123e4567-e89b-12d3-a456-426614174000",
+    "123E4567-E89B-12D3-A456-426614174000",
+    "0x7f3a2b3c4d50",
+    "req_8f3aK2",
+    "chatcmpl-9aBc123",
+    "deadbeef12",
+    "01ARZ3NDEKTSV4RRFFQ69G5FAV",
+    "V1StGXR8_Z5jdHi6B-myT",
+    "job-000017",
+    "d41d8cd98f00b204e9800998ecf8427e",
+    "session_9f8e7d6c",
+]
 TEXT = st.text(st.sampled_from("ab1 2\n\r\t-:.,TZ年\u00a0é20JanSat"), max_size=60)
 
 
 @pytest.mark.parametrize(
     ("text", "kind"),
-    [*((text, "timestamp") for text in TIMES), *((text, "id") for text in IDS),
-     ("17", "number"), ("0", "number"), ("  ", "whitespace"), ("\r\n", "whitespace"), ("\u00a0", "whitespace")],
-)  # fmt: skip
+    [
+        *((text, "timestamp") for text in TIMES),
+        *((text, "id") for text in IDS),
+        ("17", "number"),
+        ("0", "number"),
+        ("  ", "whitespace"),
+        ("\r\n", "whitespace"),
+        ("\u00a0", "whitespace"),
+    ],
+)
 @pytest.mark.parametrize("around", [("It is ", " now"), ("(", ")"), ("", ""), ("今日は", "です"), ("a\n", "\nb")])
 def test_one_mark_holds_all_of_it(text: str, kind: Volatile, around: tuple[str, str]) -> None:
     if kind == "whitespace":

@@ -29,22 +29,31 @@ USAGE = Usage(1250, 40, 0)  # a token for four bytes: 1024 were expected
 CASES: list[tuple[Dispatch, Evidence, Cause, str]] = [
     (SENT, Evidence("shares", restarted=True), "engine restarted", "restarted in between"),
     (
-        SENT, Evidence("none", notes=("every prompt is computed in full: the model is recurrent",)), "cannot reuse",
+        SENT,
+        Evidence("none", notes=("every prompt is computed in full: the model is recurrent",)),
+        "cannot reuse",
         "cannot reuse this model's prompts (every prompt is computed in full: the model is recurrent)",
     ),
     (PINNED, Evidence("slots", lane=5), "slot taken", "sent to slot 2 and served by slot 5"),
     (PINNED, Evidence("slots", lane=2, lane_taken=True), "slot taken", "another request used slot 2"),
     (SENT, Evidence("shares", evicted_tokens=812), "evicted", "dropped 812 tokens"),
     (
-        SENT, Evidence("prefix cache", cells_between=9000, cells_total=4096), "evicted",
+        SENT,
+        Evidence("prefix cache", cells_between=9000, cells_total=4096),
+        "evicted",
         "needed 9000 tokens of room in between, and the engine has 4096",
     ),
     (SENT, Evidence("prefix cache", cells_between=900, cells_total=4096), "not told", "chat template writes first"),
-    (PINNED, Evidence("slots", lane=2, similarity=0.9), "not told", "does not say why"),  # a lane that is asked for is used
+    (
+        PINNED,
+        Evidence("slots", lane=2, similarity=0.9),
+        "not told",
+        "does not say why",
+    ),  # a lane that is asked for is used
     (SENT, Evidence("slots", similarity=0.85), "below similarity", "82% of the prompt"),
     (SENT, Evidence("slots", similarity=0.85), "below similarity", "more than 85% (--slot-prompt-similarity)"),
     (SENT, Evidence("slots", similarity=SLOT_SIMILARITY), "not told", "does not say why"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("sent", "evidence", "cause", "words"), CASES)
@@ -125,8 +134,9 @@ def test_a_tally_keeps_what_was_lost_and_a_few_examples() -> None:
     misses.add(Miss(11, "slot taken", "once", 5000, 0))
     assert misses.lost_tokens == 5600
     assert [(each.cause, each.jobs, each.lost_tokens) for each in misses.by_cost()] == [
-        ("slot taken", 1, 5000), ("evicted", 10, 600),
-    ]  # fmt: skip
+        ("slot taken", 1, 5000),
+        ("evicted", 10, 600),
+    ]
     assert [miss.job for miss in misses.by_cost()[1].examples] == [0, 1, 2]
     assert misses.lines() == [
         "slot taken: 5,000 prompt tokens computed again in 1 job; once",

@@ -43,7 +43,7 @@ def plan(connection: sqlite3.Connection, name: str) -> list[str]:
 
 # What a million jobs must not be walked through for.
 HOT = {
-    "waiting": "USING INDEX jobs_waiting (batch=? AND (rank,place)>(?,?))",
+    "waiting": "USING INDEX jobs_open (batch=? AND (rank,place)>(?,?))",
     "due": "USING INDEX jobs_deadline (deadline_s>? AND deadline_s<?)",
     "next_retry": "USING INDEX jobs_later (not_before_s>?)",
     "job": "USING INTEGER PRIMARY KEY (rowid=?)",
@@ -58,19 +58,22 @@ HOT = {
     "release": "USING INTEGER PRIMARY KEY (rowid=?)",
     "results": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
     "failures": "USING INDEX jobs_failed (batch=? AND id>?)",
-    "recover": "jobs_running",
-    "cancel_waiting": "USING INDEX jobs_waiting (batch=?)",
-    "cancel_running": "USING INDEX jobs_running (batch=?)",
+    "recover": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
+    "cancel_waiting": "USING INDEX jobs_open (batch=?)",
+    "cancel_running": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
     "retry_failed": "USING INDEX jobs_failed (batch=?)",
     "expire_jobs": "USING INDEX jobs_deadline (deadline_s>? AND deadline_s<?)",
-    "expire_batch": "USING INDEX jobs_waiting (batch=?)",
+    "expire_batch": "USING INDEX jobs_open (batch=?)",
     "holder_of_custom_id": "jobs_custom_id (batch=? AND custom_id=?)",
     "added": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
     "add_job": "INDEX sqlite_autoindex_answers_1 (identity=?)",
+    "answers_after": "USING INTEGER PRIMARY KEY (rowid>?)",
+    "answered": "USING INTEGER PRIMARY KEY (rowid>?)",
+    "requeue": "USING INTEGER PRIMARY KEY (rowid=?)",
     "has_answer": "INDEX sqlite_autoindex_answers_1 (identity=?)",
     "answer_to": "INDEX sqlite_autoindex_answers_1 (identity=?)",
     "last_job": "USING INTEGER PRIMARY KEY",
-    "counts": "USING PRIMARY KEY (batch=?)",
+    "counts": "USING INTEGER PRIMARY KEY (rowid=?)",
     "batch": "USING INTEGER PRIMARY KEY (rowid=?)",
     "batch_by_key": "INDEX sqlite_autoindex_batches_2 (key=?)",
     "forget_jobs": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
@@ -94,9 +97,13 @@ def shape(connection: sqlite3.Connection) -> dict[str, object]:
     """What a schema amounts to: columns, indexes and triggers, however they came about."""
     found: dict[str, object] = {}
     for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall():
-        found[name] = re.sub(r"\s+", " ", re.sub(r"--.*", "", sql or "")) if kind != "table" else sorted(
-            connection.execute("SELECT name, type, \"notnull\", dflt_value, pk FROM pragma_table_info(?)", (name,))
-        )  # fmt: skip
+        found[name] = (
+            re.sub(r"\s+", " ", re.sub(r"--.*", "", sql or ""))
+            if kind != "table"
+            else sorted(
+                connection.execute('SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_info(?)', (name,))
+            )
+        )
     return found
 
 

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import zstandard
@@ -61,8 +63,11 @@ def test_chunks_lose_nothing(parts: list[bytes], size: int) -> None:
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 10))
 def test_long_lines_are_passed_over_and_the_rest_keeps_its_numbers(lengths: list[int], size: int) -> None:
     data = b"".join(b"x" * length + b"\n" for length in lengths)
-    found = [item for chunk in chunks(pieces(data, size), longest_bytes=20)
-             for item in ([chunk] if isinstance(chunk, BadLine) else split(chunk))]  # fmt: skip
+    found = [
+        item
+        for chunk in chunks(pieces(data, size), longest_bytes=20)
+        for item in ([chunk] if isinstance(chunk, BadLine) else split(chunk))
+    ]
     expected = [number if 0 < length <= 20 else -number for number, length in enumerate(lengths, 1) if length]
     assert [-item.number if isinstance(item, BadLine) else item[0] for item in found] == expected
 
@@ -88,10 +93,15 @@ def zstd(data: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "packed",
-    [PLAIN, gzip.compress(PLAIN, mtime=0), gzip.compress(PLAIN[:10], mtime=0) + gzip.compress(PLAIN[10:], mtime=0), zstd(PLAIN),
-     zstd(PLAIN[:10]) + zstd(PLAIN[10:])],
+    [
+        PLAIN,
+        gzip.compress(PLAIN, mtime=0),
+        gzip.compress(PLAIN[:10], mtime=0) + gzip.compress(PLAIN[10:], mtime=0),
+        zstd(PLAIN),
+        zstd(PLAIN[:10]) + zstd(PLAIN[10:]),
+    ],
     ids=["plain", "gzip", "gzip in two members", "zstd", "zstd in two frames"],
-)  # fmt: skip
+)
 class TestPacked:
     def test_from_a_path_whatever_its_name(self, tmp_path: Path, packed: bytes) -> None:
         path = tmp_path / "jobs"
@@ -161,7 +171,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
         ("[1]", None, "must be a JSON object, not [1]"),
         ('{"prompt": "a", "temperature": NaN}', None, "NaN is not a JSON number"),
         ("[" * 100_000, None, "nested too deeply"),
-        ('{"prompt": ' + "1" * 5000 + "}", None, "integer string conversion"),
+        ('{"prompt": ' + "1" * 5000 + "}", None, "a whole number has more than 4300 digits"),
         ('{"custom_id": "x", "prompt": "\\ud800"}', "x", "half of a surrogate pair"),
         ('{"custom_id": "\\ud800", "prompt": "a"}', None, "half of a surrogate pair"),
         ('{"custom_id": 5, "prompt": "a"}', None, "custom_id must be a text"),
@@ -172,15 +182,53 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
         ('{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": {}}', "x", "url must be /v1/chat"),
         ('{"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}', "x", 'method must be "POST"'),
         ('{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": []}', "x", "body must be an object"),
-        ('{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}, "seed": 1}', "x",
-         'unknown key "seed" beside the body'),
-        ('{"custom_id": "x", "method": "POST", "url": ["/v1/completions"], "body": {"prompt": "a"}}', "x", "url must be"),
+        (
+            '{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}, "seed": 1}',
+            "x",
+            'unknown key "seed" beside the body',
+        ),
+        (
+            '{"custom_id": "x", "method": "POST", "url": ["/v1/completions"], "body": {"prompt": "a"}}',
+            "x",
+            "url must be",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_lines_say_why_and_keep_their_name(line: str, custom_id: str | None, reason: str) -> None:
     found = row(line, 7, READING)
     assert reason in (found.message or "")
     assert (found.state, found.custom_id, found.code, found.id & 0xFFFFFFFF) == (3, custom_id, "invalid_line", 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt": "a"}',
+        ' {"prompt": "\\u00e4\\u0000ä"}\t\r',
+        '{"prompt": "\\ud83d\\ude00"}',
+        '{"prompt": "\\ud800"}',
+        '{"prompt": "a", "seed": 12345678901234567890123}',
+        '{"prompt": "a", "temperature": 1e400}',
+        "{",
+        '{"prompt": "a", "temperature": -0.0, "top_p": 0.30000000000000004}',
+        '{"prompt": "a", "prompt": "b"}',
+        '{"prompt": "a", "min_p": Infinity}',
+        '{"prompt": "a"}}',
+        '{"prompt": "a\x01"}',
+        "[]",
+        "7",
+        "null",
+        '{"prompt": ' + "[" * 300 + "]" * 300 + "}",
+        '{"prompt": ' + "1" * 5000 + "}",
+        '{"prompt": 01}',
+        '{"prompt": "a",}',
+    ],
+)
+def test_a_line_of_a_chunk_has_the_row_that_it_has_alone(text: str) -> None:
+    """The fast parser of chunks and the exact one agree."""
+    (found,) = rows(Chunk(7, b"\n" + text.encode()), replace(READING, priority=2))
+    with patch("tokenmill.jobs.line.from_json", side_effect=ValueError):
+        assert found == row(text.strip(), 8, replace(READING, priority=2))
 
 
 BATCH_LINE = '{"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}}'

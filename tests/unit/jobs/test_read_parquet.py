@@ -46,9 +46,15 @@ def test_messages_as_lists_and_as_json(tmp_path: Path) -> None:
 
 
 def test_openai_form(tmp_path: Path) -> None:
-    path = table(tmp_path, {
-        "custom_id": ["a"], "method": ["POST"], "url": ["/v1/completions"], "body": ['{"prompt": "x"}'],
-    })  # fmt: skip
+    path = table(
+        tmp_path,
+        {
+            "custom_id": ["a"],
+            "method": ["POST"],
+            "url": ["/v1/completions"],
+            "body": ['{"prompt": "x"}'],
+        },
+    )
     ((_, text),) = lines(path)
     assert row(str(text), 1, Reading(1, "m")).custom_id == "a"
 

@@ -7,12 +7,12 @@ import pytest
 from support.head_keys import long_key
 from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
+from tokenmill.jobs.cache_model import CacheModel
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
 from tokenmill.jobs.scheduler import SLOT_WINDOW, WINDOW, Scheduler
 from tokenmill.jobs.shape import EngineShape, Reuse
-from tokenmill.jobs.warmth import Warmth
 
 SHAPES = [
     EngineShape("shares", 4, look_ahead=2),
@@ -25,9 +25,11 @@ BY_REUSE = [pytest.param(shape, id=shape.reuse) for shape in SHAPES]
 
 def engine_for(shape: EngineShape) -> Engine:
     kinds: dict[Reuse, Engine] = {
-        "shares": SharingEngine(shape.width), "slots": SlotEngine(shape.width), "prefix cache": CachingEngine(),
+        "shares": SharingEngine(shape.width),
+        "slots": SlotEngine(shape.width),
+        "prefix cache": CachingEngine(),
         "none": Engine(),
-    }  # fmt: skip
+    }
     return kinds[shape.reuse]
 
 
@@ -272,7 +274,7 @@ def test_what_must_have_gone_from_the_cache_is_not_expected() -> None:
     """Room for two prompts: the third drives out the one that was used longest ago, unless it runs."""
     kinds: tuple[Reuse, ...] = ("shares", "prefix cache")
     for reuse in kinds:
-        warmth = Warmth(EngineShape(reuse, 4, cells_total=2100), tokens=lambda count: count)
+        warmth = CacheModel(EngineShape(reuse, 4, cells_total=2100), tokens=lambda count: count)
         records = [on(job, name, b"0000") for job, name in enumerate((b"aaaa", b"bbbb", b"cccc"))]
         for record in records[:2]:
             warmth.sent(record)

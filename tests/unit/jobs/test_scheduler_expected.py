@@ -8,7 +8,7 @@ from tokenmill.engine.engine import Capabilities, EngineKind, Identity, Usage
 from tokenmill.jobs.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, Costs
 from tokenmill.jobs.expected import ASSUMED_TOKENS_PER_BYTE, Left, Lengths, Rates, eta_s
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import Waiting
+from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
 from tokenmill.jobs.tree import Tree
 
@@ -152,10 +152,21 @@ def capabilities(
     *, shares: bool = False, keeps: bool = False, lanes: bool = False, counts: bool = True
 ) -> Capabilities:
     return Capabilities(
-        shares_prefixes=shares, keeps_prefixes=keeps, chooses_lanes=lanes, interactive_first=False, pins_heads=False,
-        saves_heads=False, changes_threads=False, changes_context=False, reports_cached_tokens=counts, grammar=True,
-        json_schema=True, logit_bias=True, tools_parsed=True, most_logprobs=20,
-    )  # fmt: skip
+        shares_prefixes=shares,
+        keeps_prefixes=keeps,
+        chooses_lanes=lanes,
+        interactive_first=False,
+        pins_heads=False,
+        saves_heads=False,
+        changes_threads=False,
+        changes_context=False,
+        reports_cached_tokens=counts,
+        grammar=True,
+        json_schema=True,
+        logit_bias=True,
+        tools_parsed=True,
+        most_logprobs=20,
+    )
 
 
 def identity(kind: EngineKind, lanes: int | None) -> Identity:

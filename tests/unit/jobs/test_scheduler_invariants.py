@@ -15,11 +15,13 @@ from tokenmill.jobs.shape import EngineShape, Reuse
 CHUNKS = [b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa"), long_key(b"bbbb")]
 JOBS = st.lists(
     st.tuples(
-        st.lists(st.sampled_from(CHUNKS), max_size=4).map(b"".join), st.none() | st.integers(1, 300),
-        st.sampled_from([0, 0, 0, 1, 5]), st.none() | st.floats(0, 9000),
+        st.lists(st.sampled_from(CHUNKS), max_size=4).map(b"".join),
+        st.none() | st.integers(1, 300),
+        st.sampled_from([0, 0, 0, 1, 5]),
+        st.none() | st.floats(0, 9000),
     ),
     max_size=12,
-)  # fmt: skip
+)
 RATES = st.sampled_from([Rates(), Rates(1000.0, ((1, 40.0), (4, 90.0)))])
 
 
@@ -27,13 +29,24 @@ class NightMachine(RuleBasedStateMachine):
     """A scheduler with everything that can happen to it; what it says is checked against what was done."""
 
     @initialize(
-        reuse=st.sampled_from(["shares", "slots", "prefix cache", "none"]), width=st.integers(1, 5),
-        lanes=st.integers(0, 2), cells=st.none() | st.integers(10, 3000), window=st.integers(1, 12), rates=RATES,
+        reuse=st.sampled_from(["shares", "slots", "prefix cache", "none"]),
+        width=st.integers(1, 5),
+        lanes=st.integers(0, 2),
+        cells=st.none() | st.integers(10, 3000),
+        window=st.integers(1, 12),
+        rates=RATES,
         late=JOBS,
-    )  # fmt: skip
+    )
     def begin(
-        self, reuse: Reuse, width: int, lanes: int, cells: int | None, window: int, rates: Rates, late: list[tuple[bytes, int | None, int, float | None]]
-    ) -> None:  # fmt: skip
+        self,
+        reuse: Reuse,
+        width: int,
+        lanes: int,
+        cells: int | None,
+        window: int,
+        rates: Rates,
+        late: list[tuple[bytes, int | None, int, float | None]],
+    ) -> None:
         ahead = 2 if reuse == "shares" else 0
         self.shape = EngineShape(reuse, width, width + lanes if reuse == "slots" else None, ahead, cells, rates)
         self.scheduler = Scheduler(self.shape, window=window)

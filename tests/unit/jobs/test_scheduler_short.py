@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.slot_engine import CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
+from tokenmill.jobs.cache_model import CacheModel
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.forest import WORTH_BYTES, Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES, FINE_BYTES
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.warmth import Warmth
 
 PIECES = [bytes([65 + number]) * FINE_BYTES for number in range(3)]
 SHORT = st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map(b"".join), min_size=1, max_size=30)
@@ -27,8 +27,10 @@ def rows(count: int = 980) -> list[Work]:
     def row(number: int) -> bytes:
         plan, country, segment = draw.randrange(5), draw.randrange(12), draw.randrange(30)
         told = "".join(draw.choices("abcdefgh ", k=60))
-        return (f"\nuser\nplan: {f'plan {plan} ' * 12}\ncountry: {f'country {country:02} ' * 6}\n"
-                f"segment: {f'segment {segment:02} ' * 3}\nid: {number}\ntext: {told}").encode()  # fmt: skip
+        return (
+            f"\nuser\nplan: {f'plan {plan} ' * 12}\ncountry: {f'country {country:02} ' * 6}\n"
+            f"segment: {f'segment {segment:02} ' * 3}\nid: {number}\ntext: {told}"
+        ).encode()
 
     return [Work(number, row(number), 20 + number % 7) for number in range(count)]
 
@@ -72,7 +74,7 @@ def test_nobody_waits_for_a_short_head(shape: EngineShape) -> None:
 @pytest.mark.parametrize(("shared", "waits"), [(WORTH_BYTES - 2 * FINE_BYTES, False), (WORTH_BYTES, True)])
 def test_what_is_worth_waiting_for(shared: int, waits: bool) -> None:
     one, other = (Work(job, b"h" * shared + bytes([job]) * 900, 10).record for job in (1, 2))
-    warmth = Warmth(EngineShape("prefix cache", 2), tokens=lambda count: count)
+    warmth = CacheModel(EngineShape("prefix cache", 2), tokens=lambda count: count)
     warmth.sent(one)
     assert warmth.ready(other) is not waits
     assert not warmth.apart(other)

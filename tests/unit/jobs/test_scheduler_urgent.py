@@ -11,7 +11,7 @@ from tokenmill.jobs.backlog import BLIND_S, Backlog
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.jobs.job import NUMBER_BITS
+from tokenmill.jobs.models import NUMBER_BITS
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 
@@ -26,11 +26,14 @@ def works(
     draw = random.Random(12)
     return [
         Work(
-            job, HEADS[job % 5] + draw.randbytes(40), 10, priorities[job % 7 % len(priorities)],
+            job,
+            HEADS[job % 5] + draw.randbytes(40),
+            10,
+            priorities[job % 7 % len(priorities)],
             deadline_s if job in urgent else None,
         )
         for job in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def heads_in_order(night: Night) -> list[int]:

@@ -7,39 +7,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.head_rows import rows_of
-from tokenmill.jobs.job import Position
-from tokenmill.jobs.stretches import Between, Stretch, elsewhere, elsewhere_of, gaps
+from tokenmill.jobs.models import SortKey
+from tokenmill.jobs.shards import Between, Shard, elsewhere, elsewhere_of, gaps
 
 BATCHES, RANKS, PLACES = (1, 2, 3), (-5, 0, 7), (b"\x00", b"a", b"a\x00", b"\xff")
-EVERY: list[Position] = sorted(
+EVERY: list[SortKey] = sorted(
     (rank, batch, place, batch << 32 | number)
     for rank, batch, (number, place) in product(RANKS, BATCHES, enumerate([*PLACES, b"a"], 1))
 )
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> list[Stretch]:
+def layouts(draw: st.DrawFn) -> list[Shard]:
     """Some stretches, of one batch and priority each, that have no job in common."""
-    found = list[Stretch]()
+    found = list[Shard]()
     for rank, batch in product(RANKS, BATCHES):
         jobs = [position for position in EVERY if position[:2] == (rank, batch)]
         at = 0
         while at < len(jobs):
             length = draw(st.integers(0, len(jobs) - at))
             if length:
-                found.append(Stretch(jobs[at], jobs[at + length - 1], length))
+                found.append(Shard(jobs[at], jobs[at + length - 1], length))
             at += max(1, length) if draw(st.booleans()) else length + 1
     return draw(st.permutations(found))
 
 
-def inside(position: Position, span: Between) -> bool:
+def inside(position: SortKey, span: Between) -> bool:
     return position[1] == span.after[1] and span.after < position < span.until
 
 
 @given(layouts(), st.sets(st.sampled_from(BATCHES)), st.none() | st.sampled_from(EVERY))
-def test_a_job_is_in_a_gap_if_it_is_in_no_stretch(
-    every: list[Stretch], batches: set[int], after: Position | None
-) -> None:
+def test_a_job_is_in_a_gap_if_it_is_in_no_stretch(every: list[Shard], batches: set[int], after: SortKey | None) -> None:
     found = gaps(every, sorted(batches), after)
     for position in EVERY:
         free = (
@@ -53,13 +51,13 @@ def test_a_job_is_in_a_gap_if_it_is_in_no_stretch(
 
 
 @given(layouts())
-def test_a_stretch_lies_between_what_is_around_it(every: list[Stretch]) -> None:
+def test_a_stretch_lies_between_what_is_around_it(every: list[Shard]) -> None:
     for stretch, position in product(every, EVERY):
         assert inside(position, stretch.between) == (position in stretch)
 
 
 def test_no_batches_have_no_gaps() -> None:
-    assert gaps([Stretch(EVERY[0], EVERY[1], 2)], [], None) == []
+    assert gaps([Shard(EVERY[0], EVERY[1], 2)], [], None) == []
 
 
 @pytest.mark.parametrize("common", [0, 1024])

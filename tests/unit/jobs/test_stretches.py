@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.head_rows import rows_of
 from tokenmill.jobs.forest import WORTH_BYTES
-from tokenmill.jobs.stretches import MOST_JOBS, Stretch, before, cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.shards import MOST_JOBS, Shard, before, cut, elsewhere, fair, fair_share, halved, joined
 
 SHORT, HEAD, LONG = 1024, 4096, 65536  # bytes
 GROUPS = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 256, SHORT, HEAD])), min_size=1, max_size=12)
@@ -144,7 +144,7 @@ def test_who_does_not_have_a_document_goes_on_with_the_next() -> None:
 
 def test_a_stretch_has_what_lies_in_it() -> None:
     rows = rows_of([(1, 0)] * 5)
-    stretch = Stretch(rows[1].key, rows[3].key, 3)
+    stretch = Shard(rows[1].key, rows[3].key, 3)
     assert [row.key in stretch for row in rows] == [False, True, True, True, False]
     assert before(rows[1].key) not in stretch
     assert rows[0].key < before(rows[1].key) < rows[1].key

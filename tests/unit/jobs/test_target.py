@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job import Submission
+from tokenmill.jobs.models import Submission
 from tokenmill.jobs.target import check_paths, check_unused
 
 OWN = '{"id":"batch_req_0123456789abcdef_1","custom_id":"a"}\n'

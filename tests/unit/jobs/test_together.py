@@ -4,10 +4,10 @@ import pytest
 
 from tokenmill.jobs import together
 from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.job import Counts
 from tokenmill.jobs.misses import Miss, Misses
-from tokenmill.jobs.pace import Tokens
+from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import Least, Report, Snapshot
+from tokenmill.jobs.throughput import Tokens
 
 COUNTS = Counts(pending=10, done=5)
 NO_RATES = Rates()
@@ -41,8 +41,15 @@ def test_what_one_did_that_is_gone_still_counts_but_not_its_lanes() -> None:
 
 @pytest.mark.parametrize(
     ("etas", "expected"),
-    [([None], None), ([60.0], 60.0), ([60.0, 60.0], 30.0), ([60.0, 30.0], 20.0), ([60.0, None], 60.0), ([0.0, 5.0], 0.0)],
-)  # fmt: skip
+    [
+        ([None], None),
+        ([60.0], 60.0),
+        ([60.0, 60.0], 30.0),
+        ([60.0, 30.0], 20.0),
+        ([60.0, None], 60.0),
+        ([0.0, 5.0], 0.0),
+    ],
+)
 def test_together_they_are_as_fast_as_all_of_them(etas: list[float | None], expected: float | None) -> None:
     assert told({str(at): now(eta_s=eta_s) for at, eta_s in enumerate(etas)}).eta_s == expected
 

@@ -1,29 +1,29 @@
 """Who has a job: the scheduler, the trial of suspects, or time."""
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.at_hand import AtHand
 from tokenmill.jobs.decisions import Dispatch, Fetch
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import Waiting, job_id
+from tokenmill.jobs.job_buffer import JobBuffer
+from tokenmill.jobs.models import Waiting, job_id
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 
 USAGE = Usage(10, 2, 0)
 
 
-def hand(width: int = 2) -> AtHand:
-    return AtHand(Scheduler(EngineShape("shares", width)))
+def hand(width: int = 2) -> JobBuffer:
+    return JobBuffer(Scheduler(EngineShape("shares", width)))
 
 
 def row(job: int, *, deaths: int = 0) -> Waiting:
     return Waiting(job, 0, job.to_bytes(8, "big") + b"same", 100, None, None, 0, deaths)
 
 
-def come(at_hand: AtHand, *rows: Waiting, more: bool = False) -> None:
+def come(at_hand: JobBuffer, *rows: Waiting, more: bool = False) -> None:
     at_hand.come(rows, deadline_s=lambda _: None, more=more)
 
 
-def sent(at_hand: AtHand, *in_flight: int) -> list[int]:
+def sent(at_hand: JobBuffer, *in_flight: int) -> list[int]:
     return [each.job for each in at_hand.decide(in_flight, 0) if isinstance(each, Dispatch | Pending)]
 
 
@@ -60,7 +60,7 @@ def test_suspects_go_before_everything_else_and_alone() -> None:
     at_hand = hand(width=3)
     come(at_hand, row(1), row(2), row(3), row(4), more=True)
     assert sent(at_hand) == [1, 2, 3]
-    at_hand.died([(1, 0), (2, 0), (3, 5)])
+    at_hand.died([(1, 0), (2, 0), (3, 5)], accused=True)
     assert sent(at_hand) == [1]
     assert sent(at_hand, 1) == []
     at_hand.came(1, 8, trial=True)  # further than before: cleared
@@ -70,6 +70,15 @@ def test_suspects_go_before_everything_else_and_alone() -> None:
     assert sent(at_hand, 1) == [3]
     at_hand.drop([3])  # set aside
     assert sent(at_hand, 1) == [4]
+
+
+def test_jobs_of_an_engine_that_another_process_killed_are_scheduled_again_together() -> None:
+    at_hand = hand(width=3)
+    come(at_hand, row(1), row(2), row(3), row(4), more=True)
+    assert sent(at_hand) == [1, 2, 3]
+    at_hand.died([(1, 0), (2, 0), (3, 5)], accused=False)
+    assert not at_hand.trying
+    assert sorted(sent(at_hand)) == [1, 2, 3]
 
 
 def test_a_job_that_an_engine_died_with_in_an_earlier_run_is_a_suspect_from_the_start() -> None:

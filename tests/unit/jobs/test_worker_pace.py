@@ -7,21 +7,21 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
-from tokenmill.jobs import accounts as accounts_module
-from tokenmill.jobs.accounts import Accounts
+from tokenmill.jobs import run_stats as accounts_module
+from tokenmill.jobs.attempts import Attempt
 from tokenmill.jobs.body import Call
-from tokenmill.jobs.flights import Flight
-from tokenmill.jobs.job import Job, State
-from tokenmill.jobs.least import Reckoned, counted
-from tokenmill.jobs.pace import Pace
+from tokenmill.jobs.lower_bound import Reckoned, counted
+from tokenmill.jobs.models import Job, State
 from tokenmill.jobs.progress import Least
+from tokenmill.jobs.run_stats import RunStats
 from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.throughput import Throughput
 
 ANSWER = Answer("yes", "stop", Usage(1000, 50, 900), Timings(0.0, 2.0, 10.0))
 
 
 def test_rates_explain_the_time_that_passed() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.passed(20.0, at_work=4)
     pace.passed(5.0, at_work=0)  # nothing to do: the engine's speed is not told by it
     for _ in range(8):
@@ -43,7 +43,7 @@ def test_rates_explain_the_time_that_passed() -> None:
 
 
 def test_an_engine_that_does_not_say_has_one_rate_with_prompts_in_it() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.passed(10.0, at_work=2)
     pace.answered(replace(ANSWER, timings=Timings()), heard=0)
     assert pace.rates().prefill_tok_s is None
@@ -51,7 +51,7 @@ def test_an_engine_that_does_not_say_has_one_rate_with_prompts_in_it() -> None:
 
 
 def test_speeds_are_told_by_how_many_were_at_work() -> None:
-    pace = Pace()
+    pace = Throughput()
     alone = pace.mark
     pace.passed(12.0, at_work=1)
     pace.answered(ANSWER, heard=0, since=alone)
@@ -70,7 +70,7 @@ def test_speeds_are_told_by_how_many_were_at_work() -> None:
 
 
 def test_what_is_left_of_a_prompt_does_not_tell_what_its_head_takes() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.passed(10.0, at_work=1)
     for _ in range(20):
         pace.answered(replace(ANSWER, usage=Usage(1000, 50, 990), timings=Timings(0.0, 0.5, 10.0)), heard=0)
@@ -81,7 +81,7 @@ def test_what_is_left_of_a_prompt_does_not_tell_what_its_head_takes() -> None:
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
-    pace = Pace()
+    pace = Throughput()
     pace.passed(10.0, at_work=2)
     pace.heard(30)
     assert pace.rates().decode_at(1) is None
@@ -104,7 +104,7 @@ def test_the_least_is_reckoned_from_bytes_and_counted_in_tokens() -> None:
 def test_what_cannot_all_be_counted_is_reckoned_and_corrected_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """A template's 50 tokens come behind every prompt, and bytes know nothing of them."""
     monkeypatch.setattr(accounts_module, "MOST_JOBS", 4)
-    told = Accounts(EngineShape(reuse="shares", width=1), "native")
+    told = RunStats(EngineShape(reuse="shares", width=1), "native")
     head = b"h" * 90
     for number in range(4):
         told.answered(_flight(number), ANSWER, head + b"tail" + bytes(6 * [65 + number]))
@@ -120,6 +120,6 @@ def test_what_cannot_all_be_counted_is_reckoned_and_corrected_by_a_sample(monkey
     assert whole.tokens / alone.tokens == pytest.approx((4 * 60 + 90) / (1000 + 3 * 60), rel=0.01)
 
 
-def _flight(number: int) -> Flight:
+def _flight(number: int) -> Attempt:
     job = Job(number, f"job-{number}", State.RUNNING, None, None, 0, 100, None, None, 0, 0, "{}")
-    return Flight(job, Call("completion", {"prompt": "x"}), 100, 0.0, None, None)
+    return Attempt(job, Call("completion", {"prompt": "x"}), 100, 0.0, None, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.exits import Exit
+from tokenmill.engine.exits import Exit, engine_from_outside
 from tokenmill.errors import (
     EngineDied,
     EngineError,
@@ -15,10 +15,10 @@ from tokenmill.errors import (
     TokenmillError,
     TooLong,
 )
+from tokenmill.jobs.crash_isolation import FURTHER_TOKENS, CrashIsolation
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job import Failure
+from tokenmill.jobs.models import Failure
 from tokenmill.jobs.retries import LONGEST_DELAY_S, after, delay_s, most_in_a_row, verdict
-from tokenmill.jobs.suspects import FURTHER_TOKENS, Suspects
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,14 @@ def test_waiting_doubles_is_spread_and_has_an_end(attempts: int, chance: float) 
     ("exit_", "outside"),
     [
         (Exit(signal=signal.SIGKILL, kills={"system": 0}), True),
-        (Exit(signal=signal.SIGKILL), True),  # nothing tells which
+        (Exit(signal=signal.SIGKILL), None),  # by another process or by the OOM killer
+        (Exit(code=128 + signal.SIGKILL, kills={"system": 0}), True),
+        (Exit(code=128 + signal.SIGTERM), True),
         (Exit(signal=signal.SIGTERM), True),
+        (Exit(signal=signal.SIGHUP), True),
+        (Exit(supervisor_signal=signal.SIGKILL), True),
+        (Exit(), None),
+        (Exit(code=0), None),
         (Exit(asked=True), True),
         (Exit(signal=signal.SIGKILL, kernel="Out of memory: Killed process 1"), False),
         (Exit(signal=signal.SIGKILL, kills={"cgroup": 1}), False),
@@ -81,8 +87,15 @@ def test_waiting_doubles_is_spread_and_has_an_end(attempts: int, chance: float) 
         (Exit(code=1), False),
     ],
 )
-def test_a_death_from_outside_is_told_from_one_that_work_may_have_caused(exit_: Exit, outside: bool) -> None:
+def test_a_death_from_outside_is_told_from_one_that_work_may_have_caused(exit_: Exit, outside: bool | None) -> None:
     assert exit_.from_outside is outside
+
+
+@pytest.mark.parametrize(("kind", "outside"), [("native", True), ("llama-server", True), ("vllm", None)])
+def test_only_vllm_exits_cleanly_without_being_told_to(kind: str, outside: bool | None) -> None:
+    assert engine_from_outside(Exit(code=0), kind) is outside
+    assert engine_from_outside(Exit(signal=signal.SIGSEGV), kind) is False
+    assert engine_from_outside(None, kind) is None
 
 
 def test_the_engine_is_at_fault_after_as_many_failures_as_no_batch_of_bad_jobs_has() -> None:
@@ -95,7 +108,7 @@ def record(job: int) -> Pending:
 
 
 def test_suspects_are_tried_one_at_a_time_and_the_next_when_one_has_come_further() -> None:
-    suspects = Suspects()
+    suspects = CrashIsolation()
     for job in (1, 2):
         suspects.accuse(record(job), tokens=10)
     assert suspects.try_next({7}) is None  # somebody else is at work
@@ -109,7 +122,7 @@ def test_suspects_are_tried_one_at_a_time_and_the_next_when_one_has_come_further
 
 
 def test_a_suspect_from_another_run_is_cleared_by_its_end_alone() -> None:
-    suspects = Suspects()
+    suspects = CrashIsolation()
     suspects.accuse(record(1), tokens=None)
     suspects.try_next(())
     assert not suspects.advanced(1, 10**6)
@@ -117,8 +130,20 @@ def test_a_suspect_from_another_run_is_cleared_by_its_end_alone() -> None:
     assert not suspects.trying
 
 
+def test_a_suspect_whose_trial_is_interrupted_is_tried_again_up_to_the_same_point() -> None:
+    suspects = CrashIsolation()
+    suspects.accuse(record(1), tokens=50)
+    assert not suspects.retry(record(2), tokens=3)  # no suspect
+    suspects.try_next(())
+    assert suspects.retry(record(1), tokens=3)
+    assert suspects.on_trial is None
+    assert suspects.try_next(()) == record(1)
+    assert not suspects.advanced(1, 50 + FURTHER_TOKENS - 1)
+    assert suspects.advanced(1, 50 + FURTHER_TOKENS)
+
+
 def test_whoever_is_accused_again_waits_again() -> None:
-    suspects = Suspects()
+    suspects = CrashIsolation()
     for job in (1, 2, 3):
         suspects.accuse(record(job), tokens=0)
     suspects.try_next(())

@@ -15,11 +15,17 @@ from tokenmill.model.gguf import read_headers
 from tokenmill.model.profile import Experts, Profile, TensorClass
 
 MOE_KEYS: dict[str, Any] = {
-    "general.architecture": "qwen3moe", "qwen3moe.block_count": 3, "qwen3moe.embedding_length": 64,
-    "qwen3moe.attention.head_count": 4, "qwen3moe.attention.head_count_kv": 2, "qwen3moe.context_length": 4096,
-    "qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 2, "qwen3moe.nextn_predict_layers": 1,
+    "general.architecture": "qwen3moe",
+    "qwen3moe.block_count": 3,
+    "qwen3moe.embedding_length": 64,
+    "qwen3moe.attention.head_count": 4,
+    "qwen3moe.attention.head_count_kv": 2,
+    "qwen3moe.context_length": 4096,
+    "qwen3moe.expert_count": 8,
+    "qwen3moe.expert_used_count": 2,
+    "qwen3moe.nextn_predict_layers": 1,
     "general.file_type": 7,
-}  # fmt: skip
+}
 MOE_TABLE = [
     ("token_embd.weight", (64, 1000), "F16"),
     ("output.weight", (64, 1000), "F16"),
@@ -46,10 +52,14 @@ def test_moe_with_prediction_layer(tmp_path: Path) -> None:
     assert (found.layers, len(found.cache)) == (2, 2)
     assert found.experts == Experts(8, 2, None)
     assert found.by_class() == {
-        TensorClass.EMBEDDING: 128_000, TensorClass.ATTENTION: 2 * attention, TensorClass.ROUTER: 2 * router,
-        TensorClass.ROUTED_EXPERTS: 2 * experts, TensorClass.NORM: 256, TensorClass.OUTPUT: 128_000,
+        TensorClass.EMBEDDING: 128_000,
+        TensorClass.ATTENTION: 2 * attention,
+        TensorClass.ROUTER: 2 * router,
+        TensorClass.ROUTED_EXPERTS: 2 * experts,
+        TensorClass.NORM: 256,
+        TensorClass.OUTPUT: 128_000,
         TensorClass.MTP: attention + router + experts,
-    }  # fmt: skip
+    }
     assert found.by_layer()[0] == {
         TensorClass.ATTENTION: attention,
         TensorClass.ROUTER: router,
@@ -77,9 +87,11 @@ def test_tied_output_reads_the_whole_table(tmp_path: Path) -> None:
 
 def test_tokenizer(tmp_path: Path) -> None:
     keys = TINY_KEYS | {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": array(8, ["a"] * 100),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": array(8, ["a"] * 100),
         "tokenizer.chat_template": "{{ messages }}",
-    }  # fmt: skip
+    }
     found = profile(tmp_path, keys, TINY_TABLE).tokenizer
     assert (found.model, found.pre, found.tokens, found.chat_template) == ("gpt2", "smollm", 100, True)
     assert profile(tmp_path, TINY_KEYS, TINY_TABLE).tokenizer.model is None

@@ -19,9 +19,13 @@ from tokenmill.units import MIB
 
 def test_reads_keys_and_tensors(tmp_path: Path) -> None:
     keys = TINY_KEYS | {
-        "a.float": 1.5, "a.bool": True, "a.i64": value(-5, 11), "a.short": array(4, [1, 2, 3]),
-        "a.long": array(0, [7] * (KEPT_ARRAY_ITEMS + 1)), "a.strings": array(8, ["x", "yy", ""]),
-    }  # fmt: skip
+        "a.float": 1.5,
+        "a.bool": True,
+        "a.i64": value(-5, 11),
+        "a.short": array(4, [1, 2, 3]),
+        "a.long": array(0, [7] * (KEPT_ARRAY_ITEMS + 1)),
+        "a.strings": array(8, ["x", "yy", ""]),
+    }
     found = read_header(write(tmp_path / "m.gguf", keys, TINY_TABLE))
     assert found.version == 3
     assert found.text("general.architecture") == "llama"
@@ -91,7 +95,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "overlap": (header({}, [entry("t", (64,), "F32", 0), entry("u", (1,), "F32", 32)]) + b"\0" * 999, "overlaps"),
     "same tensor twice": (header({}, [entry("t", (1,), "F32", 0)] * 2) + b"\0" * 99, "same name"),
     "data missing": (header({}, [entry("t", (1 << 20,), "F32", 0)]), "is truncated"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.replace(" ", "-"))

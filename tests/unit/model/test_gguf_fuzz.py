@@ -27,21 +27,38 @@ entries = st.builds(entry, names, st.lists(numbers, max_size=5), kinds, numbers.
 u32 = st.integers(0, (1 << 32) - 1)
 keys = st.dictionaries(
     st.one_of(
-        st.sampled_from([
-            "general.architecture", "general.alignment", "llama.block_count", "llama.attention.head_count", "split.count",
-            "llama.expert_count", "llama.expert_used_count", "llama.embedding_length", "general.file_type", "split.no",
-            "tokenizer.ggml.tokens", "llama.attention.head_count_kv", "llama.nextn_predict_layers",
-            "llama.attention.sliding_window", "llama.attention.sliding_window_pattern",
-        ]),
+        st.sampled_from(
+            [
+                "general.architecture",
+                "general.alignment",
+                "llama.block_count",
+                "llama.attention.head_count",
+                "split.count",
+                "llama.expert_count",
+                "llama.expert_used_count",
+                "llama.embedding_length",
+                "general.file_type",
+                "split.no",
+                "tokenizer.ggml.tokens",
+                "llama.attention.head_count_kv",
+                "llama.nextn_predict_layers",
+                "llama.attention.sliding_window",
+                "llama.attention.sliding_window_pattern",
+            ]
+        ),
         st.text(max_size=8),
     ),
     st.one_of(
-        st.just("llama"), st.just("llama4"), st.text(max_size=8), st.booleans(), u32,
+        st.just("llama"),
+        st.just("llama4"),
+        st.text(max_size=8),
+        st.booleans(),
+        u32,
         st.lists(u32, max_size=9).map(lambda items: array(4, items)),
         st.sampled_from(sorted(FORMATS)).flatmap(lambda kind: st.just(value(1, kind))),
     ),
     max_size=14,
-)  # fmt: skip
+)
 
 
 def check(raw: bytes, folder: Path) -> None:

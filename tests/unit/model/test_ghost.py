@@ -162,8 +162,11 @@ def test_splits_become_one_file(tmp_path: Path, alignment: int) -> None:
 
 
 def test_types_that_only_another_engine_knows_are_copied(tmp_path: Path) -> None:
-    source = write(tmp_path / "ik.gguf", TINY_KEYS, [("blk.0.ffn_up.weight", (256, 8), "IQ4_KS"),
-                                                     ("output.weight", (64, 8), "Q6_0")])  # fmt: skip
+    source = write(
+        tmp_path / "ik.gguf",
+        TINY_KEYS,
+        [("blk.0.ffn_up.weight", (256, 8), "IQ4_KS"), ("output.weight", (64, 8), "Q6_0")],
+    )
     ghost.write(str(source), tmp_path / "ghost.gguf")
     assert [tensor.type for tensor in read_header(tmp_path / "ghost.gguf").tensors] == ["IQ4_KS", "Q6_0"]
 

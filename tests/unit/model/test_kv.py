@@ -14,17 +14,33 @@ def keys(architecture: str, **values: Any) -> dict[str, Any]:
 
 
 KIMI = keys(
-    "deepseek2", embedding_length=7168, attention__head_count=64, attention__head_count_kv=1, attention__kv_lora_rank=512,
-    attention__key_length=576, attention__value_length=512, attention__key_length_mla=192, rope__dimension_count=64,
-)  # fmt: skip
+    "deepseek2",
+    embedding_length=7168,
+    attention__head_count=64,
+    attention__head_count_kv=1,
+    attention__kv_lora_rank=512,
+    attention__key_length=576,
+    attention__value_length=512,
+    attention__key_length_mla=192,
+    rope__dimension_count=64,
+)
 SCOUT = keys(
-    "llama4", embedding_length=5120, attention__head_count=40, attention__head_count_kv=8,
-    attention__key_length=128, attention__value_length=128,
-)  # fmt: skip
+    "llama4",
+    embedding_length=5120,
+    attention__head_count=40,
+    attention__head_count_kv=8,
+    attention__key_length=128,
+    attention__value_length=128,
+)
 GPT_OSS = keys(
-    "gpt-oss", embedding_length=2880, attention__head_count=64, attention__head_count_kv=8, attention__key_length=64,
-    attention__value_length=64, attention__sliding_window=128,
-)  # fmt: skip
+    "gpt-oss",
+    embedding_length=2880,
+    attention__head_count=64,
+    attention__head_count_kv=8,
+    attention__key_length=64,
+    attention__value_length=64,
+    attention__sliding_window=128,
+)
 
 
 def total(layers: tuple[LayerCache, ...], context: int, cache_type: str = "f16", *, latent_v: bool = False) -> float:
@@ -67,9 +83,16 @@ def test_window_that_engines_ignore() -> None:
 
 
 def test_old_deepseek_files_without_latent_keys_are_ordinary() -> None:
-    found = keys("deepseek2", embedding_length=7168, attention__head_count=128, attention__head_count_kv=128,
-                 attention__key_length=192, attention__value_length=128, attention__kv_lora_rank=512,
-                 rope__dimension_count=64)  # fmt: skip
+    found = keys(
+        "deepseek2",
+        embedding_length=7168,
+        attention__head_count=128,
+        attention__head_count_kv=128,
+        attention__key_length=192,
+        attention__value_length=128,
+        attention__kv_lora_rank=512,
+        rope__dimension_count=64,
+    )
     assert layout(found, "deepseek2", 1).layers == (LayerCache("full", 128 * 192, 128 * 128),)
 
 
@@ -87,9 +110,18 @@ def test_mamba_keeps_a_state_and_no_tokens() -> None:
 
 
 def test_hybrid_alternates() -> None:
-    found = keys("qwen3next", embedding_length=2048, attention__head_count=16, attention__head_count_kv=2,
-                 attention__key_length=256, attention__value_length=256, ssm__conv_kernel=4, ssm__inner_size=4096,
-                 ssm__state_size=128, ssm__group_count=16)  # fmt: skip
+    found = keys(
+        "qwen3next",
+        embedding_length=2048,
+        attention__head_count=16,
+        attention__head_count_kv=2,
+        attention__key_length=256,
+        attention__value_length=256,
+        ssm__conv_kernel=4,
+        ssm__inner_size=4096,
+        ssm__state_size=128,
+        ssm__group_count=16,
+    )
     layers = layout(found, "qwen3next", 8).layers
     assert [layer.kind for layer in layers] == ["recurrent"] * 3 + ["full"] + ["recurrent"] * 3 + ["full"]
     assert layers[0].state_bytes == 4 * (3 * (4096 + 2 * 16 * 128) + 128 * 4096)
@@ -97,8 +129,16 @@ def test_hybrid_alternates() -> None:
 
 
 def test_layers_without_kv_heads() -> None:
-    per_layer = keys("granitehybrid", embedding_length=64, attention__head_count=4, attention__head_count_kv=(0, 2),
-                     ssm__conv_kernel=4, ssm__inner_size=128, ssm__state_size=16, ssm__group_count=1)  # fmt: skip
+    per_layer = keys(
+        "granitehybrid",
+        embedding_length=64,
+        attention__head_count=4,
+        attention__head_count_kv=(0, 2),
+        ssm__conv_kernel=4,
+        ssm__inner_size=128,
+        ssm__state_size=16,
+        ssm__group_count=1,
+    )
     assert [layer.kind for layer in layout(per_layer, "granitehybrid", 2).layers] == ["recurrent", "full"]
     deci = keys("deci", embedding_length=64, attention__head_count=4, attention__head_count_kv=(2, 0))
     assert [layer.kind for layer in layout(deci, "deci", 2).layers] == ["full", "none"]

@@ -32,8 +32,13 @@ def runs(config: dict[str, Any], layers: int, seen: Projections | None = None) -
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 64}
 MAMBA2 = {"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4}
 MAMBA2_STATE = 4 * 128 * 64 * 128 + 2 * 3 * (128 * 64 + 2 * 8 * 128)
-DELTA = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
-         "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 DELTA_STATE = 32 * 128 * 128, 3 * (2 * 16 * 128 + 32 * 128)
 
 
@@ -174,7 +179,7 @@ def test_layers_of_known_families(case: str) -> None:
         ({"model_type": "rwkv7", **WIDE}, "how large the recurrent state is"),
         (wide("jamba", **JAMBA), "in 32-bit floats"),
     ],
-)  # fmt: skip
+)
 def test_what_is_assumed_is_said(config: dict[str, Any], said: str) -> None:
     guesses = layout(Settings(config), 3, Projections()).guesses
     assert [guess for guess in guesses if said in guess]
@@ -188,8 +193,10 @@ def test_rows_of_the_projections_win_over_the_config() -> None:
 
 def test_a_layer_without_attention_keeps_nothing() -> None:
     assert runs({"model_type": "llama", **WIDE}, 3, Projections(attending=frozenset({0, 2}))) == [
-        (1, FULL), (1, NONE), (1, FULL),
-    ]  # fmt: skip
+        (1, FULL),
+        (1, NONE),
+        (1, FULL),
+    ]
 
 
 def test_a_layer_that_only_asks_uses_the_keys_of_another() -> None:
@@ -243,10 +250,12 @@ def test_experts_by_many_names(config: dict[str, Any], expected: tuple[int | Non
 
 def test_the_language_model_is_found_inside_a_multimodal_config() -> None:
     config = {
-        "model_type": "qwen_omni", "vocab_size": 7, "num_hidden_layers": 99,
+        "model_type": "qwen_omni",
+        "vocab_size": 7,
+        "num_hidden_layers": 99,
         "thinker_config": {"text_config": {"model_type": "inner", "num_hidden_layers": 2, **WIDE}},
         "vision_config": {"num_hidden_layers": 55},
-    }  # fmt: skip
+    }
     settings = language_model(config)
     assert (settings.word("model_type"), settings.count("num_hidden_layers"), settings.count("vocab_size")) == (
         "inner",

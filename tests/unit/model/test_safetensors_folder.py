@@ -13,9 +13,15 @@ from tokenmill.model.profile import Experts, LayerCache, TensorClass
 from tokenmill.model.safetensors import read_folder
 
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "vocab_size": 100,
-}  # fmt: skip
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "vocab_size": 100,
+}
 TABLE: dict[str, tuple[str, list[int]]] = {
     "model.embed_tokens.weight": ("BF16", [100, 64]),
     "lm_head.weight": ("BF16", [100, 64]),
@@ -24,11 +30,16 @@ TABLE: dict[str, tuple[str, list[int]]] = {
     f"model.layers.{layer}.{name}.weight": ("BF16", shape)
     for layer in range(2)
     for name, shape in {
-        "input_layernorm": [64], "self_attn.q_proj": [64, 64], "self_attn.k_proj": [32, 64],
-        "self_attn.v_proj": [32, 64], "self_attn.o_proj": [64, 64], "mlp.gate_proj": [128, 64],
-        "mlp.up_proj": [128, 64], "mlp.down_proj": [64, 128],
+        "input_layernorm": [64],
+        "self_attn.q_proj": [64, 64],
+        "self_attn.k_proj": [32, 64],
+        "self_attn.v_proj": [32, 64],
+        "self_attn.o_proj": [64, 64],
+        "mlp.gate_proj": [128, 64],
+        "mlp.up_proj": [128, 64],
+        "mlp.down_proj": [64, 128],
     }.items()
-}  # fmt: skip
+}
 PARAMETERS = 2 * 6400 + 64 + 2 * (64 + 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64)
 PART = "model-0000{}-of-00003.safetensors"
 
@@ -146,9 +157,11 @@ def test_a_config_cannot_use_more_experts_than_there_are(tmp_path: Path) -> None
 
 def test_an_architecture_nobody_told_us_about(tmp_path: Path) -> None:
     table = {
-        "core.stages.0.zip.weight": ("BF16", [64, 64]), "core.stages.1.zip.weight": ("BF16", [64, 64]),
-        "core.layers.1.frob": ("F16", [4, 32, 32]), "memory": ("F32", [10]),
-    }  # fmt: skip
+        "core.stages.0.zip.weight": ("BF16", [64, 64]),
+        "core.stages.1.zip.weight": ("BF16", [64, 64]),
+        "core.layers.1.frob": ("F16", [4, 32, 32]),
+        "memory": ("F32", [10]),
+    }
     profile = read_folder(write_folder(tmp_path, table, {"architectures": ["FrobForCausalLM"]}))
     assert profile.architecture == "FrobForCausalLM"
     assert (profile.parameters, profile.bytes) == (2 * 4096 + 4096 + 10, 2 * 8192 + 8192 + 40)
@@ -234,9 +247,13 @@ BROKEN: list[tuple[str, Any, type[TokenmillError], str]] = [
     ("index maps to tables", _with(INDEX, b'{"weight_map":{"a":{}}}'), CorruptModel, "does not name files"),
     ("index leaves the folder", _with(INDEX, b'{"weight_map":{"a":"../x.safetensors"}}'), CorruptModel, "'../x"),
     ("index names any file", _with(INDEX, b'{"weight_map":{"a":"/etc/passwd"}}'), CorruptModel, "'/etc/passwd'"),
-    ("index promises more", _with(INDEX, b'{"weight_map":{"a":"' + PART.format(1).encode() + b'"}}'), CorruptModel,
-     "lacks 1 tensors that the index promises, such as 'a'"),
-]  # fmt: skip
+    (
+        "index promises more",
+        _with(INDEX, b'{"weight_map":{"a":"' + PART.format(1).encode() + b'"}}'),
+        CorruptModel,
+        "lacks 1 tensors that the index promises, such as 'a'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("damage", "error", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])

@@ -17,11 +17,16 @@ from tokenmill.model.safetensors_header import DTYPE_BITS
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-GOOD, GOOD_BYTES = header({
-    "model.embed_tokens.weight": ("BF16", [16, 8]), "model.layers.0.self_attn.k_proj.weight": ("BF16", [4, 8]),
-    "model.layers.0.mlp.gate.weight": ("BF16", [2, 8]), "model.layers.0.mlp.experts.0.w1.weight_packed": ("I32", [8, 1]),
-    "model.layers.0.mlp.experts.0.w1.weight_scale": ("BF16", [8, 1]), "model.layers.1.mlp.experts.down_proj": ("U8", [2, 4, 8]),
-})  # fmt: skip
+GOOD, GOOD_BYTES = header(
+    {
+        "model.embed_tokens.weight": ("BF16", [16, 8]),
+        "model.layers.0.self_attn.k_proj.weight": ("BF16", [4, 8]),
+        "model.layers.0.mlp.gate.weight": ("BF16", [2, 8]),
+        "model.layers.0.mlp.experts.0.w1.weight_packed": ("I32", [8, 1]),
+        "model.layers.0.mlp.experts.0.w1.weight_scale": ("BF16", [8, 1]),
+        "model.layers.1.mlp.experts.down_proj": ("U8", [2, 4, 8]),
+    }
+)
 CONFIG = {"model_type": "qwen3_moe", "num_hidden_layers": 1, "num_experts": 2, "num_experts_per_tok": 1}
 
 numbers = st.one_of(st.integers(-2, 70), st.integers(), st.sampled_from([1 << 31, 1 << 62, 1 << 63, 10**18]))
@@ -31,41 +36,101 @@ junk = st.recursive(
     max_leaves=12,
 )
 proper_names = st.one_of(
-    st.sampled_from([
-        "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.scales", "lm_head.weight",
-        "model.layers.99999.mlp.experts.0.w1.qweight", "model.layers.0.mlp.experts.gate_up_proj_blocks",
-        "model.layers.0.mlp.experts.1.w1.weight", "mtp.layers.0.x", "vision_tower.layers.0.x", "a.weight.absmax",
-        "model.layers.0.linear_attn.A_log", "model.layers.0.mlp.experts.1.w1.weight_scale", "a.weight", "a.qzeros",
-        "model.layers.1.self_attn.k_proj.weight", "model.layers.1.mlp.gate.weight", "model.embed_tokens.weight",
-    ]),
+    st.sampled_from(
+        [
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.self_attn.k_proj.scales",
+            "lm_head.weight",
+            "model.layers.99999.mlp.experts.0.w1.qweight",
+            "model.layers.0.mlp.experts.gate_up_proj_blocks",
+            "model.layers.0.mlp.experts.1.w1.weight",
+            "mtp.layers.0.x",
+            "vision_tower.layers.0.x",
+            "a.weight.absmax",
+            "model.layers.0.linear_attn.A_log",
+            "model.layers.0.mlp.experts.1.w1.weight_scale",
+            "a.weight",
+            "a.qzeros",
+            "model.layers.1.self_attn.k_proj.weight",
+            "model.layers.1.mlp.gate.weight",
+            "model.embed_tokens.weight",
+        ]
+    ),
     st.text(alphabet="abw._*0123", min_size=1, max_size=20),
-)  # fmt: skip
+)
 names = st.one_of(proper_names, st.just("__metadata__"), st.text(max_size=20))
-entries = st.fixed_dictionaries({
-    "dtype": st.one_of(st.sampled_from([*DTYPE_BITS, "F3"]), junk),
-    "shape": st.one_of(st.lists(st.integers(0, 9), max_size=4), st.lists(numbers, max_size=4), junk),
-    "data_offsets": st.one_of(st.lists(st.integers(0, 99), min_size=2, max_size=2).map(sorted), junk),
-})  # fmt: skip
+entries = st.fixed_dictionaries(
+    {
+        "dtype": st.one_of(st.sampled_from([*DTYPE_BITS, "F3"]), junk),
+        "shape": st.one_of(st.lists(st.integers(0, 9), max_size=4), st.lists(numbers, max_size=4), junk),
+        "data_offsets": st.one_of(st.lists(st.integers(0, 99), min_size=2, max_size=2).map(sorted), junk),
+    }
+)
 KEYS = [
-    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "kv_lora_rank",
-    "qk_rope_head_dim", "num_experts", "num_experts_per_tok", "n_shared_experts", "sliding_window", "layer_types",
-    "sliding_window_pattern", "hybrid_override_pattern", "attention_chunk_size", "no_rope_layers", "max_position_embeddings",
-    "attn_layer_period", "attn_layer_offset", "full_attention_interval", "mamba_d_state", "mamba_n_heads", "block_types",
-    "linear_attn_config", "attn_type_list", "num_kv_shared_layers", "conv_L_cache", "architectures", "vocab_size",
-    "is_encoder_decoder", "use_sliding_window", "max_window_layers", "index_topk", "index_head_dim", "ffn_config",
-    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "quantization",
-]  # fmt: skip
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "kv_lora_rank",
+    "qk_rope_head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "sliding_window",
+    "layer_types",
+    "sliding_window_pattern",
+    "hybrid_override_pattern",
+    "attention_chunk_size",
+    "no_rope_layers",
+    "max_position_embeddings",
+    "attn_layer_period",
+    "attn_layer_offset",
+    "full_attention_interval",
+    "mamba_d_state",
+    "mamba_n_heads",
+    "block_types",
+    "linear_attn_config",
+    "attn_type_list",
+    "num_kv_shared_layers",
+    "conv_L_cache",
+    "architectures",
+    "vocab_size",
+    "is_encoder_decoder",
+    "use_sliding_window",
+    "max_window_layers",
+    "index_topk",
+    "index_head_dim",
+    "ffn_config",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "quantization",
+]
 values = st.one_of(
     st.integers(0, 9),
     junk,
     st.lists(st.sampled_from(["full_attention", "mamba", "sliding_attention", "x"]), max_size=4),
 )
-quantised = st.one_of(junk, st.fixed_dictionaries({
-    "quant_method": st.sampled_from(["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mxfp4", "quark", "bitsandbytes"]),
-}, optional={
-    "bits": values, "quant_algo": st.one_of(st.sampled_from(["NVFP4", "MIXED_PRECISION"]), junk), "config_groups": junk,
-    "quantized_layers": junk, "global_quant_config": junk, "group_size": values,
-}))  # fmt: skip
+quantised = st.one_of(
+    junk,
+    st.fixed_dictionaries(
+        {
+            "quant_method": st.sampled_from(
+                ["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "mxfp4", "quark", "bitsandbytes"]
+            ),
+        },
+        optional={
+            "bits": values,
+            "quant_algo": st.one_of(st.sampled_from(["NVFP4", "MIXED_PRECISION"]), junk),
+            "config_groups": junk,
+            "quantized_layers": junk,
+            "global_quant_config": junk,
+            "group_size": values,
+        },
+    ),
+)
 configs: st.SearchStrategy[dict[str, Any]] = st.dictionaries(st.sampled_from(KEYS), values, max_size=14).flatmap(
     lambda keys: st.fixed_dictionaries(
         {
@@ -126,11 +191,13 @@ def test_any_json_for_a_header(tmp_path: Path, table: object, data: int) -> None
 @FUZZ
 @given(
     table=st.dictionaries(
-        proper_names, st.tuples(st.sampled_from(sorted(DTYPE_BITS)), st.lists(st.integers(0, 9).map(lambda n: 2 * n), max_size=4)),
-        min_size=1, max_size=12,
+        proper_names,
+        st.tuples(st.sampled_from(sorted(DTYPE_BITS)), st.lists(st.integers(0, 9).map(lambda n: 2 * n), max_size=4)),
+        min_size=1,
+        max_size=12,
     ),
     config=st.one_of(configs, configs.map(lambda inner: {"model_type": "outer", "text_config": inner}), junk),
-)  # fmt: skip
+)
 def test_any_config_over_a_true_table(tmp_path: Path, table: dict[str, Any], config: object) -> None:
     write_raw(tmp_path / "model.safetensors", *header(table))
     (tmp_path / "config.json").write_text(json.dumps(config))

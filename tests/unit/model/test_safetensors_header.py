@@ -25,9 +25,11 @@ def test_a_true_header(tmp_path: Path) -> None:
     assert found.data_offset == 8 + len(raw)
     assert found.file_bytes == 8 + len(raw) + 30 + 0 + 4 + 3
     assert [(e.name, e.stored, e.begin, e.end) for e in found.entries] == [
-        ("a", Stored("BF16", (3, 5)), 0, 30), ("b.weight", Stored("F8_E4M3", (2, 0, 4)), 30, 30),
-        ("scalar", Stored("F32", ()), 30, 34), ("half", Stored("F4", (2, 3)), 34, 37),
-    ]  # fmt: skip
+        ("a", Stored("BF16", (3, 5)), 0, 30),
+        ("b.weight", Stored("F8_E4M3", (2, 0, 4)), 30, 30),
+        ("scalar", Stored("F32", ()), 30, 34),
+        ("half", Stored("F4", (2, 3)), 34, 37),
+    ]
 
 
 def test_an_unknown_type_is_believed_about_its_place(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("deep", b'{"a":' + b"[" * 100_000, 2, "not valid JSON"),
     ("zero bytes", b"{" + b"\0" * 50, 2, "no table of tensors"),
     ("bytes after the last", {"a": declared()}, 9, "7 bytes after its last tensor"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("content", "data", "said"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])

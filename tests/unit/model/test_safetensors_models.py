@@ -71,9 +71,13 @@ def test_every_text_tensor_has_a_class(name: str, read: Callable[[str], Profile]
     ],
 )
 def test_sizes_as_published(
-    name: str, parameters: float, giga_bytes: float, active: float | None, quantisation: str,
+    name: str,
+    parameters: float,
+    giga_bytes: float,
+    active: float | None,
+    quantisation: str,
     read: Callable[[str], Profile],
-) -> None:  # fmt: skip
+) -> None:
     profile = read(name)
     exact = isinstance(parameters, int)
     assert profile.parameters == (parameters if exact else pytest.approx(parameters, rel=0.005))

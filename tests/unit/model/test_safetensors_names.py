@@ -40,11 +40,21 @@ CASES = [
     ("backbone.layers.1.mixer.gate.weight", (8, 2688), MIXTURE, "router", 1),
     # llama4: stacked experts, and what ModelOpt puts beside them
     ("language_model.model.layers.5.feed_forward.experts.gate_up_proj", (8, 5120, 16384), MIXTURE, "routed_experts", 5),
-    ("language_model.model.layers.5.feed_forward.experts.gate_up_proj_weight_scale", (8, 320, 16384), MIXTURE,
-     "routed_experts", 5),
+    (
+        "language_model.model.layers.5.feed_forward.experts.gate_up_proj_weight_scale",
+        (8, 320, 16384),
+        MIXTURE,
+        "routed_experts",
+        5,
+    ),
     ("language_model.model.layers.5.feed_forward.router.weight", (8, 5120), MIXTURE, "router", 5),
-    ("language_model.model.layers.5.feed_forward.shared_expert.down_proj.weight", (5120, 8192), MIXTURE,
-     "shared_experts", 5),
+    (
+        "language_model.model.layers.5.feed_forward.shared_expert.down_proj.weight",
+        (5120, 8192),
+        MIXTURE,
+        "shared_experts",
+        5,
+    ),
     ("language_model.lm_head.weight", (202048, 5120), MIXTURE, "output", None),
     # gpt-oss
     ("model.layers.5.mlp.experts.gate_up_proj_blocks", (8, 5760, 90, 16), MIXTURE, "routed_experts", 5),
@@ -102,7 +112,7 @@ CASES = [
     ("model.layers.2.self_attn.frob", (8, 100, 100), MIXTURE, "attention", 2),
     ("wobble", (3,), MIXTURE, "other", None),
     ("model.layers.123456789.mlp.up_proj.weight", (3, 3), DENSE, "other", None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "shape", "model", "cls", "layer"), CASES, ids=lambda value: str(value)[:70])

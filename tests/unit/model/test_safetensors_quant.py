@@ -36,8 +36,14 @@ def compressed(*groups: tuple[int, str, int | None, int | None]) -> dict[str, An
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "awq-4bit"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
-          "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "FP8"}}}, "fp8+nvfp4"),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "FP8"}},
+            },
+            "fp8+nvfp4",
+        ),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "mxfp4"),
         ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}, "fp8"),
         (compressed((4, "int", 128, None)), "compressed-tensors w4a16"),
@@ -51,7 +57,7 @@ def compressed(*groups: tuple[int, str, int | None, int | None]) -> dict[str, An
         ({"quant_method": "exl3", "bits": 3.5}, "exl3"),
         ({"quant_method": 7}, "unknown"),
     ],
-)  # fmt: skip
+)
 def test_name_of_a_scheme(declared: dict[str, Any], name: str) -> None:
     assert scheme_of({"quantization_config": declared}).name == name
 
@@ -72,10 +78,16 @@ def test_no_scheme(config: dict[str, Any]) -> None:
     assert scheme_of(config) == Scheme()
 
 
-AWQ = {"m.qweight": Stored("I32", (4096, 512)), "m.qzeros": Stored("I32", (32, 512)),
-       "m.scales": Stored("F16", (32, 4096))}  # fmt: skip
-GPTQ_3BIT = {"m.qweight": Stored("I32", (384, 4096)), "m.qzeros": Stored("I32", (32, 384)),
-             "m.scales": Stored("F16", (32, 4096))}  # fmt: skip
+AWQ = {
+    "m.qweight": Stored("I32", (4096, 512)),
+    "m.qzeros": Stored("I32", (32, 512)),
+    "m.scales": Stored("F16", (32, 4096)),
+}
+GPTQ_3BIT = {
+    "m.qweight": Stored("I32", (384, 4096)),
+    "m.qzeros": Stored("I32", (32, 384)),
+    "m.scales": Stored("F16", (32, 4096)),
+}
 NVFP4 = {"m.weight": Stored("U8", (64, 32)), "m.weight_scale": Stored("F8_E4M3", (64, 4))}
 FUSED = {"m": Stored("U8", (8, 32, 64)), "m_weight_scale": Stored("F8_E4M3", (8, 4, 64))}
 PACKED = {"m.weight_packed": Stored("I32", (64, 16)), "m.weight_scale": Stored("BF16", (64, 4))}
@@ -125,7 +137,7 @@ INT4 = Scheme("compressed-tensors w4a16", (Group(8, None), Group(4, 32)))
         ({"m.weight": Stored("F99", (3, 5))}, "m.weight", Scheme(), Meaning(15, "F99")),
         ({"m.weight": Stored("BF16", ())}, "m.weight", Scheme(), Meaning(1, "BF16")),
     ],
-)  # fmt: skip
+)
 def test_parameters_behind_stored_numbers(
     table: dict[str, Stored], name: str, scheme: Scheme, expected: Meaning
 ) -> None:

@@ -37,8 +37,18 @@ def test_defaults_make_a_small_file_of_the_length_its_header_says(kind: Kind, tm
 
 
 def test_sizes_reach_the_file(tmp_path: Path) -> None:
-    asked = {"layers": 3, "embed": 256, "heads": 4, "head_dim": 64, "experts": 6, "used": 2, "expert_ff": 128,
-             "dense_ff": 320, "vocab": 600, "context": 1234}  # fmt: skip
+    asked = {
+        "layers": 3,
+        "embed": 256,
+        "heads": 4,
+        "head_dim": 64,
+        "experts": 6,
+        "used": 2,
+        "expert_ff": 128,
+        "dense_ff": 320,
+        "vocab": 600,
+        "context": 1234,
+    }
     path = tmp_path / "model.gguf"
     synth.write("moe-mla", synth.sizes("moe-mla", dict(asked)), path, type="Q8_0")
     profile = read(path)
@@ -69,8 +79,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(kind: Kind, tmp
 
 def test_bytes_do_not_change_between_releases(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write("dense", synth.sizes("dense", {"layers": 1, "embed": 64, "heads": 1, "kv_heads": 1, "dense_ff": 64,
-                                               "vocab": 260}), path)  # fmt: skip
+    synth.write(
+        "dense",
+        synth.sizes("dense", {"layers": 1, "embed": 64, "heads": 1, "kv_heads": 1, "dense_ff": 64, "vocab": 260}),
+        path,
+    )
     with path.open("rb") as file:
         file.seek(read_header(path).data_offset)
         assert hashlib.sha256(file.read()).hexdigest()[:16] == "aeb3b8ce44b0a9ba"
@@ -106,8 +119,12 @@ def test_a_large_model_is_written_in_little_memory(tmp_path: Path) -> None:
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    made = synth.write("dense", synth.sizes("dense", {}), tmp_path / "model.gguf",
-                       progress=lambda done, total: heard.append((done, total)))  # fmt: skip
+    made = synth.write(
+        "dense",
+        synth.sizes("dense", {}),
+        tmp_path / "model.gguf",
+        progress=lambda done, total: heard.append((done, total)),
+    )
     assert heard == sorted(heard)
     assert {total for _, total in heard} == {made.bytes}
     assert made.bytes - 32 < heard[-1][0] <= made.bytes

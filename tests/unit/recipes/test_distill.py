@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.body import answer_body
-from tokenmill.recipes.distill import Distilled, distill, prospect_of
-from tokenmill.recipes.distill_prompts import Ask, Prompts
+from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distill_rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
-from tokenmill.recipes.mill import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.distillation import Distilled, distill, prospect_of
+from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
 
 ORIGIN = Origin("tiny", "sha256:1", "native", "build 7")
 
@@ -64,37 +64,63 @@ def entry(text: str, number: int | None, logprob: float, *top: dict[str, Any]) -
 def body(content: str | None, finish: str = "stop", *entries: dict[str, Any], **message: Any) -> dict[str, Any]:
     logprobs = {"content": list(entries), "refusal": None} if entries else None
     return {
-        "choices": [{"index": 0, "finish_reason": finish, "logprobs": logprobs,
-                     "message": {"role": "assistant", "content": content, **message}}],
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": finish,
+                "logprobs": logprobs,
+                "message": {"role": "assistant", "content": content, **message},
+            }
+        ],
         "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14},
-    }  # fmt: skip
+    }
 
 
-def prompts(folder: Path, *texts: str, **own: Any) -> Prompts:
+def prompts(folder: Path, *texts: str, **own: Any) -> DistillPrompts:
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"id": text, "prompt": f"{text}?", **own}) + "\n" for text in texts))
-    return Prompts(path)
+    return DistillPrompts(path)
 
 
-def taught(mill: Scripted, source: Prompts, output: Path, ask: Ask | None = None, **how: Any) -> Distilled:
-    return asyncio.run(distill(mill, source, ask or Ask(), output, **how))
+def taught(
+    mill: Scripted, source: DistillPrompts, output: Path, ask: DistillOptions | None = None, **how: Any
+) -> Distilled:
+    return asyncio.run(distill(mill, source, ask or DistillOptions(), output, **how))
 
 
 def test_a_row_has_everything(tmp_path: Path) -> None:
     top = (entry("Bl", 5, -0.25), entry("Gr", 6, -2.0))
     reply = body("Blue.", "stop", entry("Bl", 5, -0.25, *top), entry("ue.", 9, -0.125, entry("ue.", 9, -0.125)))
     output = tmp_path / "teacher.parquet"
-    found = taught(Scripted({"sky/0": reply}), prompts(tmp_path, "sky"), output, Ask(max_tokens=50, top_p=0.9))
+    found = taught(
+        Scripted({"sky/0": reply}), prompts(tmp_path, "sky"), output, DistillOptions(max_tokens=50, top_p=0.9)
+    )
     assert (found.rows, found.asked, found.failed, found.waiting, found.end) == (1, 1, 0, 0, "finished")
     (row,) = parquet.read_table(output).to_pylist()
     assert list(row) == list(COLUMNS)
     assert row == {
-        "id": "sky/0", "prompt_id": "sky", "sample": 0, "messages": '[{"role":"user","content":"sky?"}]',
-        "answer": "Blue.", "reasoning": None, "finish_reason": "stop", "token_ids": [5, 9],
-        "logprobs": [-0.25, -0.125], "top_ids": [[5, 6], [9]], "top_logprobs": [[-0.25, -2.0], [-0.125]],
-        "prompt_tokens": 11, "completion_tokens": 3, "model": "tiny", "model_id": "sha256:1", "engine": "native",
-        "build": "build 7", "temperature": 0.0, "top_p": 0.9, "seed": None, "max_tokens": 50,
-    }  # fmt: skip
+        "id": "sky/0",
+        "prompt_id": "sky",
+        "sample": 0,
+        "messages": '[{"role":"user","content":"sky?"}]',
+        "answer": "Blue.",
+        "reasoning": None,
+        "finish_reason": "stop",
+        "token_ids": [5, 9],
+        "logprobs": [-0.25, -0.125],
+        "top_ids": [[5, 6], [9]],
+        "top_logprobs": [[-0.25, -2.0], [-0.125]],
+        "prompt_tokens": 11,
+        "completion_tokens": 3,
+        "model": "tiny",
+        "model_id": "sha256:1",
+        "engine": "native",
+        "build": "build 7",
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "seed": None,
+        "max_tokens": 50,
+    }
     assert parquet.read_schema(output).metadata[b"tokenmill.recipe"] == b"distill"
     assert parquet.ParquetFile(output).metadata.row_group(0).column(0).compression == "ZSTD"
 
@@ -102,7 +128,7 @@ def test_a_row_has_everything(tmp_path: Path) -> None:
 def test_samples_stand_in_order_and_failures_are_counted(tmp_path: Path) -> None:
     replies = {"a/0": body("1"), "a/1": "too_long", "b/0": body("3", "length"), "b/1": body(None)}
     output = tmp_path / "teacher.jsonl"
-    found = taught(Scripted(replies), prompts(tmp_path, "a", "b", "c"), output, Ask(samples=2))
+    found = taught(Scripted(replies), prompts(tmp_path, "a", "b", "c"), output, DistillOptions(samples=2))
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["id"], row["prompt_id"], row["sample"]) for row in rows] == [("a/0", "a", 0), ("b/0", "b", 0)]
     assert rows[0]["messages"] == [{"role": "user", "content": "a?"}]
@@ -138,8 +164,9 @@ def test_ids_are_in_the_bodies_that_our_engines_answers_become() -> None:
     told = TokenLogprob("a", 7, -0.5, b"a", (TokenLogprob("a", 7, -0.5, b"a"), TokenLogprob("b", 8, -1.0, b"b")))
     silent = TokenLogprob("a", None, -0.5, b"a")
     for token, ids, tops in ((told, [7], [[7, 8]]), (silent, None, None)):
-        made = answer_body("chat", Answer("a", "stop", Usage(1, 1, None), logprobs=(token,)), id="x", model="m",
-                           created_s=1)  # fmt: skip
+        made = answer_body(
+            "chat", Answer("a", "stop", Usage(1, 1, None), logprobs=(token,)), id="x", model="m", created_s=1
+        )
         found = tokens_of(made)
         assert (found.ids, found.top_ids, found.logprobs, found.text) == (ids, tops, [-0.5], "a")
 
@@ -170,8 +197,20 @@ def test_reasoning(thinking: Thinking, reply: dict[str, Any], answer: str, reaso
 
 def test_marks_that_are_control_tokens_are_found_in_the_tokens() -> None:
     """gpt-oss: a text without control tokens has lost its marks; a stop text is not in the answer."""
-    written = ("<|channel|>", "analysis", "<|message|>", "hm", "<|end|>", "<|start|>", "assistant", "<|channel|>",
-               "final", "<|message|>", "Yes", ". END")  # fmt: skip
+    written = (
+        "<|channel|>",
+        "analysis",
+        "<|message|>",
+        "hm",
+        "<|end|>",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+        "final",
+        "<|message|>",
+        "Yes",
+        ". END",
+    )
     entries = [entry(text, number, -0.5) for number, text in enumerate(written)]
     reply = body("analysishmassistantfinalYes. ", "stop", *entries)
     found = parted_of(reply, tokens_of(reply), thinking="auto", opened=False)
@@ -190,7 +229,7 @@ def test_a_template_that_opens_the_thinking_is_known_by_other_answers(tmp_path: 
     path = tmp_path / "prompts.jsonl"
     lines = [{"id": "a", "prompt": "a?", **silent}, {"id": "b", "prompt": "b?"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    taught(Scripted(replies), Prompts(path), output)
+    taught(Scripted(replies), DistillPrompts(path), output)
     assert json.loads(output.read_text().splitlines()[0])["reasoning"] is None  # another template's beginning
 
 
@@ -203,13 +242,13 @@ def test_rounding_is_wrong_by_one_in_2048_at_most(value: float) -> None:
 def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = prospect_of(prompts(tmp_path, "a", "b"), Ask(samples=3, max_tokens=100, top_logprobs=20))
+    few = prospect_of(prompts(tmp_path, "a", "b"), DistillOptions(samples=3, max_tokens=100, top_logprobs=20))
     assert (few.rows, few.stages[0].jobs, len(few.stages[0].lines), few.stages[0].output_tokens) == (6, 6, 6, 100)
     assert "temperature 0.7" in few.notes[0]
     every = prompts(tmp_path, *map(str, range(2000)))
-    assert len(prospect_of(every, Ask(samples=2)).stages[0].lines) == 4000
-    monkeypatch.setattr("tokenmill.recipes.distill.MOST_LINES", 3999)
-    many = prospect_of(every, Ask(samples=2))
+    assert len(prospect_of(every, DistillOptions(samples=2)).stages[0].lines) == 4000
+    monkeypatch.setattr("tokenmill.recipes.distillation.MOST_LINES", 3999)
+    many = prospect_of(every, DistillOptions(samples=2))
     (stage,) = many.stages
     assert stage.jobs == 4000
     assert 900 <= len(stage.lines) <= 1100
@@ -218,14 +257,14 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
 
 
 def test_long_prompts_are_sampled_for_the_sake_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.recipes.distill._MOST_CHARACTERS", 100)
-    (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), Ask()).stages
+    monkeypatch.setattr("tokenmill.recipes.distillation._MOST_CHARACTERS", 100)
+    (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), DistillOptions()).stages
     assert (stage.jobs, len(stage.lines)) == (2000, 500)
 
 
 def test_a_line_s_own_ceiling_is_in_the_words_and_the_bytes(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "a", "max_tokens": 10}\n{"prompt": "b"}\n')
-    found = prospect_of(Prompts(path), Ask(max_tokens=30, top_logprobs=4))
+    found = prospect_of(DistillPrompts(path), DistillOptions(max_tokens=30, top_logprobs=4))
     assert found.stages[0].assumed == "every answer has what its line allows, else 30 tokens, the most it may have"
     assert "take 800 B in Parquet" in found.notes[1]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distill_prompts import Ask, Prompt, Prompts, bodies, checked_lines, seed_of
+from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts, Prompt, bodies, checked_lines, seed_of
 
 USER = {"role": "user", "content": "Why?"}
 
@@ -26,24 +26,37 @@ def file(folder: Path, *rows: Mapping[str, Any] | str, name: str = "prompts.json
         ({"text": "Why?", "source": "web"}, "prompt-1", [USER], {}),
         ({"id": 7, "question": "Why?"}, "7", [USER], {}),
         ({"custom_id": "a", "prompt": "Why?", "max_tokens": 9, "model": "x"}, "a", [USER], {"max_tokens": 9}),
-        ({"messages": [{"role": "system", "content": "Be brief."}, USER]}, "prompt-1",
-         [{"role": "system", "content": "Be brief."}, USER], {}),
+        (
+            {"messages": [{"role": "system", "content": "Be brief."}, USER]},
+            "prompt-1",
+            [{"role": "system", "content": "Be brief."}, USER],
+            {},
+        ),
         ({"messages": json.dumps([USER])}, "prompt-1", [USER], {}),  # as Parquet has it
-        ({"custom_id": "b", "method": "POST", "url": "/v1/chat/completions",
-          "body": {"model": "m", "messages": [USER], "temperature": 0.2}}, "b", [USER], {"temperature": 0.2}),
+        (
+            {
+                "custom_id": "b",
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": [USER], "temperature": 0.2},
+            },
+            "b",
+            [USER],
+            {"temperature": 0.2},
+        ),
     ],
-)  # fmt: skip
+)
 def test_rows(tmp_path: Path, row: dict[str, Any], id: str, messages: list[Any], own: dict[str, Any]) -> None:
-    (found,) = Prompts(file(tmp_path, row))
+    (found,) = DistillPrompts(file(tmp_path, row))
     assert found == Prompt(id, tuple(messages), own)
 
 
 def test_a_column_and_a_system_message(tmp_path: Path) -> None:
     path = file(tmp_path, "q,topic", "Why?,sky", name="prompts.csv")
-    (found,) = Prompts(path, "q", "Be brief.")
+    (found,) = DistillPrompts(path, "q", "Be brief.")
     assert found.messages == ({"role": "system", "content": "Be brief."}, USER)
     own = file(tmp_path, {"messages": [{"role": "developer", "content": "Rhyme."}, USER]})
-    (kept,) = Prompts(own, None, "Be brief.")
+    (kept,) = DistillPrompts(own, None, "Be brief.")
     assert [message["content"] for message in kept.messages] == ["Rhyme.", "Why?"]
 
 
@@ -66,54 +79,56 @@ def test_a_column_and_a_system_message(tmp_path: Path) -> None:
         ([{"messages": [USER], "temperature": "hot"}], "temperature"),
         ([{"id": "x" * 600, "prompt": "x"}], "its id is"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_wrong_is_refused_before_anything_runs(tmp_path: Path, rows: Sequence[Any], says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        checked_lines(Prompts(file(tmp_path, *rows)), Ask())
+        checked_lines(DistillPrompts(file(tmp_path, *rows)), DistillOptions())
     assert says in refused.value.message
 
 
 def test_a_file_that_changes_meanwhile_is_told(tmp_path: Path) -> None:
-    prompts = Prompts(file(tmp_path, {"prompt": "a"}))
-    assert checked_lines(prompts, Ask()) == 1
+    prompts = DistillPrompts(file(tmp_path, {"prompt": "a"}))
+    assert checked_lines(prompts, DistillOptions()) == 1
     file(tmp_path, {"prompt": "a"}, {"prompt": "b"})
     with pytest.raises(UsageError, match="changed"):
         list(prompts)
     with pytest.raises(UsageError, match="cannot read"):
-        list(Prompts(tmp_path / "none.jsonl"))
+        list(DistillPrompts(tmp_path / "none.jsonl"))
     with pytest.raises(UsageError, match="ordinary"):
-        list(Prompts(tmp_path))
+        list(DistillPrompts(tmp_path))
 
 
 def test_the_example_can_be_run() -> None:
-    prompts = Prompts(Path(__file__).parents[3] / "examples" / "distill" / "prompts.jsonl")
-    assert checked_lines(prompts, Ask(samples=2)) == 10
+    prompts = DistillPrompts(Path(__file__).parents[3] / "examples" / "distill" / "prompts.jsonl")
+    assert checked_lines(prompts, DistillOptions(samples=2)) == 10
 
 
 def test_one_sample_takes_the_likeliest_and_has_no_seed() -> None:
-    (line,) = bodies(Prompt("a", (USER,)), Ask(max_tokens=10, top_logprobs=3))
+    (line,) = bodies(Prompt("a", (USER,)), DistillOptions(max_tokens=10, top_logprobs=3))
     assert line == {
-        "custom_id": "a/0", "method": "POST", "url": "/v1/chat/completions",
+        "custom_id": "a/0",
+        "method": "POST",
+        "url": "/v1/chat/completions",
         "body": {"messages": [USER], "max_tokens": 10, "temperature": 0.0, "logprobs": True, "top_logprobs": 3},
-    }  # fmt: skip
+    }
 
 
 def test_several_samples_are_drawn_with_seeds_of_their_own() -> None:
-    first = list(bodies(Prompt("a", (USER,)), Ask(samples=4, top_logprobs=None)))
+    first = list(bodies(Prompt("a", (USER,)), DistillOptions(samples=4, top_logprobs=None)))
     assert [line["custom_id"] for line in first] == ["a/0", "a/1", "a/2", "a/3"]
     assert {line["body"]["temperature"] for line in first} == {0.7}
     assert all("logprobs" not in line["body"] for line in first)
     seeds = [line["body"]["seed"] for line in first]
     assert len(set(seeds)) == 4
-    moved = [line["body"]["seed"] for line in bodies(Prompt("elsewhere", (USER,)), Ask(samples=6))]
+    moved = [line["body"]["seed"] for line in bodies(Prompt("elsewhere", (USER,)), DistillOptions(samples=6))]
     assert moved[:4] == seeds  # of what is asked, not of where it stands or how many there are
     assert seed_of(Prompt("a", ({"role": "user", "content": "Why not?"},)), 0, 0) != seeds[0]
-    assert [line["body"]["seed"] for line in bodies(Prompt("a", (USER,)), Ask(samples=4, seed=1))] != seeds
+    assert [line["body"]["seed"] for line in bodies(Prompt("a", (USER,)), DistillOptions(samples=4, seed=1))] != seeds
 
 
 def test_what_a_line_says_of_itself_comes_first() -> None:
     own = {"temperature": 0.3, "max_completion_tokens": 7, "seed": 5}
-    (line,) = bodies(Prompt("a", (USER,), own), Ask(stop=("END",), body={"min_p": 0.1}))
+    (line,) = bodies(Prompt("a", (USER,), own), DistillOptions(stop=("END",), body={"min_p": 0.1}))
     body = line["body"]
     assert (body["temperature"], body["max_completion_tokens"], body["min_p"]) == (0.3, 7, 0.1)
     assert "max_tokens" not in body
@@ -123,4 +138,4 @@ def test_what_a_line_says_of_itself_comes_first() -> None:
 
 def test_samples_that_would_all_be_the_same_are_refused() -> None:
     with pytest.raises(UsageError, match="the same"):
-        list(bodies(Prompt("a", (USER,), {"temperature": 0}), Ask(samples=2)))
+        list(bodies(Prompt("a", (USER,), {"temperature": 0}), DistillOptions(samples=2)))

@@ -94,8 +94,19 @@ def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
-    make(tmp_path, a_pdf=b"%PDF-1.7 text", b_docx=b"PK\x03\x04", c_bin=b"a\0b", d_txt="gr\u00fcn".encode("latin-1"), e_txt=" \n",
-         f_md="text", g_json="{", h_json='{"other": 1}', i_csv="a,b\n1,2\n", j_jsonl="not json\n")  # fmt: skip
+    make(
+        tmp_path,
+        a_pdf=b"%PDF-1.7 text",
+        b_docx=b"PK\x03\x04",
+        c_bin=b"a\0b",
+        d_txt="gr\u00fcn".encode("latin-1"),
+        e_txt=" \n",
+        f_md="text",
+        g_json="{",
+        h_json='{"other": 1}',
+        i_csv="a,b\n1,2\n",
+        j_jsonl="not json\n",
+    )
     found = gather([tmp_path], ALL)
     assert names(found) == ["f.md"]
     said = reasons(found)
@@ -122,8 +133,13 @@ def test_a_huge_file_and_a_pipe_are_left_out(tmp_path: Path) -> None:
 
 def test_encodings_that_say_what_they_are(tmp_path: Path) -> None:
     page = '<meta charset="iso-8859-1"><p>gr\u00fcn'
-    make(tmp_path, a_txt=b"\xef\xbb\xbfgr\xc3\xbcn", b_txt="gr\u00fcn".encode("utf-16"), c_html=page.encode("latin-1"),
-         d_html=b'<meta charset="hex"><p>gr\xfcn')  # fmt: skip
+    make(
+        tmp_path,
+        a_txt=b"\xef\xbb\xbfgr\xc3\xbcn",
+        b_txt="gr\u00fcn".encode("utf-16"),
+        c_html=page.encode("latin-1"),
+        d_html=b'<meta charset="hex"><p>gr\xfcn',
+    )
     found = gather([tmp_path], ALL)
     assert texts(found) == dict.fromkeys(("a.txt", "b.txt", "c.html"), "gr\u00fcn")
     assert reasons(found) == {"d.html": "not UTF-8"}

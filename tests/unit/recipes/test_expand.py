@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand import expand
-from tokenmill.recipes.expand_lines import Desk, Drawing
-from tokenmill.recipes.expand_order import Expanded, Order, summary_document
+from tokenmill.recipes.expand_lines import ExpandPrompts, SamplingOptions
+from tokenmill.recipes.expand_order import Expanded, ExpandRequest, summary_document
 from tokenmill.recipes.expand_prompts import JUDGE, load
 from tokenmill.recipes.expand_prospect import ASSUMED_YIELD, prospect_of
 from tokenmill.recipes.expand_rows import PROVENANCE, check_targets
 from tokenmill.recipes.expand_seeds import Seeds, read_seeds
-from tokenmill.recipes.expand_ways import INSTRUCTION, WAYS, Variant
-from tokenmill.recipes.mill import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.expand_transforms import INSTRUCTION, WAYS, Variant
+from tokenmill.recipes.expansion import expand
 from tokenmill.recipes.rows import read_rows
+from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
 
 ORIGIN = Origin("scripted", "id-of-its-bytes", "native", "build 7", 1024)
 PARAPHRASE, HARDER = Variant("paraphrase"), Variant("harder")
@@ -104,17 +104,21 @@ def seeds(folder: Path, count: int = 6, **row: Any) -> Seeds:
     return read_seeds(path)
 
 
-def order(folder: Path, *variants: Variant, judge: bool = False, found: Seeds | None = None, **how: Any) -> Order:
+def order(
+    folder: Path, *variants: Variant, judge: bool = False, found: Seeds | None = None, **how: Any
+) -> ExpandRequest:
     found = found or seeds(folder)
     if Variant(INSTRUCTION) in variants:
         found = replace(found, shape=found.shape.with_task())
-    desk = Desk(found.shape, {way: load(way) for way in WAYS}, Drawing(max_tokens=99), how.pop("schema", None))
+    desk = ExpandPrompts(
+        found.shape, {way: load(way) for way in WAYS}, SamplingOptions(max_tokens=99), how.pop("schema", None)
+    )
     asked = variants or (PARAPHRASE, HARDER)
     how.setdefault("output", folder / "out.jsonl")
-    return Order(found, desk, asked, judge=load(JUDGE) if judge else None, **how)
+    return ExpandRequest(found, desk, asked, judge=load(JUDGE) if judge else None, **how)
 
 
-def grow(mill: Scripted, what: Order) -> Expanded:
+def grow(mill: Scripted, what: ExpandRequest) -> Expanded:
     said: list[str] = []
     done = asyncio.run(expand(mill, what, said.append))
     assert len(said) == sum(stage.startswith("write") for stage, _ in mill.stages)
@@ -134,8 +138,11 @@ def test_one_round_makes_every_variant_of_every_seed(tmp_path: Path) -> None:
         assert row["prompt_file"] == f"{row['way']}.md"
         assert row["prompt_sha256"] == load(row["way"]).sha256
         assert [row[key] for key in ("model", "model_id", "engine", "build")] == [
-            "scripted", "id-of-its-bytes", "native", "build 7",
-        ]  # fmt: skip
+            "scripted",
+            "id-of-its-bytes",
+            "native",
+            "build 7",
+        ]
         assert (row["temperature"], row["top_p"], row["max_tokens"]) == (0.8, 0.95, 99)
         assert row["instruction"] == drawn(row["id"])
     assert {(row["parent"], row["way"]) for row in rows} == {
@@ -354,8 +361,11 @@ def test_texts_get_an_instruction_beside_them(tmp_path: Path) -> None:
 
 
 def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"},
-            {"role": "assistant", "content": "So."}]  # fmt: skip
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "So."},
+    ]
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"messages": chat}) + "\n")
     what = order(tmp_path, PARAPHRASE, found=read_seeds(path))
@@ -363,8 +373,10 @@ def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
     (row,) = read_rows(what.output)
     new = drawn(row["id"])
     assert row["messages"] == [
-        chat[0], {"role": "user", "content": new}, {"role": "assistant", "content": f"Answer {new}"},
-    ]  # fmt: skip
+        chat[0],
+        {"role": "user", "content": new},
+        {"role": "assistant", "content": f"Answer {new}"},
+    ]
 
 
 def test_seeds_stand_first_where_they_are_kept_and_columns_go_along(tmp_path: Path) -> None:
@@ -451,8 +463,9 @@ def test_only_its_own_output_is_replaced(tmp_path: Path) -> None:
 def test_prospects(tmp_path: Path) -> None:
     one = prospect_of(order(tmp_path, judge=True))
     assert [(stage.stage, stage.jobs, len(stage.lines), stage.output_tokens) for stage in one.stages] == [
-        ("write", 12, 12, 99), ("judge", 12, 12, 64),
-    ]  # fmt: skip
+        ("write", 12, 12, 99),
+        ("judge", 12, 12, 64),
+    ]
     assert (one.rows, one.stages[0].assumed) == (None, None)
     (aimed,) = prospect_of(order(tmp_path, target=70)).stages
     assert aimed.jobs == 108 == len(aimed.lines)  # whole rounds

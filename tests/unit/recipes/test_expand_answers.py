@@ -9,9 +9,9 @@ from tokenmill.recipes.expand_answers import Dropped, compared, example_of
 from tokenmill.recipes.expand_lines import Job
 from tokenmill.recipes.expand_prompts import JUDGE, load
 from tokenmill.recipes.expand_seeds import Example, Parent, Shape
-from tokenmill.recipes.expand_ways import Variant
+from tokenmill.recipes.expand_transforms import Variant
 from tokenmill.recipes.judge import judge_line, verdict_of
-from tokenmill.recipes.mill import Answered
+from tokenmill.recipes.runner import Answered
 
 BEFORE = ({"role": "system", "content": "Be brief."},)
 OLD = Example("Add.", "1, 2", "3", BEFORE)
@@ -67,10 +67,10 @@ def test_examples_of_answers(
         (answered('{"instruction": "x"}'), PAIR, None, ("invalid", "it lacks 'input'")),
         (answered(parts(output=" ")), PAIR, None, ("invalid", "output is empty")),
         (answered(parts(more=1)), PAIR, None, ("invalid", "it.more must not be there")),
-        (answered(parts()), PAIR, SCHEMA, ("invalid", "it.output is \"1\", which is not of the type \"object\"")),
+        (answered(parts()), PAIR, SCHEMA, ("invalid", 'it.output is "1", which is not of the type "object"')),
         (answered("{}"), TEXT, SCHEMA, ("invalid", "it lacks 'sum'")),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_example_says_why(
     answer: Answered, shape: Shape, schema: dict[str, Any] | None, dropped: tuple[str, str]
 ) -> None:

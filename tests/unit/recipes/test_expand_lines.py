@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.body import check
-from tokenmill.recipes.expand_lines import LEAST_PART, Desk, Drawing, Job, jobs_of, part_lines
+from tokenmill.recipes.expand_lines import LEAST_PART, ExpandPrompts, Job, SamplingOptions, jobs_of, part_lines
 from tokenmill.recipes.expand_prompts import load
 from tokenmill.recipes.expand_seeds import Example, Parent, Shape
-from tokenmill.recipes.expand_ways import WAYS, Variant
+from tokenmill.recipes.expand_transforms import WAYS, Variant
 
 PAIR = Shape("output", "instruction", parts=("instruction", "output"))
 THREE = (Variant("paraphrase"), Variant("harder"), Variant("language", "de"))
 PARENTS = [Parent(f"seed-{number}", f"seed-{number}", 0, Example(f"Task {number}", "", "Done.")) for number in range(4)]
 
 
-def desk(shape: Shape = PAIR, **drawing: float) -> Desk:
-    return Desk(shape, {way: load(way) for way in WAYS}, Drawing(**drawing))  # type: ignore[arg-type]
+def desk(shape: Shape = PAIR, **drawing: float) -> ExpandPrompts:
+    return ExpandPrompts(shape, {way: load(way) for way in WAYS}, SamplingOptions(**drawing))  # type: ignore[arg-type]
 
 
 def asked(jobs: Iterable[Job]) -> set[tuple[str, Variant, int]]:
@@ -103,6 +103,8 @@ def test_ways_that_do_not_fit_are_left_out() -> None:
     no_answer = Parent("a", "a", 0, Example("Task"))
     no_task = Parent("b", "b", 0, Example(answer="Text."))
     assert [(job.parent.id, job.variant.way) for job in jobs_of([no_answer, no_task], variants, None, 0)] == [
-        ("a", "paraphrase"), ("b", "instruction"), ("b", "paraphrase"),
-    ]  # fmt: skip
+        ("a", "paraphrase"),
+        ("b", "instruction"),
+        ("b", "paraphrase"),
+    ]
     assert list(jobs_of([no_answer], variants[1:], 4, 0)) == []

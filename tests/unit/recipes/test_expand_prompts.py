@@ -19,7 +19,7 @@ from tokenmill.recipes.expand_prompts import (
     write_prompts,
 )
 from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_ways import FORMAT, INSTRUCTION, LANGUAGE, WAYS, Variant, variants
+from tokenmill.recipes.expand_transforms import FORMAT, INSTRUCTION, LANGUAGE, WAYS, Variant, variants
 
 PAIR = Shape("output", "instruction", "input", parts=("instruction", "input", "output"))
 TEXT = Shape("text")
@@ -68,7 +68,12 @@ def test_a_file_of_ones_own_is_a_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message", "hint"),
     [
-        ("harder", "Note {exampel}.\n\n## user\na\n{exampel}", r"harder.md, line 5: nothing is called \{exampel\}", "did you mean {example}?"),
+        (
+            "harder",
+            "Note {exampel}.\n\n## user\na\n{exampel}",
+            r"harder.md, line 5: nothing is called \{exampel\}",
+            "did you mean {example}?",
+        ),
         ("harder", "## system\n{zzz}\n## user\n{example}", r"line 2: nothing is called \{zzz\}", "there are {example}"),
         ("harder", "## user\n{example}{language}", r"nothing is called \{language\}", "there are"),
         ("judge", "## user\n{example}{fields}", r"nothing is called \{fields\}", "{original}"),
@@ -78,7 +83,7 @@ def test_a_file_of_ones_own_is_a_way(tmp_path: Path) -> None:
         ("harder", "## user\n{example}\n## user\n{example}", "line 3: a second section ## user", "one of each"),
         ("harder", "## user\nno example", "never shows the example", "{example}"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_in_a_file_is_said_with_its_place(name: str, text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         parse(name, text, f"{name}.md")
@@ -124,11 +129,17 @@ def test_an_example_is_shown_with_the_names_of_its_parts() -> None:
 def test_variants_of_languages_and_formats() -> None:
     found = variants(["paraphrase", "language", "format", "language"], ["de", "Klingon"], ["table"], WAYS)
     assert found == (
-        Variant("paraphrase"), Variant(LANGUAGE, "de"), Variant(LANGUAGE, "Klingon"), Variant(FORMAT, "table"),
-    )  # fmt: skip
+        Variant("paraphrase"),
+        Variant(LANGUAGE, "de"),
+        Variant(LANGUAGE, "Klingon"),
+        Variant(FORMAT, "table"),
+    )
     assert [variant.words for variant in found] == [
-        {}, {"language": "German"}, {"language": "Klingon"}, {"format": "a Markdown table"},
-    ]  # fmt: skip
+        {},
+        {"language": "German"},
+        {"language": "Klingon"},
+        {"format": "a Markdown table"},
+    ]
     assert [variant.label for variant in found][1:3] == ["language de", "language Klingon"]
     usual = variants([], ["fr"], [], WAYS)
     assert [variant.way for variant in usual] == ["paraphrase", "harder", "broader", "language"]

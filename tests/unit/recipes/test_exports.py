@@ -20,8 +20,15 @@ def asked(*texts: str) -> list[dict[str, str]]:
 
 
 def row(id: str, messages: list[dict[str, str]], answer: str, **more: Any) -> dict[str, Any]:
-    return {"id": id, "prompt_id": id, "sample": 0, "messages": messages, "answer": answer, "finish_reason": "stop",
-            **more}  # fmt: skip
+    return {
+        "id": id,
+        "prompt_id": id,
+        "sample": 0,
+        "messages": messages,
+        "answer": answer,
+        "finish_reason": "stop",
+        **more,
+    }
 
 
 def table(folder: Path, *rows: dict[str, Any], name: str = "teacher.parquet") -> Path:
@@ -37,13 +44,23 @@ def lines(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("format", "expected"),
     [
-        ("messages", {"messages": [SYSTEM, {"role": "user", "content": "Why?"},
-                                   {"role": "assistant", "content": "Because."}]}),
-        ("sharegpt", {"conversations": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Why?"},
-                                        {"from": "gpt", "value": "Because."}]}),
+        (
+            "messages",
+            {"messages": [SYSTEM, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]},
+        ),
+        (
+            "sharegpt",
+            {
+                "conversations": [
+                    {"from": "system", "value": "Be brief."},
+                    {"from": "human", "value": "Why?"},
+                    {"from": "gpt", "value": "Because."},
+                ]
+            },
+        ),
         ("alpaca", {"instruction": "Why?", "input": "", "output": "Because.", "system": "Be brief."}),
     ],
-)  # fmt: skip
+)
 def test_one_row(tmp_path: Path, name: str, format: Format, expected: dict[str, Any]) -> None:
     source = table(tmp_path, row("a", [SYSTEM, *asked("Why?")], "Because.", reasoning="hm"), name=name)
     done = export(source, tmp_path / "out.jsonl", Wanted(format))
@@ -71,9 +88,12 @@ def test_a_conversation_that_alpaca_has_no_place_for_is_refused(tmp_path: Path) 
 
 def test_cut_and_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     source = table(
-        tmp_path, row("a", asked("1"), "whole"), row("b", asked("2"), "hal", finish_reason="length"),
-        row("c", asked("3"), " \n"), row("d", asked("4"), "", finish_reason="length", reasoning="hm"),
-    )  # fmt: skip
+        tmp_path,
+        row("a", asked("1"), "whole"),
+        row("b", asked("2"), "hal", finish_reason="length"),
+        row("c", asked("3"), " \n"),
+        row("d", asked("4"), "", finish_reason="length", reasoning="hm"),
+    )
     out = tmp_path / "out.jsonl"
     done = export(source, out, Wanted("messages"))
     assert (done.rows, done.cut, done.empty) == (1, 2, 1)

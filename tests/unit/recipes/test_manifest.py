@@ -29,8 +29,20 @@ from tokenmill.recipes.manifest import (
 RECIPE = Recipe("d1", "p1", "m1", {"max_tokens": 64, "temperature": 0.0})
 DOCUMENT = Document(("a.md",), "text", "/docs/a.md", "t1")
 OLD, NEW, OTHER = b"old\n", b"new\n", b"by hand\n"
-ENTRY = Entry("a.md", "/docs/a.md", "t1", "d1", "p1", "m1", {"max_tokens": 64, "temperature": 0.0}, 0, "done", "a.md.md",
-              summary_sha256=sum_of_bytes(NEW), before_sha256=sum_of_bytes(OLD))  # fmt: skip
+ENTRY = Entry(
+    "a.md",
+    "/docs/a.md",
+    "t1",
+    "d1",
+    "p1",
+    "m1",
+    {"max_tokens": 64, "temperature": 0.0},
+    0,
+    "done",
+    "a.md.md",
+    summary_sha256=sum_of_bytes(NEW),
+    before_sha256=sum_of_bytes(OLD),
+)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,11 @@ def test_the_last_piece_is_no_crumb() -> None:
 def test_headings_of_markdown_and_rest() -> None:
     text = "Title\n=====\n\nText\n\nPart\n----\n\n```\n# a comment\n```\n\n### Deep\n\n| a |\n|---|\n\nOver\n~~~~\n"
     assert [(text[offset:].split("\n", maxsplit=1)[0], rank) for offset, rank in headings(text)] == [
-        ("Title", 1), ("Part", 2), ("### Deep", 3), ("Over", 3),
-    ]  # fmt: skip
+        ("Title", 1),
+        ("Part", 2),
+        ("### Deep", 3),
+        ("Over", 3),
+    ]
 
 
 def test_a_rule_between_paragraphs_is_no_heading() -> None:

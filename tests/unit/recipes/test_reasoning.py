@@ -26,16 +26,27 @@ PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|â
         ("<think>hm</think>\n<answer>\nYes.\n</answer>", "Yes.", "hm"),
         ("Here is my thought process: hm\nHere is my response: Yes.", "Yes.", "hm"),
         ("Here's my thought process: hm", "", "hm"),
-        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", "Yes.",
-         "hm"),
-        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>"
-         "<|start|>assistant<|channel|>final<|message|>Yes.", "Yes.", "a\n\nb"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+            "Yes.",
+            "hm",
+        ),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary<|message|>b<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>Yes.",
+            "Yes.",
+            "a\n\nb",
+        ),
         ("<|channel|>final<|message|>Yes.", "Yes.", None),
         ("<|channel|>analysis<|message|>still at it", "", "still at it"),
-        ("Use the tag <think> to begin and </think> to end.", "Use the tag <think> to begin and </think> to end.", None),
+        (
+            "Use the tag <think> to begin and </think> to end.",
+            "Use the tag <think> to begin and </think> to end.",
+            None,
+        ),
         ("  indented code stays\n", "  indented code stays\n", None),
     ],
-)  # fmt: skip
+)
 def test_marks_that_models_write(text: str, answer: str, reasoning: str | None) -> None:
     assert part(text) == Parted(answer, reasoning)
     assert has_marks(text) == (reasoning is not None)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.lint import Lint
-from tokenmill.recipes.mill import Budget, Line, Prospect, StageProspect, chat_line
-from tokenmill.recipes.reckon import Forecast, Known, Speeds, StageForecast, forecast
-from tokenmill.recipes.seen import Lengths
+from tokenmill.recipes.estimate import Forecast, Known, Speeds, StageForecast, forecast
+from tokenmill.recipes.previous_answers import Lengths
+from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat_line
 
 HEAD = "You write one line about a thing. " * 40
 FAST = Speeds(
@@ -28,11 +28,16 @@ def words(text: str) -> int:
 
 def asked(count: int, *, head: str = HEAD, tokens: int | None = 50, first: int = 0) -> tuple[Line, ...]:
     return tuple(
-        chat_line(f"n{number}", [{"role": "system", "content": head},
-                                 {"role": "user", "content": f"Thing number {number:06} of the list, in one line."}],
-                  max_tokens=tokens)
+        chat_line(
+            f"n{number}",
+            [
+                {"role": "system", "content": head},
+                {"role": "user", "content": f"Thing number {number:06} of the list, in one line."},
+            ],
+            max_tokens=tokens,
+        )
         for number in range(first, first + count)
-    )  # fmt: skip
+    )
 
 
 def reckoned(*stages: StageProspect, speeds: Speeds | None = FAST, **known: Any) -> Forecast:
@@ -213,7 +218,7 @@ def test_more_lines_than_jobs_cost_no_more() -> None:
 
 def test_of_very_many_lines_blocks_of_neighbours_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     full = reckoned(stage(600), count=words).stages[0]
-    monkeypatch.setattr("tokenmill.recipes.reckon._BLOCKS", 5)
+    monkeypatch.setattr("tokenmill.recipes.estimate._BLOCKS", 5)
     some = reckoned(stage(600), count=words).stages[0]
     assert (some.jobs, some.output_tokens) == (full.jobs, full.output_tokens)
     assert some.prompt_tokens == pytest.approx(full.prompt_tokens, rel=0.05)

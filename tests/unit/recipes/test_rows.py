@@ -15,17 +15,36 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.rows import SUFFIXES, check_target, read_rows, suffix_of, write_rows
 
 COLUMNS = {
-    "id": "string", "small": "int32", "big": "int64", "thin": "float32", "wide": "float64", "good": "bool",
-    "ids": "list<int32>", "logs": "list<float32>", "top": "list<list<int32>>", "top_logs": "list<list<float32>>",
-    "tags": "list<string>", "messages": "json",
-}  # fmt: skip
+    "id": "string",
+    "small": "int32",
+    "big": "int64",
+    "thin": "float32",
+    "wide": "float64",
+    "good": "bool",
+    "ids": "list<int32>",
+    "logs": "list<float32>",
+    "top": "list<list<int32>>",
+    "top_logs": "list<list<float32>>",
+    "tags": "list<string>",
+    "messages": "json",
+}
 ROWS: list[dict[str, Any]] = [
     {
-        "id": "a", "small": 1, "big": 1 << 40, "thin": -0.5, "wide": 0.1, "good": True, "ids": [1, 2], "logs": [-1.5],
-        "top": [[3], []], "top_logs": [[-0.25, -2.0]], "tags": ["x", "ü"], "messages": [{"role": "user", "n": None}],
+        "id": "a",
+        "small": 1,
+        "big": 1 << 40,
+        "thin": -0.5,
+        "wide": 0.1,
+        "good": True,
+        "ids": [1, 2],
+        "logs": [-1.5],
+        "top": [[3], []],
+        "top_logs": [[-0.25, -2.0]],
+        "tags": ["x", "ü"],
+        "messages": [{"role": "user", "n": None}],
     },
     {"id": "b"} | dict.fromkeys([name for name in COLUMNS if name != "id"]),
-]  # fmt: skip
+]
 
 
 def names(folder: Path) -> list[str]:
@@ -70,8 +89,11 @@ def test_metadata_is_in_the_schema(tmp_path: Path) -> None:
     write_rows(path, ROWS, COLUMNS, metadata={"tokenmill.model": "kimi"})
     assert parquet.read_schema(path).metadata == {b"tokenmill.model": b"kimi"}
     assert [str(parquet.read_schema(path).field(name).type) for name in ("ids", "top_logs", "messages", "thin")] == [
-        "list<element: int32>", "list<element: list<element: float>>", "string", "float"
-    ]  # fmt: skip
+        "list<element: int32>",
+        "list<element: list<element: float>>",
+        "string",
+        "float",
+    ]
 
 
 def test_many_rows_go_in_groups(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from support.mills import ORIGIN, Said, ScriptedMill, completion
 from tokenmill.errors import UsageError
 from tokenmill.recipes.documents import Reading, gather
 from tokenmill.recipes.manifest import MANIFEST, read_manifest
-from tokenmill.recipes.mill import Answered, End, Line
-from tokenmill.recipes.summarize import Order, Summarized, nothing_to_do, summarize
+from tokenmill.recipes.runner import Answered, End, Line
+from tokenmill.recipes.summarization import Summarized, SummarizeRequest, nothing_to_do, summarize
 from tokenmill.recipes.summarize_prompts import KINDS, Prompts, prompts_for, write_packaged
 from tokenmill.recipes.summarize_prospect import prospect
 from tokenmill.recipes.summarize_work import rooms
@@ -65,12 +65,12 @@ def docs(tmp_path: Path) -> Path:
     return folder
 
 
-def order(docs: Path, **changes: Any) -> Order:
+def order(docs: Path, **changes: Any) -> SummarizeRequest:
     out = docs.parent / "out"
-    return replace(Order(gather([docs], Reading(leave_out=out)), out, PROMPTS, SAMPLING), **changes)
+    return replace(SummarizeRequest(gather([docs], Reading(leave_out=out)), out, PROMPTS, SAMPLING), **changes)
 
 
-def ran(mill: ScriptedMill, wanted: Order) -> Summarized:
+def ran(mill: ScriptedMill, wanted: SummarizeRequest) -> Summarized:
     return asyncio.run(summarize(mill, wanted, tokens=words))
 
 
@@ -84,8 +84,10 @@ def test_every_document_has_its_summary_and_its_line(docs: Path) -> None:
     ended = ran(mill, order(docs))
     assert (ended.documents, ended.done, ended.unchanged, ended.pieces, ended.end) == (3, 3, 0, 3, "finished")
     assert files(docs.parent / "out") == {
-        "a.md.md": "[document: Alpha 3]\n", "b.txt.md": "[document: Beta 3]\n", "deep/c.md.md": "[document: Gamma 3]\n",
-    }  # fmt: skip
+        "a.md.md": "[document: Alpha 3]\n",
+        "b.txt.md": "[document: Beta 3]\n",
+        "deep/c.md.md": "[document: Gamma 3]\n",
+    }
     lines = [json.loads(line) for line in (docs.parent / "out" / MANIFEST).read_text().splitlines()]
     first = lines[0]
     assert [line["document"] for line in lines] == ["a.md", "b.txt", "deep/c.md"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import reports
 from tokenmill.report.curves import bandwidth_curves, curve_words, depth_curves, dial_words, dots, knee, setting_curves
 from tokenmill.report.report import Curve, Dot
-from tokenmill.tune.point import Dials, Figures
+from tokenmill.tuner.point import Figures, TrialSettings
 
 GIVEN = reports.asked()
 
@@ -108,10 +108,10 @@ def test_repeats_are_one_dot_within_their_spread(pairs: list[tuple[int, float]])
 
 
 def test_dials_in_words() -> None:
-    assert dial_words(Dials(14, 16, 1, 512, 8192)) == (
+    assert dial_words(TrialSettings(14, 16, 1, 512, 8192)) == (
         "14 threads, 16 for prefill, 1 sequence, ubatch 512, context 8192"
     )
-    odd = Dials(2, 2, 8, 256, 0, "q8_0", "q8_0", flash_attention=False, repack=False, offload_min_batch=128)
+    odd = TrialSettings(2, 2, 8, 256, 0, "q8_0", "q8_0", flash_attention=False, repack=False, offload_min_batch=128)
     assert dial_words(odd) == (
         "2 threads, 8 sequences, ubatch 256, cache q8_0, no flash attention, no repack, offload from 128 rows"
     )

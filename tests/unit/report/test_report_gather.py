@@ -11,8 +11,8 @@ from support import reports
 from tokenmill.engine import measured
 from tokenmill.report.gaps import gaps
 from tokenmill.report.gather import Asked, Kept, gather, put_together, read
-from tokenmill.tune import history, soak_store
-from tokenmill.tune.remember import save_point
+from tokenmill.tuner import history, soak_store
+from tokenmill.tuner.point_store import save_point
 
 GIVEN = reports.asked()
 

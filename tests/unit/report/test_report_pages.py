@@ -54,8 +54,13 @@ def renamed(name: str, build: str = "b1") -> Report:
     assert FULL.point is not None
     point = replace(FULL.point, knee=name, given_up=(name,), place=replace(FULL.point.place, build=build))
     batch = replace(FULL.reuse[0], source=name)
-    return replace(FULL, model=replace(FULL.model, name=name), point=point, reuse=(batch,),
-                   machine=replace(FULL.machine, name=name))  # fmt: skip
+    return replace(
+        FULL,
+        model=replace(FULL.model, name=name),
+        point=point,
+        reuse=(batch,),
+        machine=replace(FULL.machine, name=name),
+    )
 
 
 @pytest.mark.parametrize("report", [FULL, EMPTY], ids=["full", "empty"])
@@ -142,8 +147,17 @@ def test_any_name_at_all(name: str) -> None:
 
 def test_markdown_has_every_section_and_the_same_figures() -> None:
     text = markdown(FULL)
-    for name in ("The machine", "The plan", "The operating point", "Threads and sequences", "Depth", "Reuse",
-                 "Predicted against measured", "Soak and quality", "The commands"):  # fmt: skip
+    for name in (
+        "The machine",
+        "The plan",
+        "The operating point",
+        "Threads and sequences",
+        "Depth",
+        "Reuse",
+        "Predicted against measured",
+        "Soak and quality",
+        "The commands",
+    ):
         assert f"\n## {name}\n" in text
     assert re.search(r"14 █+▏? +91\.2  ← knee, chosen", text)
     assert "85 % reused" in text

@@ -8,9 +8,9 @@ import pytest
 from support import reports
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
-from tokenmill.plan.goal import Goal
-from tokenmill.plan.make import make
-from tokenmill.plan.plan import Plan
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Plan
 from tokenmill.report.bars import tier_chart
 from tokenmill.report.compare import comparisons, typical_error
 from tokenmill.report.report import Comparison, Origin
@@ -61,8 +61,10 @@ def test_the_last_load_beside_its_own_prediction() -> None:
     gpu, dram = pictures(given.plan, reports.load(given))
     assert gpu.loaded is not None
     assert [(part.item, part.bytes) for part in gpu.loaded.measured] == [
-        ("weights", 57 * GIB), ("kv", 2 * GIB), ("compute", 1100 * MIB),
-    ]  # fmt: skip
+        ("weights", 57 * GIB),
+        ("kv", 2 * GIB),
+        ("compute", 1100 * MIB),
+    ]
     assert gpu.loaded.predicted[2].bytes == 900 * MIB
     assert gpu.loaded.settings == "16 x 8192 tokens, ubatch 512, cache f16"
     assert dram.loaded is not None, "rows of the host belong to the memory that the processors work from"

@@ -11,8 +11,28 @@ from dagster_tokenmill.sensor import finished_batches_sensor, run_for
 
 __version__ = "0.1.0"
 __all__ = [
-    "COLUMNS", "POOL", "Batch", "BatchExpired", "BatchRefused", "BatchResult", "BatchStopped", "GatewayAway",
-    "GatewayError", "GatewayMill", "GatewayRan", "Made", "Refused", "Terms", "TokenmillResource", "Worked",
-    "batch_asset", "checks_for", "distill_asset", "expand_asset", "finished_batches_sensor", "mill_asset", "run_for",
+    "COLUMNS",
+    "POOL",
+    "Batch",
+    "BatchExpired",
+    "BatchRefused",
+    "BatchResult",
+    "BatchStopped",
+    "GatewayAway",
+    "GatewayError",
+    "GatewayMill",
+    "GatewayRan",
+    "Made",
+    "Refused",
+    "Terms",
+    "TokenmillResource",
+    "Worked",
+    "batch_asset",
+    "checks_for",
+    "distill_asset",
+    "expand_asset",
+    "finished_batches_sensor",
+    "mill_asset",
+    "run_for",
     "summarize_asset",
-]  # fmt: skip
+]

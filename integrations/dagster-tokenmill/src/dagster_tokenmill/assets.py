@@ -16,14 +16,18 @@ from dagster_tokenmill.mill import GatewayMill
 from dagster_tokenmill.paths import check_template, path_for
 from dagster_tokenmill.resource import TokenmillResource, partition_of, told
 from dagster_tokenmill.source import Source, rows_of, taking
-from tokenmill.recipes.mill import Answered, End, Line, chat_line, text_of
-from tokenmill.recipes.rows import write_rows
+from tokenmill.recipes import Answered, End, Line, chat_line, text_of, write_rows
 
 POOL = "tokenmill"
 COLUMNS: Mapping[str, str] = {
-    "custom_id": "string", "text": "string", "finish_reason": "string", "prompt_tokens": "int64",
-    "completion_tokens": "int64", "error_code": "string", "error_message": "string",
-}  # fmt: skip
+    "custom_id": "string",
+    "text": "string",
+    "finish_reason": "string",
+    "prompt_tokens": "int64",
+    "completion_tokens": "int64",
+    "error_code": "string",
+    "error_message": "string",
+}
 """Of a batch's table where nothing else is said."""
 
 
@@ -112,17 +116,27 @@ def mill_asset(
         return told(run())
 
     asset: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.asset(
-        name=name, required_resource_keys={resource_key}, pool=pool, partitions_def=partitions_def, ins=ins or {},
-        kinds={"tokenmill"}, **options,
-    )  # fmt: skip
+        name=name,
+        required_resource_keys={resource_key},
+        pool=pool,
+        partitions_def=partitions_def,
+        ins=ins or {},
+        kinds={"tokenmill"},
+        **options,
+    )
     return asset(milled)
 
 
 def _metadata(resource: TokenmillResource, mill: GatewayMill, made: Made, file: Path) -> dict[str, Any]:
     facts = facts_of(
-        mill.worked, mill.origin, end=made.end, page=resource.page, batch_url=resource.batch_url,
-        cost_per_hour=resource.cost_per_hour, currency=resource.currency,
-    )  # fmt: skip
+        mill.worked,
+        mill.origin,
+        end=made.end,
+        page=resource.page,
+        batch_url=resource.batch_url,
+        cost_per_hour=resource.cost_per_hour,
+        currency=resource.currency,
+    )
     return {
         **written(file, made.rows),
         **facts,
@@ -133,14 +147,18 @@ def _metadata(resource: TokenmillResource, mill: GatewayMill, made: Made, file: 
 def row_of(answer: Answered) -> dict[str, Any]:
     """What the answer to a line comes to in a table, whatever it was."""
     body: Mapping[str, Any] = answer.body or {}
-    choices, usage = body.get("choices") or [{}], body.get("usage") or {}
+    choices = body.get("choices") or [{}]
+    usage = body.get("usage") or {}
     text = text_of(answer)
     return {
-        "custom_id": answer.custom_id, "text": choices[0].get("text") if text is None else text,
-        "finish_reason": choices[0].get("finish_reason"), "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"), "error_code": answer.code,
+        "custom_id": answer.custom_id,
+        "text": choices[0].get("text") if text is None else text,
+        "finish_reason": choices[0].get("finish_reason"),
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "error_code": answer.code,
         "error_message": answer.message,
-    }  # fmt: skip
+    }
 
 
 def _asking(text: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from tokenmill.recipes.mill import Line
+from tokenmill.recipes import Line
 
 KEY = "tokenmill_key"
 """Where the key is in a batch's metadata."""
@@ -28,9 +28,11 @@ class Usage:
 
     def __sub__(self, other: "Usage") -> "Usage":
         return Usage(
-            self.prompt_tokens - other.prompt_tokens, self.cached_tokens - other.cached_tokens,
-            self.completion_tokens - other.completion_tokens, self.answers - other.answers,
-        )  # fmt: skip
+            self.prompt_tokens - other.prompt_tokens,
+            self.cached_tokens - other.cached_tokens,
+            self.completion_tokens - other.completion_tokens,
+            self.answers - other.answers,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +67,37 @@ class Batch:
 
 def batch_of(body: Mapping[str, Any]) -> Batch:
     """A batch out of what the gateway says."""
-    counts, usage = body.get("request_counts") or {}, body.get("usage") or {}
+    counts = body.get("request_counts") or {}
+    usage = body.get("usage") or {}
     ends = ("finalizing_at", "completed_at", "cancelled_at", "expired_at", "failed_at")
     errors = ((body.get("errors") or {}).get("data")) or ()
     return Batch(
-        id=body["id"], status=body["status"], total=counts.get("total", 0), completed=counts.get("completed", 0),
-        failed=counts.get("failed", 0), usage=_usage(usage), created_s=body["created_at"],
+        id=body["id"],
+        status=body["status"],
+        total=counts.get("total", 0),
+        completed=counts.get("completed", 0),
+        failed=counts.get("failed", 0),
+        usage=_usage(usage),
+        created_s=body["created_at"],
         began_s=body.get("in_progress_at"),
         ended_s=next((body[name] for name in ends if body.get(name) is not None), None),
-        output_file=body.get("output_file_id"), error_file=body.get("error_file_id"), model=body.get("model"),
-        metadata=body.get("metadata") or {}, errors=tuple(_said(error) for error in errors),
-    )  # fmt: skip
+        output_file=body.get("output_file_id"),
+        error_file=body.get("error_file_id"),
+        model=body.get("model"),
+        metadata=body.get("metadata") or {},
+        errors=tuple(_said(error) for error in errors),
+    )
 
 
 def _usage(body: Mapping[str, Any]) -> Usage:
-    details, answers = body.get("input_tokens_details") or {}, body.get("answers") or {}
+    details = body.get("input_tokens_details") or {}
+    answers = body.get("answers") or {}
     return Usage(
-        body.get("input_tokens", 0), details.get("cached_tokens", 0), body.get("output_tokens", 0),
+        body.get("input_tokens", 0),
+        details.get("cached_tokens", 0),
+        body.get("output_tokens", 0),
         answers.get("computed", 0),
-    )  # fmt: skip
+    )
 
 
 def _said(error: Mapping[str, Any]) -> str:
@@ -96,7 +110,8 @@ class Keyed:
 
     def __init__(self, file: BinaryIO, model: str | None, *scope: str) -> None:
         """`scope`: whose they are, such as the asset and the partition: equal lines elsewhere are another batch."""
-        self._file, self._model = file, model
+        self._file = file
+        self._model = model
         self._sum = hashlib.sha256(json.dumps([model, *scope]).encode())
         self.lines = 0
         self.endpoint: str | None = None  # of the first line; None: there is none
@@ -126,9 +141,7 @@ def _bytes(line: Mapping[str, Any]) -> bytes:
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def in_order(
-    names: Iterator[str], *files: Iterator[Mapping[str, Any]]
-) -> Iterator[Mapping[str, Any]]:  # fmt: skip
+def in_order(names: Iterator[str], *files: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Result lines of several files, each in the order of `names`, in one order; names without a line are left out."""
     heads = [next(file, None) for file in files]
     for name in names:

@@ -13,9 +13,7 @@ import dagster as dg
 from dagster_tokenmill.facts import PATH
 from dagster_tokenmill.source import Upstream, key_of
 from tokenmill.errors import TokenmillError
-from tokenmill.recipes.expand_schema import wrong
-from tokenmill.recipes.near import Near
-from tokenmill.recipes.rows import read_rows
+from tokenmill.recipes import NearDuplicates, read_rows, schema_error
 
 _PARTITION_TAG = "dagster/partition"
 _SHOWN = 5  # rows that are named
@@ -47,7 +45,8 @@ def checks_for(
     if rows is not None:
         wanted.append(("row_count", "It has as many rows as expected.", lambda read: counted(read, *rows)))
     if duplicates_at_most is not None:
-        most, columns = duplicates_at_most, tuple(duplicate_columns)
+        most = duplicates_at_most
+        columns = tuple(duplicate_columns)
         wanted.append(("duplicates", "Few rows repeat another.", lambda read: repeated(read, columns, most, near)))
     if valid is not None:
         judge = valid if callable(valid) else _by_schema(valid)
@@ -102,12 +101,12 @@ def counted(rows: Iterator[Row], least: int | None, most: int | None) -> dg.Asse
     bounds = f"{'any' if least is None else f'{least:,}'} to {'any' if most is None else f'{most:,}'}"
     return dg.AssetCheckResult(
         passed=passed, description=f"{count:,} rows, {bounds} expected", metadata={"rows": count}
-    )  # fmt: skip
+    )
 
 
 def repeated(rows: Iterator[Row], columns: Sequence[str], most: float, near: float | None) -> dg.AssetCheckResult:
     """Whether few enough repeat one before."""
-    index = None if near is None else Near(near)
+    index = None if near is None else NearDuplicates(near)
     seen: dict[str, int] = {}
     pairs: list[str] = []
     count = repeats = 0
@@ -156,7 +155,7 @@ def _by_schema(schemas: Mapping[str, Mapping[str, Any]]) -> Callable[[Row], str 
                     value = json.loads(value)
                 except ValueError:
                     return f"{column} is no JSON"
-            fault = wrong(schema, value, where=column)
+            fault = schema_error(schema, value, where=column)
             if fault is not None:
                 return fault
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 
 from dagster_tokenmill.mill import Worked
-from tokenmill.recipes.mill import End, Origin
+from tokenmill.recipes import End, Origin
 
 PATH = "table"  # "path" is the IO manager's
 """Under which the written file is named; checks find it there."""

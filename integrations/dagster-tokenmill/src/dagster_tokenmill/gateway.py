@@ -20,7 +20,8 @@ from dagster_tokenmill.errors import GatewayAway, Refused
 
 PASSING = frozenset((408, 429, 502, 503, 504))
 """Statuses that say: not now."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 15.0
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 15.0
 PAGE = 100  # batches asked for at once; the gateway's most
 _PIECE_BYTES = 1 << 20
 
@@ -58,7 +59,9 @@ class Gateway:
     """An open connection; an asynchronous context."""
 
     def __init__(self, address: Address, *, tell: Tell = lambda _: None, pause: Pause = asyncio.sleep) -> None:
-        self.address, self._tell, self._pause = address, tell, pause
+        self.address = address
+        self._tell = tell
+        self._pause = pause
         headers = {"authorization": f"Bearer {address.key}"} if address.key else {}
         timeout = httpx.Timeout(address.timeout_s, connect=min(10.0, address.timeout_s))
         self._http = httpx.AsyncClient(base_url=address.url, headers=headers, timeout=timeout)
@@ -99,9 +102,12 @@ class Gateway:
     ) -> Batch:
         """Have a file worked on. Sent once: where no answer comes it may be there or not (`GatewayAway`)."""
         body: dict[str, Any] = {
-            "input_file_id": file, "endpoint": endpoint, "completion_window": window, "metadata": dict(metadata),
+            "input_file_id": file,
+            "endpoint": endpoint,
+            "completion_window": window,
+            "metadata": dict(metadata),
             "priority": priority,
-        }  # fmt: skip
+        }
         return batch_of((await self._once("POST", "/v1/batches", json=body)).json())
 
     async def cancel(self, name: str) -> None:
@@ -143,12 +149,17 @@ class Gateway:
         status = await self._json("GET", "/api/status")
         return tuple(
             EngineSeen(
-                one["name"], one["state"], one["kind"], one["model"],
+                one["name"],
+                one["state"],
+                one["kind"],
+                one["model"],
                 one.get("model_id") or one["model"],  # an older gateway does not tell it
-                one["build"], one["context"], one["lanes"]["total"],
+                one["build"],
+                one["context"],
+                one["lanes"]["total"],
             )
             for one in status["engines"]
-        )  # fmt: skip
+        )
 
     async def called(self, engine: EngineSeen) -> str:
         """What clients call the model of an engine; what it calls itself where they have no name for it."""
@@ -171,7 +182,8 @@ class Gateway:
 
     async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What an asking comes to, asked again while the gateway is away."""
-        began_s, pause_s = time.monotonic(), FIRST_PAUSE_S
+        began_s = time.monotonic()
+        pause_s = FIRST_PAUSE_S
         while True:
             try:
                 return await ask()

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 from dagster_tokenmill.batch import ATTACHABLE, KEY, UNANSWERED, Batch, Keyed, Usage, in_order
 from dagster_tokenmill.errors import BatchExpired, BatchRefused, BatchStopped, GatewayAway, GatewayError, Refused
 from dagster_tokenmill.gateway import Address, Gateway, Pause, Tell
-from tokenmill.recipes.mill import Answered, Budget, End, Line, Origin, Spent
+from tokenmill.recipes import Answered, Budget, End, Line, Origin, Spent
 
 TELL_S = 60.0  # between two words about how far a batch is
 _CANCEL_S = 10.0  # for the last word of a run that ends
@@ -81,7 +81,9 @@ class GatewayMill:
     def __init__(
         self, address: Address, terms: Terms, *, tell: Tell = lambda _: None, pause: Pause = asyncio.sleep
     ) -> None:
-        self.terms, self._tell, self._pause = terms, tell, pause
+        self.terms = terms
+        self._tell = tell
+        self._pause = pause
         self._gateway = Gateway(address, tell=tell, pause=pause)
         self._origin: Origin | None = None
         self._before = Spent()  # by stages that are over
@@ -163,7 +165,8 @@ class GatewayMill:
 
     async def _handed_in(self, stage: str, keyed: Keyed, file: BinaryIO) -> Batch:
         """A new batch. Where an answer was lost on the way the batch may be there: it is looked for before any try."""
-        endpoint, holding = str(keyed.endpoint), {KEY: keyed.key}
+        endpoint = str(keyed.endpoint)
+        holding = {KEY: keyed.key}
         metadata = {**self.terms.labels, "stage": stage[:LONGEST_VALUE], **holding}
         earlier = {batch.id for batch in await self._gateway.batches(metadata=holding)}
 
@@ -181,7 +184,8 @@ class GatewayMill:
         return batch
 
     async def _ran(self, stage: str, batch: Batch, lines: int, path: Path, *, attached: bool) -> GatewayRan:
-        began, since_s = batch if attached else _nothing(batch), time.monotonic()
+        began = batch if attached else _nothing(batch)
+        since_s = time.monotonic()
         if attached:
             self._tell(f"{stage}: re-attached to {batch.id}, {batch.status}, {batch.completed:,} of {lines:,} answered")
         stopped: End | None = None
@@ -194,7 +198,8 @@ class GatewayMill:
         end = stopped if batch.status == "cancelled" and stopped else self._end_of(batch, lines)
         results = await self._fetched(batch, path)
         self._count(batch, began, since_s)
-        self._before, self._now = self.spent, Spent()
+        self._before = self.spent
+        self._now = Spent()
         self.worked.append(Worked(stage, batch, attached, end))
         self._tell(f"{stage}: {batch.id} is {batch.status}: {batch.completed:,} answered, {batch.failed:,} not")
         return GatewayRan(end, lines, path, results)
@@ -250,10 +255,14 @@ class GatewayMill:
     def _count(self, batch: Batch, began: Batch, since_s: float) -> None:
         used = batch.usage - began.usage
         self._now = Spent(
-            answers=used.answers, reused=batch.completed - used.answers, failed=batch.failed - began.failed,
-            prompt_tokens=used.prompt_tokens, cached_tokens=used.cached_tokens,
-            completion_tokens=used.completion_tokens, seconds=time.monotonic() - since_s,
-        )  # fmt: skip
+            answers=used.answers,
+            reused=batch.completed - used.answers,
+            failed=batch.failed - began.failed,
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
+            completion_tokens=used.completion_tokens,
+            seconds=time.monotonic() - since_s,
+        )
 
     def _over_budget(self) -> End | None:
         budget = self.terms.budget

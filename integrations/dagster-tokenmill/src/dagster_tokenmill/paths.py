@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.rows import suffix_of
+from tokenmill.recipes import file_suffix
 
 _SAFE = "=,@+ "
 """Characters that stay as they are, beside letters, digits and _.-~"""
@@ -27,7 +27,7 @@ def check_template(template: str, *, partitioned: bool) -> None:
         )
     if not partitioned and "partition" in names:
         raise UsageError(f"the path {template!r} has {{partition}}, and the asset has none", hint="give partitions_def")
-    suffix_of(Path(template))
+    file_suffix(Path(template))
 
 
 def path_for(template: str, *, asset: str, partition: str | None) -> Path:

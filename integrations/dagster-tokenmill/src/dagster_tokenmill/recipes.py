@@ -14,22 +14,32 @@ from dagster_tokenmill.assets import Made, mill_asset, provenance
 from dagster_tokenmill.mill import GatewayMill
 from dagster_tokenmill.paths import folder_for
 from dagster_tokenmill.source import Source, file_of, taking
-from tokenmill.recipes.distill import distill
-from tokenmill.recipes.distill_prompts import Ask, Prompts, checked_lines
-from tokenmill.recipes.distill_rows import Thinking
-from tokenmill.recipes.documents import Reading, gather
-from tokenmill.recipes.expand import expand
-from tokenmill.recipes.expand_lines import Desk, Drawing
-from tokenmill.recipes.expand_order import Order, summary_document
-from tokenmill.recipes.expand_prompts import JUDGE, known_ways, load
-from tokenmill.recipes.expand_schema import read_schema
-from tokenmill.recipes.expand_seeds import read_seeds
-from tokenmill.recipes.expand_ways import INSTRUCTION, variants
-from tokenmill.recipes.manifest import read_manifest
-from tokenmill.recipes.rows import write_rows
-from tokenmill.recipes.summarize import Order as SummaryOrder
-from tokenmill.recipes.summarize import summarize
-from tokenmill.recipes.summarize_prompts import prompts_for
+from tokenmill.recipes import (
+    INSTRUCTION,
+    JUDGE,
+    DistillOptions,
+    DistillPrompts,
+    DocumentOptions,
+    ExpandPrompts,
+    ExpandRequest,
+    SamplingOptions,
+    SummarizeRequest,
+    Thinking,
+    check_prompts,
+    distill,
+    expand,
+    expand_methods,
+    expand_summary,
+    gather_documents,
+    load_prompt,
+    read_manifest,
+    read_schema,
+    read_seeds,
+    summarize,
+    summary_prompts,
+    variants,
+    write_rows,
+)
 
 SUMMARY_COLUMNS: Mapping[str, str] = {"document": "string", "source": "string", "summary": "string", "file": "string"}
 
@@ -55,13 +65,13 @@ def expand_asset(
     carry: Sequence[str] = (),
     prompts: Path | None = None,
     schema: Path | None = None,
-    drawing: Drawing = Drawing(),  # noqa: B008  frozen
+    drawing: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
     **options: Any,
 ) -> dg.AssetsDefinition:
     """A dataset grown from the examples of `seeds`; `options` as `mill_asset`."""
-    asked = variants(ways, languages, formats, known_ways(prompts))
-    texts = {way: load(way, prompts) for way in dict.fromkeys(variant.way for variant in asked)}
-    judging = load(JUDGE, prompts) if judge else None
+    asked = variants(ways, languages, formats, expand_methods(prompts))
+    texts = {way: load_prompt(way, prompts) for way in dict.fromkeys(variant.way for variant in asked)}
+    judging = load_prompt(JUDGE, prompts) if judge else None
     shape = None if schema is None else read_schema(schema)
     options["ins"], take = taking(seeds, "seeds", options.get("ins"))
 
@@ -70,12 +80,22 @@ def expand_asset(
         found = read_seeds(given, column=column, answer_column=answer_column, carry=carry)
         if INSTRUCTION in texts:
             found = replace(found, shape=found.shape.with_task())
-        order = Order(
-            found, Desk(found.shape, texts, drawing, shape), asked, file, judge=judging, least_score=least_score,
-            near=near, per_seed=per_seed, target=target, rounds=rounds, evolve=evolve, keep_seeds=keep_seeds,
-        )  # fmt: skip
+        order = ExpandRequest(
+            found,
+            ExpandPrompts(found.shape, texts, drawing, shape),
+            asked,
+            file,
+            judge=judging,
+            least_score=least_score,
+            near=near,
+            per_seed=per_seed,
+            target=target,
+            rounds=rounds,
+            evolve=evolve,
+            keep_seeds=keep_seeds,
+        )
         done = await expand(mill, order, context.log.info)
-        told = summary_document(done)
+        told = expand_summary(done)
         counts = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "waiting", "rounds", "why")
         return Made(done.rows, done.end, {name.replace("_", " "): told[name] for name in counts})
 
@@ -87,7 +107,7 @@ def distill_asset(
     *,
     path: str,
     prompts: Source,
-    ask: Ask = Ask(),  # noqa: B008  frozen
+    ask: DistillOptions = DistillOptions(),  # noqa: B008  frozen
     system: str | None = None,
     column: str | None = None,
     thinking: Thinking = "auto",
@@ -97,11 +117,16 @@ def distill_asset(
     options["ins"], take = taking(prompts, "prompts", options.get("ins"))
 
     async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
-        source = Prompts(file_of(take(context, values), mill.folder, "prompts"), column, system)
-        checked_lines(source, ask)
+        source = DistillPrompts(file_of(take(context, values), mill.folder, "prompts"), column, system)
+        check_prompts(source, ask)
         done = await distill(mill, source, ask, file, thinking=thinking, tell=context.log.info)
-        more = {"asked": done.asked, "failed": done.failed, "waiting": done.waiting, "cut": done.cut,
-                "reasoned": done.reasoned}  # fmt: skip
+        more = {
+            "asked": done.asked,
+            "failed": done.failed,
+            "waiting": done.waiting,
+            "cut": done.cut,
+            "reasoned": done.reasoned,
+        }
         return Made(done.rows, done.end, more)
 
     return mill_asset(name, work, path=path, **options)
@@ -132,23 +157,29 @@ def summarize_asset(
     `docs`: a file, a folder, or rows. `folder` keeps the summaries and their manifest, `path` gets them as one table;
     both may have {partition} in them, `folder` need not: then a document that two partitions have is summarised once.
     """
-    texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
+    texts = summary_prompts(prompts, digest, max_tokens=max_tokens, language=language)
     drawn = {"max_tokens": max_tokens, "temperature": temperature, **({} if seed is None else {"seed": seed})}
     options["ins"], take = taking(docs, "docs", options.get("ins"))
 
     async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
         out = folder_for(folder, asset=name, partition=context.partition_key if context.has_partition_key else None)
-        reading = Reading(tuple(glob), text_column, id_column, leave_out=out)
-        found = gather([file_of(take(context, values), mill.folder, "docs")], reading)
-        order = SummaryOrder(found, out, texts, drawn, overlap=overlap, force=force, prune=prune)
+        reading = DocumentOptions(tuple(glob), text_column, id_column, leave_out=out)
+        found = gather_documents([file_of(take(context, values), mill.folder, "docs")], reading)
+        order = SummarizeRequest(found, out, texts, drawn, overlap=overlap, force=force, prune=prune)
         done = await summarize(mill, order, tokens=None, tell=context.log.info)
         rows = _summaries(out, {document.name for document in found.documents})
         count = write_rows(file, rows, SUMMARY_COLUMNS, metadata=provenance(mill))
         more: dict[str, Any] = {
-            "documents": done.documents, "done": done.done, "unchanged": done.unchanged, "left": done.left,
-            "edited": len(done.edited), "failed": len(done.failed), "skipped": len(done.skipped),
-            "cut": len(done.cut), "folder": dg.MetadataValue.path(str(out)),
-        }  # fmt: skip
+            "documents": done.documents,
+            "done": done.done,
+            "unchanged": done.unchanged,
+            "left": done.left,
+            "edited": len(done.edited),
+            "failed": len(done.failed),
+            "skipped": len(done.skipped),
+            "cut": len(done.cut),
+            "folder": dg.MetadataValue.path(str(out)),
+        }
         return Made(count, done.end, more)
 
     return mill_asset(name, work, path=path, **options)
@@ -157,8 +188,12 @@ def summarize_asset(
 def _summaries(folder: Path, documents: set[str]) -> list[dict[str, Any]]:
     entries = read_manifest(folder).entries
     return [
-        {"document": name, "source": entry.source, "summary": (folder / entry.summary).read_text(encoding="utf-8"),
-         "file": entry.summary}
+        {
+            "document": name,
+            "source": entry.source,
+            "summary": (folder / entry.summary).read_text(encoding="utf-8"),
+            "file": entry.summary,
+        }
         for name, entry in sorted(entries.items())
         if name in documents and entry.state == "done" and (folder / entry.summary).is_file()
-    ]  # fmt: skip
+    ]

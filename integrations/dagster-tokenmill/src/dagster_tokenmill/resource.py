@@ -13,7 +13,7 @@ from dagster_tokenmill.errors import GatewayError
 from dagster_tokenmill.gateway import Address, Gateway
 from dagster_tokenmill.mill import LONGEST_VALUE, GatewayMill, Terms, Worked
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.mill import Answered, Budget, End, Line, Origin, Spent
+from tokenmill.recipes import Answered, Budget, End, Line, Origin, Spent
 
 Context: TypeAlias = dg.AssetExecutionContext | dg.OpExecutionContext
 T = TypeVar("T")
@@ -115,11 +115,16 @@ class TokenmillResource(dg.ConfigurableResource[Any]):
         """
         labels = _labels(context)
         given: dict[str, Any] = {
-            "model": self.model, "scope": _scope(context) if scope is None else scope, "labels": labels,
-            "window": self.window, "priority": self.priority, "poll_s": self.poll_s,
+            "model": self.model,
+            "scope": _scope(context) if scope is None else scope,
+            "labels": labels,
+            "window": self.window,
+            "priority": self.priority,
+            "poll_s": self.poll_s,
             "budget": Budget(max_tokens_total, None if max_hours is None else max_hours * 3600),
-            "cancel_on_termination": self.cancel_on_termination, "retry_failed": self.retry_failed,
-        }  # fmt: skip
+            "cancel_on_termination": self.cancel_on_termination,
+            "retry_failed": self.retry_failed,
+        }
         tell = context.log.info if context is not None else (lambda _: None)
         return GatewayMill(self.address, Terms(**{**given, **changes}), tell=tell)
 

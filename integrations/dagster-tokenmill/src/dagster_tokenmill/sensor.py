@@ -120,9 +120,13 @@ def _event(asset: Upstream, batch: Batch, resource: TokenmillResource) -> dg.Ass
         key_of(asset),
         partition=batch.metadata.get("partition"),
         metadata={
-            "batch": dg.MetadataValue.url(resource.batch_url(batch.id)), "status": batch.status,
-            "answers": batch.completed, "lines without an answer": batch.failed,
-            "prompt tokens": batch.usage.prompt_tokens, "cached tokens": batch.usage.cached_tokens,
-            "generated tokens": batch.usage.completion_tokens, "page": dg.MetadataValue.url(resource.page),
+            "batch": dg.MetadataValue.url(resource.batch_url(batch.id)),
+            "status": batch.status,
+            "answers": batch.completed,
+            "lines without an answer": batch.failed,
+            "prompt tokens": batch.usage.prompt_tokens,
+            "cached tokens": batch.usage.cached_tokens,
+            "generated tokens": batch.usage.completion_tokens,
+            "page": dg.MetadataValue.url(resource.page),
         },
-    )  # fmt: skip
+    )

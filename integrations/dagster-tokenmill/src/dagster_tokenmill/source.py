@@ -9,7 +9,7 @@ import dagster as dg
 
 from dagster_tokenmill.paths import plain
 from tokenmill.errors import UsageError
-from tokenmill.recipes.rows import read_rows
+from tokenmill.recipes import read_rows
 
 Upstream: TypeAlias = str | Sequence[str] | dg.AssetKey | dg.AssetsDefinition | dg.AssetSpec
 """An asset by its name, its key or its definition."""

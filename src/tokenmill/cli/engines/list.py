@@ -68,7 +68,8 @@ async def _ask(state: Path, record: Record) -> Status | str:
 def _state(how: Status | str) -> str:
     if isinstance(how, str):
         return how
-    running, waiting = how.counters.running, how.counters.waiting
+    running = how.counters.running
+    waiting = how.counters.waiting
     busy = f", {running} running" if running else ""
     return how.state + busy + (f", {waiting} waiting" if waiting else "")
 

@@ -2,8 +2,9 @@
 
 from cyclopts import App
 
-app = App(name="models", help="List, pull, and make model files: ghosts without weights, small ones with.")
+app = App(name="models", help="List, pull, verify and make model files.")
 app.command("tokenmill.cli.models.list:list_models", name="list")
 app.command("tokenmill.cli.models.ghost:ghost")
 app.command("tokenmill.cli.models.synth:synth")
 app.command("tokenmill.cli.models.pull:pull")
+app.command("tokenmill.cli.models.verify:verify")

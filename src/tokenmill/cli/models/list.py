@@ -14,18 +14,28 @@ def list_models(
 ) -> None:
     """List the models in the cache, and the names that can be pulled, inspected or planned for."""
     models_path = common.load_config().models_path
-    models, shapes = pulled(models_path), catalog.names()
+    models = pulled(models_path)
+    shapes = catalog.names()
     if common.json:
-        show_json({
-            "models_dir": models_path,
-            "pulled": [
-                {"name": model.name, "path": model.path, "files": model.files, "bytes": model.bytes,
-                 "complete": model.complete, "missing_files": model.missing, "partial_bytes": model.partial_bytes}
-                for model in models
-            ],
-            "pullable": names(),
-            "catalog": shapes,
-        })  # fmt: skip
+        show_json(
+            {
+                "models_dir": models_path,
+                "pulled": [
+                    {
+                        "name": model.name,
+                        "path": model.path,
+                        "files": model.files,
+                        "bytes": model.bytes,
+                        "complete": model.complete,
+                        "missing_files": model.missing,
+                        "partial_bytes": model.partial_bytes,
+                    }
+                    for model in models
+                ],
+                "pullable": names(),
+                "catalog": shapes,
+            }
+        )
         return
     show(_table(models) if models else "no models here yet: tokenmill models pull smollm2")
     show(f"in {models_path}" if models else "", f"to pull by name: {', '.join(names())}; or hf:OWNER/REPO:QUANT")

@@ -2,16 +2,15 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.cli.output import Common, byte_progress, say, show, show_json
+from tokenmill.cli.output import Common, byte_report, say, show, show_json
 from tokenmill.errors import ModelError, ProbeError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model import pull as pulling
 from tokenmill.model.profile import Profile
-from tokenmill.model.pull.store import Progress, check_space
+from tokenmill.model.pull.store import check_space
 from tokenmill.units import format_bytes, format_count
 
 _CONTEXT_TOKENS = 16384  # what the first comparison with memory allows for
@@ -48,7 +47,7 @@ def pull(
             show(*_sentences(offer, outlook))
         check_space(offer.name, offer.folder, offer.disk_bytes, config.pull.keep_free_bytes)
         return
-    with _progress(name) as progress:
+    with byte_report(name.rpartition("/")[2]) as progress:
         pulled = pulling.pull(
             name,
             models_path=config.models_path,
@@ -61,10 +60,16 @@ def pull(
     if pulled.was_here:
         say(f"{pulled.name} is already here" + (", and whole" if verify else ""))
     if common.json:
-        show_json({
-            "name": pulled.name, "path": pulled.path, "files": pulled.files, "bytes": pulled.bytes,
-            "was_here": pulled.was_here, "fetched_bytes": pulled.fetched_bytes,
-        })  # fmt: skip
+        show_json(
+            {
+                "name": pulled.name,
+                "path": pulled.path,
+                "files": pulled.files,
+                "bytes": pulled.bytes,
+                "was_here": pulled.was_here,
+                "fetched_bytes": pulled.fetched_bytes,
+            }
+        )
     else:
         sys.stdout.write(f"{pulled.path}\n")  # one line whatever its length, for $(tokenmill models pull smollm2)
 
@@ -94,7 +99,8 @@ def _outlook(offer: pulling.Offer) -> _Outlook:
     from tokenmill.hardware.probe import probe  # noqa: PLC0415
     from tokenmill.model.read import read  # noqa: PLC0415
 
-    profile, unread = None, None
+    profile = None
+    unread = None
     try:
         source = offer.url or (offer.folder / offer.files[0] if offer.remaining_bytes == 0 else None)
         profile = read(source, headers=offer.headers) if source else None
@@ -127,11 +133,13 @@ def _sentences(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
 
 
 def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
-    tiers, needed = outlook.free_bytes, outlook.needed_bytes
+    tiers = outlook.free_bytes
+    needed = outlook.needed_bytes
     if not tiers:
         yield "this machine's memory could not be read, so whether it fits is not known"
         return
-    free, by_tier = sum(tiers.values()), ", ".join(f"{name} {format_bytes(size)}" for name, size in tiers.items())
+    free = sum(tiers.values())
+    by_tier = ", ".join(f"{name} {format_bytes(size)}" for name, size in tiers.items())
     yield f"this machine has {format_bytes(free)} of memory free ({by_tier})"
     what = f"weights and {_CONTEXT_TOKENS} tokens of cache" if needed else "the weights alone"
     needed = needed or offer.bytes
@@ -142,8 +150,8 @@ def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
 
 def _planned(machine: Machine, profile: Profile) -> str:
     """The plan for this machine in one line."""
-    from tokenmill.plan.goal import Goal  # noqa: PLC0415
-    from tokenmill.plan.make import make  # noqa: PLC0415
+    from tokenmill.planner.goal import Goal  # noqa: PLC0415
+    from tokenmill.planner.make import make  # noqa: PLC0415
 
     plan = make(
         machine, profile, Goal(context=min(_CONTEXT_TOKENS, profile.training_context or _CONTEXT_TOKENS), sequences=1)
@@ -159,7 +167,8 @@ def _planned(machine: Machine, profile: Profile) -> str:
 
 
 def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
-    profile, tiers = outlook.profile, outlook.free_bytes
+    profile = outlook.profile
+    tiers = outlook.free_bytes
     needed = outlook.needed_bytes or offer.bytes
     return {
         "name": offer.name,
@@ -175,21 +184,3 @@ def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
         "free_memory_bytes": tiers or None,
         "fits_memory": needed <= sum(tiers.values()) if tiers else None,
     }
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Progress]:
-    """A bar on a terminal; elsewhere a line for every tenth, so that a log shows that it lives."""
-    with byte_progress() as bars:
-        task = bars.add_task(name.rpartition("/")[2], start=False, visible=False)
-        tenths = 0
-
-        def report(done: int, total: int | None) -> None:
-            nonlocal tenths
-            bars.start_task(task)
-            bars.update(task, completed=done, total=total, visible=True)
-            if bars.disable and total and done * 10 // total > tenths:
-                tenths = done * 10 // total
-                say(f"{name}: {format_bytes(done)} of {format_bytes(total)}")
-
-        yield report

@@ -74,17 +74,30 @@ def synth(
     chosen = making.sizes(
         kind,
         {
-            "layers": layers, "embed": embed, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
-            "experts": experts, "used": used, "expert_ff": expert_ff, "dense_ff": dense_ff, "vocab": vocab,
+            "layers": layers,
+            "embed": embed,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "experts": experts,
+            "used": used,
+            "expert_ff": expert_ff,
+            "dense_ff": dense_ff,
+            "vocab": vocab,
             "context": context,
         },
-    )  # fmt: skip
+    )
     with byte_progress() as progress:
         task = progress.add_task(output.name, total=None)
         made = making.write(
-            kind, chosen, output, type=type.upper(), seed=seed, force=force,
+            kind,
+            chosen,
+            output,
+            type=type.upper(),
+            seed=seed,
+            force=force,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )  # fmt: skip
+        )
     if common.json:
         show_json(made)
         return

@@ -7,7 +7,7 @@ that failed.
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.logs import ik_llama, llama_cpp, vllm
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import Asked, EngineLog, Fault, FaultKind, Hint, Phase, Timing
+from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, FaultKind, Hint, Phase, Timing
 
 __all__ = ["Asked", "EngineLog", "Fault", "FaultKind", "Hint", "Line", "Phase", "Timing", "hint", "lines", "read"]
 

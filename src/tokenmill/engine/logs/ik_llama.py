@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import llama_cpp
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import EngineLog
+from tokenmill.engine.logs.parsed import EngineLog
 from tokenmill.units import MIB
 
 SPLIT = "CUDA_Split"

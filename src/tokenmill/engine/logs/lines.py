@@ -14,9 +14,15 @@ Level = Literal["debug", "info", "warning", "error"]
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LETTERS: dict[str, Level] = {"T": "debug", "D": "debug", "I": "info", "W": "warning", "E": "error"}
 _WORDS: dict[str, Level] = {
-    "DEBUG": "debug", "VERB": "debug", "INFO": "info", "WARN": "warning", "WARNING": "warning", "ERR": "error",
-    "ERROR": "error", "CRITICAL": "error",
-}  # fmt: skip
+    "DEBUG": "debug",
+    "VERB": "debug",
+    "INFO": "info",
+    "WARN": "warning",
+    "WARNING": "warning",
+    "ERR": "error",
+    "ERROR": "error",
+    "CRITICAL": "error",
+}
 # Of journald, CI and routers in front of a server: `Jun 18 08:57:40 host name[1]: `, `[42027] `, an ISO time.
 _FOREIGN = re.compile(
     r"(?:(?:[A-Z][a-z]{2} +\d+ )?\d\d:\d\d:\d\d +(?:\S+ +)?[\w./-]+:?\[\d+\]: "
@@ -56,7 +62,8 @@ def line(raw: str) -> Line:
         return Line(rest[match.end() :], _WORDS[match[1]], match[2])
     who = None
     while match := _VLLM_WHO.match(rest):
-        who, rest = match[1], rest[match.end() :]
+        who = match[1]
+        rest = rest[match.end() :]
     if match := _VLLM.match(rest) or _UVICORN.match(rest):
         return Line(rest[match.end() :], _WORDS[match[1]], who)
     return Line(rest, None, who)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenmill.engine import fit_params
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, Timing, latest
+from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, Hint, Phase, Timing, latest
 from tokenmill.units import MIB, format_bytes
 
 # A log file may hold several runs; what stands before the last of these belongs to an earlier one.
@@ -25,11 +25,19 @@ _PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
     (re.compile(r"server is listening on|^srv +\w+: listening on |^HTTP server listening"), "ready", None),
     (re.compile(r"^(?:srv +\w+: |main: )?model loaded\b"), "ready", None),
     (re.compile(r"warming up the model"), "warming", "a first run"),
-    (re.compile(r"^(?:llama_context: constructing|llama_new_context_with_model: n_ctx|llama_init_from_model: n_ctx)"),
-     "context", "cache and compute buffers"),
-    (re.compile(r"load_tensors: (?:loading|offload|ggml ctx size)|^llama_model_loader: |load_model: loading model"),
-     "reading", "the weights"),
-)  # fmt: skip
+    (
+        re.compile(
+            r"^(?:llama_context: constructing|llama_new_context_with_model: n_ctx|llama_init_from_model: n_ctx)"
+        ),
+        "context",
+        "cache and compute buffers",
+    ),
+    (
+        re.compile(r"load_tensors: (?:loading|offload|ggml ctx size)|^llama_model_loader: |load_model: loading model"),
+        "reading",
+        "the weights",
+    ),
+)
 _DOTS = re.compile(r"^\.{2,}$")  # one for each hundredth
 _MODEL_BUFFER = re.compile(r"load_tensors: +(\S+) +(?:model )?buffer size = +([\d.,]+) MiB")
 _STATE = re.compile(r"^(\w+:\s+\w+ )(?:\w+ )*state (buffer size)")
@@ -86,22 +94,31 @@ def problems(said: Sequence[Line]) -> Iterator[Fault]:
     for fault in faults.found(said, faults.GGML):
         if fault.kind == "vram" and copies:
             why = "buffers are kept four times for pipelining: build with -DGGML_SCHED_MAX_COPIES=1"
-            yield Fault(fault.kind, fault.message, fault.line, f"{why}; else {fault.hint}", fault.fatal, fault.device,
-                        fault.needed_bytes)  # fmt: skip
+            yield Fault(
+                fault.kind,
+                fault.message,
+                fault.line,
+                f"{why}; else {fault.hint}",
+                fault.fatal,
+                fault.device,
+                fault.needed_bytes,
+            )
         else:
             yield fault
 
 
 def timings(said: Iterable[Line]) -> Iterator[Timing]:
     """Every request that was answered, with what was found in the cache where the log says it."""
-    slot, task = None, None
+    slot = None
+    task = None
     prompt: re.Match[str] | None = None
     cached: dict[int, int] = {}
     for line in said:
         if _TOTALS.search(line.text):
             continue
         if ids := _SLOT.search(line.text):
-            slot, task = int(ids[1] or ids[3]), int(ids[2] or ids[4])
+            slot = int(ids[1] or ids[3])
+            task = int(ids[2] or ids[4])
         if (match := _CACHED.search(line.text)) and task is not None:
             start = match[2] or match[1]
             if start.isdigit():
@@ -111,9 +128,16 @@ def timings(said: Iterable[Line]) -> Iterator[Timing]:
         elif (match := _DECODE.search(line.text)) and prompt is not None:
             found = None if task is None else cached.get(task)
             yield Timing(
-                int(prompt[2]), float(prompt[1]) / 1000, _number(prompt[3]),
-                int(match[2]), float(match[1]) / 1000, _number(match[3]), found, slot, task,
-            )  # fmt: skip
+                int(prompt[2]),
+                float(prompt[1]) / 1000,
+                _number(prompt[3]),
+                int(match[2]),
+                float(match[1]) / 1000,
+                _number(match[3]),
+                found,
+                slot,
+                task,
+            )
             prompt = None
 
 
@@ -151,9 +175,12 @@ def _asked(said: Iterable[Line]) -> Asked:
 
     unified = values.get("kv_unified")
     return Asked(
-        number("n_ctx"), number("n_seq_max"), number("n_ubatch"), number("n_outputs_max"),
+        number("n_ctx"),
+        number("n_seq_max"),
+        number("n_ubatch"),
+        number("n_outputs_max"),
         None if unified is None else unified in ("true", "1"),
-    )  # fmt: skip
+    )
 
 
 def _prompt_cache(said: Iterable[Line]) -> int | None:

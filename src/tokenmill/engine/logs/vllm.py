@@ -13,7 +13,7 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.faults import Pattern
 from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.said import Asked, EngineLog, Fault, Hint, Phase, latest
+from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, Hint, Phase, latest
 from tokenmill.units import GIB
 
 _START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
@@ -36,60 +36,118 @@ _PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
     (re.compile(r"Dynamo bytecode|Compiling a graph|torch\.compile|compile range"), "compiling", "kernels"),
     (re.compile(r"(?:Model loading|Loading weights|Loading model weights) took"), "context", "memory is profiled"),
     (re.compile(r"Starting to load model|Using model weights format"), "reading", "the weights"),
-    (re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine|Resolved architecture"),
-     "starting", "its processes"),
-)  # fmt: skip
+    (
+        re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine|Resolved architecture"),
+        "starting",
+        "its processes",
+    ),
+)
 
 _MEMORY = "a smaller --context, a higher --gpu-memory-utilization, or more GPUs with --tensor-parallel"
 PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "context",
-        re.compile(r"max seq len \((\d+)\),? \(?([\d.]+) GiB KV cache is needed.*memory \(([\d.]+) GiB\)"
-                   r"(?:.*maximum model length is (\d+))?"),
-        lambda match: f"a context of {match[1]} tokens needs {match[2]} GiB of cache, and {match[3]} GiB are left"
-                      + (f": {match[4]} tokens would fit" if match[4] else ""), _MEMORY,
+        re.compile(
+            r"max seq len \((\d+)\),? \(?([\d.]+) GiB KV cache is needed.*memory \(([\d.]+) GiB\)"
+            r"(?:.*maximum model length is (\d+))?"
+        ),
+        lambda match: (
+            f"a context of {match[1]} tokens needs {match[2]} GiB of cache, and {match[3]} GiB are left"
+            + (f": {match[4]} tokens would fit" if match[4] else "")
+        ),
+        _MEMORY,
     ),
     Pattern(
-        "context", re.compile(r"max seq len \((\d+)\) is larger than the maximum number of tokens .* \((\d+)\)"),
-        lambda match: f"the cache holds {match[2]} tokens, fewer than the context's {match[1]}", _MEMORY,
+        "context",
+        re.compile(r"max seq len \((\d+)\) is larger than the maximum number of tokens .* \((\d+)\)"),
+        lambda match: f"the cache holds {match[2]} tokens, fewer than the context's {match[1]}",
+        _MEMORY,
     ),
-    Pattern("vram", re.compile(r"No available memory for the cache blocks"),
-            lambda _: "the weights leave no room for a cache", _MEMORY),
     Pattern(
-        "vram", re.compile(r"Free memory on device(?: cuda:(?P<gpu>\d+))? \((?P<free>[\d.]+)/[\d.]+ GiB\) .*"
-                           r"utilization \([\d.]+, (?P<gib>[\d.]+) GiB\)"),
+        "vram",
+        re.compile(r"No available memory for the cache blocks"),
+        lambda _: "the weights leave no room for a cache",
+        _MEMORY,
+    ),
+    Pattern(
+        "vram",
+        re.compile(
+            r"Free memory on device(?: cuda:(?P<gpu>\d+))? \((?P<free>[\d.]+)/[\d.]+ GiB\) .*"
+            r"utilization \([\d.]+, (?P<gib>[\d.]+) GiB\)"
+        ),
         lambda match: f"{match['free']} GiB of the GPU are free, and vLLM was to take {match['gib']} GiB",
-        "nvidia-smi shows who has the rest; or a lower --gpu-memory-utilization", device="gpu", gib="gib",
+        "nvidia-smi shows who has the rest; or a lower --gpu-memory-utilization",
+        device="gpu",
+        gib="gib",
     ),
     Pattern(
-        "vram", re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ [KMG]iB)\. GPU (?P<gpu>\d+)"),
-        lambda match: f"GPU {match['gpu']} has no {match['size']} left", _MEMORY, device="gpu",
+        "vram",
+        re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ [KMG]iB)\. GPU (?P<gpu>\d+)"),
+        lambda match: f"GPU {match['gpu']} has no {match['size']} left",
+        _MEMORY,
+        device="gpu",
     ),
-    Pattern("argument", re.compile(r"error: unrecognized arguments: (.+)"),
-            lambda match: f"vLLM has no flag {match[1]}",
-            "it is another version than the command was written for: ask it with --version and --help"),
-    Pattern("architecture", re.compile(r"Model architectures? \[?'?([\w., ']+?)'?\]? (?:are|is) not supported"),
-            lambda match: f"this vLLM does not know the architecture {match[1]}",
-            "a newer version does, perhaps; a failed import above in the log says the same"),
-    Pattern("missing", re.compile(r"(\S+) is not a local folder and is not a valid model identifier"),
-            lambda match: f"there is no model at {match[1]}",
-            "check the path, and in a container what is mounted where"),
-    Pattern("missing", re.compile(r"No such file or directory: '(.+?)'"), lambda match: f"there is no file {match[1]}",
-            "check the path, and in a container what is mounted where"),
-    Pattern("damaged", re.compile(r"SafetensorError: (.+)"), lambda match: f"a weight file is damaged: {match[1]}",
-            "pull it again, or compare its checksum"),
-    Pattern("port", re.compile(r"attempting to bind on address \('[^']*', (\d+)\)"),
-            lambda match: f"port {match[1]} is in use", "another --port, or see who has it: ss -ltnp"),
-    Pattern("port", re.compile(r"\[Errno 98\] Address already in use"), lambda _: "the port is in use",
-            "another --port, or see who has it: ss -ltnp"),
-    Pattern("cuda", re.compile(r"CUDA error: (.+)"), lambda match: f"CUDA: {match[1]}",
-            "dmesg shows whether the driver lost the GPU"),
-    Pattern("assertion", re.compile(r"AssertionError:? ?(.*)"),
-            lambda match: f"vLLM broke off at its own check: {match[1]}".rstrip(": "),
-            "keep the log and look for it in its tracker"),
-    Pattern("load", re.compile(r"EngineCore failed to start|Engine core initialization failed"),
-            lambda _: "the model did not load", "its reason stands above in the log"),
-)  # fmt: skip
+    Pattern(
+        "argument",
+        re.compile(r"error: unrecognized arguments: (.+)"),
+        lambda match: f"vLLM has no flag {match[1]}",
+        "it is another version than the command was written for: ask it with --version and --help",
+    ),
+    Pattern(
+        "architecture",
+        re.compile(r"Model architectures? \[?'?([\w., ']+?)'?\]? (?:are|is) not supported"),
+        lambda match: f"this vLLM does not know the architecture {match[1]}",
+        "a newer version does, perhaps; a failed import above in the log says the same",
+    ),
+    Pattern(
+        "missing",
+        re.compile(r"(\S+) is not a local folder and is not a valid model identifier"),
+        lambda match: f"there is no model at {match[1]}",
+        "check the path, and in a container what is mounted where",
+    ),
+    Pattern(
+        "missing",
+        re.compile(r"No such file or directory: '(.+?)'"),
+        lambda match: f"there is no file {match[1]}",
+        "check the path, and in a container what is mounted where",
+    ),
+    Pattern(
+        "damaged",
+        re.compile(r"SafetensorError: (.+)"),
+        lambda match: f"a weight file is damaged: {match[1]}",
+        "pull it again, or compare its checksum",
+    ),
+    Pattern(
+        "port",
+        re.compile(r"attempting to bind on address \('[^']*', (\d+)\)"),
+        lambda match: f"port {match[1]} is in use",
+        "another --port, or see who has it: ss -ltnp",
+    ),
+    Pattern(
+        "port",
+        re.compile(r"\[Errno 98\] Address already in use"),
+        lambda _: "the port is in use",
+        "another --port, or see who has it: ss -ltnp",
+    ),
+    Pattern(
+        "cuda",
+        re.compile(r"CUDA error: (.+)"),
+        lambda match: f"CUDA: {match[1]}",
+        "dmesg shows whether the driver lost the GPU",
+    ),
+    Pattern(
+        "assertion",
+        re.compile(r"AssertionError:? ?(.*)"),
+        lambda match: f"vLLM broke off at its own check: {match[1]}".rstrip(": "),
+        "keep the log and look for it in its tracker",
+    ),
+    Pattern(
+        "load",
+        re.compile(r"EngineCore failed to start|Engine core initialization failed"),
+        lambda _: "the model did not load",
+        "its reason stands above in the log",
+    ),
+)
 
 
 def read(text: str) -> EngineLog:
@@ -102,9 +160,13 @@ def read(text: str) -> EngineLog:
         kv_tokens = round(float(most[2]) * int(most[1].replace(",", "")))
     context = int(most[1].replace(",", "")) if most else None
     return EngineLog(
-        build=_build(said), buffers=tuple(_buffers(said)), kv_tokens=kv_tokens, asked=Asked(tokens=context),
-        hint=latest(map(hint, said)), faults=tuple(problems(said)),
-    )  # fmt: skip
+        build=_build(said),
+        buffers=tuple(_buffers(said)),
+        kv_tokens=kv_tokens,
+        asked=Asked(tokens=context),
+        hint=latest(map(hint, said)),
+        faults=tuple(problems(said)),
+    )
 
 
 def last_run(said: Sequence[Line]) -> Sequence[Line]:

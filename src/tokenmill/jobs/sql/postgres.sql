@@ -50,6 +50,15 @@ ON CONFLICT (batch, custom_id) DO NOTHING;
 -- name: count_added
 INSERT INTO counts (batch, state, jobs) VALUES (:batch, :state, :jobs);
 
+-- name: open_batches
+SELECT id FROM batches
+WHERE sealed_s IS NOT NULL AND cancelled_s IS NULL AND model_id = coalesce(:model_id, model_id)
+  AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id AND state = 0)
+ORDER BY id;
+
+-- name: cancel_running
+UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 1;
+
 -- name: counts
 SELECT state, sum(jobs)::bigint FROM counts WHERE batch = :batch GROUP BY state ORDER BY state;
 
@@ -99,8 +108,9 @@ WHERE deadline_s <= :now AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batch
 -- name: doomed
 SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN (SELECT id FROM runners);
 
--- name: forget_counts
-WITH gone AS (DELETE FROM totals WHERE batch = :batch) DELETE FROM counts WHERE batch = :batch;
+-- name: forget_batch
+WITH no_counts AS (DELETE FROM counts WHERE batch = :batch), no_totals AS (DELETE FROM totals WHERE batch = :batch)
+DELETE FROM batches WHERE id = :batch;
 
 -- name: fold_counts
 WITH many AS (SELECT batch, state FROM counts GROUP BY batch, state HAVING count(*) > 1),

@@ -73,7 +73,8 @@ CREATE TABLE answers (
     body              BYTEA  NOT NULL,
     created_s         DOUBLE PRECISION NOT NULL,
     prompt_tokens     BIGINT NOT NULL,
-    completion_tokens BIGINT NOT NULL
+    completion_tokens BIGINT NOT NULL,
+    checksum          BYTEA                -- of the body; NULL: stored by version 2 or older
 );
 
 -- Who works. The lease is of all that a runner has; the server's clock alone decides when it is over.
@@ -133,4 +134,4 @@ END $$;
 CREATE TRIGGER jobs_counted AFTER UPDATE ON jobs REFERENCING OLD TABLE AS before NEW TABLE AS after
     FOR EACH STATEMENT EXECUTE FUNCTION jobs_counted();
 
-INSERT INTO tokenmill (version) VALUES (2);
+INSERT INTO tokenmill (version) VALUES (3);

@@ -6,10 +6,6 @@ INSERT INTO batches (name, key, created_s, source, model_id, output, errors, reu
 VALUES (:name, :key, :now, :source, :model_id, :output, :errors, :reuse, :priority, :deadline_s, :defaults)
 RETURNING id;
 
--- name: add_counts
-INSERT INTO counts (batch, state, jobs) VALUES (:batch, 0, 0), (:batch, 1, 0), (:batch, 2, 0), (:batch, 3, 0),
-                                               (:batch, 4, 0), (:batch, 5, 0);
-
 -- name: add_job
 INSERT INTO jobs (id, batch, state,
                   custom_id, identity, place, rank, prompt_bytes, max_tokens, deadline_s, code, message, answer)
@@ -24,7 +20,13 @@ INSERT INTO blocks (id, data) VALUES (?, ?);
 SELECT state, count(*) FROM jobs WHERE id BETWEEN :first AND :last GROUP BY state;
 
 -- name: count_added
-UPDATE counts SET jobs = jobs + :jobs WHERE batch = :batch AND state = :state;
+UPDATE batches SET pending   = pending   + CASE :state WHEN 0 THEN :jobs ELSE 0 END,
+                   running   = running   + CASE :state WHEN 1 THEN :jobs ELSE 0 END,
+                   done      = done      + CASE :state WHEN 2 THEN :jobs ELSE 0 END,
+                   failed    = failed    + CASE :state WHEN 3 THEN :jobs ELSE 0 END,
+                   cancelled = cancelled + CASE :state WHEN 4 THEN :jobs ELSE 0 END,
+                   set_aside = set_aside + CASE :state WHEN 5 THEN :jobs ELSE 0 END
+WHERE id = :batch;
 
 -- name: count_reused
 UPDATE batches SET reused = reused + :jobs WHERE id = :batch;
@@ -73,8 +75,7 @@ FROM batches WHERE id = :batch;
 
 -- name: open_batches
 SELECT id FROM batches
-WHERE sealed_s IS NOT NULL AND cancelled_s IS NULL AND model_id = coalesce(:model_id, model_id)
-  AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id AND state = 0)
+WHERE sealed_s IS NOT NULL AND cancelled_s IS NULL AND model_id = coalesce(:model_id, model_id) AND pending > 0
 ORDER BY id;
 
 -- name: batch_named
@@ -87,14 +88,24 @@ SELECT id FROM batches WHERE key = :key;
 SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL;
 
 -- name: counts
-SELECT state, jobs FROM counts WHERE batch = :batch;
+SELECT 0, pending FROM batches WHERE id = :batch
+UNION ALL SELECT 1, running   FROM batches WHERE id = :batch
+UNION ALL SELECT 2, done      FROM batches WHERE id = :batch
+UNION ALL SELECT 3, failed    FROM batches WHERE id = :batch
+UNION ALL SELECT 4, cancelled FROM batches WHERE id = :batch
+UNION ALL SELECT 5, set_aside FROM batches WHERE id = :batch;
 
 -- name: counts_of_all
-SELECT batch, state, jobs FROM counts;
+SELECT id, 0, pending FROM batches
+UNION ALL SELECT id, 1, running   FROM batches
+UNION ALL SELECT id, 2, done      FROM batches
+UNION ALL SELECT id, 3, failed    FROM batches
+UNION ALL SELECT id, 4, cancelled FROM batches
+UNION ALL SELECT id, 5, set_aside FROM batches;
 
 -- name: waiting
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
-WHERE batch = :batch AND state = 0 AND (rank, place, id) > (:rank, :place, :id)
+WHERE batch = :batch AND state < 2 AND state = 0 AND (rank, place, id) > (:rank, :place, :id)
   AND (not_before_s IS NULL OR not_before_s <= :now)
 ORDER BY rank, place, id LIMIT :limit;
 
@@ -128,8 +139,9 @@ SELECT id, data FROM blocks WHERE id > :after AND id <= :last ORDER BY id LIMIT 
 UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL WHERE id = :job AND state = 0;
 
 -- name: add_answer
-INSERT INTO answers (identity, body, created_s, prompt_tokens, completion_tokens)
-SELECT identity, :body, :now, :prompt_tokens, :completion_tokens FROM jobs WHERE id = :job AND identity IS NOT NULL
+INSERT INTO answers (identity, body, created_s, prompt_tokens, completion_tokens, checksum)
+SELECT identity, :body, :now, :prompt_tokens, :completion_tokens, :checksum
+FROM jobs WHERE id = :job AND identity IS NOT NULL
 ON CONFLICT (identity) DO NOTHING;
 
 -- name: answer_job
@@ -158,13 +170,19 @@ WHERE id = :job AND state = 1 RETURNING state;
 UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END WHERE id = :job AND state = 1;
 
 -- name: recover
-UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END WHERE state = 1;
+UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END
+WHERE id BETWEEN :batch << 32 AND :batch << 32 | 4294967295 AND state = 1;
+
+-- name: with_running
+SELECT id FROM batches WHERE running > 0;
 
 -- name: cancel_waiting
-UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 0;
+UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled'
+WHERE batch = :batch AND state < 2 AND state = 0;
 
 -- name: cancel_running
-UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled' WHERE batch = :batch AND state = 1;
+UPDATE jobs SET state = 4, code = 'cancelled', message = 'the batch was cancelled'
+WHERE id BETWEEN :batch << 32 AND :batch << 32 | 4294967295 AND state = 1;
 
 -- name: cancel_batch
 UPDATE batches SET cancelled_s = :now, asked_s = NULL WHERE id = :batch;
@@ -192,13 +210,14 @@ WHERE state = 0 AND deadline_s IS NOT NULL AND deadline_s <= :now RETURNING id;
 
 -- name: expire_batch
 UPDATE jobs SET state = 3, code = 'deadline', message = 'the batch''s deadline passed before it was started'
-WHERE batch = :batch AND state = 0;
+WHERE batch = :batch AND state < 2 AND state = 0;
 
 -- name: overdue_batches
 SELECT id FROM batches WHERE deadline_s <= :now;
 
 -- name: results
-SELECT jobs.id & 4294967295, state, custom_id, jobs.identity, body, code, message
+SELECT jobs.id & 4294967295, state, custom_id, jobs.identity, body, code, message,
+       answer, checksum, answers.identity = jobs.identity
 FROM jobs LEFT JOIN answers ON answers.id = jobs.answer
 WHERE jobs.id > :after AND jobs.id <= :last ORDER BY jobs.id LIMIT :limit;
 
@@ -206,7 +225,7 @@ WHERE jobs.id > :after AND jobs.id <= :last ORDER BY jobs.id LIMIT :limit;
 SELECT 1 FROM answers WHERE identity = :identity;
 
 -- name: answer_to
-SELECT body FROM answers WHERE identity = :identity;
+SELECT body, checksum FROM answers WHERE identity = :identity;
 
 -- name: failures_by_code
 SELECT code, count(*) FROM jobs WHERE batch = :batch AND state IN (3, 5) GROUP BY code ORDER BY code;
@@ -214,6 +233,20 @@ SELECT code, count(*) FROM jobs WHERE batch = :batch AND state IN (3, 5) GROUP B
 -- name: failures
 SELECT id & 4294967295, state, custom_id, identity, NULL, code, message FROM jobs
 WHERE batch = :batch AND state IN (3, 5) AND id > :after ORDER BY id LIMIT :limit;
+
+-- name: answers_after
+SELECT id, body, checksum FROM answers WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: answered
+SELECT jobs.id, answer, answers.identity = jobs.identity
+FROM jobs LEFT JOIN answers ON answers.id = jobs.answer
+WHERE state = 2 AND jobs.id > :after ORDER BY jobs.id LIMIT :limit;
+
+-- name: requeue
+UPDATE jobs SET state = 0, answer = NULL, attempts = 0, deaths = 0, not_before_s = NULL WHERE id = :job AND state = 2;
+
+-- name: forget_answer
+DELETE FROM answers WHERE id = :answer;
 
 -- name: forget_jobs
 DELETE FROM jobs WHERE id BETWEEN :first AND :last;
@@ -223,6 +256,3 @@ DELETE FROM blocks WHERE id BETWEEN :first AND :last;
 
 -- name: forget_batch
 DELETE FROM batches WHERE id = :batch;
-
--- name: forget_counts
-DELETE FROM counts WHERE batch = :batch;

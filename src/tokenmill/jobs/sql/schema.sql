@@ -1,5 +1,8 @@
--- The whole schema of version 1. A change goes into migrations/ under the next number and into this file;
--- a test holds both against each other.
+-- The whole schema of version 2. A change goes into migrations/ under the next number and into this file;
+-- a test compares the two.
+--
+-- Every page that a transaction changes is written to the write-ahead log as a whole. So the counters of a batch are
+-- columns of its row, and the index of open jobs does not change when a job is started.
 
 CREATE TABLE batches (
     id          INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -23,16 +26,14 @@ CREATE TABLE batches (
     prompt_tokens     INTEGER NOT NULL DEFAULT 0,
     cached_tokens     INTEGER NOT NULL DEFAULT 0,
     completion_tokens INTEGER NOT NULL DEFAULT 0,
-    engine_s          REAL    NOT NULL DEFAULT 0
+    engine_s          REAL    NOT NULL DEFAULT 0,
+    pending   INTEGER NOT NULL DEFAULT 0,  -- jobs by state, so that a status reads one row and not a million
+    running   INTEGER NOT NULL DEFAULT 0,
+    done      INTEGER NOT NULL DEFAULT 0,
+    failed    INTEGER NOT NULL DEFAULT 0,
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    set_aside INTEGER NOT NULL DEFAULT 0
 );
-
--- Jobs by batch and state, so that a status reads six rows and not a million.
-CREATE TABLE counts (
-    batch INTEGER NOT NULL,
-    state INTEGER NOT NULL,
-    jobs  INTEGER NOT NULL,
-    PRIMARY KEY (batch, state)
-) WITHOUT ROWID;
 
 CREATE TABLE jobs (
     id           INTEGER PRIMARY KEY,      -- batch << 32 | line: the table is in the order of the files
@@ -66,18 +67,23 @@ CREATE TABLE answers (
     body              BLOB    NOT NULL,
     created_s         REAL    NOT NULL,
     prompt_tokens     INTEGER NOT NULL,
-    completion_tokens INTEGER NOT NULL
+    completion_tokens INTEGER NOT NULL,
+    checksum          BLOB                 -- of the body; NULL: stored by version 1
 );
 
 CREATE UNIQUE INDEX jobs_custom_id ON jobs (batch, custom_id);
-CREATE INDEX jobs_waiting  ON jobs (batch, rank, place, id) WHERE state = 0;
+CREATE INDEX jobs_open     ON jobs (batch, rank, place, id) WHERE state < 2;
 CREATE INDEX jobs_later    ON jobs (not_before_s) WHERE state = 0 AND not_before_s IS NOT NULL;
 CREATE INDEX jobs_deadline ON jobs (deadline_s)   WHERE state = 0 AND deadline_s IS NOT NULL;
-CREATE INDEX jobs_running  ON jobs (batch) WHERE state = 1;
 CREATE INDEX jobs_failed   ON jobs (batch, id) WHERE state IN (3, 5);
 
--- Insertions are counted by who inserts: a trigger would run a million times in a submit.
+-- Insertions are counted by the code that inserts: a trigger would run a million times in a submit.
 CREATE TRIGGER jobs_counted AFTER UPDATE OF state ON jobs WHEN old.state <> new.state BEGIN
-    UPDATE counts SET jobs = jobs - 1 WHERE batch = old.batch AND state = old.state;
-    UPDATE counts SET jobs = jobs + 1 WHERE batch = new.batch AND state = new.state;
+    UPDATE batches SET pending   = pending   + (new.state = 0) - (old.state = 0),
+                       running   = running   + (new.state = 1) - (old.state = 1),
+                       done      = done      + (new.state = 2) - (old.state = 2),
+                       failed    = failed    + (new.state = 3) - (old.state = 3),
+                       cancelled = cancelled + (new.state = 4) - (old.state = 4),
+                       set_aside = set_aside + (new.state = 5) - (old.state = 5)
+    WHERE id = new.batch;
 END;

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -122,6 +122,21 @@ def ask(wanted: Wanted, *, endpoint: str | None = None) -> HubOffer:
         )
 
 
+def published_hashes(repo: str, *, endpoint: str | None = None) -> dict[str, tuple[str, ...]]:
+    """The sha256 of a repository's files by file name; folders of one repository may have files of the same name."""
+    with hub_errors(repo):
+        from huggingface_hub import HfApi  # noqa: PLC0415  an extra, and slow to import
+
+        api = HfApi(endpoint=endpoint, library_name="tokenmill")
+        _check_endpoint(api.endpoint)
+        found: dict[str, tuple[str, ...]] = {}
+        for sibling in _model_info(api, repo).siblings or ():
+            if sibling.lfs is not None:
+                name = PurePosixPath(sibling.rfilename).name
+                found[name] = (*found.get(name, ()), sibling.lfs.sha256)
+        return found
+
+
 def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
@@ -137,7 +152,8 @@ def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
 
 def take(offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: Progress, notify: Notify) -> Pulled:
     """Download every file that is not here yet."""
-    folder, total_bytes = offer.folder(models_path), offer.chosen.bytes
+    folder = offer.folder(models_path)
+    total_bytes = offer.chosen.bytes
     check_space(offer.name, folder, offer.remaining_bytes(models_path), keep_free_bytes)
     with locked(folder, offer.name, notify), hub_errors(offer.repo), disk_errors(folder):
         done = downloaded = fetched = 0
@@ -174,7 +190,7 @@ def _download(
             hint="it has been removed; pull again",
         )
     settle(part_path, path)
-    write_note(path, offer.name, found)
+    write_note(path, offer.name, found, published=file.sha256 is not None)
     return file.bytes - had
 
 
@@ -184,22 +200,30 @@ def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: in
 
     have = part.tell()
     if size_bytes <= LARGEST_ANSWER_BYTES:
-        resume_bytes, expected_bytes = have, size_bytes
+        resume_bytes = have
+        expected_bytes = size_bytes
     else:
         end = min(have + PIECE_BYTES, size_bytes)
         headers = headers | {"Range": f"bytes={have}-{end - 1}"}
-        resume_bytes, expected_bytes = 0, end - have
+        resume_bytes = 0
+        expected_bytes = end - have
     http_get(
-        url, cast("Any", part), resume_size=resume_bytes, headers=headers, expected_size=expected_bytes,
-        displayed_filename=part.name, _tqdm_bar=cast("Any", _NoBar()),
-    )  # fmt: skip
+        url,
+        cast("Any", part),
+        resume_size=resume_bytes,
+        headers=headers,
+        expected_size=expected_bytes,
+        displayed_filename=part.name,
+        _tqdm_bar=cast("Any", _NoBar()),
+    )
 
 
 class _Part:
     """A part file that hashes what passes; as much of a file as `http_get` uses."""
 
     def __init__(self, path: Path, size_bytes: int, report: Callable[[int], None], notify: Notify) -> None:
-        self.name, self._report = path.name, report
+        self.name = path.name
+        self._report = report
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         have = self._file.seek(0, io.SEEK_END)
         if have > size_bytes:

@@ -168,8 +168,18 @@ def download(found: Found, folder: Path, progress: Progress) -> Path:
 
 def _ask_pip(pip: tuple[str, ...], requirement: str) -> Found:
     name = requirement.partition("==")[0]
-    command = [*pip, "install", "--dry-run", "--ignore-installed", "--no-deps", f"--only-binary={name}",
-               "--quiet", "--report", "-", requirement]  # fmt: skip
+    command = [
+        *pip,
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        f"--only-binary={name}",
+        "--quiet",
+        "--report",
+        "-",
+        requirement,
+    ]
     # fast-deps spares the whole wheel where an index has no metadata files; it is experimental and may go.
     for extra in (["--use-feature=fast-deps"], []):
         answer = _run([*command, *extra])
@@ -190,8 +200,22 @@ def _ask_pip(pip: tuple[str, ...], requirement: str) -> Found:
 
 def _ask_uv(uv: str, requirement: str) -> Found:
     name = requirement.partition("==")[0]
-    answer = _run([uv, "pip", "compile", "-", "--no-deps", "--no-header", "--quiet", "--format=pylock.toml",
-                   f"--only-binary={name}", "--python", sys.executable], requirement)  # fmt: skip
+    answer = _run(
+        [
+            uv,
+            "pip",
+            "compile",
+            "-",
+            "--no-deps",
+            "--no-header",
+            "--quiet",
+            "--format=pylock.toml",
+            f"--only-binary={name}",
+            "--python",
+            sys.executable,
+        ],
+        requirement,
+    )
     if answer.returncode != 0:
         raise _not_found(requirement, "uv", answer.stderr)
     try:

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import os
 import re
@@ -57,7 +58,8 @@ class Note:
     name: str
     bytes: int
     mtime_ns: int
-    sha256: str | None  # None: the source did not say
+    sha256: str | None  # None: not known
+    published: bool = True  # False: the source published no hash, this is the one of the bytes that arrived
 
 
 def split_of(file_name: str) -> tuple[str, int, int]:
@@ -67,18 +69,36 @@ def split_of(file_name: str) -> tuple[str, int, int]:
     return (match["stem"], int(match["index"]), int(match["count"])) if match else (stem, 1, 1)
 
 
-def sha256_of(path: Path) -> str:
-    """Hash one file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
+    """Hash one file; `read` is called with the size of every block that was read."""
+    with path.open("rb", buffering=0) as file:
+        source = file if read is None else _CountedReads(file, read)
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def write_note(path: Path, name: str, sha256: str | None) -> None:
-    """Remember a file that has just been checked."""
+class _CountedReads:
+    """As much of a file as `hashlib.file_digest` uses, reporting what it reads."""
+
+    def __init__(self, file: io.FileIO, read: Callable[[int], None]) -> None:
+        self._file = file
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:
+        count = self._file.readinto(buffer)
+        self._read(count)
+        return count
+
+
+def write_note(path: Path, name: str, sha256: str | None, *, published: bool = True) -> None:
+    """Remember a file that has just been checked; `published` says where the hash comes from."""
     stat = path.stat()
     note = path.with_name(path.name + _NOTE)
     temporary = note.with_name(note.name + ".tmp")
-    temporary.write_text(json.dumps(asdict(Note(name, stat.st_size, stat.st_mtime_ns, sha256))), encoding="utf-8")
+    written = asdict(Note(name, stat.st_size, stat.st_mtime_ns, sha256, published))
+    temporary.write_text(json.dumps(written), encoding="utf-8")
     temporary.replace(note)
 
 
@@ -97,7 +117,8 @@ def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False)
     """
     if not path.is_file():
         return False
-    note, stat = read_note(path), path.stat()
+    note = read_note(path)
+    stat = path.stat()
     known = note is not None and (note.bytes, note.mtime_ns) == (stat.st_size, stat.st_mtime_ns)
     if known and not verify and note is not None and sha256 in (None, note.sha256):
         return True
@@ -113,7 +134,7 @@ def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False)
                 hint=f"tokenmill models pull {name}",
             )
         return False
-    write_note(path, name, expected)
+    write_note(path, name, expected, published=sha256 is not None or (note is not None and note.published))
     return True
 
 
@@ -222,7 +243,8 @@ def _one(models_path: Path, by_index: dict[int, Path], count: int) -> Pulled:
 
 
 def _name(models_path: Path, path: Path) -> str:
-    note, folders = read_note(path), path.relative_to(models_path).parts[:-1]
+    note = read_note(path)
+    folders = path.relative_to(models_path).parts[:-1]
     if note:
         return note.name
     if path.suffix == ".part" and len(folders) == 1:

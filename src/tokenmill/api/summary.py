@@ -1,0 +1,156 @@
+"""Results of `run` and `work`: `Summary` and `WorkSummary`."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenmill.api.stores import BatchStore
+from tokenmill.jobs.address import Address
+from tokenmill.jobs.models import Batch
+from tokenmill.jobs.progress import Report
+from tokenmill.units import format_seconds, number_of
+
+End = Literal["finished", "stopped", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """What one machine of a cluster did."""
+
+    name: str
+    report: Report | None = None  # None: it did nothing
+    lost: str | None = None  # why it was lost
+    left_out: str | None = None  # why it was not used
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Summary:
+    """The result of a run. Counts are for the whole batch; tokens and seconds are for this run only."""
+
+    batch: Batch
+    store: Address
+    seconds: float
+    report: Report | None = None  # None: nothing had to be computed, or the run ended before the engine was ready
+    load_s: float | None = None  # None: no engine was started
+    failed_by_code: Mapping[str, int] = field(default_factory=dict)
+    output_written: bool = True  # False: there is no output file, or another process on the same store writes it
+    nodes: tuple[NodeSummary, ...] = ()
+
+    @property
+    def jobs(self) -> int:
+        """Jobs of the batch."""
+        return self.batch.counts.total
+
+    @property
+    def succeeded(self) -> int:
+        """Jobs with an answer."""
+        return self.batch.counts.done
+
+    @property
+    def failed(self) -> int:
+        """Jobs that ended without an answer: failed, quarantined or cancelled."""
+        return self.batch.counts.final - self.batch.counts.done
+
+    @property
+    def pending(self) -> int:
+        """Jobs that are left; the same call continues with them."""
+        return self.batch.counts.pending + self.batch.counts.running
+
+    @property
+    def computed(self) -> int:
+        """Answers that this run computed; the others were in the store."""
+        return self.report.answers if self.report is not None else 0
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that this run generated."""
+        return self.report.tokens.generated if self.report is not None else 0
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Prompt tokens that this run computed."""
+        return self.report.tokens.computed if self.report is not None else 0
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that this run found in the prefix cache."""
+        return self.report.tokens.cached if self.report is not None else 0
+
+    @property
+    def end(self) -> End:
+        """Why the run ended."""
+        if self.report is not None:
+            return self.report.end
+        return "finished" if self.batch.finished else "stopped"
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """The result lines in the order of the jobs, in OpenAI's batch output format, read from the store."""
+        with BatchStore(self.store) as store:
+            yield from store.results(self.batch.name)
+
+    def texts(self) -> Iterator[str | None]:
+        """The generated text of each finished job, in the order of the jobs; None for a job that failed."""
+        for line in self.results():
+            yield _text(line)
+
+    def __repr__(self) -> str:
+        parts = [f"{self.batch.name}: {self.succeeded:,} of {number_of(self.jobs, 'job')} answered"]
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        if self.pending:
+            parts.append(f"{self.pending:,} pending")
+        parts.append(f"{self.generated_tokens:,} tokens generated in {format_seconds(self.seconds)}")
+        return f"<Summary {', '.join(parts)}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WorkSummary:
+    """The work of one worker on the batches of a store."""
+
+    batches: tuple[str, ...]  # their names
+    reports: tuple[Report, ...]
+    seconds: float
+
+    @property
+    def computed(self) -> int:
+        """Answers that this worker computed."""
+        return sum(report.answers for report in self.reports)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that this worker generated."""
+        return sum(report.tokens.generated for report in self.reports)
+
+    @property
+    def computed_prompt_tokens(self) -> int:
+        """Prompt tokens that this worker computed."""
+        return sum(report.tokens.computed for report in self.reports)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that this worker found in the prefix cache."""
+        return sum(report.tokens.cached for report in self.reports)
+
+    @property
+    def engine_deaths(self) -> int:
+        """How often the engine died and was restarted."""
+        return sum(report.deaths for report in self.reports)
+
+    @property
+    def end(self) -> End:
+        """Why the last round of work ended."""
+        return self.reports[-1].end if self.reports else "finished"
+
+    def __repr__(self) -> str:
+        batches = number_of(len(self.batches), "batch", "batches")
+        answers = number_of(self.computed, "answer")
+        tokens = f"{self.generated_tokens:,} tokens generated in {format_seconds(self.seconds)}"
+        return f"<WorkSummary {batches}: {answers} computed, {tokens}>"
+
+
+def _text(line: Mapping[str, Any]) -> str | None:
+    response = line.get("response") or {}
+    choices = (response.get("body") or {}).get("choices") or [{}]
+    message = choices[0].get("message")
+    found = message.get("content") if message is not None else choices[0].get("text")
+    return found if isinstance(found, str) else None

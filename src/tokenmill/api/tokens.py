@@ -1,0 +1,78 @@
+"""Count tokens without an engine: only the vocabulary of a GGUF file is read."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenmill.api.planning import EnginePlan, locate
+from tokenmill.config import Config
+from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.errors import EngineError, UsageError
+from tokenmill.model.read import read
+
+
+@dataclass(frozen=True, slots=True)
+class Tokeniser:
+    """`count` returns the tokens of a text; it is None where there is no vocabulary, and `why_not` gives the reason."""
+
+    count: Callable[[str], int] | None
+    why_not: str | None = None
+
+
+@contextmanager
+def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
+    """The tokeniser of a model whose GGUF file is on this machine; without a `count` function for any other model."""
+    if model is None:
+        yield Tokeniser(None, "--model FILE.gguf counts them")
+        return
+    path = Path(locate(model, config))
+    if not path.is_file() or path.suffix != ".gguf":
+        yield Tokeniser(None, f"{model} has no GGUF file here, whose vocabulary could count them")
+        return
+    try:
+        import cffi  # noqa: F401, PLC0415  an extra
+        import xllamacpp  # noqa: F401, PLC0415
+    except ImportError:
+        yield Tokeniser(None, "pip install 'tokenmill[native]' counts them")
+        return
+    read(path)  # a damaged header is better refused in Python than in C
+    from tokenmill.native.cdefs import Log, open_running  # noqa: PLC0415
+    from tokenmill.native.vocab import Vocab  # noqa: PLC0415
+
+    library = open_running()
+    log = Log(library)
+    library.lib.llama_backend_init()
+    params = library.lib.llama_model_default_params()
+    params.vocab_only = True
+    params.load_mode = 0
+    pointer = library.lib.llama_model_load_from_file(str(path).encode(), params)
+    if pointer == library.ffi.NULL:
+        raise EngineError(f"llama.cpp cannot read the vocabulary of {path.name}", hint=log.last())
+    vocab = Vocab(library, pointer, log)
+    try:
+        yield Tokeniser(lambda text: len(vocab.tokenise(text, add_special=False)))
+    finally:
+        vocab.close()
+        library.lib.llama_model_free(pointer)
+
+
+def count_digests(digests: tuple[Head, ...], model: str, planned: EnginePlan, config: Config) -> tuple[Head, ...]:
+    """Digests with their number of tokens, where the model's vocabulary is on this machine.
+
+    UsageError for a digest that does not fit the planned context, so that it is refused before a load.
+    """
+    if not digests:
+        return ()
+    with tokeniser(model, config) as tokens:
+        if tokens.count is None:
+            return digests
+        counted = tuple(replace(digest, tokens=tokens.count(digest.text)) for digest in digests)
+    context = planned.plan.settings.context
+    for digest in counted:
+        if digest.tokens is not None and digest.tokens >= context:
+            raise UsageError(
+                f"the digest {digest.name} has {digest.tokens:,} tokens and does not fit the context of {context:,}",
+                hint="raise context, or shorten the digest: tokenmill digest --tokens N",
+            )
+    return counted

@@ -1,0 +1,96 @@
+"""The options of `tune`, and the jobs that it measures with."""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import get_args
+
+from tokenmill.api.options import EngineOptions
+from tokenmill.engine.engine import Request
+from tokenmill.errors import RequestRefused, UsageError
+from tokenmill.jobs.line import call_from, parse
+from tokenmill.jobs.read import BadLine, lines
+from tokenmill.tuner.point import Aim, AimKind
+
+MOST_JOBS = 256  # of a file: enough for the widest wave, several times
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    """The options of `tokenmill.tune`, which documents them."""
+
+    aim: AimKind = "throughput"
+    first_token: str | float | None = None
+    within: str | float = 0.1
+    jobs: str | None = None
+    head_tokens: int = 512
+    tail_tokens: int = 64
+    output_tokens: int = 64
+    trials: int | None = None
+    trial_seconds: float = 5.0
+    fresh: bool = False
+    busy: bool = False
+
+    def aim_for(self, engine: EngineOptions) -> Aim:
+        """What is to be reached; UsageError where options contradict each other or are out of range."""
+        self._check()
+        for option, value in (("sequences", engine.sequences), ("context", engine.context)):
+            if value is not None and value < 1:
+                raise UsageError(f"{option} must be at least 1 (got {value})")
+        return Aim(
+            kind=self.aim,
+            first_token_s=None if self.first_token is None else _seconds(self.first_token),
+            within=_share(self.within),
+            least_context=engine.context,
+            least_sequences=engine.sequences or 1,
+            prompt_tokens=self.head_tokens,
+            tail_tokens=self.tail_tokens,
+            output_tokens=self.output_tokens,
+        )
+
+    def _check(self) -> None:
+        if self.aim not in get_args(AimKind):
+            raise UsageError(f"unknown aim {self.aim!r}", hint=", ".join(get_args(AimKind)))
+        if (self.aim == "latency") != (self.first_token is not None):
+            raise UsageError(
+                f"aim latency and first_token need each other (got aim {self.aim}, first_token {self.first_token})",
+                hint="first_token is the longest wait for the first token, such as 2s",
+            )
+        for name, least in (("head_tokens", 0), ("tail_tokens", 1), ("output_tokens", 1), ("trials", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name} must be at least {least} (got {value})")
+        if self.trial_seconds <= 0:
+            raise UsageError(f"trial_seconds must be more than 0 (got {self.trial_seconds:g})")
+
+
+def _seconds(value: str | float) -> float:
+    match = _SPAN.fullmatch(str(value).strip())
+    seconds = 0.0 if match is None else float(match[1]) / (1000 if match[2] == "ms" else 1)
+    if seconds <= 0:
+        raise UsageError(f"first_token must be a time (got {value!r})", hint="for example 2s, 0.5s or 500ms")
+    return seconds
+
+
+def _share(value: str | float) -> float:
+    match = _SHARE.fullmatch(str(value).strip())
+    share = 1.0 if match is None else float(match[1]) / (100 if match[2] else 1)
+    if not 0 <= share < 1:
+        raise UsageError(f"within must be a share from 0 to less than 1 (got {value!r})", hint="for example 10% or 0.1")
+    return share
+
+
+def requests_in(where: str) -> tuple[Request, ...]:
+    """The first jobs of a file; lines that cannot be read are skipped. UsageError if none can be read."""
+    found: list[Request] = []
+    for line in lines(where):
+        if not isinstance(line, BadLine):
+            with suppress(RequestRefused, UsageError, ValueError):  # the last: no JSON
+                found.append(call_from(parse(line[1])).request("batch"))
+        if len(found) == MOST_JOBS:
+            break
+    if not found:
+        raise UsageError(f"{where} holds no job that can be read", hint="tokenmill lint says what is wrong with it")
+    return tuple(found)

@@ -1,0 +1,100 @@
+"""`tokenmill models verify`: compare a model's files with their published hashes."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenmill.api.planning import locate
+from tokenmill.cli.output import Common, byte_report, harmless, say, show_json, show_text
+from tokenmill.model.verify import Checked, CheckedFile, files_of, published
+from tokenmill.model.verify import verify as check
+from tokenmill.units import format_bytes, format_seconds, number_of
+
+_EXIT_CODES = {"ok": 0, "wrong": 1, "unknown": 2}
+_UNKNOWN_HINT = (
+    "hint: compare with a Hugging Face repository (--repo OWNER/REPO) or with a hash that you have (--sha256 HEX); "
+    "tokenmill models pull records the published hashes of what it downloads"
+)
+_WRONG_HINT = "hint: nothing was removed; delete the wrong files and download them again"
+
+
+def verify(
+    model: str,
+    /,
+    *,
+    sha256: str | None = None,
+    repo: str | None = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Compare the files of a model with their published hashes.
+
+    Reads every file to its end, all splits included, and checks that its header and tensors are complete. Changes
+    nothing. Exit code 0: every file is as published; 1: a file is wrong or missing; 2: nothing is wrong, but for some
+    file no published hash is known.
+
+    Parameters
+    ----------
+    model
+        A GGUF file (any split), a safetensors file or folder, or the name of a pulled model.
+    sha256
+        Hash to compare one file with; of a split model, only the file that is named is read.
+    repo
+        Compare with the current hashes of a Hugging Face repository, OWNER/REPO, by file name. Default: the hashes
+        that were recorded when the model was pulled.
+    """
+    path = Path(locate(model, common.load_config()))
+    files = (path,) if sha256 is not None and path.is_file() else files_of(path)
+    expected = published(files, sha256=sha256, repo=None if repo is None else repo.removeprefix("hf:"))
+    began_s = time.monotonic()
+    with byte_report("verifying") as progress:
+        checked = check(expected, progress=progress)
+    seconds = time.monotonic() - began_s
+    if common.json:
+        show_json(_document(model, checked, seconds))
+    else:
+        lines = [line for file in checked.files for line in _lines(file)]
+        show_text(harmless("\n".join([*lines, *_summary(checked, seconds)])))
+        if checked.verdict != "ok":
+            say(_WRONG_HINT if checked.verdict == "wrong" else _UNKNOWN_HINT)
+    return _EXIT_CODES[checked.verdict]
+
+
+def _lines(file: CheckedFile) -> Iterator[str]:
+    """One file in plain lines: a hash is something to copy, which must not be folded."""
+    size = "" if file.bytes is None else f" ({format_bytes(file.bytes)})"
+    yield f"{file.verdict}: {file.path}{size}"
+    if file.detail is not None:
+        yield f"  {file.detail}"
+    if file.sha256 is not None and file.verdict != "ok":
+        yield f"  sha256    {file.sha256}"
+    if file.verdict == "wrong":
+        yield from (f"  published {sha256}" for sha256 in file.published_sha256)
+    if file.source is not None:
+        yield f"  compared with: {file.source}"
+
+
+def _summary(checked: Checked, seconds: float) -> list[str]:
+    read_bytes = sum(file.bytes or 0 for file in checked.files)
+    rate = f"{format_bytes(round(read_bytes / seconds))}/s" if seconds > 0 else "unknown rate"
+    lines = [
+        f"{number_of(len(checked.files), 'file')}, {format_bytes(read_bytes)} in {format_seconds(seconds)} ({rate})"
+    ]
+    if checked.structure is not None:
+        lines.append(f"wrong: {checked.structure}")
+    unknown = sum(file.verdict == "unknown" for file in checked.files)
+    if checked.verdict == "ok":
+        lines.append("ok: every file is as published")
+    elif checked.verdict == "unknown":
+        lines.append(f"unknown: {number_of(unknown, 'file')} could not be compared with a published hash")
+    return lines
+
+
+def _document(model: str, checked: Checked, seconds: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "verdict": checked.verdict,
+        "structure": checked.structure,
+        "files": checked.files,
+        "seconds": round(seconds, 3),
+    }

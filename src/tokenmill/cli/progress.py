@@ -1,0 +1,110 @@
+"""Progress of long work on stderr: bars in a terminal, a line now and then elsewhere."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from tokenmill.api.progress import Download, Measuring, OnProgress, described
+from tokenmill.api.progress import Progress as Event
+from tokenmill.cli.output import byte_progress, say
+from tokenmill.cli.run_view import measuring_shown, progress_shown
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.warm import WarmProgress
+
+_STEP_SAID = 0.1  # without a terminal, a line for each tenth of a load
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress]:
+    """A callback that draws every event of `tokenmill.api`; one display at a time."""
+    with ExitStack() as stack:
+        display = _Display(stack)
+        yield display.show
+
+
+class _Display:
+    """The display of the current phase; the next phase's display replaces it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._phase: type[object] | None = None
+        self._draw: Callable[[Event], None] = lambda _event: None
+
+    def show(self, event: Event) -> None:
+        """Draw an event."""
+        phase = LoadProgress if isinstance(event, WarmProgress) else type(event)
+        if phase is not self._phase:
+            self._stack.close()
+            self._phase = phase
+            self._draw = self._display_for(event)
+        self._draw(event)
+
+    def _display_for(self, event: Event) -> Callable[[Event], None]:
+        if isinstance(event, Download):
+            return _download_bar(self._stack, event.model)
+        if isinstance(event, LoadProgress | WarmProgress):
+            return self._stack.enter_context(load_shown())  # type: ignore[return-value]
+        if isinstance(event, Measuring):
+            words = self._stack.enter_context(measuring_shown())
+            return lambda now: words(now.text) if isinstance(now, Measuring) else None
+        return self._stack.enter_context(progress_shown())  # type: ignore[return-value]
+
+
+def _download_bar(stack: ExitStack, model: str) -> Callable[[Event], None]:
+    bars = stack.enter_context(byte_progress())
+    task = bars.add_task(model)
+
+    def draw(event: Event) -> None:
+        if isinstance(event, Download):
+            bars.update(task, completed=event.done_bytes, total=event.total_bytes)
+
+    return draw
+
+
+@contextmanager
+def load_shown() -> Iterator[Callable[[LoadProgress | WarmProgress], None]]:
+    """A bar for a load and its warm-up on stderr; lines now and then where that is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _noted(_Lines().tell)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=None, words="")
+        yield _noted(lambda now: _draw(progress, task, now))
+
+
+def _noted(tell: Callable[[LoadProgress | WarmProgress], None]) -> Callable[[LoadProgress | WarmProgress], None]:
+    """What is said of a start before there are bytes to count stays on the screen, each once."""
+    said: set[str] = set()
+
+    def told(now: LoadProgress | WarmProgress) -> None:
+        if not isinstance(now, LoadProgress) or now.phase != "starting" or now.bytes_total or now.detail is None:
+            tell(now)
+        elif now.detail not in said:
+            said.add(now.detail)
+            say(now.detail)
+
+    return told
+
+
+def _draw(progress: Progress, task: TaskID, now: LoadProgress | WarmProgress) -> None:
+    title, share, words = described(now)
+    progress.update(task, description=title, words=words, total=None if share is None else 1.0, completed=share or 0.0)
+
+
+class _Lines:
+    """Progress as lines: one for each stage, and one for each tenth of a long one."""
+
+    def __init__(self) -> None:
+        self._title = ""
+        self._said = 0.0
+
+    def tell(self, now: LoadProgress | WarmProgress) -> None:
+        title, share, words = described(now)
+        if title != self._title or (share or 0.0) >= self._said + _STEP_SAID:
+            self._title = title
+            self._said = share or 0.0
+            say(f"{title} {words}".rstrip())

@@ -1,0 +1,76 @@
+"""Signals that end a command: SIGINT, SIGTERM, SIGHUP and SIGQUIT.
+
+A command that runs for long handles them in its event loop (`on_stop_signals`) and stops in an orderly way. Everywhere
+else they raise `Signalled`, as Ctrl-C raises KeyboardInterrupt. The exit code is 128 plus the signal's number. SIGHUP
+and SIGQUIT stay ignored where they were when the command started: `nohup` does that, and a shell for background jobs.
+
+Imports the standard library only, because every command starts with it.
+"""
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+_ALWAYS = (signal.SIGINT, signal.SIGTERM)
+_UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
+_left = False  # a terminal that was gone
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal other than SIGINT asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = signal.Signals(number)
+
+
+def raise_on_signals() -> None:
+    """Make SIGTERM, SIGHUP and SIGQUIT raise `Signalled` in the main thread unless they are ignored."""
+
+    def received(number: int, _frame: FrameType | None) -> None:
+        _leave_terminal(number)
+        raise Signalled(number)
+
+    for number in (signal.SIGTERM, *_UNLESS_IGNORED):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, received)
+
+
+def on_stop_signals(handler: Callable[[signal.Signals], None]) -> None:
+    """Call `handler` in the running event loop whenever a signal asks the command to end."""
+    import asyncio  # noqa: PLC0415  commands without an event loop start faster
+
+    def received(number: signal.Signals) -> None:
+        _leave_terminal(number)
+        handler(number)
+
+    for number in (*_ALWAYS, *_UNLESS_IGNORED):
+        if number in _ALWAYS or signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, received, number)
+
+
+def exit_code(number: int) -> int:
+    """The exit code of a command that a signal ended."""
+    return 128 + number
+
+
+def leave_lost_terminal() -> bool:
+    """Send output to a terminal that is gone nowhere, because every write to it fails; whether there was such."""
+    global _left  # noqa: PLW0603  as the streams are
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                with suppress(OSError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+                _left = True
+    return _left
+
+
+def _leave_terminal(number: int) -> None:
+    if number == signal.SIGHUP:
+        leave_lost_terminal()

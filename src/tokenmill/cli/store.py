@@ -1,0 +1,109 @@
+"""`tokenmill store`: the database that holds the batches."""
+
+from pathlib import Path
+from typing import Any
+
+from cyclopts import App
+from rich.table import Table
+
+from tokenmill.api.stores import store_address
+from tokenmill.cli.output import Common, say, show, show_json
+from tokenmill.errors import StoreError
+from tokenmill.jobs.address import Address
+from tokenmill.jobs.faults import STORE_DAMAGED, start_over
+from tokenmill.jobs.integrity import CheckReport, Damage
+from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store import Store
+from tokenmill.units import number_of
+
+app = App(name="store", help="The database that holds batches and answers: check it for damage.")
+_SHOWN_LINES = 10
+
+
+@app.command
+def check(
+    *,
+    repair: bool = False,
+    store: str | None = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> int:
+    """Read everything in the store and report what is damaged.
+
+    Runs SQLite's integrity check (a PostgreSQL server checks its own pages when they are read), compares every answer
+    with its checksum, and every finished job with the answer that it points to. Answers that were stored before there
+    were checksums are counted, but cannot be verified. Exit code 0: nothing is damaged; 1: something is, or was before
+    --repair.
+
+    Parameters
+    ----------
+    repair:
+        Remove damaged answers and make their jobs pending again; the same run command then computes them. No other
+        process may work with the store meanwhile, except on PostgreSQL.
+    store:
+        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        folder.
+    """
+    address = store_address(store, common.load_config())
+    report, requeued = _checked(address, repair=repair)
+    if common.json:
+        show_json(_document(address, report, requeued))
+    else:
+        _show(report)
+        _advise(address, report, requeued)
+    return 0 if report.clean else 1
+
+
+def _checked(address: Address, *, repair: bool) -> tuple[CheckReport, int | None]:
+    """The report, and how many jobs were requeued; None: that was not asked for."""
+    try:
+        if not repair:
+            with Reader(address) as reader:
+                return reader.check(), None
+        with Store(address) as opened:
+            report = opened.check()
+            return report, opened.requeue(report.damage) if report.damage else 0
+    except StoreError as error:
+        if error.code != STORE_DAMAGED:
+            raise
+        return CheckReport((error.message,), Damage()), None  # too damaged to be opened
+
+
+def _document(address: Address, report: CheckReport, requeued: int | None) -> dict[str, Any]:
+    return {
+        "store": str(address),
+        "clean": report.clean,
+        "problems": report.problems,
+        "answers": report.answers,
+        "answers_without_checksum": report.without_checksum,
+        "damaged_answers": len(report.damage.answers),
+        "batches": [
+            {"batch": _name(report, batch), "damaged_lines": lines} for batch, lines in report.damage.lines().items()
+        ],
+        "requeued": requeued,
+    }
+
+
+def _show(report: CheckReport) -> None:
+    old = f", {report.without_checksum:,} of them without a checksum" if report.without_checksum else ""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("answers", f"{report.answers:,} read{old}, {len(report.damage.answers):,} damaged")
+    for batch, lines in report.damage.lines().items():
+        shown = ", ".join(map(str, lines[:_SHOWN_LINES])) + (", ..." if len(lines) > _SHOWN_LINES else "")
+        table.add_row(_name(report, batch), f"{number_of(len(lines), 'damaged line')}: {shown}")
+    for problem in report.problems:
+        table.add_row("database", problem)
+    show(table)
+
+
+def _advise(address: Address, report: CheckReport, requeued: int | None) -> None:
+    if requeued:
+        say(f"{number_of(requeued, 'job')} pending again; the same tokenmill run commands compute them")
+    elif report.damage and requeued is None:
+        say("hint: tokenmill store check --repair requeues the damaged lines")
+    if report.problems:
+        hint = start_over(address) if isinstance(address, Path) else "restore a backup of the database"
+        say(f"hint: the database itself is damaged; {hint}")
+
+
+def _name(report: CheckReport, batch: int) -> str:
+    return report.batches.get(batch, f"batch {batch}")

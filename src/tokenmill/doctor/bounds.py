@@ -1,0 +1,128 @@
+"""Checks of what this process may use: control groups, shared memory, open files."""
+
+from tokenmill.doctor.facts import Facts, Group
+from tokenmill.doctor.finding import LIMITS_FILE, Finding, Remedy
+from tokenmill.launch.binding import host_bytes
+from tokenmill.units import GIB, format_bytes
+
+_SHM = "/dev/shm"  # noqa: S108  its size is the question
+LEAST_SHM_BYTES = GIB  # containers start with 64 MiB
+LEAST_FILES = 1024
+OFTEN = 0.05  # of the periods
+
+
+def memory_limit(facts: Facts) -> Finding:
+    """A control group smaller than the machine, or than the plan."""
+    total = facts.machine.dram.total_bytes
+    limit = facts.machine.limits.cgroup_memory_bytes
+    highs = [group.high_bytes for group in facts.groups if group.high_bytes is not None]
+    high = min((size for size in highs if total is None or size < total), default=None)
+    least = min((size for size in (limit, high) if size is not None), default=None)
+    if least is None:
+        return _unlimited("memory-limit", "no control group limits memory", facts)
+    need = host_bytes(facts.model.plan) if facts.model else None
+    soft = least == high and least != limit
+    of = "" if total is None else f" of the machine's {format_bytes(total)}"
+    seen = f"the control group may hold {format_bytes(least)}{of}" + (" (memory.high)" if soft else "")
+    if need is not None and need <= least:
+        return Finding("memory-limit", "fine", f"{seen}; the plan needs {format_bytes(need)}")
+    after = "above it the kernel slows the group down" if soft else "above it the kernel kills the engine"
+    by = next((group for group in facts.groups if least in (group.max_bytes, group.high_bytes)), None)
+    key = "MemoryHigh" if soft else "MemoryMax"
+    return Finding(
+        "memory-limit",
+        "advice" if need is None else "problem",
+        seen + ("" if need is None else f", and the plan needs {format_bytes(need)}"),
+        f"{after}; pages of a mapped model count as well",
+        "kernel documentation, admin-guide/cgroup-v2",
+        _remedies(facts, by, f"{key}=infinity", "--memory=0"),
+    )
+
+
+def cpu_limit(facts: Facts) -> Finding:
+    """A share of processor time, or a set of processors, smaller than the machine."""
+    quota = facts.machine.limits.cgroup_cpus
+    cpuset = facts.machine.limits.cpuset
+    if quota is None and cpuset is None:
+        return _unlimited("cpu-limit", "no control group limits processors", facts)
+    throttles = facts.rate("quota_throttles")
+    periods = facts.rate("quota_periods")
+    hit = bool(throttles and periods and throttles > OFTEN * periods)
+    parts = [] if quota is None else [f"{quota:g} processors' worth of time"]
+    parts += [] if cpuset is None else [f"{len(cpuset)} logical processors"]
+    has = f"this process has {' and '.join(parts)}"
+    threads = facts.model.plan.settings.threads if facts.model else None
+    few = threads is not None and any(threads > size for size in (quota, len(cpuset) if cpuset else None) if size)
+    if threads is not None and not hit and not few:
+        return Finding("cpu-limit", "fine", f"{has}, enough for {threads} threads")
+    by = next((group for group in facts.groups if quota is not None and group.cpus == quota), None)
+    return Finding(
+        "cpu-limit",
+        "problem" if hit or few else "advice",
+        f"{has} on a machine with {facts.machine.cpu.cores or 'an unknown number of'} cores"
+        + (", and is being held back now" if hit else "")
+        + (f"; the plan runs {threads} threads" if few else ""),
+        "threads of an engine wait for each other at every operation: one that is held back holds all of them",
+        remedies=(
+            *_remedies(facts, by, "CPUQuota=" if quota is not None else "AllowedCPUs=", "--cpus=0"),
+            Remedy("now", f"{facts.planning} --threads N", note="with no more threads than that"),
+        ),
+    )
+
+
+def shared_memory(facts: Facts) -> Finding:
+    """The memory through which the processes of vLLM and NCCL speak."""
+    size = facts.shm_bytes
+    if size is None:
+        return Finding("shared-memory", "unknown", f"there is no {_SHM} to be seen", "vLLM and NCCL need it")
+    if size >= LEAST_SHM_BYTES:
+        return Finding("shared-memory", "fine", f"{_SHM} holds {format_bytes(size)}")
+    vllm = facts.engine_kind == "vllm" or (facts.model is not None and facts.model.plan.settings.engine == "vllm")
+    return Finding(
+        "shared-memory",
+        "problem" if vllm else "advice",
+        f"{_SHM} holds {format_bytes(size)}",
+        "vLLM's workers and NCCL share memory through it and stop when it is full",
+        "vLLM documentation, Using Docker",
+        (
+            Remedy("for good", "--shm-size 16g", note="for podman run or docker run; or --ipc=host"),
+            Remedy("now", "sudo mount -o remount,size=16G /dev/shm", note="outside of a container"),
+        ),
+    )
+
+
+def open_files(facts: Facts) -> Finding:
+    """How many files and connections may be open at once."""
+    soft = facts.open_files
+    hard = facts.open_files_hard
+    if soft is None:
+        return Finding("open-files", "fine" if facts.memlock_known else "unknown", "no limit of open files is told")
+    if soft >= LEAST_FILES:
+        return Finding("open-files", "fine", f"{soft} files may be open")
+    return Finding(
+        "open-files",
+        "advice",
+        f"{soft} files may be open" + ("" if hard is None else f", {hard} if asked for"),
+        "every connection and every split of a model takes one",
+        remedies=(
+            Remedy("now", f"ulimit -n {min(hard or 65536, 65536)}", note="this shell and what it starts"),
+            Remedy("for good", f'echo "$USER - nofile 65536" | sudo tee -a {LIMITS_FILE}', note="then log in again"),
+        ),
+    )
+
+
+def _unlimited(check: str, words: str, facts: Facts) -> Finding:
+    if facts.groups_seen:
+        return Finding(check, "fine", words)
+    return Finding(check, "unknown", "/proc/self/cgroup cannot be read: there may be limits that are not listed")
+
+
+def _remedies(facts: Facts, by: Group | None, setting: str, option: str) -> tuple[Remedy, ...]:
+    """Take a limit away where it was set; `by` is the group that has it."""
+    if facts.machine.container:
+        return (Remedy("for good", f"podman run {option} ...", note="or as much as the plan needs and a little more"),)
+    unit = (by.unit if by else None) or "UNIT"
+    return (
+        Remedy("now", f"sudo systemctl set-property --runtime {unit} {setting}"),
+        Remedy("for good", f"sudo systemctl set-property {unit} {setting}"),
+    )

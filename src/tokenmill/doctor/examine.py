@@ -1,0 +1,52 @@
+"""Every check over one machine, the most urgent first. Pure."""
+
+from collections.abc import Callable, Iterable
+
+from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor.facts import Facts
+from tokenmill.doctor.finding import SEVERITIES, Finding
+
+Check = Callable[[Facts], Finding | None]
+
+CHECKS: tuple[Check, ...] = (
+    engines.plan_fits,
+    memory.swap,
+    gpus.gpu_memory,
+    bounds.memory_limit,
+    memory.memlock,
+    memory.oom_kills,
+    storage.disk_speed,
+    storage.file_system,
+    storage.page_cache,
+    memory.memory_channels,
+    memory.memory_speed,
+    gpus.gpu_link,
+    gpus.gpu_throttling,
+    gpus.gpu_power,
+    gpus.gpu_persistence,
+    numa.numa_nodes,
+    numa.numa_uneven,
+    numa.numa_balancing,
+    numa.zone_reclaim,
+    processor.governor,
+    processor.cpu_throttling,
+    processor.instruction_set,
+    bounds.cpu_limit,
+    memory.huge_pages,
+    memory.reserved_pages,
+    memory.overcommit,
+    bounds.shared_memory,
+    bounds.open_files,
+    engines.engine_records,
+)
+"""In the order of what costs most; within one severity findings keep it."""
+
+
+def examine(facts: Facts) -> tuple[Finding, ...]:
+    """Everything that was found, problems first."""
+    return by_severity(finding for check in CHECKS if (finding := check(facts)) is not None)
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Problems, then advice, then what is unknown, then what is fine."""
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

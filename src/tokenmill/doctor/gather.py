@@ -1,0 +1,225 @@
+"""Reads everything the checks look at, through a `Host`, in about a second: counters are looked at twice, that far
+apart, and the slow readings (the probe, NVIDIA's tool, the model) are made in between, side by side.
+"""
+
+import mmap
+import re
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic, sleep
+
+from tokenmill.config import Config
+from tokenmill.doctor import nvidia_smi
+from tokenmill.doctor.facts import (
+    Clocks,
+    EngineState,
+    Facts,
+    GpuState,
+    Group,
+    Holder,
+    Kernel,
+    Look,
+    ModelFacts,
+    Pool,
+)
+from tokenmill.engine import records
+from tokenmill.engine.loading_process import parse_memlock, parse_status
+from tokenmill.engine.oom import counter
+from tokenmill.errors import UsageError
+from tokenmill.hardware.dmi import read_modules
+from tokenmill.hardware.dram import count_channels
+from tokenmill.hardware.host import Host, LocalHost, number
+from tokenmill.hardware.limits import parse_cgroup
+from tokenmill.hardware.linux import parse_meminfo
+from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
+from tokenmill.units import KIB
+
+LOOK_S = 1.0
+_CPUS = "/sys/devices/system/cpu"
+_CGROUPS = "/sys/fs/cgroup"
+_MOST_HOLDERS = 3
+
+ReadModel = Callable[[Machine], ModelFacts]
+
+
+def gather(
+    *,
+    host: Host | None = None,
+    config: Config | None = None,
+    path: Path | None = None,
+    model: ReadModel | None = None,
+    pause: Callable[[float], None] = sleep,
+    clock: Callable[[], float] = monotonic,
+) -> Facts:
+    """Look at a machine; `path` is where its models lie, `model` reads the one that is asked about."""
+    host = host or LocalHost()
+    config = config or Config()
+    before = look(host, clock())
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        states = pool.submit(gpu_states, host)
+        machine = pool.submit(probe, path, host=host)
+        channels = pool.submit(board_channels, host)
+        read = None if model is None else model(machine.result())
+        found = machine.result()
+        pause(max(0.0, LOOK_S - (clock() - before.time_s)))
+    limits = host.text("/proc/self/limits") or ""
+    known, memlock = parse_memlock(limits, host.text("/proc/self/status") or "")
+    soft, hard = parse_open_files(limits)
+    space = host.space("/dev/shm")  # noqa: S108  its size is the question
+    used = found.swap.used_bytes if found.swap else None
+    return Facts(
+        machine=found,
+        before=before,
+        after=look(host, clock()),
+        kernel=read_kernel(host),
+        clocks=read_clocks(host),
+        groups=read_groups(host),
+        groups_seen=bool(parse_cgroup(host.text("/proc/self/cgroup") or "")),
+        pools=read_pools(host),
+        swapped=swap_holders(host) if used else (),
+        board_channels=channels.result(),
+        gpu_states=states.result(),
+        shm_bytes=space[0] if space else None,
+        open_files=soft,
+        open_files_hard=hard,
+        memlock_known=known,
+        memlock_bytes=memlock,
+        engine_kind=config.engine.kind,
+        own_build=bool(config.engine.library or config.engine.binary or config.engine.container),
+        started_by_us="://" not in config.engine.kind and config.engine.container is None,
+        model=read,
+        engines=engine_states(config.state_path),
+    )
+
+
+def look(host: Host, time_s: float) -> Look:
+    """Read every counter once."""
+    vmstat = host.text("/proc/vmstat") or ""
+    coming = counter(vmstat, "pswpin")
+    going = counter(vmstat, "pswpout")
+    files = host.glob(f"{_CPUS}/cpu[0-9]*/thermal_throttle/core_throttle_count")
+    throttles = [number(host.text(path)) for path in files]
+    told = [count for count in throttles if count is not None]
+    group = _folder(host)
+    quota = (host.text(f"{group}/cpu.stat") or "") if group else ""
+    return Look(
+        time_s=time_s,
+        swapped_in_bytes=None if coming is None else coming * mmap.PAGESIZE,
+        swapped_out_bytes=None if going is None else going * mmap.PAGESIZE,
+        throttles=sum(told) if told else None,
+        quota_throttles=counter(quota, "nr_throttled"),
+        quota_periods=counter(quota, "nr_periods"),
+    )
+
+
+def read_kernel(host: Host) -> Kernel:
+    """Parameters, and what has happened since the machine was started."""
+    meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
+    uptime = (host.text("/proc/uptime") or "").split()
+    return Kernel(
+        numa_balancing=number(host.text("/proc/sys/kernel/numa_balancing")),
+        zone_reclaim_mode=number(host.text("/proc/sys/vm/zone_reclaim_mode")),
+        overcommit_memory=number(host.text("/proc/sys/vm/overcommit_memory")),
+        commit_limit_bytes=meminfo.get("CommitLimit"),
+        committed_bytes=meminfo.get("Committed_AS"),
+        oom_kills=counter(host.text("/proc/vmstat") or "", "oom_kill"),
+        uptime_s=float(uptime[0]) if uptime else None,
+    )
+
+
+def read_clocks(host: Host) -> Clocks:
+    """What chooses the processors' clocks, CPU by CPU."""
+
+    def counted(file: str) -> dict[str, int]:
+        texts = (host.text(path) for path in host.glob(f"{_CPUS}/cpu[0-9]*/cpufreq/{file}"))
+        return dict(Counter(text.strip() for text in texts if text and text.strip()))
+
+    boost, no_turbo = (number(host.text(f"{_CPUS}/{name}")) for name in ("cpufreq/boost", "intel_pstate/no_turbo"))
+    return Clocks(
+        governors=counted("scaling_governor"),
+        drivers=counted("scaling_driver"),
+        preferences=counted("energy_performance_preference"),
+        boost=bool(boost) if boost is not None else None if no_turbo is None else not no_turbo,
+    )
+
+
+def read_groups(host: Host) -> tuple[Group, ...]:
+    """The control group around this process and those above it, where they limit or count anything."""
+    folder = _folder(host)
+    groups = list[Group]()
+    while folder is not None and folder != _CGROUPS:
+        most, high = (number(host.text(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
+        kills = counter(host.text(f"{folder}/memory.events") or "", "oom_kill")
+        share = [number(word) for word in (host.text(f"{folder}/cpu.max") or "").split()]
+        cpus = share[0] / share[1] if len(share) == 2 and share[0] and share[1] else None
+        groups.append(Group(folder.removeprefix(_CGROUPS), most, high, cpus, kills))
+        folder = folder.rpartition("/")[0]
+    return tuple(groups)
+
+
+def read_pools(host: Host) -> tuple[Pool, ...]:
+    """Huge pages set aside, by size; empty pools are left out."""
+    pools = []
+    for folder in host.glob("/sys/kernel/mm/hugepages/hugepages-*kB"):
+        size = int(folder.rpartition("-")[2].removesuffix("kB")) * KIB
+        total = number(host.text(f"{folder}/nr_hugepages"))
+        if total:
+            pools.append(Pool(size, total, number(host.text(f"{folder}/free_hugepages"))))
+    return tuple(pools)
+
+
+def swap_holders(host: Host) -> tuple[Holder, ...]:
+    """The processes with most in swap."""
+    found = []
+    for path in host.glob("/proc/[0-9]*/status"):
+        text = host.text(path) or ""  # it may have ended since
+        swapped = parse_status(text).swap_bytes
+        name = re.search(r"^Name:\s+(.+)$", text, re.MULTILINE)
+        if swapped and name:
+            found.append(Holder(name[1], int(path.split("/")[2]), swapped))
+    return tuple(sorted(found, key=lambda holder: -(holder.bytes or 0))[:_MOST_HOLDERS])
+
+
+def board_channels(host: Host) -> int | None:
+    """Memory channels that the board has slots on, filled or not; None where the slots' names do not tell."""
+    modules, _ = read_modules(host)
+    return count_channels(modules)[0] if modules else None
+
+
+def gpu_states(host: Host) -> tuple[GpuState, ...] | None:
+    """What nvidia-smi says; None where it is not there or does not answer."""
+    answer = host.run(*nvidia_smi.COMMAND)
+    return nvidia_smi.parse(answer.out) if answer and answer.code == 0 else None
+
+
+def parse_open_files(limits: str) -> tuple[int | None, int | None]:
+    """Soft and hard limit of open files out of /proc/self/limits; None: not told, or none."""
+    found = re.search(r"^Max open files\s+(\w+)\s+(\w+)", limits, re.MULTILINE)
+    soft, hard = (int(word) if word.isdigit() else None for word in (found[1], found[2])) if found else (None, None)
+    return soft, hard
+
+
+def engine_states(state: Path) -> tuple[EngineState, ...]:
+    """Engines on record, dead ones too; nothing is removed here."""
+    folder = state / "engines"
+    homes = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = []
+    for home in homes:
+        with suppress(UsageError):  # not a name that an engine can have
+            record = records.read(state, home.name)
+            if record is not None:
+                found.append(EngineState(record, record.alive, record.minder.alive))
+    return tuple(found)
+
+
+def _folder(host: Host) -> str | None:
+    """Our own control group's folder."""
+    for controllers, path in parse_cgroup(host.text("/proc/self/cgroup") or ""):
+        folder = f"{_CGROUPS}{path}".rstrip("/")
+        if not controllers and any(host.exists(f"{folder}/{name}") for name in ("memory.max", "cpu.max", "cpu.stat")):
+            return folder
+    return None

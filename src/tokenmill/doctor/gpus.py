@@ -1,0 +1,266 @@
+"""Checks of graphics cards: their links, what else is on them, and what holds their clocks down."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tokenmill.doctor.facts import Facts, GpuState, Holder
+from tokenmill.doctor.finding import Finding, Remedy
+from tokenmill.hardware.cpu import format_numbers
+from tokenmill.hardware.machine import Gpu
+from tokenmill.planner.plan import Plan
+from tokenmill.units import format_bytes, format_gb_s
+
+_LINKS = "sudo lspci -vv -d ::0300 | grep -E 'LnkCap:|LnkSta:'"
+_PERFORMANCE = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
+BUSY = 0.5
+MUCH_USED = 0.1
+SLOWED_S = 1.0
+_HARMLESS = {
+    "gpu_idle",
+    "applications_clocks_setting",
+    "sync_boost",
+    "display_clocks_setting",
+    "sw_power_cap",
+    "unknown",
+}
+_WORDS = {
+    "hw_slowdown": "the card itself (heat or power)",
+    "hw_thermal_slowdown": "heat",
+    "hw_power_brake_slowdown": "the power supply",
+    "sw_thermal_slowdown": "heat",
+    "sw_therm_slowdown": "heat",
+    "hw_therm_slowdown": "heat",
+    "hw_power_brake": "the power supply",
+}
+_STREAMS = "experts kept in host memory cross this link in prefill, and every layer's activations in decoding"
+
+
+def gpu_link(facts: Facts) -> Finding | None:
+    """PCIe links that are narrower or slower than card and slot can do."""
+    gpus = [gpu for gpu in facts.machine.gpus if gpu.pcie.width is not None]
+    if not facts.machine.gpus:
+        return None
+    if not gpus:
+        return Finding(
+            "gpu-link", "unknown", "the driver does not state the cards' PCIe links", remedies=(Remedy("look", _LINKS),)
+        )
+    narrow = [gpu for gpu in gpus if _less(gpu.pcie.width, gpu.pcie.max_width)]
+    slow = [gpu for gpu in gpus if _less(gpu.pcie.generation, gpu.pcie.max_generation)]
+    working = [gpu for gpu in slow if (_state(facts, gpu).utilisation or 0.0) >= BUSY]
+    if narrow:
+        return _narrow(facts, narrow)
+    if working:
+        gpu = working[0]
+        return Finding(
+            "gpu-link",
+            "problem",
+            f"GPU {_indices(working)} at work on PCIe {gpu.pcie.generation}.0 of {gpu.pcie.max_generation}.0",
+            _STREAMS,
+            remedies=_link_remedies(facts),
+        )
+    older = [gpu for gpu in gpus if _less(gpu.pcie.max_generation, _state(facts, gpu).device_generation)]
+    if older:
+        gpu = older[0]
+        best = _state(facts, older[0]).device_generation
+        return Finding(
+            "gpu-link",
+            "advice",
+            f"GPU {_indices(older)} could do PCIe {best}.0 and the slot gives {gpu.pcie.max_generation}.0",
+            _STREAMS,
+            remedies=_link_remedies(facts),
+        )
+    idle = f"; GPU {_indices(slow)} at a lower generation now, as idle cards are: look again under load" if slow else ""
+    best_link = gpus[0].pcie
+    return Finding("gpu-link", "fine", f"links at their full width of {best_link.width} lanes{idle}")
+
+
+def gpu_memory(facts: Facts) -> Finding | None:
+    """Cards on which others have taken what the plan wants."""
+    gpus = [gpu for gpu in facts.machine.gpus if gpu.vram_bytes]
+    if not gpus:
+        return None
+    if any(gpu.free_bytes is None for gpu in gpus):
+        return Finding("gpu-memory", "unknown", "the driver does not tell how much of a card's memory is free")
+    return _any_use(facts, gpus) if facts.model is None else _beside_plan(facts, gpus, facts.model.plan)
+
+
+def _any_use(facts: Facts, gpus: Sequence[Gpu]) -> Finding:
+    full = [gpu for gpu in gpus if (gpu.free_bytes or 0) < (1 - MUCH_USED) * (gpu.vram_bytes or 0)]
+    if not full:
+        return Finding("gpu-memory", "fine", f"GPU {_indices(gpus)}: all but free")
+    own = {state.record.engine.pid for state in facts.engines if state.alive}
+    holders = [holder for gpu in full for holder in _state(facts, gpu).holders]
+    seen = "; ".join(_used(facts, gpu) for gpu in full)
+    if holders and all(holder.pid in own for holder in holders):
+        return Finding("gpu-memory", "fine", f"{seen}: engines of ours")
+    return Finding(
+        "gpu-memory", "advice", seen, "a plan counts on all that a card has", remedies=_kill_remedies(facts, full)
+    )
+
+
+def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> Finding:
+    short = []
+    for gpu in gpus:
+        rows = [row for row in plan.ledger.full_context if row.tier == f"gpu{gpu.index}" and row.item != "reserve"]
+        need = sum(row.bytes for row in rows)
+        if need > (gpu.free_bytes or 0):
+            short.append((gpu, need))
+    if not short:
+        return Finding("gpu-memory", "fine", "every card has room for the plan")
+    seen = "; ".join(f"the plan needs {format_bytes(need)} on {_used(facts, gpu)}" for gpu, need in short)
+    return Finding(
+        "gpu-memory",
+        "problem",
+        seen,
+        "the load fails, or the first long prompt does",
+        remedies=_kill_remedies(facts, [gpu for gpu, _ in short]),
+    )
+
+
+def gpu_power(facts: Facts) -> Finding | None:
+    """Power limits below the card's own default."""
+    states = facts.gpu_states
+    if not _nvidia(facts):
+        return None
+    told = [state for state in states or () if state.power_limit_w and state.default_power_limit_w]
+    if not told:
+        return Finding("gpu-power", "unknown", "nvidia-smi does not tell the cards' power limits")
+    lower = [state for state in told if (state.power_limit_w or 0) < (state.default_power_limit_w or 0)]
+    if not lower:
+        return Finding("gpu-power", "fine", f"power limits at their defaults, {told[0].power_limit_w:.0f} W")
+    first = lower[0]
+    chosen = ",".join(str(state.index) for state in lower)
+    return Finding(
+        "gpu-power",
+        "advice",
+        f"GPU {_numbers(lower)} limited to {first.power_limit_w:.0f} W of {first.default_power_limit_w:.0f} W",
+        "prefill and wide batches slow down with it, decoding one sequence hardly; leave it if it is meant",
+        remedies=(Remedy("now", f"sudo nvidia-smi -i {chosen} -pl {first.default_power_limit_w:.0f}"),),
+    )
+
+
+def gpu_persistence(facts: Facts) -> Finding | None:
+    """A driver that lets go of a card whenever nobody uses it."""
+    if not _nvidia(facts):
+        return None
+    told = [state for state in facts.gpu_states or () if state.persistent is not None]
+    if not told:
+        return Finding("gpu-persistence", "unknown", "nvidia-smi does not tell the cards' persistence mode")
+    off = [state for state in told if not state.persistent]
+    if not off:
+        return Finding("gpu-persistence", "fine", "persistence mode is on")
+    return Finding(
+        "gpu-persistence",
+        "advice",
+        f"persistence mode is off on GPU {_numbers(off)}",
+        "the driver is set up anew for every first program, which takes its time for each card, and limits are lost",
+        "NVIDIA driver documentation, Driver Persistence",
+        (
+            Remedy("now", "sudo nvidia-smi -pm 1"),
+            Remedy("for good", "sudo systemctl enable --now nvidia-persistenced"),
+        ),
+    )
+
+
+def gpu_throttling(facts: Facts) -> Finding | None:
+    """Clocks held down by heat or power."""
+    if not _nvidia(facts):
+        return None
+    states = facts.gpu_states
+    if states is None:
+        return Finding(
+            "gpu-throttling",
+            "unknown",
+            "nvidia-smi did not answer: what holds clocks down is not known",
+            remedies=(Remedy("look", _PERFORMANCE),),
+        )
+    now = [state for state in states if set(state.slowed_by) - _HARMLESS]
+    if now:
+        reasons = sorted({_WORDS.get(name, name) for state in now for name in set(state.slowed_by) - _HARMLESS})
+        heat = ", ".join(f"{state.temperature_c:.0f} C" for state in now if state.temperature_c is not None)
+        return Finding(
+            "gpu-throttling",
+            "problem",
+            f"GPU {_numbers(now)} slowed down now by {' and '.join(reasons)}" + (f", at {heat}" if heat else ""),
+            "everything on that card waits",
+            remedies=(Remedy("look", _PERFORMANCE),),
+        )
+    past = [
+        (state, name, seconds)
+        for state in states
+        for name, seconds in state.slowed_s.items()
+        if name not in _HARMLESS and seconds >= SLOWED_S
+    ]
+    if past:
+        state, name, seconds = max(past, key=lambda entry: entry[2])
+        return Finding(
+            "gpu-throttling",
+            "advice",
+            f"GPU {state.index} was slowed down by {_WORDS.get(name, name)} for {seconds:.0f} s so far",
+            "everything on that card waits meanwhile",
+            remedies=(Remedy("look", _PERFORMANCE, note="while an engine works"),),
+        )
+    return Finding("gpu-throttling", "fine", "nothing holds the cards' clocks down")
+
+
+def _narrow(facts: Facts, gpus: Sequence[Gpu]) -> Finding:
+    gpu = gpus[0]
+    now = replace(gpu.pcie, max_width=gpu.pcie.width).nominal_gb_s
+    best = gpu.pcie.nominal_gb_s
+    rates = f", {format_gb_s(now)} of {format_gb_s(best)}" if now is not None and best is not None else ""
+    return Finding(
+        "gpu-link",
+        "problem",
+        f"GPU {_indices(gpus)} on {gpu.pcie.width} lanes of {gpu.pcie.max_width}{rates}",
+        _STREAMS,
+        remedies=_link_remedies(facts),
+    )
+
+
+def _link_remedies(facts: Facts) -> tuple[Remedy, ...]:
+    look = "nvidia-smi -q | grep -A10 'GPU Link Info'" if _nvidia(facts) else _LINKS
+    return (
+        Remedy("look", look, note="under load"),
+        Remedy("by hand", "another slot, no riser, no bifurcation; the slot's generation in the firmware's setup"),
+    )
+
+
+def _kill_remedies(facts: Facts, gpus: Sequence[Gpu]) -> tuple[Remedy, ...]:
+    holders = {holder.pid: holder for gpu in gpus for holder in _state(facts, gpu).holders}
+    if not holders:
+        return (Remedy("look", "nvidia-smi", note="its last table names the processes; root sees all of them"),)
+    return tuple(
+        Remedy("now", f"kill {holder.pid}", note=f"if {holder.name} is not needed") for holder in holders.values()
+    )
+
+
+def _used(facts: Facts, gpu: Gpu) -> str:
+    total = gpu.vram_bytes or 0
+    free = gpu.free_bytes or 0
+    by = ", ".join(_holds(holder) for holder in _state(facts, gpu).holders)
+    return f"GPU {gpu.index}: {format_bytes(free)} of {format_bytes(total)} free" + (f", taken by {by}" if by else "")
+
+
+def _holds(holder: Holder) -> str:
+    return f"{holder}" + ("" if holder.bytes is None else f" {format_bytes(holder.bytes)}")
+
+
+def _state(facts: Facts, gpu: Gpu) -> GpuState:
+    states = facts.gpu_states or ()
+    return next((state for state in states if gpu.vendor == "nvidia" and state.index == gpu.index), GpuState(gpu.index))
+
+
+def _nvidia(facts: Facts) -> bool:
+    return any(gpu.vendor == "nvidia" for gpu in facts.machine.gpus)
+
+
+def _indices(gpus: Sequence[Gpu]) -> str:
+    return format_numbers([gpu.index for gpu in gpus])
+
+
+def _numbers(states: Sequence[GpuState]) -> str:
+    return format_numbers([state.index for state in states])
+
+
+def _less(now: int | None, best: int | None) -> bool:
+    return now is not None and best is not None and now < best

@@ -1,0 +1,88 @@
+"""What `tokenmill doctor` and `status` say of reserves: what running engines are held to, and what others would be."""
+
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.doctor.finding import Finding, Remedy
+from tokenmill.engine import records
+from tokenmill.engine.reserve import AppliedLimits, limit_here, memory_way
+from tokenmill.engine.reserve_cores import cores_here, divide
+from tokenmill.engine.reserve_start import kept_now
+from tokenmill.hardware.host import Host, LocalHost
+from tokenmill.launch.binding import ranges
+from tokenmill.units import GIB, format_bytes, number_of
+
+_WHY = "other programs get what is reserved because nothing of the engine's may use it, not because it happens not to"
+
+
+def reserves_now(state: Path) -> dict[str, AppliedLimits]:
+    """Running engines that leave something to others, by name."""
+    found = {record.name: kept_now(state, record) for record in records.listed(state)}
+    return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def running_findings(state: Path) -> list[Finding]:
+    """A finding for each engine that runs with a reserve."""
+    return [
+        Finding(
+            "reserve",
+            "advice" if kept.lacking else "fine",
+            f"engine {name}: {'; '.join(kept.as_words())}",
+            _WHY if kept.lacking else None,
+        )
+        for name, kept in reserves_now(state).items()
+    ]
+
+
+def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host | None = None) -> Finding | None:
+    """Whether so many cores would be left, and which."""
+    if not cores:
+        return None
+    words = number_of(cores, "core")
+    if config.pin_cores is False:
+        return Finding(
+            "reserve-cores",
+            "advice",
+            f"{words} reserved, and engine.pin_cores is false: the engine has fewer threads, on any core",
+            _WHY,
+            remedies=(Remedy("by hand", "leave engine.pin_cores out of tokenmill.toml"),),
+        )
+    division = divide(cores_here(host or LocalHost()), cores, allowed=allowed)
+    if division is None:
+        return Finding(
+            "reserve-cores",
+            "problem",
+            f"{words} reserved, and this process has no more than that",
+            _WHY,
+            remedies=(Remedy("by hand", "a smaller reserve.cores in tokenmill.toml, or --reserve-cores"),),
+        )
+    return Finding(
+        "reserve-cores",
+        "fine",
+        f"{words} reserved: engines keep to CPUs {ranges(division.cpus)} by affinity, "
+        f"{ranges(division.left)} left to other programs",
+    )
+
+
+def memory_finding(ram_bytes: int) -> Finding | None:
+    """Whether so much memory would be left by a limit, and how."""
+    if not ram_bytes:
+        return None
+    way, why_not = memory_way(ram_bytes)
+    limit = limit_here(ram_bytes)
+    if way is not None and limit is not None:
+        return Finding(
+            "reserve-ram",
+            "fine",
+            f"{format_bytes(ram_bytes)} reserved: engines may hold {format_bytes(limit)} by {way}",
+        )
+    remedies = (
+        ()
+        if limit is None
+        else (
+            Remedy("for good", f"MemoryMax={limit // GIB}G", note="in the [Service] of the unit that runs tokenmill"),
+            Remedy("for good", "Delegate=yes", note="there instead: tokenmill then limits engines alone"),
+            Remedy("now", f"podman run --memory {limit // GIB}g ...", note="in a container"),
+        )
+    )
+    return Finding("reserve-ram", "advice", why_not, _WHY, remedies=remedies)

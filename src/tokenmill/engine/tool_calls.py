@@ -1,0 +1,309 @@
+"""Tool calls on engines that return plain text; used by the chat endpoint and by batches.
+
+`adapt` prepares a request for one engine and returns a `ToolUse`, which parses the answer. A forced call
+(`tool_choice` "required" or a function) becomes a JSON schema that the output must match. Free output is searched
+for the known formats: `<tool_call>{...}</tool_call>` (Hermes, Qwen), Kimi's section tokens, and Llama's bare JSON
+object, with or without `<|python_tag|>`, which counts only if it names one of the request's tools.
+Requests for engines that parse tool calls themselves are not changed.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.engine.engine import Answer, Capabilities, Chat, FinishReason, Request
+from tokenmill.errors import RequestRefused
+
+_PYTHON_TAG = "<|python_tag|>"
+_ENDS = {"<tool_call>": "</tool_call>", "<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"}
+_MARKS = (*_ENDS, _PYTHON_TAG)
+_KIMI = re.compile(
+    r"<\|tool_call_begin\|>\s*(?P<id>[^<]*?)\s*"
+    r"<\|tool_call_argument_begin\|>(?P<args>.*?)<\|tool_call_end\|>",
+    re.DOTALL,
+)
+_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?")
+_FIRST_KEY = re.compile(r'\s*\{\s*"([^"]*)"')
+_CALL_KEYS = frozenset(("name", "type", "function", "parameters", "arguments", "id"))
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # what absence means to OpenAI
+_LITERALS = frozenset(("const", "enum", "default", "examples"))  # keywords of a schema that hold values, not schemas
+_SCHEMAS_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_decode = json.JSONDecoder().raw_decode
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool."""
+
+    name: str
+    arguments: str  # JSON text, as in OpenAI's API
+    id: str
+
+    def body(self) -> dict[str, Any]:
+        """The call as an entry of OpenAI's `tool_calls`."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+Part = str | Call
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How the tools of one request are handled on one engine."""
+
+    request: Request  # what to send to the engine
+    names: frozenset[str] | None = None  # tools to find calls of in the text; None: nothing to parse here
+    parallel: bool = True  # False: only the first call counts
+    forced: bool = False  # the output must be a call
+    hidden: bool = False  # the model's chat template has no place for the tools, so the model does not see them
+
+    def reader(self) -> "Reader | None":
+        """A parser for the text of one answer; None where the text is passed on as it is."""
+        return None if self.names is None else Reader(self.names, parallel=self.parallel)
+
+    def parse(self, answer: Answer) -> Answer:
+        """Move calls from the answer's text to `message.tool_calls`; an answer without calls is returned as it is."""
+        reader = self.reader()
+        if reader is None:
+            return answer
+        parts = [*reader.feed(answer.text), *reader.end()]
+        calls = [part for part in parts if isinstance(part, Call)]
+        if not calls:
+            return answer
+        text = "".join(part for part in parts if isinstance(part, str)).strip()
+        message = {"role": "assistant", "content": text or None, "tool_calls": [call.body() for call in calls]}
+        return replace(answer, message=message, finish_reason=reader.finish_reason(answer.finish_reason))
+
+
+def adapt(request: Request, capabilities: Capabilities) -> ToolUse:
+    """Prepare a request for an engine; RequestRefused if the engine cannot obey its `tool_choice`."""
+    prompt = request.prompt
+    if not isinstance(prompt, Chat) or not prompt.tools:
+        return ToolUse(request)
+    hidden = capabilities.shows_tools is False and prompt.tool_choice != "none"
+    if capabilities.tools_parsed:
+        return ToolUse(request, hidden=hidden)
+    parallel = request.extra.get("parallel_tool_calls") is not False
+    request = replace(request, extra={k: v for k, v in request.extra.items() if k != "parallel_tool_calls"})
+    if prompt.tool_choice == "none":
+        return ToolUse(replace(request, prompt=replace(prompt, tools=(), tool_choice=None)))
+    names = frozenset(tool["function"]["name"] for tool in prompt.tools)
+    forced = prompt.tool_choice not in (None, "auto")
+    if forced:
+        request = _constrained(request, prompt, capabilities)
+    return ToolUse(request, names, parallel, forced, hidden)
+
+
+def _constrained(request: Request, prompt: Chat, capabilities: Capabilities) -> Request:
+    """The request with its forced call expressed as a JSON schema."""
+    sampling = request.sampling
+    choice = prompt.tool_choice
+    if sampling.json_schema is not None or sampling.grammar is not None:
+        raise RequestRefused(
+            "tool_choice: a forced call cannot be combined with response_format, json_schema or grammar",
+            hint='leave the format out, or set tool_choice to "auto" or "none"',
+        )
+    if not capabilities.json_schema:
+        raise RequestRefused(
+            "tool_choice: this engine cannot force a call, because it does not support JSON schemas",
+            hint='set tool_choice to "auto", or use an engine that supports JSON schemas',
+        )
+    name = choice["function"]["name"] if isinstance(choice, Mapping) else None
+    try:
+        schema = _call_schema([tool["function"] for tool in prompt.tools if name in (None, tool["function"]["name"])])
+        text = json.dumps(schema, ensure_ascii=False)
+    except RecursionError:
+        raise RequestRefused("tools: parameters are nested too deeply", hint="use a flatter schema") from None
+    return replace(request, prompt=replace(prompt, tool_choice=None), sampling=replace(sampling, json_schema=text))
+
+
+def _call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A schema for one call of one of the functions."""
+    if len(functions) == 1:
+        return _function_schema(functions[0], "#")
+    return {"anyOf": [_function_schema(one, f"#/anyOf/{index}") for index, one in enumerate(functions)]}
+
+
+def _function_schema(function: Mapping[str, Any], path: str) -> dict[str, Any]:
+    parameters = function.get("parameters") or _NO_PARAMETERS
+    if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+        raise RequestRefused(
+            f"tools: the parameters of {function['name']!r} are not the JSON schema of an object",
+            hint='give {"type": "object", "properties": ...}, or leave parameters out',
+        )
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": {"type": "object", **_rebased(parameters, f"{path}/properties/arguments")},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _rebased(schema: Any, path: str) -> Any:
+    """A schema with its local references (`#/$defs/...`) rewritten for its new place in a larger schema."""
+    if isinstance(schema, list):
+        return [_rebased(item, path) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {key: _rebased_value(key, value, path) for key, value in schema.items()}
+
+
+def _rebased_value(key: str, value: Any, path: str) -> Any:
+    if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+        return path + value[1:]
+    if key in _LITERALS:
+        return value
+    if key in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
+        return {name: _rebased(one, path) for name, one in value.items()}
+    return _rebased(value, path)
+
+
+class Reader:
+    """Parses an answer as it streams in: text in, text and calls out. Holds text back only while it may be a call."""
+
+    def __init__(self, names: frozenset[str], *, parallel: bool = True) -> None:
+        """`names`: the request's tools; without `parallel`, calls after the first are dropped."""
+        self._names = names
+        self._parallel = parallel
+        self._held = ""
+        self._end: str | None = None  # the mark that ends the call being read; "": the end of the answer does
+        self._began = False  # text other than whitespace was passed on
+        self._ends_in_text = False  # the last part passed on was text, not a call
+        self.calls = 0
+
+    def feed(self, text: str) -> list[Part]:
+        """The parts that are certain after this text."""
+        self._held += text
+        out: list[Part] = []
+        while self._step(out):
+            pass
+        return [part for part in out if part]
+
+    def end(self) -> list[Part]:
+        """The parts that were held back; call it once, after the last `feed`."""
+        held = self._held
+        self._held = ""
+        calls = self._calls_in(held) if self._end is not None or not self._began else []
+        self._end = None
+        return list(self._taken(calls)) if calls else [text for text in (self._text(held),) if text]
+
+    def finish_reason(self, reason: FinishReason) -> FinishReason:
+        """The finish reason after `end`; an answer that was cut off after its last call stays "length"."""
+        return reason if not self.calls or (reason == "length" and self._ends_in_text) else "tool_calls"
+
+    def _step(self, out: list[Part]) -> bool:
+        """Take one part from the held text; returns whether there may be another."""
+        if self._end is not None:
+            return self._inside(out, self._end)
+        if not self._began and self._may_be_bare():
+            return False
+        start, mark = min(((at, mark) for mark in _MARKS if (at := self._held.find(mark)) >= 0), default=(-1, ""))
+        if start >= 0:
+            out.append(self._text(self._held[:start]))
+            self._held = self._held[start:]
+            self._end = _ENDS.get(mark, "")
+            return True
+        free = len(self._held) - _begun_mark(self._held)
+        out.append(self._text(self._held[:free]))
+        self._held = self._held[free:]
+        return False
+
+    def _inside(self, out: list[Part], end: str) -> bool:
+        at = self._held.find(end) if end else -1
+        if at < 0:
+            return False
+        whole = self._held[: at + len(end)]
+        self._held = self._held[at + len(end) :]
+        self._end = None
+        calls = self._calls_in(whole)
+        out.extend(self._taken(calls) if calls else [self._text(whole)])
+        return True
+
+    def _may_be_bare(self) -> bool:
+        """Whether the held text may be a call without marks: a JSON object from the first character on."""
+        start = self._held.lstrip()
+        if not start:
+            return True
+        if not start.startswith("{"):
+            return False
+        key = _FIRST_KEY.match(start)
+        return key is None or key[1] in _CALL_KEYS
+
+    def _text(self, text: str) -> str:
+        visible = bool(text.strip())
+        if self.calls and not visible:
+            return ""  # whitespace between calls
+        self._began = self._began or visible
+        self._ends_in_text = self._ends_in_text or visible
+        return text
+
+    def _taken(self, calls: Sequence[Call]) -> Iterator[Call]:
+        self._ends_in_text = False
+        for call in calls:
+            if self._parallel or not self.calls:
+                self.calls += 1
+                yield call
+
+    def _calls_in(self, text: str) -> list[Call]:
+        text = text.strip()
+        if text.startswith("<tool_call>"):
+            inner = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+            return list(_objects(inner, None)) or []
+        if text.startswith("<|tool_calls_section_begin|>"):
+            return [call for found in _KIMI.finditer(text) if (call := _kimi(found)) is not None]
+        return list(_objects(text.removeprefix(_PYTHON_TAG), self._names))
+
+
+def _begun_mark(text: str) -> int:
+    """How many characters at the end may be the beginning of a mark."""
+    longest = max(map(len, _MARKS))
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-size:]) for mark in _MARKS):
+            return size
+    return 0
+
+
+def _objects(text: str, names: frozenset[str] | None) -> Iterator[Call]:
+    """Calls as JSON objects, separated by semicolons, commas or whitespace; nothing if the text has anything else."""
+    found: list[Call] = []
+    at = 0
+    while at < len(text):
+        if text[at] in " \t\r\n;,":
+            at += 1
+            continue
+        try:
+            value, at = _decode(text, at)
+        except (ValueError, RecursionError):
+            return
+        for one in value if isinstance(value, list) else [value]:
+            call = _call(one)
+            if call is None or (names is not None and call.name not in names):
+                return
+            found.append(call)
+    yield from found
+
+
+def _call(value: Any) -> Call | None:
+    if not isinstance(value, Mapping):
+        return None
+    inner = value.get("function")
+    if isinstance(inner, Mapping):
+        value = inner
+    name = value.get("name", inner)
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if not isinstance(name, str) or not isinstance(arguments, Mapping | str):
+        return None
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return Call(name, text, f"call_{secrets.token_hex(12)}")
+
+
+def _kimi(found: re.Match[str]) -> Call | None:
+    # Kimi's templates expect its own ids back: functions.NAME:NUMBER.
+    named = _KIMI_ID.fullmatch(found["id"])
+    return None if named is None else Call(named["name"], found["args"].strip() or "{}", found["id"])

@@ -1,0 +1,76 @@
+"""What is known of one backend: its state, how fast it is, what it holds and works on.
+
+What the native engine can only say between two steps is waited for a moment, and otherwise taken when it comes.
+"""
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.engine.engine import Status
+from tokenmill.errors import EngineError, TokenmillError
+from tokenmill.gateway.backend import Backend
+from tokenmill.gateway.pace import Pace
+
+PATIENCE_S = 2.0  # for a server to say how it is
+STEP_S = 0.25  # for the native engine to come to the end of a step
+HEADS_S = 2.0  # between two looks at the forest: every segment is a line that the thread which computes writes
+
+
+@dataclass(slots=True)
+class BackendMonitor:
+    """What is known of one backend."""
+
+    backend: Backend
+    status: Status | None = None
+    pace: Pace = field(default_factory=Pace)
+    heads: list[dict[str, Any]] | None = None
+    heads_s: float | None = None  # when they were told last
+    at_work: list[dict[str, Any]] | None = None
+    told: tuple[str, str | None] | None = None  # state and detail when it was looked at last
+    exited: "asyncio.Future[EngineError] | None" = None  # of the process whose death is waited for
+    asking: "asyncio.Task[None] | None" = None
+
+    @property
+    def state(self) -> str:
+        """The backend's state."""
+        return self.backend.state
+
+    @property
+    def detail(self) -> str | None:
+        """What the engine reports, or why it died."""
+        if self.state in ("restarting", "failed"):
+            error = self.backend.engine.last_error
+            return error.message if error is not None else None
+        trouble = self.backend.trouble if self.state != "ready" else None
+        said = self.status.detail if self.status is not None and self.status.state == self.state else None
+        return trouble or said
+
+    async def look(self, *, closely: bool) -> None:
+        """Ask it how it is; mutates. `closely`: what it holds and works on, too."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                self.status = await self.backend.engine.status()
+            self.pace.seen(time.monotonic(), self.status.counters)
+        except (TimeoutError, TokenmillError, OSError):
+            self.status = None
+        if closely:
+            await self._closely()
+
+    async def _closely(self) -> None:
+        if not self.backend.engine.capabilities.lists_contents or self.state != "ready":
+            self.heads = self.at_work = self.heads_s = None
+            return
+        if self.asking is None or self.asking.done():
+            self.asking = asyncio.create_task(self._ask())
+        await asyncio.wait({self.asking}, timeout=STEP_S)
+
+    async def _ask(self) -> None:
+        engine = self.backend.engine
+        with suppress(TokenmillError):
+            self.at_work = await engine.running_requests()
+            if self.heads_s is None or time.monotonic() - self.heads_s >= HEADS_S:
+                self.heads = await engine.cached_prefixes()
+                self.heads_s = time.monotonic()

@@ -1,0 +1,81 @@
+"""A server that could not be reached when the gateway started; it joins the others once it can.
+
+Until `reconnect` or a request reaches it, its liveness is "unreachable" and requests raise `EngineDied`.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from tokenmill.engine.engine import Capabilities, Counters, Engine, Identity, Liveness, Status
+from tokenmill.engine.forward import ForwardingEngine
+from tokenmill.engine.server_bodies import Speech, capabilities_of
+from tokenmill.errors import EngineDied, TokenmillError
+
+Attach = Callable[[], Awaitable[Engine]]
+
+
+class LateServer(ForwardingEngine):
+    """A server that is attached to when it can be reached."""
+
+    def __init__(self, attach: Attach, *, model: str, address: str, error: TokenmillError) -> None:
+        """`model`: its name until the server reports its own; `error`: why the first attempt failed."""
+        self._attach = attach
+        self._error = error
+        self._speech = Speech("url", model)
+        self._identity = Identity("url", model, f"away:{address}:{model}", "not reached yet", None, None, address)
+        self._server: Engine | None = None
+
+    @property
+    def inner(self) -> Engine | None:
+        """The server; None until it was reached."""
+        return self._server
+
+    @property
+    def identity(self) -> Identity:
+        """What answers, or will."""
+        return self._server.identity if self._server is not None else self._identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; until it was reached, what any server can."""
+        if self._server is not None:
+            return self._server.capabilities
+        return capabilities_of(self._speech, reports_cached=False)
+
+    @property
+    def liveness(self) -> Liveness:
+        """Whether it was reached."""
+        return self._server.liveness if self._server is not None else "unreachable"
+
+    @property
+    def last_error(self) -> TokenmillError | None:
+        """Why the last attempt to reach it failed."""
+        return self._server.last_error if self._server is not None else self._error
+
+    async def reconnect(self) -> bool:
+        """Try to reach the server."""
+        if self._server is None:
+            try:
+                self._server = await self._attach()
+            except TokenmillError as error:
+                self._error = error
+        return self._server is not None
+
+    async def status(self) -> Status:
+        """State and counters, as of now."""
+        if self._server is not None:
+            return await self._server.status()
+        return Status("failed", self._identity, Counters(), self._error.message)
+
+    async def close(self) -> None:
+        """Detach from it."""
+        if self._server is not None:
+            await self._server.close()
+
+    async def _ready(self, timeout_s: float | None) -> Engine:
+        await self.reconnect()
+        return self._running()
+
+    def _running(self) -> Engine:
+        if self._server is None:
+            raise EngineDied(self._error.message, hint=self._error.hint, from_outside=True)
+        return self._server

@@ -1,0 +1,234 @@
+"""An engine behind the gateway with what is known of its luck: a gate, a breaker, its vitals; servers are relayed.
+
+One that looks dead is not asked while another can be, requests that wait for its first byte are given to the next, and
+it is taken back when it is healthy again. Belongs to one event loop.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from tokenmill.engine.engine import Engine, Liveness, Request
+from tokenmill.engine.ports import is_loopback
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout
+from tokenmill.gateway.admission import AdmissionGate
+from tokenmill.gateway.backend import Events
+from tokenmill.gateway.breaker import Breaker, Rules
+from tokenmill.gateway.parts import Part
+from tokenmill.gateway.passthrough import hides_usage, relayed_body
+from tokenmill.gateway.recorder import Finished, Recorder
+from tokenmill.gateway.relaying import Relaying, lost
+from tokenmill.gateway.request_context import RequestContext
+from tokenmill.gateway.response_writer import ResponseWriter
+from tokenmill.gateway.upstream import Lost, Upstream
+from tokenmill.gateway.vitals import Pace, Vitals, keep_checking, look
+
+if TYPE_CHECKING:
+    from tokenmill.gateway.fallback import Work
+    from tokenmill.gateway.state import GatewayState
+
+_STATES: dict[Liveness, str] = {"restarting": "restarting", "unreachable": "down", "failed": "failed"}
+_PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+
+
+class ManagedBackend:
+    """One backend."""
+
+    def __init__(
+        self,
+        name: str,
+        engine: Engine,
+        gate: AdmissionGate,
+        *,
+        recorder: Recorder | None = None,
+        key: str | None = None,
+        rules: Rules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`key`: for the server, where it wants one; `recorder`: told of answers that are relayed."""
+        self.name = name
+        self.engine = engine
+        self.gate = gate
+        self._recorder = recorder
+        self._key = key
+        self._clock = clock
+        self._breaker = Breaker(rules or Rules())
+        self._vitals = Vitals()
+        self._upstream: Upstream | None = None
+        self._proxied = False
+        self.trouble: str | None = None  # why the last request to it failed
+
+    # ---- how it is
+
+    @property
+    def state(self) -> str:
+        """A word: engine.State's, or that of the breaker while it keeps requests away."""
+        liveness = self.engine.liveness
+        if liveness != "up":
+            return _STATES[liveness]
+        if self._vitals.condition != "up":
+            return self._vitals.condition
+        now_s = self._clock()
+        return "ready" if self._breaker.allows(now_s) else self._breaker.position(now_s)
+
+    @property
+    def available(self) -> bool:
+        """Whether it is worth trying now."""
+        return self.state == "ready"
+
+    async def check(self, pace: Pace) -> None:
+        """Ask how it is; what waits for the first byte of one that is down is given back."""
+        if not await self.engine.reconnect():
+            return  # it restarts or cannot be reached, as its state says
+        if self.engine.http_api is not None:
+            finding = await look(self._upstream_now(), pace.timeout_s)
+        else:
+            finding = "up"
+        before = self._vitals
+        self._vitals = self._vitals.saw(finding)
+        if self._vitals.condition == "down" and before.condition != "down" and self._upstream is not None:
+            self._upstream.give_up("it is down")
+        if finding == "up":
+            self._breaker = self._breaker.looks_healthy(self._clock())
+
+    def close(self) -> None:
+        """Let go of connections; the engine is its owner's."""
+        if self._upstream is not None:
+            self._upstream.close()
+
+    # ---- through the engine protocol
+
+    async def stream(self, request: Request) -> Events:
+        """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
+        async with self.gate.enter(request.priority):
+            events = self.engine.stream(request)
+            try:
+                with self._attempt() as begun:
+                    async for event in events:
+                        begun()
+                        yield event
+            finally:
+                await events.aclose()
+
+    # ---- as bytes
+
+    async def relay(
+        self, work: "Work", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+    ) -> bool:
+        """Answer by passing bytes on; False: this request needs the engine protocol."""
+        speech = self.engine.http_api
+        if speech is None:
+            return False
+        upstream = self._upstream_now()
+        asked = work.asked
+        body = relayed_body(asked, work.body, work.given, speech)
+        if body is None or self._proxied:
+            return False
+        async with self.gate.enter(asked.lane):
+            with self._attempt() as succeeded:
+                try:
+                    response = await upstream.send("POST", _PATHS[asked.endpoint], body, visit.id)
+                    relaying = Relaying(response, sending, self.name, hide_usage=hides_usage(asked, speech))
+                    try:
+                        await relaying.run(lambda token: self._begun(visit, succeeded, token=token))
+                        succeeded()
+                        if relaying.failed:
+                            visit.error = "engine_error"
+                    finally:
+                        response.close()
+                        self._spent(relaying, visit, charge)
+                except Lost as error:
+                    raise lost(self.name, error) from error
+        return True
+
+    def _begun(self, visit: RequestContext, succeeded: Callable[[], None], *, token: bool) -> None:
+        succeeded()
+        if token:
+            visit.first_token_s = time.perf_counter() - visit.began_s
+            if self._recorder is not None:
+                self._recorder.first_token(visit.first_token_s, self.name, visit.lane or "interactive")
+
+    def _spent(self, relaying: Relaying, visit: RequestContext, charge: Callable[[int], None]) -> None:
+        usage = relaying.spent.usage
+        if usage is None:
+            charge(relaying.tokens)
+            return
+        visit.usage = usage
+        charge(visit.usage_tokens)
+        if self._recorder is not None:
+            self._recorder.finished(
+                Finished(
+                    usage,
+                    relaying.spent.timings,
+                    self.name,
+                    visit.lane or "interactive",
+                    time.perf_counter() - visit.began_s,
+                    visit.first_token_s,
+                    visit.key.name if visit.key is not None else None,
+                )
+            )
+
+    # ---- inside
+
+    @contextmanager
+    def _attempt(self) -> Iterator[Callable[[], None]]:
+        """One request's luck, told to the breaker; gives what is called when an answer has begun."""
+        self._breaker = self._breaker.began(self._clock())
+        told = False
+
+        def succeeded() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self._breaker = self._breaker.succeeded()
+                self.trouble = None
+
+        try:
+            yield succeeded
+        except EngineTimeout:
+            raise  # how long a request may take is its own affair
+        except EngineError as error:
+            told = True
+            self.trouble = error.message
+            self._breaker = self._breaker.failed(self._clock(), lost=isinstance(error, EngineDied))
+            raise
+        finally:
+            if not told:
+                self._breaker = self._breaker.left()
+
+    def _upstream_now(self) -> Upstream:
+        """Connections to its current address: a restarted engine may have another port."""
+        address = self.engine.identity.address
+        if self._upstream is None or self._upstream.url != address:
+            self.close()
+            self._upstream = Upstream(address, self._key)
+            self._proxied = _proxied(address)
+        return self._upstream
+
+
+def part(state: "GatewayState", pace: Pace | None = None) -> Part:
+    """No pages: asks the backends how they are while the gateway serves."""
+
+    @asynccontextmanager
+    async def alongside() -> AsyncIterator[None]:
+        checking = asyncio.create_task(keep_checking(state.backends, pace or Pace()))
+        try:
+            yield
+        finally:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+            for backend in state.backends:
+                backend.close()
+
+    return Part([], alongside=alongside)
+
+
+def _proxied(address: str) -> bool:
+    """Whether the environment wants a proxy before it, which only the engine's own client speaks to."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)

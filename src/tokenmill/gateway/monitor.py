@@ -1,0 +1,235 @@
+"""Looks at the engines while somebody wants to know, and keeps what happened lately: for the page and for metrics.
+
+Nobody looks: nothing is asked of any engine. An engine's death is heard at once all the same.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+
+from tokenmill.gateway.backend_monitor import BackendMonitor
+from tokenmill.gateway.batch_counts import batches_by_status
+from tokenmill.gateway.faults import Busy
+from tokenmill.gateway.memory_view import Room, rooms
+from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
+from tokenmill.gateway.state import GatewayState
+
+LOOK_S = 1.0
+SETTLE_S = 0.2  # between two looks while an engine is not as it should be
+ROOMS_S = 5.0  # between two looks at the machine's memory
+MOST_CLIENTS = 32
+KEPT = 50
+HISTORY = 180
+TIMES = 200  # requests that medians are taken of
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorEvent:
+    """Something that happened to an engine."""
+
+    when_s: float
+    backend: str
+    state: str
+    words: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MissSeen:
+    """A prompt of which less was reused than could have been."""
+
+    when_s: float
+    backend: str
+    lane: Lane
+    prompt_tokens: int  # of a batch: those that should have been found
+    cached_tokens: int | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSeen:
+    """A request that was not answered."""
+
+    when_s: float
+    id: str
+    route: str
+    status: int
+    code: str
+
+
+class Monitor:
+    """All backends, those who look, and what happened. Belongs to one event loop; a `Recorder`."""
+
+    def __init__(self, state: GatewayState) -> None:
+        self.state = state
+        self.eyes = [BackendMonitor(backend) for backend in state.backends]
+        self.rooms: Mapping[str, Room] = {}
+        self.batches: Mapping[str, int] | None = None
+        self.notices: deque[MonitorEvent] = deque(maxlen=KEPT)
+        self.misses: deque[MissSeen] = deque(maxlen=KEPT)
+        self.errors: deque[ErrorSeen] = deque(maxlen=KEPT)
+        self.first_token_s: deque[float] = deque(maxlen=TIMES)
+        self.token_s: deque[float] = deque(maxlen=TIMES)
+        self.history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
+        self.clients = 0
+        self.version = 0  # of what is known; grows with every look
+        self.looked_s: float | None = None
+        self._rooms_s: float | None = None
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Condition()
+        self._looking = asyncio.Lock()
+
+    # ---- what requests tell
+
+    def request(self, seen: Seen) -> None:
+        """A request has been answered, refused or left."""
+        if seen.error is not None and seen.status >= 400:
+            self.errors.append(ErrorSeen(time.time(), seen.id, seen.route, seen.status, seen.error))
+
+    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+        """The first token of an answer has come."""
+        if lane == "interactive":
+            self.first_token_s.append(seconds)
+
+    def finished(self, done: Finished) -> None:
+        """An answer is complete."""
+        each_s = token_s(done)
+        if each_s is not None and done.lane == "interactive":
+            self.token_s.append(each_s)
+        for words in done.notes:
+            self.misses.append(
+                MissSeen(
+                    time.time(), done.backend, done.lane, done.usage.prompt_tokens, done.usage.cached_tokens, words
+                )
+            )
+
+    def missed(self, miss: Missed) -> None:
+        """A head of a batch was computed again."""
+        self.misses.append(
+            MissSeen(time.time(), miss.backend, "batch", miss.expected_tokens, miss.cached_tokens, miss.words)
+        )
+
+    def refused(self, kind: str) -> None:
+        """Refusals are counted elsewhere."""
+
+    # ---- looking
+
+    @asynccontextmanager
+    async def alongside(self) -> AsyncIterator[None]:
+        """Watch while the block runs."""
+        tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._stopping())]
+        tasks[0].add_done_callback(self._ended)
+        try:
+            yield
+        finally:
+            asked = [eye.asking for eye in self.eyes if eye.asking is not None]
+            for task in (*tasks, *asked):
+                task.cancel()
+            await asyncio.gather(*tasks, *asked, return_exceptions=True)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Somebody looks while the block runs; Busy where too many do."""
+        if self.clients >= MOST_CLIENTS:
+            raise Busy(
+                f"{self.clients} pages are looking already", retry_after_s=10.0, code="too_many_pages", kind="pages"
+            )
+        self.clients += 1
+        self._wake.set()
+        try:
+            yield
+        finally:
+            self.clients -= 1
+
+    async def newer(self, version: int, timeout_s: float) -> bool:
+        """Wait for a look after this version; False: there was none in that time."""
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: self.version > version or self.state.shutting_down.is_set())
+        except TimeoutError:
+            return False
+        return True
+
+    async def look(self, *, closely: bool = True, younger_s: float = 0.0) -> None:
+        """Look at everything now, unless that was done less than `younger_s` ago."""
+        async with self._looking:
+            if self.looked_s is not None and time.monotonic() - self.looked_s < younger_s:
+                return
+            await asyncio.gather(*(eye.look(closely=closely) for eye in self.eyes), self._look_around())
+            self.looked_s = time.monotonic()
+            self._notice()
+            self._remember()
+        async with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    async def _look_around(self) -> None:
+        self.batches = await asyncio.to_thread(batches_by_status, self.state.state_path)
+        now_s = time.monotonic()
+        if self._rooms_s is None or now_s - self._rooms_s >= ROOMS_S:
+            tiers = {row.tier for up in self.state.ups.values() for row in up.held.rows}
+            self.rooms = await asyncio.to_thread(rooms, tiers)
+            self._rooms_s = now_s
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            self._listen_for_deaths()
+            self._notice()
+            unsettled = any(eye.state in ("restarting", "loading", "starting", "warming") for eye in self.eyes)
+            if self.clients:
+                await self.look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S if unsettled else LOOK_S if self.clients else None):
+                    await self._wake.wait()
+
+    def _ended(self, run: "asyncio.Task[None]") -> None:
+        if not run.cancelled() and (bug := run.exception()) is not None:
+            self.state.log({"event": "page_stopped", "why": f"tokenmill itself failed: {bug!r}"})
+
+    async def _stopping(self) -> None:
+        await self.state.shutting_down.wait()
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _listen_for_deaths(self) -> None:
+        for eye in self.eyes:
+            exited = eye.backend.engine.exited
+            if exited is not eye.exited:
+                eye.exited = exited
+                exited.add_done_callback(lambda _: self._wake.set())
+
+    def _notice(self) -> None:
+        """Write down what has changed; mutates."""
+        for eye in self.eyes:
+            state = eye.state
+            before = eye.told[0] if eye.told is not None else "ready"
+            if state != before:
+                self.notices.append(MonitorEvent(time.time(), eye.backend.name, state, eye.detail))
+            eye.told = (state, eye.detail)
+
+    def _remember(self) -> None:
+        def summed(name: str) -> float | None:
+            known = [rate for rate in (eye.pace.per_s(name) for eye in self.eyes) if rate is not None]
+            return round(sum(known), 2) if known else None
+
+        now_s = time.time()
+        last_s = self.history[-1]["when_s"] if self.history else None
+        if last_s is not None and now_s - last_s > 5 * LOOK_S:
+            self.history.clear()  # nobody looked meanwhile
+        self.history.append(
+            {
+                "when_s": round(now_s, 2),
+                "generated_tok_s": summed("generated_tokens"),
+                "prompt_tok_s": summed("prompt_tokens_computed"),
+                "reused_tok_s": summed("prompt_tokens_reused"),
+            }
+        )
+
+
+def token_s(done: Finished) -> float | None:
+    """Seconds from one token to the next, as the client saw it; None: there were no two."""
+    tokens = done.usage.completion_tokens
+    return None if done.first_token_s is None or tokens < 2 else (done.seconds - done.first_token_s) / (tokens - 1)

@@ -1,0 +1,174 @@
+"""Everything that can be refused before a gateway loads a model: its address, its port, and a plan for every engine.
+
+`prepare` binds the port and plans; `gateway/serving.py` loads the engines and serves. Nothing is started here, but the
+default model is downloaded if it is missing.
+"""
+
+import fcntl
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from socket import socket
+
+from tokenmill.api.engines import DEFAULT_MODEL, model_path, name_after
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning import EnginePlan, plan_engine
+from tokenmill.api.progress import OnProgress, ignore
+from tokenmill.api.tokens import count_digests
+from tokenmill.config import Config, DigestEntry, EngineConfig, EngineEntry
+from tokenmill.engine.pinned_prefixes import Head, digest_in
+from tokenmill.errors import UsageError
+from tokenmill.gateway.listening import bind
+from tokenmill.gateway.serving import EngineWanted, may_listen
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What a caller may ask of a gateway; None leaves it to the configuration. `engine.port` is the gateway's port."""
+
+    host: str | None = None
+    name: str | None = None
+    digests: tuple[Path, ...] = ()
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A gateway that can be started. Close `resources`, which hold the port and the engine's name."""
+
+    config: Config
+    listening: socket
+    engines: tuple[EngineWanted, ...]
+    resources: ExitStack
+
+
+def prepare(model: str | None, options: ServeOptions, config: Config, on_progress: OnProgress = ignore) -> Prepared:
+    """Check the options, bind the port and plan every engine.
+
+    With a model, that one is served; without, the engines of the configuration; without those, the default model.
+    UsageError, ConfigError or DoesNotFit where it cannot be served.
+    """
+    config = _with_options(config, options)
+    may_listen(config)
+    with ExitStack() as stack:
+        listening = stack.enter_context(bind(config.gateway))
+        preparing = _Preparing(config, on_progress, stack)
+        engines = preparing.engines(model, options.name, replace(options.engine, port=None))
+        return Prepared(config, listening, engines, stack.pop_all())
+
+
+def _with_options(config: Config, options: ServeOptions) -> Config:
+    settings = config.gateway
+    host = options.host
+    port = options.engine.port
+    if port is not None and not 0 <= port < 65536:
+        raise UsageError(f"port must be 1-65535, or 0 to pick a free port (got {port})")
+    settings = replace(
+        settings, host=settings.host if host is None else host, port=settings.port if port is None else port
+    )
+    digests = tuple(DigestEntry(path.name, str(path)) for path in options.digests)
+    try:
+        return replace(config, gateway=settings, digests=(*config.digests, *digests))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparing:
+    config: Config
+    on_progress: OnProgress
+    resources: ExitStack
+
+    def engines(self, model: str | None, name: str | None, options: EngineOptions) -> tuple[EngineWanted, ...]:
+        """The engine of a model, or those of the configuration."""
+        if model is not None or not self.config.engines:
+            return (self._for_model(model, name, options),)
+        if name is not None or options.engine is not None or not options.is_default:
+            raise UsageError(
+                "the configuration lists engines, each with settings of its own",
+                hint="leave --name and the engine's options out, or name one model",
+            )
+        return tuple(self._for_entry(entry) for entry in self.config.engines)
+
+    def _for_model(self, model: str | None, name: str | None, options: EngineOptions) -> EngineWanted:
+        kind = options.engine or self.config.engine.kind
+        digests = self._digests(None)
+        if "://" in kind:
+            engine = options.engine_config(self.config)
+            served = (model,) if model else ()
+            return EngineWanted(name or "upstream", served, engine, url=kind, model=model, heads=digests)
+        planned, digests = self._planned(model, options, digests)
+        name = name or self._free_name(name_after(model or DEFAULT_MODEL, planned))
+        names = (name,) if model is None or "/" in model else (model, name)
+        return EngineWanted(name, names, planned.config, planned.plan, planned.model_path, heads=digests)
+
+    def _for_entry(self, entry: EngineEntry) -> EngineWanted:
+        engine = _entry_config(entry, self.config.engine)
+        digests = self._digests(entry.name)
+        if "://" in engine.kind:
+            names = (entry.model, *entry.aliases) if entry.model else entry.aliases
+            return EngineWanted(entry.name, names, engine, url=engine.kind, model=entry.model, heads=digests)
+        planned, digests = self._planned(entry.model, _entry_options(entry, engine.kind), digests)
+        names = (entry.model or DEFAULT_MODEL, *entry.aliases)
+        return EngineWanted(entry.name, names, engine, planned.plan, planned.model_path, heads=digests)
+
+    def _planned(
+        self, model: str | None, options: EngineOptions, digests: tuple[Head, ...]
+    ) -> tuple[EnginePlan, tuple[Head, ...]]:
+        path = str(model_path(model, self.config, self.on_progress))
+        planned = plan_engine(path, options, self.config).require_fit()
+        return planned, count_digests(digests, path, planned, self.config)
+
+    def _digests(self, engine: str | None) -> tuple[Head, ...]:
+        """The digests of an engine, under the names that the configuration gives them."""
+        return tuple(
+            replace(digest_in(Path(entry.file).expanduser()), name=entry.name)
+            for entry in self.config.digests
+            if engine is None or not entry.engines or engine in entry.engines
+        )
+
+    def _free_name(self, name: str) -> str:
+        """NAME, or NAME-2, NAME-3 and so on where other running gateways use it.
+
+        A lock reserves it, which the kernel releases when this process dies: after a kill, the same name is free again.
+        """
+        folder = self.config.state_path / "gateways"
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            free = name if number == 1 else f"{name}-{number}"
+            lock = os.open(folder / f"{free}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            self.resources.callback(os.close, lock)
+            return free
+        raise AssertionError("unreachable")
+
+
+def _entry_config(entry: EngineEntry, given: EngineConfig) -> EngineConfig:
+    return replace(
+        given,
+        kind=entry.url or entry.kind or given.kind,
+        binary=entry.binary or given.binary,
+        api_key_env=entry.api_key_env or given.api_key_env,
+        port=given.port if entry.port is None else entry.port,
+    )
+
+
+def _entry_options(entry: EngineEntry, kind: str) -> EngineOptions:
+    return EngineOptions(
+        context=entry.context,
+        sequences=entry.sequences,
+        threads=entry.threads,
+        threads_batch=entry.threads_batch,
+        cpu_only=entry.cpu_only,
+        gpus=None if entry.gpus is None else ",".join(map(str, entry.gpus)),
+        cache_type=entry.cache_type,
+        engine=kind,
+        binary=entry.binary,
+        port=entry.port,
+    )

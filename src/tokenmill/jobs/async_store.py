@@ -1,0 +1,363 @@
+"""The store and the output files as the worker's loop uses them: one thread, one call after another, the loop waits
+for none of its streams meanwhile.
+
+What is settled is on the disk when `settle` returns. Trouble with an output file does not stop the work, since every
+answer is in the store: it is told, tried again from time to time, and raised at the end if it is still there.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from tokenmill.errors import StoreError, TokenmillError, TooLong
+from tokenmill.jobs.body import Call
+from tokenmill.jobs.identity import prompt_text
+from tokenmill.jobs.line import call_of
+from tokenmill.jobs.models import (
+    NUMBER_BITS,
+    Batch,
+    Counts,
+    Failure,
+    Finished,
+    Outcome,
+    SortKey,
+    Started,
+    State,
+    Waiting,
+)
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.shard_view import ShardView, WorkerSpec
+from tokenmill.jobs.store import Store
+
+DUE_JOBS = 256  # with a deadline, looked at beyond the window
+DUE_S = 3600.0  # as long before it as `backlog` may care
+_OUTPUT_AGAIN_S = 10.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class PendingWrites:
+    """What has happened to jobs, to be written down together."""
+
+    answers: list[Finished] = field(default_factory=list)
+    failures: list[tuple[int, Failure, float | None]] = field(default_factory=list)  # None: for good; else retried then
+    deaths: list[tuple[list[int], Failure]] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.answers or self.failures or self.deaths or self.released)
+
+    @property
+    def jobs(self) -> set[int]:
+        """Of those that are pending again, the ones that were at work; others were held for them."""
+        died = (job for jobs, _ in self.deaths for job in jobs)
+        return {*self.released, *(job for job, *_ in self.failures), *died}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is to know in the store from time to time."""
+
+    asked: tuple[int, ...]  # batches to cancel
+    due: tuple[Waiting, ...]
+    reopened: tuple[int, ...]  # batches that have something to do again
+
+
+class AsyncStore:
+    """The batches that are worked on."""
+
+    def __init__(
+        self,
+        store: Store,
+        batches: Sequence[Batch],
+        outputs: Mapping[int, Output],
+        *,
+        clock: Callable[[], float],
+        most_deaths: int,
+        portion: ShardView | None = None,
+    ) -> None:
+        self._store = store
+        self._outputs = dict(outputs)
+        self._clock = clock
+        self._most_deaths = most_deaths
+        self._portion = portion
+        self._seen: dict[int, Waiting] = {}  # of a portion: jobs that were read and have no outcome yet
+        self._batches = {batch.id: batch for batch in batches}
+        self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
+        self._over: dict[int, Counts] = {}  # batches that were finished when another joined
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._output_later_s = 0.0
+        self.output_error: TokenmillError | None = None
+        self.counts = Counts()  # of all batches, also of those that are cancelled
+        self.left = Counts()  # of those to be worked on
+
+    def deadline_s(self, job: int) -> float | None:
+        """Of the job's batch."""
+        return self._batches[job >> NUMBER_BITS].deadline_s
+
+    def call(self, job: int, line: str) -> Call:
+        """A stored line as a call."""
+        return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
+
+    async def ready(self, room: int | None, lanes: int, *, more: bool) -> None:
+        """What our worker can do; `more`: batches may join."""
+        if (portion := self._portion) is not None and self._batches:
+            batches = None if more else tuple(self._batches)
+            means = WorkerSpec(next(iter(self._batches.values())).model_id, room, batches)
+            await self._do(lambda: portion.ready(means, lanes))
+
+    async def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        """A job is too long for our worker: what to fail it with; None: it is left to another."""
+        if (portion := self._portion) is None:
+            return error
+
+        def work() -> TooLong | None:
+            found = portion.too_long(job, error)
+            if found is None:
+                self._forget([job])
+            return found
+
+        return await self._do(work)
+
+    async def hopeless(self) -> list[tuple[int, TooLong]]:
+        """Jobs that wait for a worker with a larger context, and none lives."""
+        portion = self._portion
+
+        def work() -> list[tuple[int, TooLong]]:
+            found = portion.hopeless() if portion is not None else []
+            jobs = {job: self._store.job(job) for job, _ in found if job >> NUMBER_BITS in self.open}
+            waiting = {number for number, job in jobs.items() if job is not None and job.state is State.PENDING}
+            return [(job, error) for job, error in found if job in waiting]
+
+        return [] if portion is None else await self._do(work)
+
+    async def window(self, after: SortKey | None, limit: int) -> list[Waiting]:
+        """The next pending jobs, or those of our portion; None: from the beginning."""
+        if (portion := self._portion) is not None:
+            return await self._do(lambda: self._noted(portion.window(self.open, again=after is None, limit=limit)))
+        return await self._do(lambda: self._store.waiting(self.open, after=after, limit=limit))
+
+    async def start(self, jobs: Sequence[int]) -> Started:
+        """Mark jobs as running, and read their lines. What has become another worker's is in none of the lists."""
+
+        def work() -> Started:
+            started = self._store.start([job for job in jobs if job not in self._seen or self._has(self._seen[job])])
+            kept = {*(job.id for job in started.running), *started.held}
+            self._forget(job for job in jobs if job not in kept)
+            return started
+
+        return await self._do(work)
+
+    async def settle(self, what: PendingWrites) -> tuple[Outcome, ...]:
+        """Write down what happened; on the disk when this returns."""
+
+        def work() -> tuple[Outcome, ...]:
+            outcomes = list(self._store.commit(what.answers)) if what.answers else []
+            for jobs, failure in what.deaths:
+                outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), most_deaths=self._most_deaths)
+            for job, failure, retry_at_s in what.failures:
+                outcomes += self._store.fail(job, failure, retry_at_s=retry_at_s)
+            if what.released:
+                outcomes += self._store.release(what.released)
+            self._forget(outcome.job for outcome in outcomes if outcome.state.final)
+            self._count()
+            return tuple(outcomes)
+
+        return await self._do(work)
+
+    async def flush(self) -> None:
+        """Let other processes see which jobs were started."""
+        if self._store.unflushed:
+            await self._do(self._store.flush)
+
+    async def look(self) -> Look:
+        """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
+
+        def work() -> Look:
+            asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
+            reopened = self._reopen()
+            due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
+            if due or any(self._batches[batch].deadline_s is not None for batch in self.open):
+                self._store.expire()
+            self._store.tend()
+            if self._portion is not None:
+                self._portion.tend()
+            self._count()
+            self._advance()
+            return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened)
+
+        return await self._do(work)
+
+    async def join(self, batch: Batch, limit: int) -> list[Waiting]:
+        """Another batch, to be worked on with the others; the first of its pending jobs.
+
+        Those that are finished are not counted any more, only looked for among those that are open again.
+        """
+
+        def work() -> list[Waiting]:
+            self._batches[batch.id] = batch
+            self._over.pop(batch.id, None)
+            for known in self._batches.keys() - self._over.keys() - {batch.id}:
+                if (now := self._now(known)) is not None and now.finished and now.cancelled_s is None:
+                    self._over[known] = now.counts
+            self.open = [*(known for known in self.open if known not in self._over and known != batch.id), batch.id]
+            self._count()
+            if self._portion is not None:
+                return self._noted(self._portion.window([batch.id], again=False, limit=limit))
+            return self._store.waiting([batch.id], limit=limit)
+
+        return await self._do(work)
+
+    async def sealed(self, batch: int, output: Output | None) -> None:
+        """A batch that was growing has all its lines; its output is written from now on, None: by another process."""
+
+        def work() -> None:
+            if output is not None:
+                self._outputs[batch] = output
+            self._count()
+
+        await self._do(work)
+
+    async def cancel(self, batch: int) -> None:
+        """A batch is to be worked no more; one that another cancelled may be open again by now, and stays so."""
+
+        def work() -> None:
+            if self._portion is None or batch in self._store.asked_to_cancel():
+                self._store.cancel(batch)
+            self.open.remove(batch)
+            self._forget([job for job in self._seen if job >> NUMBER_BITS == batch])
+            self._count()
+
+        await self._do(work)
+
+    async def next_retry_s(self) -> float | None:
+        """When the first job that waits out a failure may be started; None: none does."""
+        return await self._do(lambda: self._store.next_retry_s(self.open))
+
+    async def prompt(self, job: int) -> bytes | None:
+        """The canonical prompt of a job; None: there is no such job."""
+
+        def work() -> bytes | None:
+            found = self._store.job(job)
+            return None if found is None else prompt_bytes(self.call(job, found.line))
+
+        return await self._do(work)
+
+    async def calls(self, jobs: Iterable[int]) -> list[Call]:
+        """Jobs as calls."""
+
+        def work() -> list[Call]:
+            found = (self._store.job(job) for job in jobs)
+            return [self.call(job.id, job.line) for job in found if job is not None]
+
+        return await self._do(work)
+
+    async def close(self) -> None:
+        """Write the output as far as it goes; raise what is wrong with it."""
+
+        def work() -> None:
+            if self._portion is not None:
+                self._portion.close()
+            self._output_later_s = 0.0
+            self._advance(finish=True)
+            self._count()
+
+        try:
+            await self._do(work)
+        finally:
+            self._thread.shutdown(wait=False)
+        if self.output_error is not None:
+            raise self.output_error
+
+    @property
+    def shared(self) -> bool:
+        """Whether other workers are at the same batches."""
+        return self._portion is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether other workers may have jobs of these batches that could become ours."""
+        return self.shared and self.left.running > 0
+
+    def _may_take(self, waiting: Waiting) -> bool:
+        return waiting.id >> NUMBER_BITS in self.open and self._has(waiting)
+
+    def _has(self, waiting: Waiting) -> bool:
+        return self._portion is None or self._portion.has(waiting)
+
+    def _noted(self, rows: list[Waiting]) -> list[Waiting]:
+        if self._portion is not None:
+            self._seen.update((row.id, row) for row in rows)
+        return rows
+
+    def _forget(self, jobs: Iterable[int]) -> None:
+        for job in jobs:
+            self._seen.pop(job, None)
+
+    def _to_cancel(self) -> list[int]:
+        """Batches that are to be worked no more; of several workers the first has cancelled them, or they are gone."""
+        asked = self._store.asked_to_cancel()
+        if self._portion is None:
+            return asked
+        return [*asked, *(batch for batch in self.open if batch not in asked and self._cancelled(batch))]
+
+    def _cancelled(self, batch: int) -> bool:
+        now = self._now(batch)
+        return now is None or now.cancelled_s is not None
+
+    def _reopen(self) -> tuple[int, ...]:
+        """Batches that were cancelled or finished and have jobs again, because somebody wants them after all."""
+        closed = self._batches.keys() - set(self.open)
+        again = [batch for batch in self._store.open_batches() if batch.id in closed] if closed else []
+        for batch in again:
+            self._batches[batch.id] = batch
+            self._over.pop(batch.id, None)
+            self.open.append(batch.id)
+        return tuple(batch.id for batch in again)
+
+    def _count(self) -> None:
+        looked_at = (batch for batch in self._batches if batch not in self._over)
+        every = {batch: now.counts for batch in looked_at if (now := self._now(batch)) is not None}
+        self.counts = _sum([*every.values(), *self._over.values()])
+        self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
+
+    def _now(self, batch: int) -> Batch | None:
+        """A batch as it is now; None: somebody has removed it."""
+        try:
+            return self._store.batch(batch)
+        except StoreError:
+            if any(known.id == batch for known in self._store.batches()):
+                raise
+            return None
+
+    def _advance(self, *, finish: bool = False) -> None:
+        if self._clock() < self._output_later_s:
+            return
+        try:
+            for output in self._outputs.values():
+                if finish:
+                    output.finish()
+                else:
+                    output.advance()
+            self.output_error = None
+        except TokenmillError as error:
+            if isinstance(error.__cause__, BrokenPipeError):
+                raise  # nobody reads
+            self.output_error, self._output_later_s = error, self._clock() + _OUTPUT_AGAIN_S
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _sum(every: Iterable[Counts]) -> Counts:
+    every = list(every)
+    return Counts(**{name: sum(getattr(counts, name) for counts in every) for name in Counts.__dataclass_fields__})
+
+
+def prompt_bytes(call: Call) -> bytes:
+    """The canonical prompt of a call, as its head key is made of it."""
+    prompt = call.prompt
+    return array("I", prompt).tobytes() if isinstance(prompt, tuple) else prompt_text(call).encode()

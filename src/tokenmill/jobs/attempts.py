@@ -1,0 +1,119 @@
+"""Jobs in the engine: one task each, which streams the answer and tells the loop what comes."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from tokenmill.engine import tool_calls
+from tokenmill.engine.engine import Answer, Engine, Request
+from tokenmill.engine.tool_calls import ToolUse
+from tokenmill.errors import RequestRefused, TokenmillError
+from tokenmill.jobs.body import Call
+from tokenmill.jobs.decisions import Dispatch
+from tokenmill.jobs.models import Job
+from tokenmill.jobs.throughput import Mark
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt at a job."""
+
+    job: Job
+    call: Call
+    prompt_bytes: int
+    began_s: float
+    sent: Dispatch | None  # None: a suspect, sent past the scheduler
+    generation: int  # of the engine, when it was sent
+    evicted_tokens: int | None = None  # by the engine, before this was sent
+    since: Mark = (0.0, 0.0)  # when it began, as the pace counts
+    tokens: int = 0  # that have come
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def id(self) -> int:
+        """The job's."""
+        return self.job.id
+
+    @property
+    def trial(self) -> bool:
+        """Whether it is a suspect's."""
+        return self.sent is None
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """The first tokens of an answer have come, or more of a suspect's."""
+
+    flight: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A stream is over."""
+
+    flight: Attempt
+    how: Answer | TokenmillError
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """Something that is nobody's fault but ours."""
+
+    error: BaseException
+
+
+Tell = Callable[[Came | Ended | Broke], None]
+
+
+def launch(
+    flight: Attempt, engine: Engine, *, timeout_s: float | None, tell: Tell, heard: Callable[[int], None]
+) -> None:
+    """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `heard` counts tokens."""
+    request = flight.call.request("batch")
+    lane = flight.sent.lane if flight.sent is not None else None
+    request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
+
+    async def stream() -> None:
+        try:
+            use = _tool_use(request, engine)
+            async with aclosing(engine.stream(use.request)) as events:
+                async for event in events:
+                    if isinstance(event, Answer):
+                        tell(Ended(flight, use.parse(event)))
+                        return
+                    heard(event.tokens)
+                    if flight.tokens == 0 or flight.trial:  # the loop is not woken for every token
+                        tell(Came(flight))
+                    flight.tokens += event.tokens
+        except TokenmillError as error:
+            tell(Ended(flight, error))
+            return
+        raise AssertionError("a stream ended without an answer")
+
+    def done(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            tell(Broke(error))
+
+    flight.task = asyncio.create_task(stream())
+    flight.task.add_done_callback(done)
+
+
+def _tool_use(request: Request, engine: Engine) -> ToolUse:
+    """The job's tools on this engine; RequestRefused where they would have no effect."""
+    use = tool_calls.adapt(request, engine.capabilities)
+    if use.hidden and not use.forced:
+        # A chat response has a header that says so; an output line has not.
+        raise RequestRefused(
+            "tools: the chat template of this model has no place for tools, so the model would not see them",
+            hint='leave tools out, force a call with tool_choice "required", or use a model that knows tools',
+        )
+    return use
+
+
+async def let_go(flights: list[Attempt]) -> None:
+    """Break attempts off; their lanes and cells are free at the engine's next step."""
+    tasks = [flight.task for flight in flights if flight.task is not None]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

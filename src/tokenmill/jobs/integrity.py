@@ -1,0 +1,93 @@
+"""Damage in a store: checksums of answers, and a check of everything that is stored.
+
+Every answer has a checksum of its body, verified whenever the body is read; answers from before checksums have none and
+are accepted. `check_store` reads all answers and all finished jobs and changes nothing; `Store.requeue` makes the jobs
+that it reports pending again.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenmill.errors import StoreError
+from tokenmill.jobs.backend import DatabaseBackend
+from tokenmill.jobs.models import MOST_LINES, NUMBER_BITS
+
+_CHECKSUM_BYTES = 8
+_PAGE_ANSWERS = 256  # read together; one with logprobs may have megabytes
+_PAGE_JOBS = 20_000
+
+
+def checksum(body: bytes) -> bytes:
+    """The checksum that is stored with an answer."""
+    return hashlib.blake2b(body, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def is_intact(body: Any, stored: Any) -> bool:
+    """Whether a body, as the database returned it, is the one that was stored."""
+    return isinstance(body, bytes) and (stored is None or stored == checksum(body))
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Answers that are not what was stored, and the jobs that have no intact answer because of it."""
+
+    answers: frozenset[int] = frozenset()
+    jobs: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.answers or self.jobs)
+
+    def lines(self) -> Mapping[int, list[int]]:
+        """Line numbers of the jobs by batch."""
+        found: dict[int, list[int]] = {}
+        for job in self.jobs:
+            found.setdefault(job >> NUMBER_BITS, []).append(job & MOST_LINES)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check_store` found."""
+
+    problems: tuple[str, ...]  # of the database itself, in its own words
+    damage: Damage
+    answers: int = 0
+    without_checksum: int = 0  # stored before there were checksums: their bodies cannot be verified
+    batches: Mapping[int, str] = field(default_factory=dict)  # names
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.problems and not self.damage
+
+
+def check_store(database: DatabaseBackend, batches: Mapping[int, str]) -> CheckReport:
+    """Check the database and every answer. What cannot be read at all is a problem, not an error."""
+    problems = database.problems()
+    answers = without_checksum = 0
+    damage = Damage()
+    try:
+        damaged = set[int]()
+        after = -1
+        while rows := database.all("answers_after", after=after, limit=_PAGE_ANSWERS):
+            after = rows[-1][0]
+            answers += len(rows)
+            without_checksum += sum(stored is None for _, _, stored in rows)
+            damaged |= {answer for answer, body, stored in rows if not is_intact(body, stored)}
+        damage = affected(database, damaged)
+    except StoreError as error:
+        if error.message not in problems:
+            problems = [*problems, error.message]
+    return CheckReport(tuple(problems), damage, answers, without_checksum, batches)
+
+
+def affected(database: DatabaseBackend, damaged: set[int]) -> Damage:
+    """The finished jobs of all batches whose answer is one of these, is missing, or belongs to another request."""
+    jobs = list[int]()
+    after = -1
+    while rows := database.all("answered", after=after, limit=_PAGE_JOBS):
+        after = rows[-1][0]
+        jobs += [job for job, answer, same in rows if not same or answer in damaged]
+    return Damage(frozenset(damaged), tuple(jobs))

@@ -1,0 +1,48 @@
+"""How each engine, in each version, spells a plan, and how a command line is read back into one."""
+
+from tokenmill.errors import UsageError
+from tokenmill.launch import ik_llama, llama_cpp, vllm
+from tokenmill.launch.command_line import read_command
+from tokenmill.launch.flagset import FlagSet, family, flags_of, stored
+from tokenmill.launch.machine_findings import findings_for, free_of
+from tokenmill.launch.parsed import Finding, ReadCommand
+from tokenmill.launch.patterns import patterns, tiers_by_pattern
+from tokenmill.launch.placed import to_placement
+from tokenmill.planner.plan import Command, Plan
+
+__all__ = [
+    "Command",
+    "Finding",
+    "FlagSet",
+    "ReadCommand",
+    "findings_for",
+    "flags_of",
+    "free_of",
+    "patterns",
+    "read_command",
+    "spell",
+    "tiers_by_pattern",
+    "to_placement",
+]
+
+_SPELLERS = {"llama.cpp": llama_cpp.spell, "ik_llama": ik_llama.spell, "vllm": vllm.spell}
+
+
+def spell(
+    plan: Plan,
+    *,
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    binary: str | None = None,
+    flags: FlagSet | None = None,
+) -> Command:
+    """Spell a plan for its engine; `flags` are those of the version that will run, else of the captured build."""
+    engine = plan.settings.engine
+    if flags is not None and family(flags.dialect) != family(engine):
+        raise UsageError(
+            f"{flags.version} is {flags.dialect}, and the plan is for {engine}",
+            hint=f"plan again with --engine {flags.dialect}: memory and flags differ",
+        )
+    write = _SPELLERS[family(engine)]
+    return write(plan, model=model, host=host, port=port, binary=binary, flags=flags or stored(engine))

@@ -1,0 +1,26 @@
+"""Writes a command as the thing to run: a shell script, podman, a quadlet, a systemd service, docker compose."""
+
+from typing import Literal, get_args
+
+from tokenmill.errors import UsageError
+from tokenmill.launch.files import compose, podman, quadlet, shell, systemd
+from tokenmill.launch.files.launch import Launch
+from tokenmill.planner.plan import Command, Plan
+
+RunKind = Literal["shell", "podman", "quadlet", "systemd", "compose"]
+KINDS: tuple[RunKind, ...] = get_args(RunKind)
+
+_WRITERS = {
+    "shell": shell.write,
+    "podman": podman.write,
+    "quadlet": quadlet.write,
+    "systemd": systemd.write,
+    "compose": compose.write,
+}
+
+
+def write_as(kind: str, command: Command, plan: Plan, *, name: str | None = None, image: str | None = None) -> str:
+    """Write a command as one of KINDS; `name` is the service's, `image` the container's."""
+    if kind not in _WRITERS:
+        raise UsageError(f"a plan cannot be written as {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    return _WRITERS[kind](Launch.of(command, plan, name=name, image=image))

@@ -1,0 +1,135 @@
+"""What every writer needs of a command and its plan: names, addresses, mounts, the binding, how long loading takes."""
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tokenmill.launch.binding import Binding, binding, host_bytes
+from tokenmill.launch.flagset import family
+from tokenmill.planner.plan import Command, Plan
+from tokenmill.units import format_bytes
+
+SHARED_MEMORY = "16g"  # /dev/shm in a container; the default 64 MiB stops NCCL and large worker queues
+LEAST_LOAD_S = 600
+UNKNOWN_LOAD_S = 3600
+PORT = 8080
+
+IMAGES = {
+    "llama.cpp": "localhost/llama.cpp:server",
+    "ik_llama": "localhost/ik_llama.cpp:server",
+    "vllm": "localhost/vllm-openai:latest",
+}
+"""Images by the names people give local builds: which registry to trust is theirs to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of the host as the container sees it."""
+
+    source: str  # `~/` stands for the user's home
+    inside: str
+    model: str  # the model's path inside
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command with all that a file to run it needs to say."""
+
+    name: str
+    title: str
+    comments: tuple[str, ...]
+    command: Command
+    binding: Binding
+    port: int
+    image: str
+    gpus: bool
+    mlock: bool
+    load_s: int
+    vllm: bool
+
+    @staticmethod
+    def of(command: Command, plan: Plan, *, name: str | None, image: str | None) -> "Launch":
+        """Gather everything once."""
+        settings = plan.settings
+        cold = plan.forecast.load_cold_s
+        what = " ".join(filter(None, (plan.profile.name, plan.profile.quantisation)))
+        asked = f"{settings.engine}, {settings.sequences} x {settings.context} tokens"
+        return Launch(
+            name=name or slug(plan.profile.name),
+            title=f"{what} on {plan.machine.name}: {asked}",
+            comments=(f"host memory at its peak: {format_bytes(host_bytes(plan))}", *command.notes),
+            command=command,
+            binding=binding(plan),
+            port=int(value_of(command.argv, "--port") or PORT),
+            image=image or IMAGES[family(settings.engine)],
+            gpus=bool(plan.placement.gpus) or (plan.goal.own_fit and not plan.goal.cpu_only),
+            mlock=settings.mlock,
+            load_s=UNKNOWN_LOAD_S if cold is None else max(LEAST_LOAD_S, round(2 * cold)),
+            vllm=settings.engine == "vllm",
+        )
+
+    @property
+    def health_url(self) -> str:
+        """Answers 200 once the model is loaded, in every engine."""
+        return f"http://127.0.0.1:{self.port}/health"
+
+    @property
+    def model(self) -> str:
+        """The model as the command names it."""
+        return value_of(self.command.argv, "--model") or self.command.argv[self.command.argv.index("serve") + 1]
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What a container must be allowed: NUMA policies, and pinning memory where the plan does."""
+        return ("SYS_NICE", "IPC_LOCK") if self.mlock else ("SYS_NICE",)
+
+    @property
+    def mount(self) -> Mount:
+        """The folder to give to a container, and where the model is in it."""
+        path = PurePosixPath(self.model)
+        if self.vllm and re.fullmatch(r"[\w.-]+/[\w.-]+", self.model):
+            return Mount("~/.cache/huggingface", "/root/.cache/huggingface", self.model)
+        if "/" not in self.model and path.suffix != ".gguf":
+            inside = f"/models/{slug(self.model)}" + ("" if self.vllm else ".gguf")
+            return Mount(
+                "/path/to/models", "/models", inside, f"put the folder that holds {self.model} for /path/to/models"
+            )
+        root = path if self.vllm else path.parent
+        if "snapshots" in path.parts:
+            # the Hugging Face cache links from snapshots/ to blobs/ beside it: both must be there
+            root = PurePosixPath(*path.parts[: path.parts.index("snapshots")])
+        source = str(root) if str(root).startswith(("/", "~")) else f"./{root}".removesuffix("/.")
+        return Mount(source, "/models", str(PurePosixPath("/models") / path.relative_to(root)))
+
+    def arguments(self) -> list[list[str]]:
+        """The command without its program, for a container: listening outwards, the model where it is mounted."""
+        argv = list(self.command.argv)
+        start = argv.index("serve") + 1 if "serve" in argv else 1
+        for flag, value in (("--host", "0.0.0.0"), ("--model", self.mount.model)):  # noqa: S104  published on loopback
+            if flag in argv:
+                argv[argv.index(flag) + 1] = value
+        if self.vllm and "--model" not in argv:
+            argv[start] = self.mount.model
+        return grouped(argv[start:])
+
+
+def value_of(argv: tuple[str, ...], flag: str) -> str | None:
+    """The value behind a flag."""
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def grouped(argv: list[str]) -> list[list[str]]:
+    """Each flag with its values; what stands before the first flag by itself."""
+    groups: list[list[str]] = []
+    for word in argv:
+        if re.match(r"--?[A-Za-z]", word) or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups
+
+
+def slug(name: str) -> str:
+    """A name that is safe for services, containers and files."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "model"

@@ -1,0 +1,211 @@
+"""Which flags an engine version has: read from its own --help, or from a list captured from a known build.
+
+A flag that the engine lacks is an error that names what took its place. Meaning is no business of this module:
+it knows names and how many values follow them.
+"""
+
+import difflib
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Literal
+
+from tokenmill.errors import FlagUnknown, UsageError
+from tokenmill.planner.goal import DialectName
+
+STORED: dict[DialectName, str] = {
+    "llama.cpp": "llama.cpp-b11549",
+    "llama.cpp-2025": "llama.cpp-b8156",
+    "ik_llama": "ik_llama-007d640",
+    "ik_llama-2026-04": "ik_llama-007d640",
+    "ik_llama-2026-03": "ik_llama-007d640",
+    "ik_llama-2025": "ik_llama-007d640",
+    "vllm": "vllm-0.32.0",
+}
+"""The captured list that stands for each dialect where the engine itself is not at hand."""
+
+_MARGINS = {"-gfm", "--gpu-fit-margin"}  # ik#1872, May 2026
+_FIT = {"--fit", "--fit-margin"}  # ik#1501, March 2026
+NOT_YET: dict[DialectName, set[str]] = {
+    "ik_llama-2026-04": _MARGINS,
+    "ik_llama-2026-03": _MARGINS,
+    "ik_llama-2025": _MARGINS | _FIT,
+}
+"""Flags of the captured list that came later, by the dates of their pull requests."""
+
+STILL_THERE: dict[DialectName, dict[str, int]] = {
+    name: {"-fmoe": 0, "--fused-moe": 0} for name in ("ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025")
+}
+"""Flags that the captured list no longer has, and how many values follow them."""
+
+Family = Literal["llama.cpp", "ik_llama", "vllm"]
+
+TAKEN_OVER: dict[str, tuple[tuple[str, str], ...]] = {
+    "--mmap": (("--load-mode", "--load-mode mmap"),),
+    "--no-mmap": (("--load-mode", "--load-mode none"),),
+    "--mlock": (("--load-mode", "--load-mode mlock, or mmap+mlock"),),
+    "--direct-io": (("--load-mode", "--load-mode dio"),),
+    "--load-mode": (("--no-mmap", "--no-mmap for none, --mlock beside it for mlock"),),
+    "--fit-margin": (("--fit-target", "--fit on --fit-target MiB"),),
+    "--gpu-fit-margin": (("--fit-target", "--fit-target with one value per GPU"), ("--fit-margin", "--fit-margin")),
+    "--fit-target": (("--fit-margin", "--fit --fit-margin MiB"),),
+    "--kv-unified": (("--mla-use", "nothing: every slot has its own share of --ctx-size"),),
+    "--no-repack": (("--run-time-repack", "nothing: it repacks only with --run-time-repack"),),
+    "--run-time-repack": (("--no-repack", "nothing: it repacks unless --no-repack is given"),),
+    "--no-op-offload": (("--offload-policy", "--offload-policy -1,0"),),
+    "--offload-policy": (("--no-op-offload", "--no-op-offload"),),
+    "--fused-moe": (("--no-fused-moe", "nothing: it is on unless --no-fused-moe is given"),),
+    "-fmoe": (("-no-fmoe", "nothing: it is on unless -no-fmoe is given"),),
+    "--cpu-moe": (("--override-tensor", "--override-tensor exps=CPU"),),
+    "--n-cpu-moe": (("--override-tensor", "--override-tensor for the experts of the first layers"),),
+    "--override-tensor": (("--cpu-offload-gb", "--cpu-offload-gb: tensors cannot be placed one by one"),),
+    "--swap-space": (("--kv-offloading-size", "--kv-offloading-size"),),
+}
+"""Flags that left or never came: (a flag of the version that is there, what to write then), in the order to try."""
+
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*(\(s\))?")
+_FARTHEST_INDENT = 12  # descriptions start further right in every engine's help
+_SECONDS = 120.0  # vLLM imports torch before it prints anything
+
+
+@dataclass(frozen=True, slots=True)
+class FlagSet:
+    """The flags of one engine version and how many values follow each."""
+
+    version: str  # for people: llama.cpp b11549
+    values: MappingProxyType[str, int]
+
+    @staticmethod
+    def from_help(text: str, version: str | None = None) -> "FlagSet":
+        """Read an engine's --help (llama.cpp, ik_llama.cpp, argparse) or a captured list."""
+        said = re.search(r"^# engine: (.+)$", text, re.MULTILINE)
+        found: dict[str, int] = {}
+        for line in text.splitlines():
+            if len(line) - len(line.lstrip()) <= _FARTHEST_INDENT and line.lstrip().startswith("-"):
+                found.update(_spelled(line.strip()))
+        if not found:
+            raise UsageError("no flags in what the engine printed", hint="is it a llama-server, or vllm serve?")
+        return FlagSet(version or (said[1] if said else "this engine"), MappingProxyType(found))
+
+    def has(self, *names: str) -> bool:
+        """Whether the version has all of these flags."""
+        return all(normal(name) in self.values for name in names)
+
+    def require(self, name: str) -> str:
+        """The flag itself; FlagUnknown where the version lacks it."""
+        if self.has(name):
+            return name
+        raise FlagUnknown(f"{self.version} has no flag {name}", hint=self.instead_of(name))
+
+    def first(self, *names: str) -> str:
+        """The first of several spellings that the version has; FlagUnknown names the first."""
+        return next((name for name in names if self.has(name)), None) or self.require(names[0])
+
+    def takes_value(self, name: str) -> bool:
+        """Whether a value follows the flag; a flag that is not there takes none."""
+        return self.values.get(normal(name), 0) > 0
+
+    def instead_of(self, name: str) -> str | None:
+        """What to write instead of a flag that is not there, where that is known or a name is near."""
+        for needed, words in TAKEN_OVER.get(normal(name), ()):
+            if self.has(needed):
+                return f"instead of {name}: {words}"
+        near = difflib.get_close_matches(normal(name), list(self.values), n=1, cutoff=0.8)
+        return f"did you mean {near[0]}?" if near else None
+
+    def union(self, other: "FlagSet") -> "FlagSet":
+        """Flags of both; this one's version and values count."""
+        return FlagSet(self.version, MappingProxyType({**other.values, **self.values}))
+
+    @property
+    def dialect(self) -> DialectName:
+        """The dialect these flags belong to; flags alone do not tell the months of 2026 apart."""
+        if self.has("--mla-use"):
+            return "ik_llama" if self.has("--fit") else "ik_llama-2025"
+        if self.has("--max-model-len"):
+            return "vllm"
+        return "llama.cpp" if self.has("--load-mode") else "llama.cpp-2025"
+
+
+def normal(name: str) -> str:
+    """Engines take `--ctx_size` for `--ctx-size`; short flags are as they are."""
+    return "--" + name[2:].replace("_", "-") if name.startswith("--") else name
+
+
+@cache
+def stored(engine: DialectName) -> FlagSet:
+    """The flags of the captured build that stands for a dialect, those its help is silent about included."""
+    flags = captured(STORED[engine])
+    if engine not in NOT_YET:
+        return flags
+    then = {name: count for name, count in flags.values.items() if name not in NOT_YET[engine]}
+    return FlagSet(f"ik_llama.cpp of {engine[9:]}", MappingProxyType(then | STILL_THERE[engine]))
+
+
+def family(engine: DialectName) -> Family:
+    """The engine without its date."""
+    if engine.startswith("ik_llama"):
+        return "ik_llama"
+    return "vllm" if engine == "vllm" else "llama.cpp"
+
+
+@cache
+def captured(name: str) -> FlagSet:
+    """One list of `flags/`."""
+    text = files("tokenmill.launch").joinpath("flags", f"{name}.txt").read_text(encoding="utf-8")
+    return FlagSet.from_help(text)
+
+
+def flags_of(binary: str) -> FlagSet:
+    """Ask an engine that is there for its flags and version."""
+    command = [binary, "serve"] if binary.rsplit("/", 1)[-1] == "vllm" else [binary]
+    helped = _printed([*command, "--help=all"]) if len(command) > 1 else _printed([*command, "--help"])
+    flags = FlagSet.from_help(helped)
+    named = re.search(r"\d\S*(?: \([^)]*\))?", _printed([binary, "--version"]).partition("ersion:")[2] or "")
+    flags = FlagSet(f"{binary} {named[0]}" if named else binary, flags.values)
+    return flags.union(_silent(flags.dialect))
+
+
+def _silent(engine: DialectName) -> FlagSet:
+    """Flags that an engine's parser takes although its help does not list them."""
+    text = files("tokenmill.launch").joinpath("flags", f"{STORED[engine]}.txt").read_text(encoding="utf-8")
+    unlisted = text.partition("# not in its --help")[2]
+    return FlagSet.from_help(unlisted) if unlisted else FlagSet("", MappingProxyType({}))
+
+
+def _printed(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace")
+    except FileNotFoundError as error:
+        raise UsageError(f"no program {command[0]} to ask for its flags", hint="give its full path") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{' '.join(command)} could not be asked for its flags: {error}") from error
+    return done.stdout + done.stderr  # llama.cpp prints its version on stderr
+
+
+def _spelled(line: str) -> Iterable[tuple[str, int]]:
+    """`-t,    --threads N      number of ...` as (-t, 1), (--threads, 1)."""
+    head = re.split(r"\s{2,}", re.sub(r",\s+", ", ", line), maxsplit=1)[0]
+    names: list[str] = []
+    hints = 0
+    for part in head.split(", "):
+        words = part.split()
+        while words and _FLAG.fullmatch(words[0]):
+            names.append(words.pop(0))
+        if not names or (part and not part.startswith("-")):
+            break  # a description that follows a comma
+        hints = max(hints, _value_count(words))
+    for name in names:
+        for spelling in (name.removesuffix("(s)"), name.replace("(s)", "s")):
+            yield normal(spelling), hints
+
+
+def _value_count(words: list[str]) -> int:
+    if not words or words[0].startswith(("#", ":")):
+        return 0
+    two = len(words) == 2 and all(re.fullmatch(r"[A-Z]+", word) for word in words)
+    return 2 if two else 1

@@ -1,0 +1,75 @@
+"""llama-server of ik_llama.cpp."""
+
+from tokenmill.launch.dialect import (
+    Line,
+    cache_words,
+    load_words,
+    numa_words,
+    placement_words,
+    serve_words,
+    visible_gpus,
+)
+from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.layers import ALL_LAYERS
+from tokenmill.planner.ik_options import IkOptions
+from tokenmill.planner.plan import Command, Plan
+from tokenmill.planner.traits import TRAITS
+from tokenmill.units import MIB
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q8_kv", "q6_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
+OUTPUT_FIRST = False  # -ngl counts layers; the output follows when it is larger than their number
+
+
+def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
+    """The ik_llama.cpp server command for a plan."""
+    line = Line(flags, [binary or "llama-server"])
+    serve_words(line, plan, model, host, port)
+    cache_words(line, plan, CACHE_TYPES)
+    load_words(line, plan)
+    options = plan.settings.ik or TRAITS[plan.settings.engine].ik or IkOptions()
+    if plan.settings.repack or options.rtr:
+        line.add("--run-time-repack")
+    if any(layer.kind == "latent" for layer in plan.profile.cache):
+        line.add("-mla", options.mla)
+        if options.amb_mib:
+            line.add("-amb", options.amb_mib)
+    if plan.profile.experts is not None:
+        _experts(line, options)
+    _place(line, plan)
+    numa_words(line, plan)
+    line.add_if_known("--jinja")
+    line.add_if_known("--metrics")
+    line.env |= visible_gpus(plan)
+    return line.done()
+
+
+def _experts(line: Line, options: IkOptions) -> None:
+    """How the operations of experts are joined."""
+    if not options.fmoe:
+        line.add("-no-fmoe")
+    elif line.flags.has("-fmoe"):
+        line.add("-fmoe")  # today's versions fuse without being told
+    if options.muge:
+        line.add("-muge")
+    else:
+        line.note(
+            "-muge and --merge-qkv stay off: merging copies tensors while loading, and has driven a full machine into "
+            "swap until it crashed"
+        )
+
+
+def _place(line: Line, plan: Plan) -> None:
+    """Its own fit, or an explicit placement: --fit refuses -ot, -cmoe and -ncmoe, but wants -ngl for all layers."""
+    if not plan.goal.own_fit or plan.goal.cpu_only:
+        placement_words(line, plan, output_first=OUTPUT_FIRST)
+        return
+    line.add("--n-gpu-layers", ALL_LAYERS)
+    line.add("--fit")
+    margins = [margin // MIB for margin in plan.goal.fit_margin_bytes]
+    if margins:
+        line.add("--fit-margin", margins[0])
+    apart = [(gpu, margin) for gpu, margin in enumerate(margins) if margin != margins[0]]
+    if apart:
+        line.add("--gpu-fit-margin", ",".join(f"{gpu},{margin}" for gpu, margin in apart))
+        line.note("--fit-margin takes one number; cards that need another have it in --gpu-fit-margin")
+    line.note("-ngl 999 beside --fit is not a placement: versions before August 2026 use no GPU without it")

@@ -1,0 +1,108 @@
+"""llama.cpp's rule that turns -ngl and -ts into a device for every layer, forwards and backwards.
+
+  entries   0 1 2 ... n-1 | n        layers, then the output
+  -ngl g    the last g entries go to GPUs, the first ones stay with the processors
+  -ts a,b   the GPUs' entries are cut where i/g passes a/(a+b), compared in single precision
+
+llama.cpp counts the output as the last entry (since December 2025); ik_llama.cpp counts layers only and gives the
+output to a GPU when g is larger than the number of layers.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.errors import NotSpellable
+from tokenmill.model.profile import Profile
+from tokenmill.planner.plan import Placement
+
+ALL_LAYERS = 999  # what people write for all of them; every version takes it
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFlags:
+    """-ngl and -ts, and which GPU each position of -ts is."""
+
+    gpu_layers: int
+    tensor_split: tuple[int, ...]  # one count per GPU; empty: one GPU or none
+    gpus: tuple[str, ...]  # tiers in the order the engine must see them
+
+
+def devices(
+    layers: int, gpu_layers: int, split: Sequence[float], gpu_count: int, *, output_first: bool = True
+) -> tuple[int | None, ...]:
+    """Which GPU (None: the processors) gets each layer, and last the output."""
+    if gpu_count == 0 or gpu_layers <= 0:
+        return (None,) * (layers + 1)
+    start = max(layers + (1 if output_first else 0) - gpu_layers, 0)
+    count = min(gpu_layers, layers + 1)
+    cuts = _cuts(split, gpu_count)
+    placed = [
+        None if index < start else min(bisect_right(cuts, _single((index - start) / count)), gpu_count - 1)
+        for index in range(layers + 1)
+    ]
+    if not output_first and gpu_layers <= layers:
+        placed[layers] = None
+    return tuple(placed)
+
+
+def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = True) -> LayerFlags:
+    """The -ngl and -ts that give every layer of a placement its device; NotSpellable where none do.
+
+    The output's device is not promised: where it differs from the rule's, its tensors need an override.
+    """
+    gpus = gpu_order(placement)
+    total = layer_count(profile)
+    # multi-token-prediction layers follow the decoding ones and go where the last of them goes
+    wanted = [None if tier not in gpus else gpus.index(tier) for tier in placement.layers]
+    wanted += wanted[-1:] * (total - len(wanted))
+    first = next((index for index, gpu in enumerate(wanted) if gpu is not None), total)
+    on_gpus = [gpu for gpu in wanted[first:] if gpu is not None]
+    if len(on_gpus) != total - first or on_gpus != sorted(on_gpus):
+        raise NotSpellable(
+            "the plan gives some GPU two separate runs of layers, or the processors layers after a GPU's",
+            hint="-ngl and -ts can only hand out one run of layers per GPU, the processors' first",
+        )
+    head_on_gpu = placement.head in gpus
+    if not on_gpus:
+        # the output alone on a GPU is one entry for llama.cpp; ik_llama.cpp needs an override for it
+        return LayerFlags(1 if head_on_gpu and output_first else 0, (), gpus)
+    counts = [on_gpus.count(gpu) for gpu in range(len(gpus))]
+    if output_first or first == 0:
+        counts[on_gpus[-1]] += 1  # the output rides with the last layer
+    gpu_layers = ALL_LAYERS if first == 0 else sum(counts)
+    split = tuple(counts) if len(gpus) > 1 else ()
+    if devices(total, gpu_layers, split, len(gpus), output_first=output_first)[:total] != tuple(wanted):
+        raise NotSpellable("no -ts divides these layers as planned", hint="plan with fewer GPUs, or let it own-fit")
+    return LayerFlags(gpu_layers, split, gpus)
+
+
+def gpu_order(placement: Placement) -> tuple[str, ...]:
+    """GPU tiers in the order of their layers; those that compute none follow by index."""
+    computing = dict.fromkeys(tier for tier in placement.layers if tier.startswith("gpu"))
+    return (*computing, *(tier for tier in placement.gpus if tier not in computing))
+
+
+def layer_count(profile: Profile) -> int:
+    """Layers as llama.cpp counts them: multi-token-prediction ones too."""
+    return max((tensor.layer + 1 for tensor in profile.tensors if tensor.layer is not None), default=profile.layers)
+
+
+def _cuts(split: Sequence[float], gpu_count: int) -> list[float]:
+    """Where each GPU's share ends, between 0 and 1, as llama.cpp's floats have it."""
+    shares = [_single(share) for share in (*split, *[0.0] * gpu_count)][:gpu_count]
+    if not any(shares):
+        shares = [1.0] * gpu_count
+    total = 0.0
+    sums = []
+    for share in shares:
+        total = _single(total + share)
+        sums.append(total)
+    return [_single(value / total) for value in sums]
+
+
+def _single(value: float) -> float:
+    """Round to single precision. Quotients and sums of singles made in double round to the same single."""
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded

@@ -1,0 +1,56 @@
+"""llama-server of llama.cpp, today's and that of the winter of 2025/26."""
+
+from tokenmill.launch.dialect import (
+    Line,
+    cache_words,
+    load_words,
+    numa_words,
+    offload_floor,
+    placement_words,
+    serve_words,
+    visible_gpus,
+)
+from tokenmill.launch.flagset import FlagSet
+from tokenmill.planner.plan import Command, Plan
+from tokenmill.units import MIB
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+OUTPUT_FIRST = True  # -ngl counts the output, from the end
+
+
+def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
+    """The llama-server command for a plan."""
+    line = Line(flags, [binary or "llama-server"])
+    serve_words(line, plan, model, host, port)
+    cache_words(line, plan, CACHE_TYPES)
+    load_words(line, plan)
+    if not plan.settings.repack:
+        line.add("--no-repack")
+    if plan.settings.moe_cache_bytes:
+        line.add("--moe-cache-mib", plan.settings.moe_cache_bytes // MIB)
+    _place(line, plan)
+    numa_words(line, plan)
+    line.add_if_known("--jinja")
+    line.add_if_known("--metrics")
+    line.env |= visible_gpus(plan)
+    floor = offload_floor(plan)
+    if floor is not None:
+        line.env["GGML_OP_OFFLOAD_MIN_BATCH"] = str(floor)
+        line.note(
+            f"GGML_OP_OFFLOAD_MIN_BATCH={floor}: from 32 rows on llama.cpp would copy the experts to the GPU at every "
+            "decoding step"
+        )
+    return line.done()
+
+
+def _place(line: Line, plan: Plan) -> None:
+    """Its own fit, or an explicit placement: it refuses to fit beside -ngl, -ts, -ot or -ncmoe."""
+    if not plan.goal.own_fit or plan.goal.cpu_only:
+        if line.flags.has("--fit"):
+            line.add("--fit", "off")
+        placement_words(line, plan, output_first=OUTPUT_FIRST)
+        return
+    line.add("--fit", "on")
+    if plan.goal.fit_margin_bytes:
+        line.add("--fit-target", ",".join(str(margin // MIB) for margin in plan.goal.fit_margin_bytes))
+    line.note("--fit on: llama.cpp places layers itself and takes host memory for unlimited")

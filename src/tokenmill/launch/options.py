@@ -1,0 +1,141 @@
+"""Flags of a command line with their values, under one name each.
+
+Aliases are those of llama.cpp, its fork, llama-bench and vLLM; a flag that is not listed here keeps its own name.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.errors import UsageError
+from tokenmill.launch.flagset import FlagSet, normal
+
+ALIASES = {
+    "-m": "--model",
+    "-a": "--alias",
+    "-c": "--ctx-size",
+    "-np": "--parallel",
+    "-b": "--batch-size",
+    "-ub": "--ubatch-size",
+    "-t": "--threads",
+    "-tb": "--threads-batch",
+    "-ctk": "--cache-type-k",
+    "-ctv": "--cache-type-v",
+    "-fa": "--flash-attn",
+    "-no-fa": "--no-flash-attn",
+    "-ngl": "--n-gpu-layers",
+    "--gpu-layers": "--n-gpu-layers",
+    "-ts": "--tensor-split",
+    "-ot": "--override-tensor",
+    "-cmoe": "--cpu-moe",
+    "-ncmoe": "--n-cpu-moe",
+    "-sm": "--split-mode",
+    "-mg": "--main-gpu",
+    "-dev": "--device",
+    "-fit": "--fit",
+    "-fitt": "--fit-target",
+    "-fitc": "--fit-ctx",
+    "-gfm": "--gpu-fit-margin",
+    "-lm": "--load-mode",
+    "-nr": "--no-repack",
+    "-rtr": "--run-time-repack",
+    "-cram": "--cache-ram",
+    "-kvu": "--kv-unified",
+    "-no-kvu": "--no-kv-unified",
+    "-n": "--predict",
+    "--n-predict": "--predict",
+    "-nkvo": "--no-kv-offload",
+    "-mla": "--mla-use",
+    "-amb": "--attention-max-batch",
+    "-fmoe": "--fused-moe",
+    "-muge": "--merge-up-gate-experts",
+    "-mqkv": "--merge-qkv",
+    "-khad": "--k-cache-hadamard",
+    "-hf": "--hf-repo",
+    "-hfr": "--hf-repo",
+    "-mmp": "--mmap",
+    "-nopo": "--no-op-offload",
+    "-tp": "--tensor-parallel-size",
+    "--device-memory-utilization": "--gpu-memory-utilization",
+    "-dio": "--direct-io",
+}
+_SWITCH_WORDS = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
+_OPTIONAL = {"--flash-attn", "--fit"}  # a switch in some versions, with a value in others
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a program was told, in order."""
+
+    given: tuple[tuple[str, str | None], ...]  # name without alias, value; None: a switch
+    spelled: tuple[str, ...]  # the flags as written
+    positional: tuple[str, ...]
+
+    def has(self, *names: str) -> bool:
+        """Whether any of these flags was given."""
+        return any(name in names for name, _ in self.given)
+
+    def last(self, name: str) -> str | None:
+        """The value of a flag; the last one counts, as in every engine."""
+        return next((value for given, value in reversed(self.given) if given == name), None)
+
+    def number(self, name: str) -> int | None:
+        """A flag's value as a number: `16384`, `110k`; of llama-bench's lists the first."""
+        text = self.last(name)
+        if text is None:
+            return None
+        match = re.fullmatch(r"(-?\d+)([kKmM]?)(?:[,+*-].*)?", text)
+        if match is None:
+            raise UsageError(f"{name} {text}: not a number", hint="check the command")
+        # vLLM: 1k is 1000, 1K is 1024
+        return int(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}[match[2]]
+
+    def switched_on(self, name: str, default: bool) -> bool:
+        """Whether `--name on`, `--name 1` or a bare `--name` was given."""
+        if not self.has(name):
+            return default
+        value = self.last(name)
+        return value is None or value.lower() not in ("off", "0", "false", "disabled")
+
+
+def parse(words: Sequence[str], flags: FlagSet) -> Options:
+    """Pair flags with their values by what the engine's version says of them; unknown ones by looking ahead."""
+    given: list[tuple[str, str | None]] = []
+    spelled: list[str] = []
+    positional: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not is_flag(word):
+            positional.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if equals and not flags.has(word):
+            spelled.append(name)
+            given.append((canonical(name), value))
+            continue
+        spelled.append(word)
+        values = _take(left, canonical(word), flags, word)
+        given.append((canonical(word), " ".join(values) if values else None))
+    return Options(tuple(given), tuple(spelled), tuple(positional))
+
+
+def is_flag(word: str) -> bool:
+    """`-c` and `--ctx-size`, not `-1` or `-`."""
+    return bool(re.match(r"--?[A-Za-z]", word))
+
+
+def canonical(name: str) -> str:
+    """One name for all spellings of a flag."""
+    name = normal(name)
+    return ALIASES.get(name, name)
+
+
+def _take(left: list[str], name: str, flags: FlagSet, word: str) -> list[str]:
+    nothing_follows = not left or is_flag(left[0])
+    if name in _OPTIONAL:
+        return [] if nothing_follows or left[0].lower() not in _SWITCH_WORDS else [left.pop(0)]
+    count = flags.values.get(normal(word), 0 if nothing_follows else 1)
+    if count and nothing_follows and (not left or flags.has(left[0])):
+        raise UsageError(f"{word} has no value behind it", hint="check the end of that line")
+    return [left.pop(0) for _ in range(min(count, len(left)))]

@@ -1,0 +1,159 @@
+"""llama.cpp over several hosts: `ggml-rpc-server` on every worker, `llama-server --rpc` on the head.
+
+To the head a worker's devices are GPUs: RPC0, RPC1 ... in the order of --rpc and, for each server, of its --device.
+They are named so in --device, and as RPCn[host:port], n counted for each server, in --override-tensor; so --rpc comes
+before both. The server takes commands from whoever reaches it: it is never told to listen on every interface.
+"""
+
+import ipaddress
+import shlex
+from dataclasses import dataclass
+
+from tokenmill.errors import UsageError
+from tokenmill.launch.dialect import (
+    DEVICE_NAMES,
+    Line,
+    cache_words,
+    device_names,
+    load_words,
+    numa_words,
+    serve_words,
+    visible_gpus,
+)
+from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.layers import layer_flags
+from tokenmill.launch.llama_cpp import CACHE_TYPES, OUTPUT_FIRST
+from tokenmill.launch.patterns import patterns
+from tokenmill.model.profile import TOKEN_EMBEDDINGS
+from tokenmill.planner.hosts import HostsPlan, Share
+from tokenmill.planner.plan import Command, Placement
+
+SERVER = "ggml-rpc-server"  # rpc-server before 2026
+CPU = "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class HostCommand:
+    """What to run on one host, in the order given."""
+
+    host: str
+    role: str  # worker, head, ray head, ray worker
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """One device as the head's llama.cpp sees it."""
+
+    tier: str  # HOST/TIER in the plan
+    name: str  # for --device
+    buffer: str  # for --override-tensor
+
+
+def spell(
+    plan: HostsPlan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet, server: str | None = None
+) -> tuple[HostCommand, ...]:
+    """Every worker's command, then the head's."""
+    found = [HostCommand(share.host.name, "worker", _worker(share, server)) for share in plan.workers]
+    head = plan.head_plan
+    line = Line(flags, [binary or "llama-server"])
+    serve_words(line, head, model, host, port)
+    if plan.workers:
+        line.add("--rpc", ",".join(share.host.endpoint for share in plan.workers))
+    cache_words(line, head, CACHE_TYPES)
+    load_words(line, head)
+    if not head.settings.repack:
+        line.add("--no-repack")
+    if line.flags.has("--fit"):
+        line.add("--fit", "off")
+    _place(line, plan)
+    numa_words(line, head)
+    line.add_if_known("--jinja")
+    line.add_if_known("--metrics")
+    line.env |= visible_gpus(head)
+    return (*found, HostCommand(plan.fleet.head.name, "head", line.done()))
+
+
+def _worker(share: Share, server: str | None) -> Command:
+    argv = [*shlex.split(server or SERVER), "--host", share.host.address, "--port", str(share.host.port)]
+    devices = _tiers(share)
+    if any(tier.startswith("gpu") for tier in devices):
+        argv += ["--device", ",".join(_local_name(share, tier) for tier in devices)]
+    argv += ["--threads", str(share.settings.threads), "--cache"]
+    notes = (
+        "--host: it has no password and no encryption, so it listens on this private address only",
+        *_numeric(share),
+        "--cache: tensors over 10 MiB are kept on this host's disk (LLAMA_CACHE), and later loads do not send them",
+    )
+    cards = sum(gpu.vendor in ("nvidia", None) for gpu in share.host.machine.gpus)
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if cards > 1 and share.placement.gpus else {}
+    return Command(tuple(argv), env, notes)
+
+
+def _numeric(share: Share) -> tuple[str, ...]:
+    """The server binds to numeric IPv4 addresses only, and an endpoint is cut at its first colon."""
+    try:
+        found = ipaddress.ip_address(share.host.address)
+    except ValueError:
+        return (f"--host takes a numeric IPv4 address: the private one of {share.host.name} in place of its name",)
+    if found.version != 4:
+        raise UsageError(
+            f"llama.cpp's RPC knows no IPv6, and {share.host.name} is at {found}", hint="give it an IPv4 address"
+        )
+    return ()
+
+
+def _tiers(share: Share) -> tuple[str, ...]:
+    """A worker's tiers in use: its GPUs, then the memory of its processors."""
+    used = {*share.placement.homes, *share.placement.layers}
+    host = sorted(tier for tier in used if not tier.startswith("gpu"))
+    return (*share.placement.gpus, *host[:1])
+
+
+def _local_name(share: Share, tier: str) -> str:
+    """What a device is called on its own host."""
+    if not tier.startswith("gpu"):
+        return CPU
+    vendor = next((gpu.vendor for gpu in share.host.machine.gpus if f"gpu{gpu.index}" == tier and gpu.vendor), "nvidia")
+    return f"{DEVICE_NAMES[vendor]}{tier[3:]}"
+
+
+def _devices(plan: HostsPlan) -> list[_Device]:
+    """All devices beside the head's processors."""
+    found: list[_Device] = []
+    for share in plan.workers:
+        for index, tier in enumerate(_tiers(share)):
+            name = f"RPC{len(found)}"
+            found.append(_Device(f"{share.host.name}/{tier}", name, f"RPC{index}[{share.host.endpoint}]"))
+    head = plan.fleet.head.name
+    return [*found, *(_Device(f"{head}/{tier}", name, name) for tier, name in device_names(plan.head_plan).items())]
+
+
+def _place(line: Line, plan: HostsPlan) -> None:
+    """-ngl, -ts and -ot over all devices: to those rules each is a GPU, numbered as listed here."""
+    devices = _devices(plan)
+    if not devices:
+        line.add("--n-gpu-layers", 0)
+        return
+    seen = {device.tier: f"gpu{index}" for index, device in enumerate(devices)}
+    fleet = plan.placement()
+    placement = Placement(
+        tuple(seen.get(home, "dram") for home in fleet.homes),
+        tuple(seen.get(tier, "dram") for tier in fleet.layers),
+        seen.get(fleet.head, "dram"),
+    )
+    flags = layer_flags(placement, plan.profile, output_first=OUTPUT_FIRST)
+    line.add("--device", ",".join(devices[int(gpu[3:])].name for gpu in flags.gpus))
+    line.add("--n-gpu-layers", flags.gpu_layers)
+    if flags.tensor_split:
+        line.add("--tensor-split", ",".join(map(str, flags.tensor_split)))
+    buffers = {f"gpu{index}": device.buffer for index, device in enumerate(devices)}
+    clauses = [(regex, buffers.get(tier, CPU)) for regex, tier in patterns(placement, plan.profile)]
+    head_last = placement.layers[-1] == placement.head
+    if plan.profile.tied_output and not head_last:
+        # the output is the embedding table: without this a second copy of it goes to the last device
+        clauses += [(rf"^{name.replace('.', chr(92) + '.')}$", CPU) for name in TOKEN_EMBEDDINGS[:1]]
+    if clauses:
+        line.add("--override-tensor", ",".join(f"{regex}={buffer}" for regex, buffer in clauses))
+    if not head_last:
+        line.note("the output stays with the head: a worker would send back a number for every word at every token")

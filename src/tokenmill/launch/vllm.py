@@ -1,0 +1,86 @@
+"""vllm serve."""
+
+import shlex
+
+from tokenmill.errors import UsageError
+from tokenmill.launch.binding import binding
+from tokenmill.launch.dialect import Line, visible_gpus
+from tokenmill.launch.flagset import FlagSet
+from tokenmill.planner.plan import Command, Plan
+from tokenmill.units import GIB
+
+CACHE_TYPES = {
+    "auto": "auto",
+    "f16": "auto",
+    "bf16": "auto",
+    "float16": "auto",
+    "bfloat16": "auto",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+    "f8_e4m3": "fp8_e4m3",
+    "f8_e5m2": "fp8_e5m2",
+    "nvfp4": "nvfp4",
+}
+CPU_BLOCK = 32  # tokens a page; the CPU backend takes multiples of 32 only
+
+
+def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
+    """The vllm serve command for a plan."""
+    settings = plan.settings
+    on_gpu = bool(plan.placement.gpus)
+    program = shlex.split(binary or "vllm")
+    serves = program[-1].rsplit("/", 1)[-1] == "vllm"
+    line = Line(flags, [*program, "serve", model] if serves else [*program, "--model", model])
+    line.add("--served-model-name", plan.profile.name)
+    line.add("--host", host)
+    line.add("--port", port)
+    line.add("--max-model-len", settings.context)
+    line.add("--max-num-seqs", settings.sequences)
+    if plan.goal.batch is not None:
+        line.add("--max-num-batched-tokens", settings.batch)
+    line.add("--kv-cache-dtype", _cache_type(line, plan))
+    line.add("--enable-prefix-caching")
+    line.add_if_known("--enable-prompt-tokens-details")  # else no answer says how much of its prompt was reused
+    if on_gpu:
+        line.add("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}")
+        line.add("--tensor-parallel-size", settings.tensor_parallel)
+        _offload(line, plan)
+    else:
+        _processors(line, plan)
+    line.env |= visible_gpus(plan)
+    line.env["VLLM_NO_USAGE_STATS"] = "1"
+    if model.startswith(("/", "./", "../", "~")):
+        line.env["HF_HUB_OFFLINE"] = "1"  # a folder that is here needs no answer from outside, and waits for none
+    return line.done()
+
+
+def _processors(line: Line, plan: Plan) -> None:
+    """What vLLM needs to be told where no GPU limits it."""
+    line.add("--block-size", CPU_BLOCK)
+    cache = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
+    if cache:
+        line.add("--kv-cache-memory-bytes", cache)
+        line.note("--kv-cache-memory-bytes: without it vLLM takes nearly all of the host's memory for its cache")
+    line.add("--enforce-eager")
+    line.note("--enforce-eager: compiled kernels need a C++ compiler beside vLLM")
+    line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
+
+
+def _cache_type(line: Line, plan: Plan) -> str:
+    wanted = plan.settings.cache_type_k
+    if wanted not in CACHE_TYPES or plan.settings.cache_type_v != wanted:
+        raise UsageError(
+            f"{line.flags.version} cannot keep K as {wanted} and V as {plan.settings.cache_type_v}",
+            hint="vLLM has one type for both: f16, bf16 or fp8",
+        )
+    return CACHE_TYPES[wanted]
+
+
+def _offload(line: Line, plan: Plan) -> None:
+    """Weights that the plan keeps on the host while GPUs compute; embeddings stay with the rest."""
+    tensors = zip(plan.profile.tensors, plan.placement.homes, strict=True)
+    away = sum(tensor.bytes for tensor, home in tensors if not home.startswith("gpu") and tensor.layer is not None)
+    if away:
+        line.add("--cpu-offload-gb", -(-away // GIB))
+        line.note("--cpu-offload-gb: these weights cross PCIe at every step")

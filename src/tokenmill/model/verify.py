@@ -1,0 +1,210 @@
+"""Compare the files of a model with their published hashes, and check that their structure is complete.
+
+`files_of` finds the files, `published` finds what is known about their hashes, `verify` reads and compares them.
+Published hashes come from, in this order: the caller (a hash, or a Hugging Face repository), the hashes pinned in this
+package, the record that `tokenmill models pull` keeps next to a file, the names of files in the Hugging Face cache, and
+the hub's metadata for a file that was pulled without a hash. No file is ever changed or removed.
+"""
+
+import errno
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tokenmill.errors import CorruptModel, MissingSplit, ModelError, PullError, UnknownModel, UsageError
+from tokenmill.model import gguf, safetensors_header
+from tokenmill.model.pull import hub
+from tokenmill.model.pull.store import Progress, read_note, sha256_of, split_of
+from tokenmill.model.pull.wheel import WHEELS
+from tokenmill.model.safetensors_files import shards_in
+
+Verdict = Literal["ok", "wrong", "unknown"]
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REPORTED_BYTES = 16 << 20  # between two progress reports
+_NOT_DAMAGE = frozenset((errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What is known about the hash of one file."""
+
+    hashes: tuple[str, ...] = ()  # any of them is right; empty: no hash is known
+    source: str | None = None  # where they come from
+    reason: str | None = None  # why no hash is known
+    official: bool = True  # False: recorded at download, but not published by the source
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """The result for one file."""
+
+    path: Path
+    bytes: int | None  # None: the file is missing or unreadable
+    verdict: Verdict
+    sha256: str | None  # None: it could not be read to its end
+    published_sha256: tuple[str, ...]
+    source: str | None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result for a model."""
+
+    files: tuple[CheckedFile, ...]
+    structure: str | None  # what is wrong with the set of files; None: complete
+
+    @property
+    def verdict(self) -> Verdict:
+        """Wrong if any file or the set is; ok only if every file is."""
+        verdicts = {file.verdict for file in self.files}
+        if self.structure is not None or "wrong" in verdicts:
+            return "wrong"
+        return "unknown" if "unknown" in verdicts else "ok"
+
+
+def files_of(where: Path) -> tuple[Path, ...]:
+    """All files of a model, given a GGUF (any split), a safetensors file or a folder; missing splits are included."""
+    if where.is_dir():
+        first_splits = [file for file in sorted(where.glob("*.gguf")) if split_of(file.name)[1] == 1]
+        if len(first_splits) > 1:
+            raise UnknownModel(
+                f"{where} holds {len(first_splits)} models", hint=f"name one of them, for example {first_splits[0]}"
+            )
+        return files_of(first_splits[0]) if first_splits else tuple(shards_in(where, None))
+    if not where.exists():
+        raise UnknownModel(f"{where} does not exist", hint="give a file, a folder, or the name of a pulled model")
+    if where.suffix == ".safetensors":
+        return tuple(shards_in(where.parent, where))
+    stem, _, count = split_of(where.name)
+    if count == 1:
+        return (where,)
+    return tuple(where.with_name(f"{stem}-{index:05}-of-{count:05}{where.suffix}") for index in range(1, count + 1))
+
+
+def published(files: Sequence[Path], *, sha256: str | None = None, repo: str | None = None) -> dict[Path, Published]:
+    """What is known about the hash of each file.
+
+    `sha256` is used for a single file, `repo` (OWNER/REPO) instead of everything recorded here; UsageError where they
+    cannot be used, PullError where the hub of a given `repo` cannot be asked.
+    """
+    if sha256 is not None:
+        if not _SHA256.fullmatch(sha256.lower()):
+            raise UsageError(f"--sha256 must be 64 hexadecimal digits (got {sha256!r})")
+        if len(files) != 1:
+            raise UsageError(
+                f"--sha256 is for one file, and this model has {len(files)}",
+                hint="name one of its files, or compare all of them with --repo OWNER/REPO",
+            )
+        return {files[0]: Published((sha256.lower(),), "--sha256")}
+    if repo is not None:
+        return _from_hub(files, repo)
+    return {file: _recorded(file) for file in files}
+
+
+def _recorded(file: Path) -> Published:
+    """The hash that is known on this machine; the hub is asked only for a file that was pulled without one."""
+    note = read_note(file)
+    pinned = WHEELS.get(note.name) if note is not None else None
+    if pinned is not None:
+        return Published((pinned.sha256,), f"pinned in tokenmill for {pinned.requirement}")
+    if note is not None and note.sha256 is not None and note.published:
+        return Published((note.sha256,), f"recorded when {note.name} was pulled")
+    target = file.resolve()
+    if target.parent.name == "blobs" and _SHA256.fullmatch(target.name):  # the cache names LFS files by their hash
+        return Published((target.name,), "name of the file in the Hugging Face cache")
+    if note is None or not note.name.startswith("hf:"):
+        return Published(reason="no published hash is known for this file")
+    try:
+        found = _from_hub((file,), hub.parse(note.name).repo)[file]
+    except (PullError, UsageError) as error:
+        found = Published(reason=f"no hash was published when it was pulled, and now: {error.message}")
+    if found.hashes or note.sha256 is None:
+        return found
+    return Published((note.sha256,), "computed when it was downloaded", found.reason, official=False)
+
+
+def _from_hub(files: Sequence[Path], repo: str) -> dict[Path, Published]:
+    known = hub.published_hashes(repo)
+    found = {}
+    for file in files:
+        hashes = known.get(file.name, ())
+        reason = None if hashes else f"{repo} publishes no hash for a file of this name"
+        found[file] = Published(hashes, f"metadata of hf:{repo}" if hashes else None, reason)
+    return found
+
+
+def verify(expected: Mapping[Path, Published], *, progress: Progress = lambda _done, _total: None) -> Checked:
+    """Read every file to its end and compare it; `progress` is called with bytes read and bytes in total."""
+    sizes = {file: file.stat().st_size if file.is_file() else 0 for file in expected}
+    total = sum(sizes.values())
+    done = reported = 0
+
+    def read(count: int) -> None:
+        nonlocal done, reported
+        done += count
+        if done - reported >= _REPORTED_BYTES or done == total:
+            reported = done
+            progress(done, total)
+
+    checked = tuple(_check(file, known, read) for file, known in expected.items())
+    single_faults = any(file.verdict == "wrong" for file in checked)
+    return Checked(checked, None if single_faults else _set_fault(tuple(expected)))
+
+
+def _check(file: Path, known: Published, read: Callable[[int], None]) -> CheckedFile:
+    if not file.is_file():
+        return CheckedFile(file, None, "wrong", None, known.hashes, known.source, "the file is missing")
+    try:
+        found = sha256_of(file, read)
+        size_bytes = file.stat().st_size
+    except OSError as error:
+        unreadable: Verdict = "unknown" if error.errno in _NOT_DAMAGE else "wrong"
+        detail = f"cannot be read: {error.strerror or error}"
+        return CheckedFile(file, None, unreadable, None, known.hashes, known.source, detail)
+    verdict, reason = _verdict(found, known)
+    fault = _file_fault(file)
+    if fault is not None:
+        verdict = "wrong"
+        reason = fault
+    return CheckedFile(file, size_bytes, verdict, found, known.hashes, known.source, reason)
+
+
+def _verdict(found: str, known: Published) -> tuple[Verdict, str | None]:
+    if not known.hashes:
+        return "unknown", known.reason
+    if found not in known.hashes:
+        return "wrong", "its sha256 is not the published one" if known.official else "it changed since its download"
+    if not known.official:
+        return "unknown", f"unchanged since its download, but {known.reason}"
+    return "ok", None
+
+
+def _file_fault(file: Path) -> str | None:
+    """What is wrong with the structure of one file, such as tensors beyond its end."""
+    try:
+        if file.suffix == ".safetensors":
+            safetensors_header.read_header(file, split=True)
+        else:
+            gguf.read_header(file)
+    except (CorruptModel, MissingSplit) as error:
+        return error.message
+    except ModelError:  # a version that is not known here says nothing about damage
+        return None
+    return None
+
+
+def _set_fault(files: Sequence[Path]) -> str | None:
+    """What is wrong with the files together, such as splits of two models."""
+    one_of_several = len(files) == 1 and split_of(files[0].name)[2] > 1
+    if one_of_several or files[0].suffix == ".safetensors":
+        return None
+    try:
+        gguf.read_headers(files[0])
+    except (CorruptModel, MissingSplit) as error:
+        return error.message
+    except ModelError:
+        return None
+    return None

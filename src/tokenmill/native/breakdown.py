@@ -1,0 +1,67 @@
+"""Reads `llama_get_memory_breakdown`, which gives exact bytes by buffer type but as a C++ map.
+
+      returned by value, 48 bytes                    a node of the tree
+  +----------+---------------------+-------+   +---------------------+--------+-------+---------+---------+
+  | compare  | header node         | count |   | colour, parent,     | buffer | model | context | compute |
+  | (empty)  | .. root, first, last|       |   | left, right         | type   |       |         |         |
+  +----------+---------------------+-------+   +---------------------+--------+-------+---------+---------+
+
+That is libstdc++'s std::map on 64-bit Linux; there is no C function for it. What is read is checked as far as it can
+be (few nodes, printable names), and the caller compares the compute sizes with the log.
+"""
+
+import platform
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.native.abi import Library
+
+SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+DECLARATIONS = f"""
+struct tm_node {{
+    uint64_t colour; struct tm_node * parent; struct tm_node * left; struct tm_node * right;
+    ggml_backend_buffer_type_t type; size_t model; size_t context; size_t compute;
+}};
+struct tm_map {{
+    uint64_t compare; uint64_t colour; struct tm_node * root; struct tm_node * first; struct tm_node * last;
+    size_t count;
+}};
+struct tm_map {SYMBOL}(const llama_context * context);
+"""
+# Large enough for 16 GPUs with a host buffer each and every processor buffer type.
+_MOST_NODES = 64
+
+
+def readable() -> bool:
+    """Whether the map's layout is known here."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
+
+
+def read(library: Library, context: Any) -> tuple[Buffer, ...] | None:
+    """Bytes of every buffer type of a context; None where the library or the machine does not give them."""
+    if not readable() or not hasattr(library.lib, SYMBOL):
+        return None
+    # The map's nodes are never freed: a few hundred bytes in a process that lives for seconds.
+    found = getattr(library.lib, SYMBOL)(context)
+    if not 0 < found.count <= _MOST_NODES:
+        return None
+    buffers = []
+    for node in _walk(library, found.root, int(found.count)):
+        name = library.text(library.lib.ggml_backend_buft_name(node.type))
+        if not (name.isascii() and name.isprintable() and name):
+            return None
+        buffers.append(Buffer(name, int(node.model), int(node.context), int(node.compute)))
+    return tuple(sorted(buffers, key=lambda buffer: buffer.name)) if len(buffers) == found.count else None
+
+
+def _walk(library: Library, root: Any, most: int) -> Iterator[Any]:
+    """Nodes below the root; never more than there should be."""
+    waiting = [root]
+    while waiting and most >= 0:
+        node = waiting.pop()
+        if node != library.ffi.NULL:
+            most -= 1
+            yield node
+            waiting += [node.left, node.right]

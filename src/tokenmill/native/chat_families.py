@@ -1,0 +1,251 @@
+"""Families of templates that llama.cpp treats apart, known by parts of their text.
+
+For most templates a conversation is changed by what the template can do. These are given what only their makers'
+own code would: reasoning under another name, tool results in another place. Each also has its own beginning for an
+answer that the caller has begun.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenmill.native.chat_messages import Message, joined
+from tokenmill.native.chat_reasoning import Marks
+
+Arguments = dict[str, Any]
+Adjust = Callable[[list[Message], Arguments], list[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family."""
+
+    name: str
+    marks: Marks | Callable[[Arguments], Marks]
+    header: str | None = None  # what an answer begins with; None: what the template itself writes
+    adjust: Adjust = lambda messages, _arguments: messages
+    after: str = ""  # the header only stands after this
+    says_nothing_of_no_thoughts: bool = False  # without reasoning its first mark is left out
+
+    def marks_for(self, arguments: Arguments) -> Marks:
+        """Its marks, which may depend on the template's arguments."""
+        return self.marks if isinstance(self.marks, Marks) else self.marks(arguments)
+
+
+def family_of(source: str) -> Family | None:
+    """The family a template belongs to; the first that fits. None: no special one."""
+    for needed, absent, family in _FAMILIES:
+        if all(part in source for part in needed) and not any(part in source for part in absent):
+            return family(source) if callable(family) else family
+    return None
+
+
+def _thinking_twice(messages: list[Message], _arguments: Arguments) -> list[Message]:
+    return [{**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in messages]
+
+
+def _harmony(messages: list[Message], arguments: Arguments) -> list[Message]:
+    """Reasoning as `thinking`; beside a call it stands alone."""
+    changed = []
+    for message in _thinking_twice(messages, arguments):
+        alone = "thinking" in message and "tool_calls" in message
+        changed.append({name: value for name, value in message.items() if not (alone and name == "content")})
+    return changed
+
+
+def _thinking_parts(messages: list[Message], _arguments: Arguments) -> list[Message]:
+    """Reasoning as the first part of the content."""
+    changed = []
+    for message in messages:
+        if message["role"] in {"system", "assistant"}:
+            content = message["content"]
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            if "reasoning_content" in message:
+                parts.insert(0, {"type": "thinking", "thinking": message["reasoning_content"]})
+            message = {**message, "content": parts}  # noqa: PLW2901
+            message.pop("reasoning_content", None)
+        changed.append(message)
+    return changed
+
+
+def _always_reasoning(messages: list[Message], _arguments: Arguments) -> list[Message]:
+    return [
+        {**m, "reasoning_content": m.get("reasoning_content", "")} if m["role"] == "assistant" else m for m in messages
+    ]
+
+
+def _in_order_of_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
+    """Results of tools, run by run, in the order in which the tools were called."""
+    changed = list(messages)
+    order: dict[str, int] = {}
+    place = 0
+    while place < len(changed):
+        message = changed[place]
+        if message["role"] == "assistant" and "tool_calls" in message:
+            order = {call["id"]: number for number, call in enumerate(message["tool_calls"]) if "id" in call}
+        end = place
+        while end < len(changed) and changed[end]["role"] in {"user", "tool"}:
+            end += 1
+        results = [index for index in range(place, end) if changed[index]["role"] == "tool"]
+        ordered = sorted((changed[index] for index in results), key=lambda m: order.get(m.get("tool_call_id", ""), 0))
+        for index, result in zip(results, ordered, strict=True):
+            changed[index] = result
+        place = max(end, place + 1)
+    return changed
+
+
+def _results_with_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
+    """Calls, their results and the answer that follows, in one message of the model's."""
+    changed: list[Message] = []
+    waiting = list(messages)
+    while waiting:
+        message = waiting.pop(0)
+        if message["role"] != "assistant" or "tool_calls" not in message:
+            changed.append(message)
+            continue
+        turn: Message = {"role": "assistant", "tool_calls": message["tool_calls"]}
+        results: list[dict[str, Any]] = []
+        while waiting and waiting[0]["role"] == "tool":
+            result = waiting.pop(0)
+            calls = message["tool_calls"]
+            name = calls[len(results)]["function"]["name"] if len(results) < len(calls) else ""
+            results.append({"name": name or result.get("tool_call_id", ""), "response": _read(result["content"])})
+        if results:
+            turn["tool_responses"] = results
+        if waiting and waiting[0]["role"] == "assistant" and "tool_calls" not in waiting[0] and waiting[0]["content"]:
+            turn["content"] = waiting.pop(0)["content"]
+        if "reasoning_content" in message:
+            turn["reasoning_content"] = message["reasoning_content"]
+        changed.append(turn)
+    return changed
+
+
+def _read(content: Any) -> Any:
+    try:
+        return json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        return content
+
+
+def _with_languages(messages: list[Message], arguments: Arguments) -> list[Message]:
+    """Content with the languages to translate between."""
+    codes = {name: arguments.get(name, "en-GB") for name in ("source_lang_code", "target_lang_code")}
+    return [
+        {**m, "content": [{"type": "text", "text": joined(m["content"], "\n"), **codes}]} if m["role"] == "user" else m
+        for m in messages
+    ]
+
+
+def _deepseek(source: str) -> Family:
+    if "function_calls" in source:
+        return Family("DeepSeek V3.2", _THINK, "<｜Assistant｜>")
+    return Family("DeepSeek V4", _THINK, "<｜Assistant｜>", _in_order_of_calls, says_nothing_of_no_thoughts=True)
+
+
+def _qwen_coder(source: str) -> Family:
+    thinks = Marks("<think>\n", "\n</think>\n\n", True) if "<think>" in source else Marks()
+    return Family("Qwen3-Coder", thinks, "<|im_start|>assistant\n")
+
+
+def _gemma4(source: str) -> Family:
+    family = Family("Gemma 4", Marks("<|channel>thought\n", "<channel|>", True), "<|turn>model\n", after="<turn|>\n")
+    return family if "{#- OpenAI Chat Completions:" in source else replace(family, adjust=_results_with_calls)
+
+
+def _horizon(source: str) -> Family:
+    tags = {"medium": "ifm|think_fast", "low": "ifm|think_faster"}
+
+    def marks(arguments: Arguments) -> Marks:
+        silent = arguments.get("enable_thinking") is False and "enable_thinking" in source
+        tag = "ifm|think" if silent else tags.get(arguments.get("reasoning_effort", ""), "ifm|think")
+        return Marks(f"<{tag}>\n", f"</{tag}>", True)
+
+    return Family("K2 Horizon", marks, "<|ifm|im_start|>assistant\n", _always_reasoning)
+
+
+_THINK = Marks("<think>", "</think>", True)
+_HARMONY = Marks("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>", True)
+
+# Parts of the source that must be there, parts that must not, the family; the first that fits counts.
+_FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str], Family]], ...] = (
+    (
+        ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"),
+        ("[CALL_ID]",),
+        Family("Ministral 3", Marks("[THINK]", "[/THINK]", True), "", _thinking_parts),
+    ),
+    (("<|channel|>",), (), Family("gpt-oss", _HARMONY, "<|start|>assistant", _harmony)),
+    (
+        ("<atem:function_calls>", "<|eom|>"),
+        (),
+        Family(
+            "Muse Glimmer",
+            Marks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>", True),
+            "<|start|>assistant",
+        ),
+    ),
+    (
+        (">>>all", ">>>${recipient}"),
+        (),
+        Family("Functionary 3.2", Marks(), "<|start_header_id|>assistant<|end_header_id|>\n\n>>>all\n"),
+    ),
+    (
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        (),
+        Family("Kimi K2", _THINK, "<|im_assistant|>assistant<|im_middle|>"),
+    ),
+    (
+        ("<|open|>", "<|close|>", "<|end_of_msg|>"),
+        (),
+        Family(
+            "Kimi K3",
+            Marks("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>", True),
+            '<|open|>message role="assistant"<|sep|>',
+        ),
+    ),
+    (("<|ifm|im_start|>", "<ifm|tool_calls>"), (), _horizon),
+    (("<role>ASSISTANT</role>", "<arg_key>"), (), Family("Ling 3", _THINK, "<role>ASSISTANT</role>\n")),
+    (
+        ("<|START_TEXT|>", "<|START_ACTION|>"),
+        (),
+        Family(
+            "Cohere2 MoE",
+            Marks("<|START_THINKING|>", "<|END_THINKING|><|START_TEXT|>", True),
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        ),
+    ),
+    (
+        ("<|tool_list_start|>", "<|tool_list_end|>"),
+        (),
+        Family("LFM2", _THINK, "<|im_start|>assistant\n", _thinking_twice),
+    ),
+    (
+        ("List of tools: [",),
+        ("<|tool_list_start|>",),
+        Family("LFM2.5", _THINK, "<|im_start|>assistant\n", _thinking_twice),
+    ),
+    (
+        ("<|role_sep|>", "<|message_sep|>"),
+        ("<|function_call|>",),
+        Family("GigaChat 3", Marks(), "assistant<|role_sep|>\n"),
+    ),
+    (
+        ("]<]minimax[>[", "<tool_call>", "<invoke name="),
+        (),
+        Family("MiniMax M3", Marks("<mm:think>", "</mm:think>", True)),
+    ),
+    (("dsml_token", "DSML", "function_calls"), (), _deepseek),
+    (("dsml_token", "DSML", "tool_calls"), (), _deepseek),
+    (("'<|tool_call>call:'",), (), _gemma4),
+    (
+        ("Tool usage guidelines:", '<function name="', '<param name="'),
+        (),
+        Family("MiniCPM5", Marks("<think>\n", "\n</think>\n\n", True), "<|im_start|>assistant\n"),
+    ),
+    (
+        ("[source_lang_code]", "[target_lang_code]"),
+        (),
+        Family("TranslateGemma", Marks(), "<start_of_turn>model\n", _with_languages),
+    ),
+    (("<tool_call>", "<function=", "<parameter="), ("'<tool_call><function=' ~ tool_call.name ~ '>'",), _qwen_coder),
+)

@@ -1,0 +1,176 @@
+"""A model loaded by llama.cpp: its weights where the plan wants them, and the facts an engine needs about it.
+
+Knows no contexts: any number of them can be made of one model, one after the other, without loading it again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import EngineError
+from tokenmill.native import abi
+from tokenmill.native.cdefs import Log, metadata
+from tokenmill.native.load_params import place
+from tokenmill.native.vocab import Vocab
+
+LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
+Progress = Callable[[float], bool]
+"""Told the share that is loaded, 0 to 1; answers whether to go on."""
+
+# Their caches copy whole sequences only, and stop the process when asked for a part.
+_WHOLE_SEQUENCES_ONLY = frozenset({"deepseek4"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How a model is loaded."""
+
+    gpus: tuple[int, ...] = ()  # cards in use; their process sees only these, and counts them from 0
+    gpu_layers: int = 0  # counted from the last, with the output as one more
+    tensor_split: tuple[float, ...] = ()  # share of each GPU
+    overrides: tuple[tuple[str, str], ...] = ()  # tensor name pattern -> what holds it: CPU, GPU0, ...
+    mmap: bool = True
+    mlock: bool = False
+    repack: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a model says about itself."""
+
+    description: str
+    architecture: str
+    bytes: int
+    parameters: int
+    trained_context: int
+    window: int | None  # tokens that layers with sliding or chunked attention see; None: all layers see everything
+    shares: bool  # sequences can share and cut the cells of a head
+    why_not: str | None  # in words, where they cannot
+
+
+class Model:
+    """Weights in memory. Closing it while a context of it lives is a crash: close contexts first."""
+
+    def __init__(self, library: abi.Library, log: Log, pointer: Any, path: Path, settings: ModelSettings) -> None:
+        self.library = library
+        self.log = log
+        self.path = path
+        self.settings = settings
+        self._pointer = pointer
+        self.facts = _facts(library, pointer)
+        self.vocab = Vocab(library, pointer, log)
+
+    @classmethod
+    def load(
+        cls,
+        library: abi.Library,
+        path: Path,
+        settings: ModelSettings,
+        progress: Progress | None = None,
+        *,
+        log: Log | None = None,
+        vocab_only: bool = False,
+    ) -> "Model":
+        """Load a GGUF file, or a split one by its first file; EngineError with llama.cpp's own words if it cannot.
+
+        `vocab_only` leaves the weights out: the model then has a vocabulary and can do nothing else.
+        """
+        log = Log(library) if log is None else log
+        if not path.is_file():
+            raise EngineError(f"no model file at {path}", hint="tokenmill models ls shows what is here")
+        library.lib.llama_backend_init()
+        params = library.lib.llama_model_default_params()
+        kept = place(
+            library,
+            params,
+            repack=settings.repack,
+            gpu_layers=settings.gpu_layers,
+            tensor_split=settings.tensor_split,
+            overrides=settings.overrides,
+        )
+        params.vocab_only = vocab_only
+        params.load_mode = LOAD_MODES[settings.mmap, settings.mlock]
+        if not settings.gpus:
+            # An empty list of devices: otherwise even no layers on a GPU takes its memory and copies weights over.
+            kept.append(library.ffi.new("ggml_backend_dev_t[]", [library.ffi.NULL]))
+            params.devices = kept[-1]
+        if progress is not None:
+            call = library.ffi.callback(
+                "bool(float, void *)", error=False, onerror=lambda *error: failed.append(error[1])
+            )
+            kept.append(call(lambda share, _: progress(share)))
+            params.progress_callback = library.ffi.cast("void *", kept[-1])
+        mark = log.mark()
+        failed: list[BaseException] = []  # C code cannot pass them on
+        pointer = library.lib.llama_model_load_from_file(str(path).encode(), params)
+        if failed:
+            raise failed[0]
+        if pointer == library.ffi.NULL:
+            raise EngineError(_failure(path, log, mark), hint=_hint(log, mark))
+        return cls(library, log, pointer, path, settings)
+
+    @property
+    def pointer(self) -> Any:
+        """llama.cpp's own handle."""
+        if self._pointer is None:
+            raise EngineError(f"{self.path.name} is no longer loaded")
+        return self._pointer
+
+    def metadata(self, key: str) -> str | None:
+        """A scalar of the file's metadata as text; None: it has none of that name."""
+        return metadata(self.library, self.pointer, key)
+
+    def close(self) -> None:
+        """Free the weights."""
+        if self._pointer is not None:
+            self.vocab.close()
+            self.library.lib.llama_model_free(self._pointer)
+            self._pointer = None
+
+
+def _failure(path: Path, log: Log, mark: int) -> str:
+    error = log.error(mark)
+    return f"llama.cpp cannot load {path.name}" + (f": {error}" if error else "")
+
+
+def _hint(log: Log, mark: int) -> str | None:
+    said = " ".join(log.since(mark)).lower()
+    if "unknown model architecture" in said:
+        return "this build does not know the model: name a newer libllama.so with its llama.h in the configuration"
+    if "unable to allocate" in said or "failed to allocate" in said or "out of memory" in said:
+        return "there was too little memory: tokenmill plan shows what the model needs"
+    return " | ".join(log.since(mark, least=abi.LOG_DEBUG + 1)[-4:]) or None
+
+
+def _facts(library: abi.Library, pointer: Any) -> Facts:
+    lib = library.lib
+    text = library.ffi.new("char[]", 256)
+    lib.llama_model_desc(pointer, text, 256)
+    window = int(lib.llama_model_n_swa(pointer))
+    architecture = metadata(library, pointer, "general.architecture") or ""
+    why_not = _why_not_share(lib, pointer, architecture)
+    return Facts(
+        description=library.text(text),
+        architecture=architecture,
+        bytes=int(lib.llama_model_size(pointer)),
+        parameters=int(lib.llama_model_n_params(pointer)),
+        trained_context=int(lib.llama_model_n_ctx_train(pointer)),
+        window=window or None,
+        shares=why_not is None,
+        why_not=why_not,
+    )
+
+
+def _why_not_share(lib: Any, pointer: Any, architecture: str) -> str | None:
+    if lib.llama_model_has_encoder(pointer):
+        return "an encoder's output belongs to one sequence"
+    if lib.llama_model_is_recurrent(pointer):
+        return "a recurrent state cannot be cut back to an earlier token"
+    if lib.llama_model_is_hybrid(pointer):
+        return "some layers keep a recurrent state, which cannot be cut back to an earlier token"
+    if lib.llama_model_is_diffusion(pointer):
+        return "a diffusion model does not decode token by token"
+    if architecture in _WHOLE_SEQUENCES_ONLY:
+        return "its compressed cache can only be copied whole"
+    return None

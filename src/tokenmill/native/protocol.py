@@ -1,0 +1,162 @@
+"""What the native worker and its clients say to each other: one JSON object a line over a Unix socket.
+
+    client                                          worker
+    {"submit": 7, "request": {...}}                 {"loading": 0.4, "detail": "weights"}        until it is ready
+    {"cancel": 7}                                   {"hello": {...}}                             once, when it is
+    {"call": 8, "name": "status", "with": {...}}    {"piece": 7, ...} ... {"answer": 7, ...}
+                                                    {"result": 8, "value": ...}
+                                                    {"error": 7, "kind": "TooLong", ...}
+                                                    {"beat": {...}}                              five a second
+
+Numbers are the client's own. Client and worker are of the same version, and a request was checked where the user handed
+it in: requests are decoded here, not checked again. Any of `MALFORMED`, raised while a message is handled, means that
+somebody else wrote it.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from tokenmill.engine.engine import (
+    Answer,
+    Capabilities,
+    Chat,
+    Counters,
+    Identity,
+    Piece,
+    Request,
+    Sampling,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from tokenmill.engine.fit_params import Buffer
+from tokenmill.errors import EngineError, TokenmillError, to_wire
+
+MOST_LINE_BYTES = 256 << 20  # a prompt of a million tokens as numbers is seven megabytes
+BEAT_S = 0.2
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+_UNSET: tuple[Any, ...] = (None, (), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a worker is, once it can answer."""
+
+    identity: Identity
+    capabilities: Capabilities
+    buffers: tuple[Buffer, ...]  # what llama.cpp says it took
+    load_s: float
+    threads: int
+    threads_batch: int
+    streams: bool = False  # each lane has cells of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A worker's pulse."""
+
+    step_age_s: float | None  # how long the step in hand has been running; None: none is
+    counters: Counters
+
+
+HELLO = TypeAdapter(Handshake)
+BEAT = TypeAdapter(Beat)
+
+
+def line(message: dict[str, Any]) -> bytes:
+    """One message as it travels."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass") + b"\n"
+
+
+def read(text: bytes) -> dict[str, Any]:
+    """One message as it came."""
+    try:
+        message = json.loads(text)
+    except ValueError as error:
+        raise EngineError(f"the engine's socket carries something else: {text[:60]!r}") from error
+    if not isinstance(message, dict):
+        raise EngineError(f"the engine's socket carries something else: {text[:60]!r}")
+    return message
+
+
+def request_message(request: Request) -> dict[str, Any]:
+    """A request as it travels: fields that are not set are left out."""
+    prompt = request.prompt
+    return {
+        **_set_fields(request),
+        "prompt": _set_fields(prompt) if isinstance(prompt, Chat) else prompt,
+        "sampling": _set_fields(request.sampling),
+    }
+
+
+def request_of(message: dict[str, Any]) -> Request:
+    """A request as it came. Raises one of `MALFORMED` if `request_message` did not make the message."""
+    prompt = message["prompt"]
+    sampling = message.get("sampling", {})
+    if isinstance(prompt, dict):
+        prompt = Chat(**{**prompt, "messages": tuple(prompt["messages"]), "tools": tuple(prompt.get("tools", ()))})
+    elif isinstance(prompt, list):
+        prompt = tuple(prompt)
+    if "logit_bias" in sampling:
+        sampling = {**sampling, "logit_bias": tuple((token, bias) for token, bias in sampling["logit_bias"])}
+    stop = tuple(message.get("stop", ()))
+    return Request(**{**message, "prompt": prompt, "sampling": Sampling(**sampling), "stop": stop})
+
+
+def _set_fields(value: Request | Chat | Sampling) -> dict[str, Any]:
+    return {name: item for name in value.__slots__ if (item := getattr(value, name)) not in _UNSET}
+
+
+def failure(number: int, error: TokenmillError) -> dict[str, Any]:
+    """The message that reports an error of request `number`."""
+    return {"error": number, **to_wire(error)}
+
+
+def piece_message(number: int, piece: Piece) -> dict[str, Any]:
+    """A piece as it travels."""
+    message = {"piece": number, "text": piece.text, "tokens": piece.tokens}
+    return message | {"logprobs": _logprobs_out(piece.logprobs)} if piece.logprobs else message
+
+
+def piece_of(message: dict[str, Any]) -> Piece:
+    """A piece as it came."""
+    return Piece(message["text"], message["tokens"], _logprobs_in(message.get("logprobs", ())))
+
+
+def answer_message(number: int, answer: Answer) -> dict[str, Any]:
+    """An answer as it travels."""
+    return {
+        "answer": number,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "usage": asdict(answer.usage),
+        "timings": asdict(answer.timings),
+        "notes": answer.notes,
+        "logprobs": None if answer.logprobs is None else _logprobs_out(answer.logprobs),
+    }
+
+
+def answer_of(message: dict[str, Any]) -> Answer:
+    """An answer as it came."""
+    logprobs = message["logprobs"]
+    return Answer(
+        message["text"],
+        message["finish_reason"],
+        Usage(**message["usage"]),
+        Timings(**message["timings"]),
+        None if logprobs is None else _logprobs_in(logprobs),
+        notes=tuple(message["notes"]),
+    )
+
+
+def _logprobs_out(logprobs: Iterable[TokenLogprob]) -> list[list[Any]]:
+    """Bytes of tokens need not be text: they travel as hexadecimal digits."""
+    return [[each.text, each.token, each.logprob, each.raw.hex(), _logprobs_out(each.top)] for each in logprobs]
+
+
+def _logprobs_in(rows: Iterable[Any]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(row[0], row[1], row[2], bytes.fromhex(row[3]), _logprobs_in(row[4])) for row in rows)

@@ -1,0 +1,106 @@
+"""Starting a native worker for a plan, and finding one that runs."""
+
+import hashlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import records
+from tokenmill.engine.process import Process
+from tokenmill.engine.reserve_start import Told, start_kept
+from tokenmill.errors import EngineError
+from tokenmill.launch.binding import host_bytes
+from tokenmill.model.identity import identity_of
+from tokenmill.native.client import NativeEngine
+from tokenmill.native.from_plan import environment_of, settings_of
+from tokenmill.native.worker_config import INTERACTIVE_LANES, ORDER, WorkerConfig, sequences_for
+from tokenmill.planner.plan import Plan
+
+_MOST_SOCKET_BYTES = 100  # sun_path holds 108
+
+
+async def start(
+    plan: Plan,
+    *,
+    model_path: Path,
+    config: EngineConfig,
+    state: Path,
+    name: str,
+    began: Callable[[Process], None] | None = None,
+    detach: bool = False,
+    told: Told | None = None,
+) -> NativeEngine:
+    """Load a model in a worker of ours and wait until it answers; it dies with us unless detached.
+
+    `began` is told of the process before it has loaded anything, `told` of what it leaves to other programs.
+    """
+    weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_LANES))
+    order = WorkerConfig(
+        socket=socket_path(state, name),
+        model=model_path,
+        model_id=identity_of(model_path),
+        name=plan.profile.name,
+        weights=weights,
+        context=replace(context, batch=max(context.ubatch, context.sequences)),
+        lanes=plan.settings.sequences,
+        interactive_lanes=INTERACTIVE_LANES,
+        library=_path(config.library),
+        header=_path(config.header),
+    )
+    argv = [sys.executable, "-m", "tokenmill.native.worker", ORDER.dump_json(order).decode()]
+    process = await start_kept(
+        argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, told=told
+    )
+    record = records.Record(
+        name=name,
+        kind="native",
+        engine=process.pid,
+        minder=process.minder,
+        address=str(order.socket),
+        model=order.name,
+        model_id=order.model_id,
+        build="native",
+        argv=tuple(argv[:3]),
+        started=time.time(),
+        log=str(process.log),
+        detached=detach,
+        predicted_host_bytes=host_bytes(plan),
+    )
+    if began is not None:
+        began(process)
+    try:
+        records.write(state, record)  # before it is ready: a load may take longer than we live
+        engine = await NativeEngine.connect(
+            order.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
+        )
+    except BaseException:
+        await process.kill()
+        records.forget(state, record)
+        raise
+    records.write(state, replace(record, build=engine.identity.build))
+    return engine
+
+
+def socket_path(state: Path, name: str) -> Path:
+    """Where a worker of this name listens: beside its record, or where paths are short enough for a socket."""
+    beside = records.folder(state, name).absolute() / "socket"
+    if len(os.fsencode(beside)) <= _MOST_SOCKET_BYTES:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        return beside
+    short = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"tokenmill-{os.getuid()}"
+    try:
+        short.mkdir(mode=0o700, exist_ok=True)
+        if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
+            raise EngineError(f"{short} is not ours alone", hint="set XDG_RUNTIME_DIR, or a shorter state_dir")
+    except OSError as error:
+        raise EngineError(f"cannot make {short} for the engine's socket: {error.strerror}") from error
+    return short / hashlib.sha256(os.fsencode(beside)).hexdigest()[:24]
+
+
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given).expanduser()

@@ -1,0 +1,99 @@
+"""Answers the open questions of a goal that need no placement: context, threads, batches, cache types."""
+
+from tokenmill.config import MAX_THREADS
+from tokenmill.errors import UsageError
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.blocks import CACHE_TYPES
+from tokenmill.model.profile import Profile
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.plan import Decision, Settings
+
+DEFAULT_CONTEXT = 32768
+
+
+def choose_settings(
+    machine: Machine, profile: Profile, goal: Goal, *, with_gpu: bool
+) -> tuple[Settings, tuple[Decision, ...]]:
+    """Everything but the layout of weights in host memory."""
+    decisions = []
+    context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
+    if profile.training_context and context > profile.training_context:
+        raise UsageError(
+            f"{profile.name} was trained for {profile.training_context} tokens of context, not {context}",
+            hint=f"--context {profile.training_context}",
+        )
+    for kind in (goal.cache_type_k, goal.cache_type_v):
+        _check_cache_type(kind, goal.engine)
+    threads, reason = _threads(machine, goal, with_gpu=with_gpu)
+    if goal.threads is None:
+        decisions.append(Decision("threads", str(threads), reason))
+    ubatch = min(goal.ubatch or 512, context, goal.batch or context)
+    settings = Settings(
+        engine=goal.engine,
+        context=context,
+        sequences=goal.sequences or 1,
+        ubatch=ubatch,
+        batch=goal.batch or max(2048, ubatch),
+        cache_type_k=goal.cache_type_k or "f16",
+        cache_type_v=_cache_type_v(profile, goal),
+        threads=threads,
+        threads_batch=goal.threads_batch or threads,
+        flash_attention=goal.flash_attention,
+        mmap=goal.mmap if goal.mmap is not None else True,
+        mlock=goal.mlock,
+        repack=goal.repack if goal.repack is not None else not with_gpu,
+        cache_ram_bytes=goal.cache_ram_bytes,
+        ik=goal.ik,
+        moe_cache_bytes=goal.moe_cache_bytes,
+        full_windows=goal.full_windows,
+        unified=_unified(goal),
+        output_rows=goal.output_rows,
+        gpu_memory_utilization=goal.gpu_memory_utilization,
+        tensor_parallel=goal.tensor_parallel,
+    )
+    return settings, tuple(decisions)
+
+
+def _unified(goal: Goal) -> bool:
+    """Slots of a server that is told how many (-np) have a cache each, unless it is told --kv-unified too."""
+    if goal.unified is not None:
+        return goal.unified
+    return goal.full_windows or (goal.sequences or 1) == 1
+
+
+def _check_cache_type(kind: str | None, engine: str) -> None:
+    known = [name for name in CACHE_TYPES if (name == "fp8") == (engine == "vllm") or name in ("f16", "bf16")]
+    known = [name for name in known if name != "q6_0" or engine.startswith("ik_llama")]
+    if kind is not None and kind not in known:
+        raise UsageError(f"{engine} has no cache type {kind!r}", hint=f"known: {', '.join(known)}")
+
+
+def _cache_type_v(profile: Profile, goal: Goal) -> str:
+    """V's type; a latent cache has no V of its own, and engines refuse another type for it."""
+    type_k = goal.cache_type_k or "f16"
+    latent = any(layer.kind == "latent" for layer in profile.cache)
+    if latent and goal.engine == "llama.cpp":
+        return type_k
+    return goal.cache_type_v or type_k
+
+
+def _threads(machine: Machine, goal: Goal, *, with_gpu: bool) -> tuple[int, str]:
+    cores = machine.cpu.cores
+    if goal.threads is not None:
+        return goal.threads, "as asked for"
+    if cores is None:
+        return 8, "the number of cores is unknown: set --threads"
+    allowed = min(cores, int(machine.limits.cgroup_cpus or cores) or 1)
+    if goal.reserve_cores >= allowed:
+        raise UsageError(
+            f"{goal.reserve_cores} of {allowed} cores cannot be kept free: none would be left",
+            hint=f"--reserve-cores {max(0, allowed - 1)} or fewer",
+        )
+    threads = allowed - goal.reserve_cores
+    words = f"{allowed} physical cores"
+    if goal.reserve_cores:
+        words += f" less {goal.reserve_cores} kept for the pipeline"
+    elif with_gpu and allowed > 8:
+        threads -= 1
+        words += " less one that feeds the GPU"
+    return min(threads, MAX_THREADS), words + "; hyper-threads add nothing to memory-bound work"

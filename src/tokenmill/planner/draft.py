@@ -1,0 +1,268 @@
+"""One way to run a model: settings, a placement for them, and the ledger of both."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tokenmill.errors import UsageError
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.planner import vllm
+from tokenmill.planner.choices import choose_settings
+from tokenmill.planner.costs import Costs, IkCosts, costs_of
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.ik_fit import fit_sizes, free_at_start, own_fit
+from tokenmill.planner.ledger import ledger
+from tokenmill.planner.offload import left_to_cards, set_rows
+from tokenmill.planner.place import assemble, host_tier, spill, usable_gpus
+from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortfall
+from tokenmill.planner.split import Layer, split
+from tokenmill.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A plan without its forecast."""
+
+    settings: Settings
+    placement: Placement
+    ledger: Ledger
+    decisions: tuple[Decision, ...]
+    shortfalls: tuple[Shortfall, ...]
+
+
+def make_draft(
+    machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, *, even: bool = True
+) -> Draft:
+    """Draft one way; with `placement` given, only account for it. Without `even`, quicker and less even."""
+    gpus = usable_gpus(machine, goal)
+    settings, decisions = choose_settings(machine, profile, goal, with_gpu=bool(gpus))
+    if goal.engine == "vllm":
+        return _vllm_draft(machine, profile, goal, settings, decisions)
+    costs = costs_of(profile, settings)
+    given = placement is not None
+    if placement is None:
+        placement, reasons = _place(machine, profile, goal, costs, gpus, even=even)
+        decisions += reasons
+    settings, reason = _layout(machine, costs, placement, goal)
+    decisions = (*decisions, *reason)
+    costs = costs_of(profile, settings)
+    found = ledger(machine, costs, placement, goal)
+    placement, found = _spilled(machine, costs, placement, goal, found)
+    if not given or goal.offload_min_batch is not None:  # a placement of somebody else's is run with their environment
+        rows = set_rows(machine, profile, settings, placement, goal.offload_min_batch)
+        settings = replace(settings, offload_min_batch=rows)
+        decisions = (*decisions, *_moved(machine, profile, settings, placement))
+    return Draft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
+
+
+def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
+    """Why the GPU decodes with experts that live in host memory, where it does."""
+    found = left_to_cards(machine, profile, settings, placement)
+    if found is not None:
+        yield Decision(
+            "decoding",
+            "experts copied to the GPU in every step",
+            f"{settings.sequences} sequences at once: {found.moved_tok_s:.3g} tok/s forecast so, "
+            f"{found.processors_tok_s:.3g} on the processors",
+        )
+
+
+def _vllm_draft(
+    machine: Machine, profile: Profile, goal: Goal, settings: Settings, decisions: tuple[Decision, ...]
+) -> Draft:
+    """vLLM fills its share of the GPUs; what counts is how many tokens that holds."""
+    gpus = usable_gpus(machine, goal)
+    if max(1, len(gpus)) < goal.tensor_parallel:
+        raise UsageError(
+            f"vLLM needs {goal.tensor_parallel} of the GPUs that may be used, and there are {len(gpus)}",
+            hint=f"--tensor-parallel {max(1, len(gpus))}",
+        )
+    if profile.heads and profile.heads % goal.tensor_parallel:
+        raise UsageError(
+            f"vLLM cannot split the {profile.heads} heads of {profile.name} over {goal.tensor_parallel} GPUs",
+            hint="--tensor-parallel 1, 2, 4 or 8",
+        )
+    placement, found, tokens = vllm.place(machine, profile, settings, goal)
+    needed = round(vllm.bytes_per_token(profile, settings) * settings.cells)
+    why = f"{settings.gpu_memory_utilization:.0%} of each GPU less weights and activations, in blocks of {vllm.BLOCK}"
+    if not gpus:
+        why = f"what {settings.sequences} x {settings.context} tokens need, in blocks of {vllm.CPU_BLOCK}"
+    decisions = (*decisions, Decision("kv tokens", str(tokens), why))
+    shortfalls = list(_shortfalls(machine, found))
+    room = sum(row.bytes for row in found.full_context if row.item == "kv")
+    if tokens < settings.cells and not shortfalls:
+        shortfalls.append(Shortfall(gpus[0], needed, min(room, needed - 1), "full_context"))
+    return Draft(settings, placement, found, decisions, tuple(shortfalls))
+
+
+def _place(
+    machine: Machine, profile: Profile, goal: Goal, costs: Costs, gpus: tuple[str, ...], *, even: bool
+) -> tuple[Placement, tuple[Decision, ...]]:
+    host = host_tier(machine)
+    count = profile.layers
+    if not gpus:
+        why = "--cpu-only" if goal.cpu_only else "no GPU may be used" if machine.gpus else "the machine has no GPU"
+        return assemble(profile, host, [host] * count, host, frozenset()), (
+            Decision("placement", f"all in {host}", why),
+        )
+    if goal.own_fit:
+        return _own_fit(machine, goal, costs, gpus)
+    layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
+    every = range(count)
+    beside = {
+        (head, staged): max(costs.runtime(len(gpus), machine.capability(gpu)) for gpu in gpus)
+        + costs.growth(every)
+        + costs.compute(every, head=head)
+        + (costs.head if head else 0)
+        + (costs.staging(every, head=head, staged=every) if staged else 0)
+        for head in (False, True)
+        for staged in (False, True)
+    }
+    room = [max(0, capacity(machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
+    found = split(layers, room, lambda _card, head, staged: beside[head, staged], even=even)
+    if found.first:
+        # Layers that stay on the host are lent to the first card in large batches.
+        lent = costs.lent(range(found.first))
+        found = split(layers, room, lambda card, head, staged: beside[head, staged] + (0 if card else lent), even=even)
+    devices = [host] * found.first
+    resident: set[int] = set()
+    for gpu, share in zip(gpus, found.shares, strict=True):
+        devices += [gpu] * (share.stop - share.start)
+        resident.update(share.experts)
+    head = devices[-1]
+    placement = assemble(profile, host, devices, head, frozenset(resident))
+    return placement, (_placement_reason(profile, found.first, found.expert_layers, host),)
+
+
+def _own_fit(
+    machine: Machine, goal: Goal, costs: Costs, gpus: tuple[str, ...]
+) -> tuple[Placement, tuple[Decision, ...]]:
+    """What the engine's own rule would do: only ik_llama.cpp's is known."""
+    if not isinstance(costs, IkCosts):
+        raise UsageError(
+            f"the own fit of {goal.engine} is not known here", hint="leave --own-fit out, or --engine ik_llama"
+        )
+    sizes = fit_sizes(costs.profile, costs.settings, options=costs.options)
+    free = [free_at_start(capacity(machine, gpu)) for gpu in gpus]
+    found = own_fit(sizes, free, goal.fit_margin_bytes, options=costs.options)
+    if found.gives_up:
+        names = ", ".join(gpus[index] for index in found.gives_up)
+        raise UsageError(
+            f"ik_llama.cpp's own fit refuses to start: {names} cannot hold their layers without experts",
+            hint="a smaller --fit-margin, a smaller --context, or no --own-fit",
+        )
+    host = host_tier(machine)
+    devices = [host if index is None else gpus[index] for index in found.layers]
+    resident = frozenset(layer for held in found.experts for layer in held)
+    reason = "ik_llama.cpp deals whole layers out by free memory less its margin, then drops experts from the end"
+    return assemble(costs.profile, host, devices, gpus[found.head], resident), (
+        Decision("placement", "the engine's own --fit", reason),
+    )
+
+
+def _placement_reason(profile: Profile, first: int, held: int, host: str) -> Decision:
+    having = sum(1 for layer in range(profile.layers) if _has_experts(profile, layer))
+    parts = [f"layers {first}-{profile.layers - 1} on GPUs" if first else "every layer's attention on GPUs"]
+    if having:
+        parts.append(f"experts of {held} of {having} layers too, the others in {host}")
+    reason = "experts are read sparsely, everything else at every token: what is read most goes to the fastest memory"
+    if first:
+        reason = (
+            f"the GPUs cannot hold the attention of more than {profile.layers - first} layers with cache and buffers"
+        )
+    return Decision("placement", "; ".join(parts), reason)
+
+
+def _has_experts(profile: Profile, layer: int) -> bool:
+    return any(t.layer == layer and t.cls is TensorClass.ROUTED_EXPERTS for t in profile.tensors)
+
+
+def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> tuple[Settings, tuple[Decision, ...]]:
+    """Mapped or read, rewritten or not: whatever keeps one copy where two do not fit."""
+    settings = costs.settings
+    if goal.mmap is not None and goal.repack is not None:
+        return settings, ()
+    decisions = []
+    host = host_tier(machine)
+    room = capacity(machine, host)
+    mapped = replace(settings, mmap=True if goal.mmap is None else goal.mmap)
+    is_open = goal.mmap is None and settings.repack
+
+    def peak(way: Settings) -> int:
+        return ledger(machine, costs_of(costs.profile, way), placement, goal).total(host, "load_peak")
+
+    if goal.mmap is None and costs.moves_to_gpu and _streams(costs, placement):
+        read = replace(settings, mmap=False)
+        if peak(read) <= room:
+            reason = "experts cross PCIe several times faster from pinned memory than from a mapped file"
+            return read, (Decision("mmap", "off", reason),)
+    total = peak(mapped)
+    if total <= room:
+        settings = mapped
+        if goal.mmap is None:
+            decisions.append(Decision("mmap", "on", "the file's pages survive a restart, so the next load is warm"))
+    elif is_open and goal.repack is None and _beyond_host(machine, goal) and peak(replace(settings, mmap=False)) > room:
+        settings = replace(mapped, repack=False)
+        reason = f"what {host} cannot hold is read from the mapped file, and that cannot be rewritten"
+        decisions.append(Decision("repack", "off", reason))
+    elif is_open:
+        settings = replace(settings, mmap=False)
+        decisions.append(
+            Decision("mmap", "off", f"mapped and repacked weights together need {format_bytes(total)} in {host}")
+        )
+    return settings, tuple(decisions)
+
+
+def _streams(costs: Costs, placement: Placement) -> bool:
+    """Whether some layer that a GPU computes has its experts in host memory."""
+    return any(
+        tensor.cls is TensorClass.ROUTED_EXPERTS
+        and not home.startswith("gpu")
+        and placement.device_of(tensor).startswith("gpu")
+        for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
+    )
+
+
+def capacity(machine: Machine, tier: str) -> int:
+    """What a plan may use of a tier: what is free now where that is known, within the limits of this process."""
+    found = next((item for item in machine.tiers() if item.name == tier), None)
+    if found is None:
+        return 0
+    size = found.capacity_bytes or 0
+    if found.kind in ("dram", "pmem") and machine.limits.cgroup_memory_bytes is not None:
+        size = min(size, machine.limits.cgroup_memory_bytes)
+    return size if found.free_bytes is None or found.kind == "disk" else min(size, found.free_bytes)
+
+
+def _spilled(
+    machine: Machine, costs: Costs, placement: Placement, goal: Goal, found: Ledger
+) -> tuple[Placement, Ledger]:
+    """Whole layers' experts beyond host memory go to persistent memory, then to disk where that is allowed."""
+    host = host_tier(machine)
+    over = found.needed(host, "load_peak") - capacity(machine, host)
+    if over <= 0:
+        return placement, found
+    further = _beyond_host(machine, goal)
+    if not further or not costs.settings.mmap:
+        return placement, found
+    moved = spill(costs.profile, placement, host, over, [(name, capacity(machine, name)) for name in further])
+    return moved, ledger(machine, costs, moved, goal)
+
+
+def _beyond_host(machine: Machine, goal: Goal) -> list[str]:
+    """Slower memories that a mapped file can be read from in place: PMem with a file system on it, then disk."""
+    host = host_tier(machine)
+    further = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
+    return [*further, "disk"] if goal.allow_disk and machine.disk is not None else further
+
+
+def _shortfalls(machine: Machine, found: Ledger) -> Iterator[Shortfall]:
+    moments: tuple[Literal["load_peak", "full_context"], ...] = ("load_peak", "full_context")
+    for tier in machine.tiers():
+        room = capacity(machine, tier.name)
+        for moment in moments:
+            needed = found.needed(tier.name, moment)
+            if needed > room:
+                yield Shortfall(tier.name, needed, room, moment)
+                break

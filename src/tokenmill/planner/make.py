@@ -1,0 +1,206 @@
+"""The room's verb: `make(machine, profile, goal)` gives a `Plan`. Pure; where hardware and model meet.
+
+Memory that must hold comes first; the micro-batch is then chosen by what the forecast says it is worth. Every answer
+to a question that the goal left open carries its reason.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tokenmill.errors import UsageError
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile
+from tokenmill.planner.calibration import Calibration
+from tokenmill.planner.changes import Alternatives, changes_that_fit
+from tokenmill.planner.choices import DEFAULT_CONTEXT
+from tokenmill.planner.draft import Draft, make_draft
+from tokenmill.planner.forecast import decode_speed, forecast, prefill_speed
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.place import host_tier
+from tokenmill.planner.plan import Decision, Placement, Plan
+from tokenmill.units import format_bytes, format_gb_s
+
+UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # the engines' default first
+SEQUENCES = (1, 2, 4, 8, 16)  # beyond lies the offload cliff of engines that keep experts on the host
+JOB_PROMPT, JOB_OUTPUT = 4096, 512  # the job that settings are weighed with: a document in, a page out
+WORTH = 1.03  # a setting must win by more than this to be worth its memory
+
+
+def make(
+    machine: Machine,
+    profile: Profile,
+    goal: Goal,
+    *,
+    placement: Placement | None = None,
+    alternatives: Alternatives = (),
+    calibration: Calibration | None = None,
+) -> Plan:
+    """Plan a model on a machine; with `placement` given, only account for it.
+
+    `calibration` is what this machine's recorded runs say of the forecast, which is corrected by it.
+    """
+    absent = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
+    if absent and not goal.cpu_only:
+        there = ", ".join(str(gpu.index) for gpu in machine.gpus) or "none"
+        raise UsageError(f"{machine.name} has no GPU {', '.join(map(str, absent))}", hint=f"its GPUs: {there}")
+    best = _choose(machine, profile, goal, placement, calibration)
+    plan = _finished(machine, profile, goal, best, calibration)
+    if plan.fits:
+        return plan
+    return replace(plan, changes=tuple(changes_that_fit(machine, profile, goal, plan, alternatives)))
+
+
+def _choose(
+    machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
+) -> Draft:
+    """The best draft: the first context and cache type that fit, then the micro-batch, then the sequences."""
+    first: Draft | None = None
+    options = list(_memory_options(profile, goal))
+    least = options[-1][0]
+    if make_draft(machine, profile, replace(least, ubatch=min(_ubatches(least))), placement, even=False).shortfalls:
+        options = options[:1]  # what needs least does not fit: one draft says why
+    for asked, reasons in options:
+        sizes = _ubatches(asked)
+        drafts = [make_draft(machine, profile, replace(asked, ubatch=s), placement, even=False) for s in sizes]
+        first = first or drafts[0]
+        fitting = [draft for draft in drafts if not draft.shortfalls]
+        if not fitting:
+            continue
+        best = _soonest(machine, profile, fitting, calibration)
+        settled = replace(asked, ubatch=best.settings.ubatch)
+        sequences, why = _sequences(machine, profile, settled, placement, calibration)
+        draft = make_draft(machine, profile, replace(settled, sequences=sequences), placement)
+        size = () if goal.ubatch is not None else (_ubatch_reason(machine, profile, draft, calibration),)
+        return replace(draft, decisions=(*draft.decisions, *reasons, *size, *why))
+    assert first is not None  # noqa: S101  there is always something to try
+    return first
+
+
+def _memory_options(profile: Profile, goal: Goal) -> Iterator[tuple[Goal, tuple[Decision, ...]]]:
+    """What may be tried to make it fit, the most wanted first: shorter contexts only after smaller caches."""
+    longest = min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
+    contexts = [goal.context] if goal.context is not None else [longest >> halvings for halvings in range(4)]
+    open_type = goal.cache_type_k is None and goal.cache_type_v is None and goal.engine != "vllm"
+    for context in contexts:
+        for kind in ("f16", "q8_0") if open_type else (goal.cache_type_k,):
+            reasons = []
+            if goal.context is None:
+                why = "where batch work lives; --context asks for more" if context == longest else "longer does not fit"
+                reasons.append(Decision("context", str(context), why))
+            if open_type:
+                why = "exact, and it fits" if kind == "f16" else "half the size of f16, which does not fit"
+                reasons.append(Decision("cache type", str(kind), why))
+            asked = replace(goal, context=context)
+            yield replace(asked, cache_type_k=kind, cache_type_v=kind) if open_type else asked, tuple(reasons)
+
+
+def _ubatches(goal: Goal) -> tuple[int, ...]:
+    if goal.ubatch is not None:
+        return (goal.ubatch,)
+    most = min(goal.context or DEFAULT_CONTEXT, goal.batch or max(UBATCHES))
+    return tuple(size for size in UBATCHES if size <= most) or (most,)
+
+
+def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft], calibration: Calibration | None) -> Draft:
+    """The draft that does the reference job soonest; an earlier one where the difference is not worth its memory."""
+    best = drafts[0]
+    least = _job_seconds(machine, profile, drafts[0], calibration)
+    for draft in drafts[1:]:
+        seconds = _job_seconds(machine, profile, draft, calibration)
+        if seconds is not None and least is not None and seconds * WORTH < least:
+            best = draft
+            least = seconds
+    return best
+
+
+def _sequences(
+    machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
+) -> tuple[int, tuple[Decision, ...]]:
+    """As many as still add a tenth with each doubling, and cost no expert layer its place."""
+    if goal.sequences is not None or goal.engine == "vllm":
+        return goal.sequences or 1, ()
+    chosen = 1
+    most = 0
+    rates = dict[int, float]()
+    for count in SEQUENCES:
+        draft = make_draft(machine, profile, replace(goal, sequences=count), placement, even=False)
+        depth = draft.settings.context // 4
+        speed = decode_speed(
+            machine, profile, draft.settings, draft.placement, depth=depth, sequences=count, calibration=calibration
+        )
+        held = sum(home.startswith("gpu") for home in draft.placement.homes)
+        if speed is None or draft.shortfalls or (rates and (held < most or speed.tok_s < 1.1 * rates[chosen])):
+            break
+        most = max(most, held)
+        chosen, rates[count] = count, speed.tok_s
+    if not rates:
+        return 1, (Decision("sequences", "1", "the forecast cannot tell whether more would pay"),)
+    why = f"{rates[chosen]:.3g} tok/s together" + (f", one alone {rates[1]:.3g}" if chosen > 1 else "")
+    return chosen, (Decision("sequences", str(chosen), f"{why}; twice as many add less than a tenth or do not fit"),)
+
+
+def _job_seconds(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> float | None:
+    prompt = min(JOB_PROMPT, max(1, draft.settings.context // 2))
+    settings = draft.settings
+    placement = draft.placement
+    read = prefill_speed(machine, profile, settings, placement, depth=0, prompt=prompt, calibration=calibration)
+    write = decode_speed(machine, profile, settings, placement, depth=prompt, calibration=calibration)
+    if read is None or write is None:
+        return None
+    return prompt / read.tok_s + JOB_OUTPUT / write.tok_s
+
+
+def _ubatch_reason(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> Decision:
+    ubatch = draft.settings.ubatch
+    seconds = _job_seconds(machine, profile, draft, calibration)
+    reason = "the engine's default; the forecast cannot tell a better one here"
+    if seconds is not None:
+        reason = f"does a job of {JOB_PROMPT} tokens in and {JOB_OUTPUT} out soonest: {seconds:.0f} s forecast"
+    return Decision("ubatch", str(ubatch), reason)
+
+
+def _finished(machine: Machine, profile: Profile, goal: Goal, draft: Draft, calibration: Calibration | None) -> Plan:
+    speed = forecast(machine, profile, draft.settings, draft.placement, calibration=calibration)
+    return Plan(
+        machine=machine,
+        profile=profile,
+        goal=goal,
+        settings=draft.settings,
+        placement=draft.placement,
+        ledger=draft.ledger,
+        forecast=speed,
+        decisions=(*draft.decisions, *_corrections(calibration)),
+        shortfalls=draft.shortfalls,
+        warnings=tuple(_warnings(machine, draft)),
+        calibration=calibration,
+    )
+
+
+def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
+    """What recorded runs changed in the forecast."""
+    if calibration is None:
+        return
+    for tier, rate in calibration.tier_gb_s.items():
+        yield Decision(f"{tier} rate", format_gb_s(rate), "what decoding on this machine has shown; it states none")
+    for kind, correction in (("decode", calibration.decode), ("prefill", calibration.prefill)):
+        if correction is not None:
+            yield Decision(f"{kind} forecast", f"times {1 / correction.factor:.2f}", correction.grounds)
+
+
+def _warnings(machine: Machine, draft: Draft) -> Iterator[str]:
+    for row in draft.ledger.page_cache:
+        tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
+        if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):
+            yield (
+                f"{format_bytes(row.bytes)} of the mapped file do not fit in {row.tier} beside their repacked copies:"
+                " they are dropped, and read again at every start"
+            )
+    if any(home == "disk" for home in draft.placement.homes):
+        yield "experts are read from disk at every token: expect the disk's speed, not the memory's"
+    if host_tier(machine) != "pmem" and any(home == "pmem" for home in draft.placement.homes):
+        spaces = machine.pmem.namespaces if machine.pmem else ()
+        mounts = ", ".join(space.mount for space in spaces if space.mount) or "a DAX file system on it"
+        yield f"experts are read from persistent memory in place: the model file must lie there ({mounts})"
+    for tier in machine.tiers():
+        if tier.capacity_bytes is None and tier.kind != "disk":
+            yield f"the size of {tier.name} is unknown: it counts as nothing"

@@ -1,0 +1,205 @@
+"""Divides a model's layers over GPUs: an exact search over contiguous runs of layers.
+
+         gpu0                gpu1              host
+  ┌──────────────────┬──────────────────┬─────────────────┐
+  │ layers i..j      │ layers j..L      │ layers 0..i     │   attention, norms, shared experts, KV
+  │ experts of some  │ experts of some  │ all other       │   routed experts, a whole layer at a time
+  │ of them          │ of them, output  │ experts         │
+  └──────────────────┴──────────────────┴─────────────────┘
+
+Wanted, in this order: as few layers as possible left to the processors; as many layers' experts as possible on
+GPUs; the least free card as free as possible; all cards equally full. Everything is bytes here: no model, no machine.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import accumulate
+
+from tokenmill.units import MIB
+
+FINEST_BYTES = 64 * MIB  # how closely the least free card is made free
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one layer takes on the card that computes it, and what its routed experts take wherever they are."""
+
+    base_bytes: int
+    expert_bytes: int = 0
+
+
+Overhead = Callable[[int, bool, bool], int]
+"""(card, has the output, some of its layers' experts are on the host) -> bytes beside the layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one card got."""
+
+    start: int
+    stop: int
+    experts: tuple[int, ...]  # layers whose experts it holds
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Every card's share, in the order of the cards; layers before the first share are the processors'."""
+
+    shares: tuple[Share, ...]
+    first: int  # layers before this one are computed by the processors
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers whose experts are on a card."""
+        return sum(len(share.experts) for share in self.shares)
+
+
+def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead, *, even: bool = True) -> Split:
+    """Divide `layers` over cards of these capacities; the same input always gives the same split.
+
+    Without `even` the cards are as useful but not equally full, which is ten times quicker to find.
+    """
+    search = _Search(tuple(layers), tuple(capacities), overhead)
+    first = _smallest(0, len(layers), lambda start: search.score(start, 0) is not None)
+    if first is None or first == len(layers):
+        return Split(tuple(Share(len(layers), len(layers), (), 0) for _ in capacities), len(layers))
+    margin = _largest_margin(search, first, max(capacities)) if even else 0
+    return Split(search.shares(first, margin), first)
+
+
+_Kind = tuple[int, int, int, int, int]  # capacity, then overhead: plain, staging, with output, with output staging
+_Score = tuple[int, float]  # layers' experts held, evenness (higher is more even)
+
+
+class _Search:
+    """Dynamic programming over (card, first layer left)."""
+
+    def __init__(self, layers: tuple[Layer, ...], capacities: tuple[int, ...], overhead: Overhead) -> None:
+        self.layers = layers
+        self.capacities = capacities
+        self.kinds: list[_Kind] = [
+            (
+                size,
+                overhead(card, False, False),
+                overhead(card, False, True),
+                overhead(card, True, False),
+                overhead(card, True, True),
+            )
+            for card, size in enumerate(capacities)
+        ]
+        self._runs = _runs(tuple(layer.expert_bytes for layer in layers))
+        self.base = [0, *accumulate(layer.base_bytes for layer in layers)]
+
+    def score(self, first: int, margin: int) -> _Score | None:
+        """How good the best split of layers `first` and up is when every used card keeps `margin` bytes free."""
+        return self._table(first, margin)[0][first][0]
+
+    def shares(self, first: int, margin: int) -> tuple[Share, ...]:
+        """The best split itself."""
+        tables = self._table(first, margin)
+        start = first
+        shares = []
+        for card, table in enumerate(tables[:-1]):
+            stop = table[start][1]
+            held, used = (self._held(self.kinds[card], start, stop, margin) or (0, 0)) if stop > start else (0, 0)
+            experts = self._runs(start, stop)[0][:held]
+            shares.append(Share(start, stop, tuple(sorted(experts)), used))
+            start = stop
+        return tuple(shares)
+
+    def _table(self, first: int, margin: int) -> list[list[tuple[_Score | None, int]]]:
+        """For every card and every first layer left to place: the best score, and where the card's run stops."""
+        count = len(self.layers)
+        done: list[tuple[_Score | None, int]] = [(None, count)] * count + [((0, 0.0), count)]
+        tables = [done]
+        for card in reversed(range(len(self.capacities))):
+            rest = tables[0]
+            kind = self.kinds[card]
+            table: list[tuple[_Score | None, int]] = [(None, start) for start in range(count)]
+            table.append(((0, 0.0), count))
+            for start in range(first, count):
+                best, where = rest[start][0], start  # leaving the card empty
+                for stop in range(start + 1, count + 1):
+                    held = self._held(kind, start, stop, margin)
+                    if held is None:
+                        break  # more layers only take more
+                    after = rest[stop][0]
+                    if after is None:
+                        continue
+                    score = after[0] + held[0], after[1] - (kind[0] - held[1]) ** 2
+                    if best is None or score > best:
+                        best = score
+                        where = stop
+                table[start] = best, where
+            tables.insert(0, table)
+        return tables
+
+    @cache  # noqa: B019  lives as long as one search; cards of one kind share it
+    def _held(self, kind: _Kind, start: int, stop: int, margin: int) -> tuple[int, int] | None:
+        """How many layers' experts a card holds beside these layers, and bytes used; None: not even the layers."""
+        capacity, plain, staging, head_plain, head_staging = kind
+        if stop == len(self.layers):
+            plain = head_plain
+            staging = head_staging
+        base = self.base[stop] - self.base[start]
+        room = capacity - margin - base
+        sizes = self._runs(start, stop)[1]
+        whole = plain + (sizes[-1] if sizes else 0)
+        if whole <= room:
+            return len(sizes), base + whole
+        if staging > room or not sizes:
+            return None
+        held = bisect_right(sizes, room - staging)
+        return held, base + staging + (sizes[held - 1] if held else 0)
+
+
+class _Runs:
+    """For every run of layers: those with experts, smallest first, and their running total."""
+
+    def __init__(self, experts: tuple[int, ...]) -> None:
+        self._experts = experts
+        self._known: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+
+    def __call__(self, start: int, stop: int) -> tuple[list[int], list[int]]:
+        found = self._known.get((start, stop))
+        if found is None:
+            sizes = self._experts
+            having = sorted((i for i in range(start, stop) if sizes[i]), key=lambda i: (sizes[i], i))
+            found = self._known[start, stop] = having, list(accumulate(sizes[i] for i in having))
+        return found
+
+
+_runs = lru_cache(maxsize=4)(_Runs)  # one model is divided again and again with other batches
+
+
+def _largest_margin(search: _Search, first: int, most: int) -> int:
+    """The most that every used card can keep free without giving up an expert layer."""
+    wanted = search.score(first, 0)
+    low = 0
+    high = most // FINEST_BYTES + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = search.score(first, middle * FINEST_BYTES)
+        if found is not None and wanted is not None and found[0] >= wanted[0]:
+            low = middle
+        else:
+            high = middle
+    return low * FINEST_BYTES
+
+
+def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
+    """The smallest number in low..high for which `holds`, which stays true once it is."""
+    if holds(low):
+        return low
+    if not holds(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,97 @@
+"""vLLM's memory: it takes a share of every GPU at the start, and what weights and activations leave of it is KV.
+
+So a vLLM plan is read the other way round: not what the context needs, but how many tokens what is left can hold.
+Without GPUs it computes on the processors, and is told how much to take: what the context needs.
+"""
+
+from dataclasses import dataclass
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.place import assemble, host_tier, os_reserve, usable_gpus
+from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
+from tokenmill.units import GIB, MIB
+
+BLOCK = 16  # tokens in one KV block
+ACTIVATION_BYTES = 1024 * MIB  # driver, profiling run, sampler, graph pools: estimated from one published start
+HOST_BYTES = 6 * GIB  # the Python processes and their pinned buffers: estimated
+CPU_BLOCK = 32  # tokens in one KV block on processors
+CPU_HOST_BYTES = 2304 * MIB  # three Python processes of 0.32.0: 2.2 GiB measured, 1.5 where Triton is not installed
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What the KV space of one engine holds."""
+
+    kv_bytes: int  # on each GPU
+    tokens: int  # of all sequences together
+
+
+def bytes_per_token(profile: Profile, settings: Settings) -> float:
+    """KV of one token over all layers and GPUs; windows and chunks are kept in full."""
+    kind = "fp8" if settings.cache_type_k.startswith("fp8") else "f16"
+    return sum(layer.bytes_per_token(kind, kind) for layer in profile.cache)
+
+
+def blocks(profile: Profile, settings: Settings, vram_bytes: int) -> Blocks:
+    """KV space on GPUs of this size."""
+    shards = settings.tensor_parallel
+    budget = int(settings.gpu_memory_utilization * vram_bytes)
+    left = max(0, budget - -(-profile.bytes // shards) - ACTIVATION_BYTES)
+    per_block = bytes_per_token(profile, settings) * BLOCK / _kv_shards(profile, shards)
+    return Blocks(left, int(left // per_block) * BLOCK if per_block else 0)
+
+
+def place(machine: Machine, profile: Profile, settings: Settings, goal: Goal) -> tuple[Placement, Ledger, int]:
+    """Everything on the first GPUs; the ledger, and tokens of KV that fit."""
+    gpus = usable_gpus(machine, goal)[: settings.tensor_parallel]
+    if not gpus:
+        return _on_processors(machine, profile, settings, goal)
+    host = host_tier(machine)
+    home = gpus[0]
+    placement = assemble(profile, host, [home] * profile.layers, home, frozenset(range(profile.layers)))
+    # vLLM keeps embeddings on the GPU too.
+    homes = tuple(
+        home if tensor.cls is TensorClass.EMBEDDING else old
+        for tensor, old in zip(profile.tensors, placement.homes, strict=True)
+    )
+    placement = Placement(homes, placement.layers, placement.head)
+    sizes = {gpu.index: gpu.vram_bytes or 0 for gpu in machine.gpus}
+    rows: list[LedgerRow] = []
+    tokens = 0
+    for gpu in gpus:
+        found = blocks(profile, settings, sizes[int(gpu[3:])])
+        tokens = found.tokens if gpu == gpus[0] else min(tokens, found.tokens)
+        rows += [
+            LedgerRow(gpu, "weights", -(-profile.bytes // settings.tensor_parallel)),
+            LedgerRow(gpu, "kv", found.kv_bytes),
+            LedgerRow(gpu, "runtime", ACTIVATION_BYTES),
+        ]
+    rows += [
+        LedgerRow(host, "runtime", HOST_BYTES),
+        LedgerRow(host, "reserve", os_reserve(machine) + goal.reserve_ram_bytes),
+    ]
+    return placement, Ledger(tuple(rows), tuple(rows), tuple(rows)), tokens
+
+
+def _on_processors(machine: Machine, profile: Profile, settings: Settings, goal: Goal) -> tuple[Placement, Ledger, int]:
+    """Everything in host memory, with KV for every sequence at its full context."""
+    host = host_tier(machine)
+    placement = assemble(profile, host, [host] * profile.layers, host, frozenset())
+    # one block is vLLM's own and never holds a token
+    tokens = settings.sequences * -(-settings.context // CPU_BLOCK) * CPU_BLOCK
+    rows = (
+        LedgerRow(host, "weights", profile.bytes),
+        LedgerRow(host, "kv", round(bytes_per_token(profile, settings) * (tokens + CPU_BLOCK))),
+        LedgerRow(host, "runtime", CPU_HOST_BYTES),
+        LedgerRow(host, "reserve", os_reserve(machine) + goal.reserve_ram_bytes),
+    )
+    return placement, Ledger(rows, rows, rows), tokens
+
+
+def _kv_shards(profile: Profile, shards: int) -> int:
+    """KV heads are divided over GPUs as far as they go; a latent cache is kept whole on each."""
+    if any(layer.kind == "latent" for layer in profile.cache):
+        return 1
+    return min(shards, profile.kv_heads or shards)

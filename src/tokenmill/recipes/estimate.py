@@ -1,0 +1,262 @@
+"""What a recipe will take, reckoned before it starts: tokens from its lines, hours from speeds, money from hours.
+
+Prompts are counted as the jobs room counts them: every shared head once. Answers are as long as they may be, and as
+long as others were where that is known. Pure: speeds, counts and what a store knows come in as values.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenmill.jobs.expected import Left, Rates, eta_s
+from tokenmill.jobs.lint import Lint
+from tokenmill.jobs.lint_report import BYTES_PER_TOKEN, Report
+from tokenmill.jobs.lint_tokens import TokenCount
+from tokenmill.recipes.previous_answers import Lengths
+from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
+
+_SAMPLE = 64  # lines that a token's bytes are told from, where none has to be done
+_BLOCKS, _BLOCK = 64, 64  # of so many neighbours each, which share most: what is looked at of a long stage
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """One stage, without what is answered already."""
+
+    stage: str
+    jobs: int  # to be done
+    answered: int  # of the stage, done before
+    prompt_tokens: int
+    computed_tokens: int  # of these, when every shared head is computed once
+    output_tokens: int  # at most
+    expected_output_tokens: int | None  # None: nothing is known
+    seconds: float | None = None  # at most; None: no speed is known
+    expected_s: float | None = None
+    lengths: Lengths | None = None  # what the expectation rests on
+    assumed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast an engine is, and how that is known."""
+
+    rates: Rates
+    width: int  # jobs at once
+    measured: bool
+    words: str  # when and with what it was measured, or how sure a forecast is
+    confidence: str  # measured, calibrated, estimated
+    load_s: float | None = None  # predicted; None: unknown, or the engine runs already
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """All of a recipe."""
+
+    stages: tuple[StageForecast, ...]
+    total: StageForecast
+    rows: int | None
+    bytes_per_token: float
+    counted: bool  # with the model's own vocabulary; else estimated
+    speeds: Speeds | None
+    seconds: float | None  # at most, with the load
+    expected_s: float | None
+    cost: float | None  # at most; None: the hour has no price, or the time is not known
+    expected_cost: float | None
+    runs: int | None  # that a budget divides it into, at most; None: there is no budget, or it cannot be told
+    assumed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known beside the recipe."""
+
+    count: TokenCount | None = None
+    context: int | None = None  # tokens of one sequence
+    lengths: Mapping[str, Lengths] | None = None  # by stage
+    settled: Mapping[str, frozenset[int]] | None = None  # lines of a stage that have their outcome
+    per_hour: float | None = None
+    budget: Budget = field(default_factory=Budget)
+
+
+def forecast(prospect: Prospect, speeds: Callable[[int], Speeds | None], known: Known) -> Forecast:
+    """Tokens, hours and costs; `speeds` is asked with the tokens that a sequence has in the middle of an answer."""
+    looks = [_look(stage, known) for stage in prospect.stages]
+    size = next((look.bytes_per_token for look in looks if look.bytes_per_token is not None), None)
+    counted = [_stage(stage, look, size, known) for stage, look in zip(prospect.stages, looks, strict=True)]
+    at = speeds(_depth(counted))
+    stages = tuple(_timed(stage, at) for stage in counted)
+    total = _total(stages)
+    load_s = at.load_s or 0.0 if at is not None and total.jobs else 0.0
+    most_s, expected_s = (None if work_s is None else work_s + load_s for work_s in (total.seconds, total.expected_s))
+    assumed = [f"{stage.stage}: {stage.assumed}" for stage in stages if stage.assumed]
+    notes = [note for look in looks for note in look.notes]
+    return Forecast(
+        stages,
+        total,
+        prospect.rows,
+        size or BYTES_PER_TOKEN,
+        size is not None,
+        at,
+        most_s,
+        expected_s,
+        _cost(most_s, known.per_hour),
+        _cost(expected_s, known.per_hour),
+        _runs(total, at, known.budget),
+        tuple(assumed),
+        (*prospect.notes, *notes),
+    )
+
+
+def _cost(seconds: float | None, per_hour: float | None) -> float | None:
+    return None if seconds is None or per_hour is None else seconds / 3600 * per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the lines of a stage say."""
+
+    jobs: int  # to be done
+    answered: int
+    report: Report | None  # None: there are no lines, or all have their outcome
+    bytes_per_token: float | None  # counted; None: it was not
+    compute_bytes: int = 0  # of all jobs
+    output_tokens: int | None = None  # of all jobs at most
+    notes: tuple[str, ...] = ()
+
+
+def _look(stage: StageProspect, known: Known) -> _Look:
+    settled = (known.settled or {}).get(stage.stage, frozenset())
+    lines = [line for number, line in enumerate(stage.lines) if number not in settled]
+    notes = list[str]()
+    answered = len(settled)
+    if settled and len(stage.lines) != stage.jobs:
+        answered = round(stage.jobs * len(settled) / len(stage.lines))
+        notes.append(f"{stage.stage}: how many jobs are answered already is told from {len(stage.lines):,} lines")
+    jobs = stage.jobs - answered
+    if not lines or not jobs:
+        sample = Lint(count=known.count)
+        for number, line in enumerate(stage.lines[:_SAMPLE], 1):
+            sample.add(number, json.dumps(line))
+        return _Look(jobs, answered, None, _counted(sample.report()), notes=tuple(notes))
+    written = sum(_most(line, stage.output_tokens) for line in lines) / len(lines)
+    lines = _some(lines[:jobs])  # there may be more than jobs, where those are a guess
+    look = Lint(context=known.context, count=known.count)
+    half = len(lines) // 2
+    first_half = 0
+    for number, line in enumerate(lines, 1):
+        look.add(number, json.dumps(line))
+        if number == half:
+            first_half = look.report().compute_bytes
+    report = look.report()
+    compute = report.compute_bytes
+    if jobs > len(lines):  # a sample: what each further job adds is what those of its second half did
+        compute += round((compute - first_half) / (len(lines) - half) * (jobs - len(lines)))
+    notes += [f"{stage.stage}: {finding.title}; {finding.detail}" for finding in report.findings if finding.fatal]
+    return _Look(jobs, answered, report, _counted(report), compute, round(written * jobs), tuple(notes))
+
+
+def _some(lines: list[Line]) -> list[Line]:
+    """All of them, or of very many some blocks at even distances."""
+    if len(lines) <= _BLOCKS * _BLOCK:
+        return lines
+    starts = (index * (len(lines) - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS))
+    return [line for start in starts for line in lines[start : start + _BLOCK]]
+
+
+def _counted(report: Report) -> float | None:
+    return report.bytes_per_token if report.counted else None
+
+
+def _most(line: Line, otherwise: int) -> int:
+    body: Mapping[str, Any] = line.get("body") or line
+    most = body.get("max_completion_tokens") or body.get("max_tokens")
+    return most if isinstance(most, int) else otherwise
+
+
+def _stage(stage: StageProspect, look: _Look, size: float | None, known: Known) -> StageForecast:
+    """Tokens of a stage; `size`: bytes of a token, None: not counted anywhere."""
+    per_token = size or BYTES_PER_TOKEN
+    if look.report is not None:
+        per_token = look.report.bytes_per_token
+        scale = look.jobs / look.report.jobs if look.report.jobs else 0.0
+        prompt = look.report.prompt_bytes * scale
+        compute = look.compute_bytes
+    else:
+        left = look.jobs / stage.jobs if stage.jobs else 0.0
+        prompt = (stage.prompt_bytes or 0) * left
+        compute = round(max(0.0, prompt - stage.shared_bytes * max(0, look.jobs - 1)))
+    output = look.jobs * stage.output_tokens if look.output_tokens is None else look.output_tokens
+    lengths = (known.lengths or {}).get(stage.stage)
+    return StageForecast(
+        stage.stage,
+        look.jobs,
+        look.answered,
+        round(prompt / per_token),
+        round(compute / per_token),
+        output,
+        None if lengths is None else round(output * lengths.share),
+        lengths=lengths,
+        assumed=stage.assumed,
+    )
+
+
+def _depth(stages: Sequence[StageForecast]) -> int:
+    """Tokens of a sequence in the middle of a mean answer."""
+    jobs = sum(stage.jobs for stage in stages)
+    tokens = sum(stage.prompt_tokens + stage.output_tokens / 2 for stage in stages)
+    return round(tokens / jobs) if jobs else 0
+
+
+def _timed(stage: StageForecast, speeds: Speeds | None) -> StageForecast:
+    if not stage.jobs:
+        return replace(stage, seconds=0.0, expected_s=0.0)
+    if speeds is None:
+        return stage
+    lanes = max(1, min(speeds.width, stage.jobs))
+
+    def taken(output: float | None) -> float | None:
+        return None if output is None else eta_s(Left(stage.computed_tokens, output), speeds.rates, lanes)
+
+    return replace(stage, seconds=taken(stage.output_tokens), expected_s=taken(stage.expected_output_tokens))
+
+
+def _total(stages: Sequence[StageForecast]) -> StageForecast:
+    return StageForecast(
+        "all",
+        sum(stage.jobs for stage in stages),
+        sum(stage.answered for stage in stages),
+        sum(stage.prompt_tokens for stage in stages),
+        sum(stage.computed_tokens for stage in stages),
+        sum(stage.output_tokens for stage in stages),
+        _whole([stage.expected_output_tokens for stage in stages]),
+        _sum([stage.seconds for stage in stages]),
+        _sum([stage.expected_s for stage in stages]),
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def _whole(values: Sequence[int | None]) -> int | None:
+    found = _sum(values)
+    return None if found is None else round(found)
+
+
+def _runs(total: StageForecast, speeds: Speeds | None, budget: Budget) -> int | None:
+    """How often the command has to be given under a budget; every run loads anew."""
+    runs = 1
+    if budget.tokens is None and budget.seconds is None:
+        return None
+    if budget.tokens is not None:
+        runs = max(runs, math.ceil((total.computed_tokens + total.output_tokens) / budget.tokens))
+    if budget.seconds is not None:
+        room_s = budget.seconds - (speeds.load_s or 0.0 if speeds is not None else 0.0)
+        if total.seconds is None or room_s <= 0:
+            return None
+        runs = max(runs, math.ceil(total.seconds / room_s))
+    return runs

@@ -1,0 +1,257 @@
+"""The recipe `expand`: a dataset grown from examples.
+
+Round by round: new examples are written, what is invalid or nearly the same as a seed or an earlier one is dropped, the
+rest is judged by the same model, and what is good enough is kept. What is kept depends on the seeds, the options and
+the answers alone, so a run that is taken up again makes the same batches, finds their answers, and goes on.
+A row that was judged too low is still compared with: its like would be judged the same.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from tokenmill.recipes.expand_answers import CUT, Dropped, compared, example_of
+from tokenmill.recipes.expand_lines import LEAST_PART, Job, jobs_of, part_lines
+from tokenmill.recipes.expand_order import Expanded, ExpandRequest, Tally
+from tokenmill.recipes.expand_prompts import Prompt
+from tokenmill.recipes.expand_rows import Made, Rejected, rows_there, write_expanded, write_rejected
+from tokenmill.recipes.expand_seeds import Parent
+from tokenmill.recipes.expand_transforms import INSTRUCTION
+from tokenmill.recipes.judge import judge_line, verdict_of
+from tokenmill.recipes.near import Likeness, Near
+from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, made_by
+from tokenmill.units import number_of
+
+_MORE = "more seeds, more --ways or a higher --temperature bring other rows"
+
+
+async def expand(mill: BatchRunner, order: ExpandRequest, tell: Callable[[str], None]) -> Expanded:
+    """Grow the dataset and write it; `tell` gets a sentence for each stage.
+
+    A run that was broken off leaves a table of before that has more rows, and what was dropped for it, as they are.
+    """
+    growth = _Growth(order, mill)
+    end, why = await growth.run(tell)
+    desk = order.desk
+    rows = len(growth.kept) + (len(order.seeds.parents) if order.keep_seeds else 0)
+    there = 0 if end == "finished" else rows_there(order.output)
+    replaced = there <= rows
+    if replaced:
+        write_expanded(order.output, order.seeds, growth.kept, desk, keep_seeds=order.keep_seeds)
+    if order.rejected is not None and (replaced or not order.rejected.exists()):
+        write_rejected(order.rejected, order.seeds, growth.rejected, desk)
+    return Expanded(
+        order.output,
+        max(rows, there),
+        len(growth.kept),
+        growth.ways,
+        growth.round,
+        end,
+        why,
+        growth.waiting,
+        growth.surplus,
+        growth.cut,
+        dict(growth.failures.most_common()),
+        replaced,
+    )
+
+
+class _Growth:
+    """One run of the recipe."""
+
+    def __init__(self, order: ExpandRequest, mill: BatchRunner) -> None:
+        self._order = order
+        self._mill = mill
+        self.kept: list[Made] = []
+        self.rejected: list[Rejected] = []
+        self.ways = {variant.label: Tally() for variant in order.variants}
+        self.failures: Counter[str] = Counter()
+        self.round = self.waiting = self.surplus = self.cut = 0
+        self._stage = self._asked = self._seen = 0
+        self._looked = (0, 0, 0)  # rounds, lines and rows when the yield was last looked at
+        self._whole = Near(order.near)
+        self._tasks = Near(order.near) if any(variant.way == INSTRUCTION for variant in order.variants) else None
+        for parent in order.seeds.parents:
+            self._remember(parent)
+
+    async def run(self, tell: Callable[[str], None]) -> tuple[End, str]:
+        """Rounds until one says why it was the last."""
+        order = self._order
+        parents: tuple[Parent, ...] = order.seeds.parents
+        while self.round < order.most_rounds:
+            before = 0 if order.evolve else self.round
+            jobs = list(jobs_of(parents, order.variants, order.per_seed, before))
+            if not jobs:
+                grown = f"nothing new came that could be grown further{self._short()}"
+                return "finished", grown if self.round else "no seed can be grown"
+            self.round += 1
+            kept = len(self.kept)
+            end = await self._work_round(jobs, tell)
+            if end != "finished":
+                return end, _ENDS[end]
+            if order.target is not None and len(self.kept) >= order.target:
+                return "finished", "the target is reached"
+            if self.round < order.most_rounds and (little := self._too_little()) is not None:
+                return "finished", little
+            if order.evolve:
+                parents = tuple(made.parent for made in self.kept[kept:])
+        done = number_of(self.round, "round")
+        short = "" if order.target is None else f" and did not reach the target of {order.target:,}"
+        return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
+
+    def _too_little(self) -> str | None:
+        """Why more rounds would not be worth it; None: they are, or there were too few lines to tell."""
+        (rounds, asked, kept), least = self._looked, self._order.least_yield
+        lines = self._asked - asked
+        new = len(self.kept) - kept
+        if lines < LEAST_PART:
+            return None
+        self._looked = (self.round, self._asked, len(self.kept))
+        if new >= least * lines:
+            return None
+        which = f"round {self.round}" if rounds + 1 == self.round else f"rounds {rounds + 1} to {self.round}"
+        words = f"{which} brought {number_of(new, 'new row')} of {number_of(lines, 'line')}, less than {least:.0%}"
+        return f"{words}{self._short() or ': more rounds would hardly bring more'}"
+
+    def _short(self) -> str:
+        """That the target is not reached, and what helps; nothing where there is none."""
+        target = self._order.target
+        return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
+
+    async def _work_round(self, jobs: list[Job], tell: Callable[[str], None]) -> End:
+        """All jobs of a round, or as many as the target needs."""
+        at = 0
+        end: End = "finished"
+        while at < len(jobs) and not self._enough():
+            part = jobs[at : at + self._part(len(jobs) - at)]
+            at += len(part)
+            self._stage += 1
+            kept = len(self.kept)
+            end = await self._work_part(part)
+            tell(
+                f"round {self.round}: {len(self.kept) - kept:,} of {number_of(len(part), 'line')} kept, "
+                f"{len(self.kept):,}{'' if self._order.target is None else f' of {self._order.target:,}'} in all"
+            )
+            if end != "finished":
+                break
+        return end
+
+    def _enough(self) -> bool:
+        return self._order.target is not None and len(self.kept) >= self._order.target
+
+    def _part(self, left: int) -> int:
+        """How many lines to write next."""
+        return left if self._order.target is None else part_lines(self._asked, left)
+
+    async def _work_part(self, jobs: list[Job]) -> End:
+        """Write, compare, judge, keep."""
+        order = self._order
+        named = dict[str, Job]()
+
+        def lines() -> Iterator[Line]:
+            for job in jobs:  # one at a time: a round may have millions
+                line = order.desk.line(job)
+                named[str(line["custom_id"])] = job
+                yield line
+
+        self._asked += len(jobs)
+        ran = await self._mill.run(f"write {self._stage}", lines())
+        self._seen = 0
+        new = list(self._new(ran.answers(), named))
+        self.waiting += len(jobs) - self._seen
+        if order.judge is None:
+            for made in new:
+                self._keep(made)
+            return ran.end
+        if ran.end != "finished":
+            self.waiting += len(new)
+            return ran.end
+        return await self._judge(new, order.judge) if new else "finished"
+
+    def _new(self, answers: Iterator[Answered], jobs: Mapping[str, Job]) -> Iterator[Made]:
+        """Examples that are valid and unlike all before; the others are counted."""
+        order = self._order
+        here = self._mill.origin
+        for answer in answers:
+            self._seen += 1
+            job = jobs[answer.custom_id]
+            self.ways[job.variant.label].made += 1
+            example = example_of(answer, job, order.seeds.shape, order.desk.schema)
+            origin = made_by(answer, here)
+            if isinstance(example, Dropped):
+                if example.why == "failed":
+                    self.failures[example.words] += 1
+                self.cut += example.words == CUT
+                self._drop(Rejected(answer.custom_id, job, self.round, example, None, origin))
+                continue
+            made = Made(answer.custom_id, job, self.round, example, origin)
+            like = self._like(made)
+            if like is not None:
+                words = f"{like.similarity:.2f} like {like.name}"
+                self._drop(made.dropped(Dropped("near-duplicate", words)))
+                continue
+            self._remember(made.parent)
+            yield made
+
+    async def _judge(self, new: list[Made], prompt: Prompt) -> End:
+        order = self._order
+        shape = self._order.seeds.shape
+        by_name = dict[str, Made]()
+
+        def lines() -> Iterator[Line]:
+            for made in new:
+                old = made.job.parent.example
+                variant = made.job.variant
+                line = judge_line(made.id, made.example, old, variant, prompt, shape)
+                by_name[str(line["custom_id"])] = made
+                yield line
+
+        ran = await self._mill.run(f"judge {self._stage}", lines())
+        seen = 0
+        for answer in ran.answers():
+            seen += 1
+            made = by_name[answer.custom_id]
+            verdict = verdict_of(answer)
+            if verdict is None:
+                words = answer.message or answer.code or "the verdict has no score"
+                self.failures[f"judge: {words}"] += 1
+                self._drop(made.dropped(Dropped("failed", f"judge: {words}")))
+            elif verdict.score < order.least_score:
+                words = f"{verdict.score}{'' if verdict.reason is None else f': {verdict.reason}'}"
+                self._drop(made.dropped(Dropped("too low", words)))
+            else:
+                self._keep(replace(made, score=verdict.score))
+        self.waiting += len(new) - seen
+        return ran.end
+
+    def _keep(self, made: Made) -> None:
+        if self._enough():
+            self.surplus += 1
+            return
+        self.kept.append(made)
+        self.ways[made.job.variant.label].kept += 1
+
+    def _drop(self, rejected: Rejected) -> None:
+        self.ways[rejected.job.variant.label].dropped[rejected.dropped.why] += 1
+        if self._order.rejected is not None:
+            self.rejected.append(rejected)
+
+    def _like(self, made: Made) -> Likeness | None:
+        """What it is nearly the same as: an answer that was kept on purpose is not held against it."""
+        if made.job.variant.way == INSTRUCTION and self._tasks is not None:
+            return self._tasks.like(compared(made.example, task_alone=True))
+        return self._whole.like(compared(made.example, task_alone=False))
+
+    def _remember(self, parent: Parent) -> None:
+        self._whole.add(parent.id, compared(parent.example, task_alone=False))
+        task = compared(parent.example, task_alone=True)
+        if self._tasks is not None and task:
+            self._tasks.add(parent.id, task)
+
+
+_ENDS: Mapping[End, str] = {
+    "tokens": "the limit of tokens for this run is reached; the same command goes on from here",
+    "hours": "the limit of hours for this run is reached; the same command goes on from here",
+    "stopped": "it was stopped; the same command goes on from here",
+    "cancelled": "its batch was cancelled",
+}

@@ -1,0 +1,269 @@
+"""A mill on this machine: each stage is a batch of the store, worked through an engine until it or a budget ends.
+
+A stage without work needs no engine, so whoever has one brings it up when it is first asked for. Lines that were given
+before are the batch that they were: finished answers are there at once, the rest goes on. Stopping loses nothing but
+answers under way.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tokenmill.engine.engine import Engine, Identity
+from tokenmill.jobs.leased_shards import announce
+from tokenmill.jobs.models import Batch, Result, Submission
+from tokenmill.jobs.progress import Report, Snapshot
+from tokenmill.jobs.run_stats import Tell
+from tokenmill.jobs.shape import EngineShape, shape_of
+from tokenmill.jobs.shard_view import WorkerSpec
+from tokenmill.jobs.store import Store
+from tokenmill.jobs.submit import submit
+from tokenmill.jobs.worker import Options, work
+from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent
+from tokenmill.recipes.stage_file import written
+
+_PAGE = 32  # results read at once: one with logprobs may have megabytes
+
+T = TypeVar("T")
+Watch = Callable[[str, Batch], AbstractContextManager[Tell]]
+"""Shows the work on a stage while it goes on."""
+
+
+class EngineProvider(Protocol):
+    """Who has the engine."""
+
+    @property
+    def origin(self) -> Origin:
+        """Who answers; may be asked before there is an engine."""
+
+    async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
+        """The engine, brought up if it is not, and how it is to be used for a batch; may be cancelled."""
+
+
+class OpenEngine:
+    """The crew of an engine that is up."""
+
+    def __init__(self, engine: Engine, shape: EngineShape | None = None) -> None:
+        self._engine = engine
+        self._shape = shape or shape_of(engine.capabilities, engine.identity)
+
+    @property
+    def origin(self) -> Origin:
+        """As the engine says."""
+        return origin_of(self._engine.identity)
+
+    async def ready(self, _batch: Batch) -> tuple[Engine, EngineShape]:
+        """It is."""
+        return self._engine, self._shape
+
+
+def origin_of(identity: Identity, *, called: str | None = None) -> Origin:
+    """What an engine says of itself; `called`: the model's name among people."""
+    return Origin(called or identity.model, identity.model_id, identity.kind, identity.build, identity.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage that is over; its answers stay in the store, which must be open while they are read."""
+
+    end: End
+    total: int
+    store: Store
+    batch: int | None  # None: there was not a single line
+
+    def answers(self) -> Iterator[Answered]:
+        """Every line that has its outcome, in the order of the lines."""
+        after = 0
+        while self.batch is not None and (page := self.store.results(self.batch, after, _PAGE)):
+            yield from (_answered(result) for result in page if result.state.final)
+            after = page[-1].number
+
+
+def _answered(result: Result) -> Answered:
+    custom_id = result.custom_id or f"line-{result.number}"
+    if result.body is not None:
+        return Answered(custom_id, json.loads(result.body))
+    return Answered(custom_id, None, result.code or result.state.word, result.message)
+
+
+class LocalRunner:
+    """A mill on a store that this process works on. One stage at a time.
+
+    `began_s`: of the loop's clock, from when hours count; default: now. `alone`: nobody else uses the engine, so that
+    its own counters, which know of prompts under way, are counted against the budget. `booked`: told of each stage that
+    was worked on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        crew: EngineProvider,
+        *,
+        budget: Budget | None = None,
+        stop: asyncio.Event | None = None,
+        options: Options | None = None,
+        priority: int | None = None,
+        called: str = "recipe",
+        watch: Watch | None = None,
+        began_s: float | None = None,
+        alone: bool = True,
+        booked: Callable[[Report], None] = lambda _report: None,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._crew = crew
+        self._budget = budget or Budget()
+        self._stop = stop or asyncio.Event()
+        self._options = options
+        self._priority = priority
+        self._called = called
+        self._watch: Watch = watch or (lambda _stage, _batch: nullcontext(lambda _now: None))
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time() if began_s is None else began_s
+        self._alone = alone
+        self._booked = booked
+        self._spent = Spent()
+        self._time_up = False
+        self._ended: End = "finished"
+
+    @property
+    def origin(self) -> Origin:
+        """Who answers."""
+        return self._crew.origin
+
+    @property
+    def spent(self) -> Spent:
+        """By this run, up to the last stage that is over. Prompts whose answers were broken off are in it."""
+        return self._spent
+
+    @property
+    def end(self) -> End:
+        """Why the run is over; finished as long as every stage was."""
+        return self._ended
+
+    async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
+        """Store the lines as a batch and work it; what is wrong with the engine or the store is raised."""
+        batch = await self._submitted(stage, lines)
+        if batch is None:
+            return Stage("finished", 0, self._store, None)
+        if batch.counts.done and await asyncio.to_thread(self._store.requeue_damaged, batch.id):
+            batch = self._store.batch(batch.id)
+        end: End
+        if batch.cancelled_s is not None:
+            end = "cancelled"
+        elif batch.finished:
+            end = "finished"
+        else:
+            end = self._over(0) or await self._worked(stage, batch)
+        after = self._store.batch(batch.id)
+        counts = after.counts
+        computed = after.totals.computed - batch.totals.computed
+        self._spent += Spent(reused=counts.done - computed, failed=counts.final - counts.done)
+        if end != "finished":
+            self._ended = end
+        return Stage(end, counts.total, self._store, batch.id)
+
+    async def _submitted(self, stage: str, lines: Iterable[Line]) -> Batch | None:
+        """The batch of these lines. Their file has no name, so that not even a kill leaves it behind."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder, buffering=1 << 20) as file:
+            for line in lines:
+                file.write(written(line))
+            file.flush()
+            if file.tell() == 0:
+                return None
+            how = Submission(self._crew.origin.model_id, priority=self._priority)
+            where = f"/dev/fd/{file.fileno()}"
+            called = f"{self._called}: {stage}"
+            return (await asyncio.to_thread(submit, self._store, where, how, called=called)).batch
+
+    async def _worked(self, stage: str, batch: Batch) -> End:
+        """Work until all is done or one of the limits is reached."""
+        # for loading takes a while, and others must not give up what is too long for them alone
+        await asyncio.to_thread(announce, self._store, WorkerSpec(batch.model_id, None, (batch.id,)))
+        found = await self._unless_stopped(self._crew.ready(batch))
+        if found is None:
+            return self._over(0) or "stopped"
+        engine, shape = found
+        halt = asyncio.Event()
+        live_prompts = 0
+        with self._watch(stage, batch) as shown:
+
+            def told(now: Snapshot) -> None:
+                nonlocal live_prompts
+                live_prompts = now.prompt_tokens_live if self._alone else now.tokens.computed
+                if self._over(live_prompts + now.tokens.generated) is not None:
+                    halt.set()
+                shown(now)
+
+            async with self._halting(halt):
+                report = await work(self._store, [batch], engine, shape, options=self._options, stop=halt, tell=told)
+        self._book(report, live_prompts)
+        self._booked(report)
+        return self._over(0) or "stopped" if report.end == "stopped" else report.end
+
+    def _book(self, report: Report, live_prompts: int) -> None:
+        tokens = report.tokens
+        lost = max(0, live_prompts - tokens.computed)  # of answers that were broken off
+        self._spent += Spent(
+            answers=report.answers,
+            prompt_tokens=tokens.prompt + lost,
+            cached_tokens=tokens.cached,
+            completion_tokens=tokens.generated,
+            seconds=report.seconds,
+        )
+
+    def _over(self, live: int) -> End | None:
+        """The limit that is reached, with so many tokens used in the stage that runs; None: none."""
+        if self._stop.is_set():
+            return "stopped"
+        if self._budget.tokens is not None and self._spent.tokens + live >= self._budget.tokens:
+            return "tokens"
+        self._time_up |= self._ends_s is not None and self._loop.time() >= self._ends_s
+        return "hours" if self._time_up else None
+
+    @property
+    def _ends_s(self) -> float | None:
+        return None if self._budget.seconds is None else self._began_s + self._budget.seconds
+
+    @asynccontextmanager
+    async def _halting(self, halt: asyncio.Event) -> AsyncIterator[None]:
+        """Set the event when somebody asks to stop, or when time is up."""
+
+        def time_up() -> None:  # noted: a timer may come a little before its time
+            self._time_up = True
+            halt.set()
+
+        async def asked() -> None:
+            await self._stop.wait()
+            halt.set()
+
+        task = asyncio.create_task(asked())
+        timer = None if self._ends_s is None else self._loop.call_at(self._ends_s, time_up)
+        try:
+            yield
+        finally:
+            task.cancel()
+            if timer is not None:
+                timer.cancel()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What comes of it; None: it was broken off because somebody asked to stop, or time was up."""
+        halt = asyncio.Event()
+        task = asyncio.ensure_future(work)
+        async with self._halting(halt):
+            halted = asyncio.create_task(halt.wait())
+            try:
+                await asyncio.wait({task, halted}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                halted.cancel()
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+        return None if task.cancelled() else task.result()

@@ -1,0 +1,278 @@
+"""Summaries of documents, each done once: what is unchanged is not sent, what is cut short goes on from there.
+
+Stages: everything that can be asked at once is one stage, and what its answers lead to the next. After each, finished
+summaries are written, the manifest first (see there). Opens no engine and prints nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import UsageError
+from tokenmill.recipes.documents import Found, Skipped
+from tokenmill.recipes.manifest import (
+    Entry,
+    Manifest,
+    Recipe,
+    State,
+    Verdict,
+    file_names,
+    held,
+    put,
+    read_manifest,
+    remove,
+    sum_of,
+    sum_of_bytes,
+    verdict,
+)
+from tokenmill.recipes.pieces import TokenCount
+from tokenmill.recipes.reasoning import part as parted
+from tokenmill.recipes.runner import BatchRunner, End, Origin, text_of
+from tokenmill.recipes.summarize_prompts import Prompts
+from tokenmill.recipes.summarize_work import Failure, Rooms, Work, begun, line_of, rooms
+
+
+@dataclass(frozen=True, slots=True)
+class SummarizeRequest:
+    """What is to be summarized, how, and where to."""
+
+    found: Found
+    out: Path
+    prompts: Prompts
+    sampling: Mapping[str, Any]  # keys of the request's body, max_tokens among them
+    overlap: int = 0
+    context: int | None = None  # for engines that do not say theirs
+    force: bool = False  # files that somebody else wrote or edited are overwritten
+    prune: bool = False  # summaries of documents that are gone are removed
+
+    def recipe(self, model_id: str) -> Recipe:
+        """What summaries depend on beside their documents."""
+        return Recipe(self.prompts.digest_sha256, self.prompts.sha256, model_id, dict(self.sampling), self.overlap)
+
+    def rooms(self, context: int | None, tokens: TokenCount | None) -> Rooms:
+        """What has room; UsageError where it is not known."""
+        known = context if context is not None else self.context
+        if known is None:
+            raise UsageError("the engine does not say how long its context is", hint="--context N says it")
+        return rooms(known, self.prompts, tokens, answer=self.sampling["max_tokens"], overlap=self.overlap)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Documents by what is to be done for them."""
+
+    verdicts: Mapping[str, Verdict]
+    files: Mapping[str, str]
+    vanished: tuple[str, ...]  # documents of the manifest that are not there any more
+
+    def of(self, verdict: Verdict) -> list[str]:
+        """Names."""
+        return [name for name, each in self.verdicts.items() if each == verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Summarized:
+    """What came of it; every document is in one of done, unchanged, edited, failed and left."""
+
+    end: End
+    documents: int
+    done: int = 0
+    unchanged: int = 0
+    edited: tuple[str, ...] = ()  # summaries that somebody changed, kept as they are
+    failed: tuple[tuple[str, Failure], ...] = ()
+    left: int = 0  # for the next run
+    skipped: tuple[Skipped, ...] = ()
+    vanished: tuple[str, ...] = ()
+    pruned: int = 0
+    pieces: int = 0  # of the documents that were done
+    reduced: int = 0  # documents in pieces
+    cut: tuple[str, ...] = ()  # summaries that --max-tokens ended
+
+
+def judge(order: SummarizeRequest, manifest: Manifest, model_id: str) -> Judged:
+    """What is to be done; reads summaries, changes nothing."""
+    known = {name: entry.summary for name, entry in manifest.entries.items()}
+    files = file_names(order.found.documents, known)
+    recipe = order.recipe(model_id)
+    verdicts = {
+        document.name: verdict(document, files[document.name], manifest, recipe, force=order.force)
+        for document in order.found.documents
+    }
+    # What cannot be read today is not gone; neither are the rows of such a table.
+    unread = {skipped.name for skipped in order.found.skipped}
+    gone = (name for name in manifest.entries if name not in verdicts and unread.isdisjoint(_with_folders(name)))
+    return Judged(verdicts, files, tuple(gone))
+
+
+def _with_folders(name: str) -> list[str]:
+    parts = name.split("/")
+    return ["/".join(parts[:size]) for size in range(len(parts) + 1)]  # "" stands for the place itself
+
+
+def nothing_to_do(order: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
+    """The end of a run that needs no mill; None: it needs one."""
+    judged = judge(order, manifest, model_id)
+    if judged.of("to do") or (order.prune and judged.vanished):
+        return None
+    return _summarized(order, judged, "finished", [], manifest, 0)
+
+
+async def summarize(
+    mill: BatchRunner,
+    order: SummarizeRequest,
+    *,
+    tokens: TokenCount | None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Summarized:
+    """Summarize what is new or changed; `tokens` counts with the model's vocabulary, None: 4 bytes are one."""
+    with held(order.out):
+        manifest = read_manifest(order.out)
+        judged = judge(order, manifest, mill.origin.model_id)
+        works = list[Work]()
+        end: End = "finished"
+        if judged.of("to do"):
+            room = order.rooms(mill.origin.context, tokens)
+            works = works_of(order, judged, manifest, room)
+            end = await _stages(mill, works, room, order, lambda over: _write(manifest, over, order, mill.origin))
+        pruned = _prune(manifest, judged.vanished, tell) if order.prune else 0
+        manifest.save()
+        return _summarized(order, judged, end, works, manifest, pruned)
+
+
+def stage_name(number: int) -> str:
+    """A stage for people, counted from 1."""
+    return "read" if number == 1 else f"reduce {number - 1}"
+
+
+def works_of(order: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[Work]:
+    """The work on every document that is to be done, before the first stage."""
+    failures = {name: entry.failures for name, entry in manifest.entries.items()}
+    wanted = (each for each in order.found.documents if judged.verdicts[each.name] == "to do")
+    return [begun(each, judged.files[each.name], failures.get(each.name, 0), room) for each in wanted]
+
+
+async def _stages(
+    mill: BatchRunner, works: Sequence[Work], room: Rooms, order: SummarizeRequest, write: Callable[[list[Work]], None]
+) -> End:
+    """Stage by stage until every document is over, or until one ends early; finished ones are written after each."""
+    number = 0
+    opened = False
+    waiting = list(works)
+    end: End = "finished"
+    while waiting and end == "finished":
+        number += 1
+        parts = {custom_id: (work, part) for work in waiting for custom_id, part in work.pending()}
+        lines = (line_of(custom_id, part, order.prompts, order.sampling) for custom_id, (_, part) in parts.items())
+        ran = await mill.run(stage_name(number), lines)
+        opened = opened or any(parted(text_of(each) or "").by_template for each in ran.answers())
+        for answered in ran.answers():
+            if answered.custom_id in parts and answered.code != "cancelled":  # to be taken up again as it is
+                work, part = parts[answered.custom_id]
+                work.take(part, answered, room, opened=opened)
+        for work in waiting:
+            work.advance(room)
+        write([work for work in waiting if work.over])
+        end = ran.end
+        waiting = [work for work in waiting if not work.over]
+    return end
+
+
+def _write(manifest: Manifest, works: Sequence[Work], order: SummarizeRequest, origin: Origin) -> None:
+    """Write what is over: the manifest, then summaries. A file that is not ours is left, and its entry says so."""
+    recipe = order.recipe(origin.model_id)
+    files = list[tuple[Path, bytes]]()
+    for work in works:
+        name = work.document.name
+        old = manifest.entries.get(name)
+        path = manifest.folder / work.file
+        entry = Entry(
+            name,
+            work.document.source,
+            work.document.sha256,
+            recipe.digest_sha256,
+            recipe.prompts_sha256,
+            recipe.model_id,
+            recipe.sampling,
+            recipe.overlap,
+            "done",
+            work.file,
+            model=origin.model,
+            engine=origin.engine,
+            build=origin.build,
+            pieces=work.pieces,
+            levels=work.level,
+            prompt_tokens=work.prompt_tokens,
+            cached_tokens=work.cached_tokens,
+            completion_tokens=work.completion_tokens,
+            finish_reason=work.finish_reason,
+        )
+        if work.failure is not None or work.summary is None:
+            failure = work.failure or Failure("failed", "no answer")
+            manifest.entries[name] = replace(
+                entry,
+                state="failed",
+                code=failure.code,
+                message=failure.message,
+                failures=1 + (old.failures if old else 0),
+                summary_sha256=old.summary_sha256 if old else None,
+                before_sha256=old.before_sha256 if old else None,
+            )
+            continue
+        data = work.summary.encode() + b"\n"
+        new = sum_of_bytes(data)
+        here = sum_of(path)
+        ours = here is None or here == new or (old is not None and here in old.ours)
+        state: State = "done" if ours or order.force else "edited"
+        manifest.entries[name] = replace(
+            entry, state=state, summary_sha256=new, before_sha256=here if state == "done" else None
+        )
+        if state == "done" and here != new:
+            files.append((path, data))
+    manifest.save()
+    for path, data in files:
+        put(path, data)
+
+
+def prunable(manifest: Manifest, name: str) -> bool:
+    """Whether a document's summary is as it was written here, or not there any more. Changes nothing."""
+    entry = manifest.entries[name]
+    here = sum_of(manifest.folder / entry.summary)
+    return here is None or here in entry.ours
+
+
+def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Remove summaries of documents that are gone, but none that somebody changed; how many."""
+    pruned = 0
+    for name in vanished:
+        path = manifest.folder / manifest.entries[name].summary
+        if not prunable(manifest, name):
+            tell(f"{path} was edited: it stays, though its document is gone")
+            continue
+        remove(path, manifest.folder)
+        del manifest.entries[name]
+        pruned += 1
+    return pruned
+
+
+def _summarized(
+    order: SummarizeRequest, judged: Judged, end: End, works: Sequence[Work], manifest: Manifest, pruned: int
+) -> Summarized:
+    over = [work for work in works if work.over]
+    done = [work for work in over if manifest.entries[work.document.name].state == "done"]
+    kept = [work.document.name for work in over if manifest.entries[work.document.name].state == "edited"]
+    return Summarized(
+        end=end,
+        documents=len(judged.verdicts),
+        done=len(done),
+        unchanged=len(judged.of("unchanged")),
+        edited=(*judged.of("edited"), *kept),
+        failed=tuple((work.document.name, work.failure) for work in over if work.failure is not None),
+        left=len(works) - len(over),
+        skipped=order.found.skipped,
+        vanished=judged.vanished,
+        pruned=pruned,
+        pieces=sum(work.pieces for work in done),
+        reduced=sum(work.pieces > 1 for work in done),
+        cut=tuple(work.document.name for work in done if work.finish_reason == "length"),
+    )

@@ -1,0 +1,242 @@
+"""What was measured here before, applied to a new plan.
+
+`operating_point` lays the settings that `tokenmill tune` found over a goal: they answer what the user left open, and
+nothing else. `calibrated` corrects a plan's forecast by the speeds that were recorded on this machine.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import measured
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.identity import identity_of
+from tokenmill.model.profile import Profile
+from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import Decision, Plan
+from tokenmill.planner.rates import Family
+from tokenmill.tuner import history
+from tokenmill.tuner.calibrate import calibration, main_family
+from tokenmill.tuner.point import OperatingPoint
+from tokenmill.tuner.point_store import find, has_points
+from tokenmill.units import number_of
+
+_OTHER = (
+    "cpu_only",
+    "gpus",
+    "reserve_ram_bytes",
+    "cache_ram_bytes",
+    "mlock",
+    "allow_disk",
+    "own_fit",
+    "moe_cache_bytes",
+    "tensor_parallel",
+    "gpu_memory_utilization",
+    "gpu_margin_bytes",
+    "fit_margin_bytes",
+    "offload_min_batch",
+)
+"""What makes another machine of the one that was tuned."""
+_NAMED = {"gpu_margin_bytes": "margin"}
+_ROWS = "--offload-min-batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaid:
+    """A goal with a point's answers, or why it has none."""
+
+    goal: Goal
+    decisions: tuple[Decision, ...] = ()
+    words: str | None = None  # one line for the user; None: the point changes nothing
+    why_not: str | None = None
+    placement: str | None = None  # that the point was measured with; None: no point is in force
+
+
+def operating_point(
+    goal: Goal, machine: Machine, profile: Profile, model_path: Path, config: EngineConfig, state: Path
+) -> Overlaid:
+    """The goal with the operating point's settings where one holds; otherwise the goal, perhaps with the reason."""
+    if not has_points(state) or not model_path.exists():
+        return Overlaid(goal)
+    from tokenmill.tuner.here import place_here  # noqa: PLC0415  opens engine libraries, which most plans do not need
+
+    place = place_here(machine, profile.name, model_path, config)
+    if place is None:
+        return Overlaid(goal)
+    found = find(state, place)
+    if found.point is None:
+        return Overlaid(goal, why_not=found.why_not)
+    cores = machine.cpu.cores
+    allowed = machine.limits.cgroup_cpus
+    return overlay(goal, found.point, cores=cores if cores is None or allowed is None else min(cores, int(allowed)))
+
+
+def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
+    """The plan with its forecast corrected by runs recorded on this machine; itself where there are none."""
+    if not plan.fits:
+        return plan
+    here = measured.machine_id(plan.machine)
+    speeds = history.read(state)
+    if not any(speed.machine_id == here for speed in speeds):
+        return plan  # the usual case, and a model's identity means reading its files
+    found = calibration(
+        speeds,
+        plan,
+        machine_id=here,
+        model_id=identity_of(model) if Path(model).exists() else None,
+        engines=(engine,),
+        families=_families(state),
+    )
+    if found is None:
+        return plan
+    again = make(plan.machine, plan.profile, plan.goal, calibration=found)
+    return replace(again, decisions=(*again.decisions, *_missing_from(again, plan)))
+
+
+def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
+    """Decisions that were made outside the planner."""
+    own = {decision.name for decision in again.decisions}
+    return (decision for decision in plan.decisions if decision.name not in own)
+
+
+def _families(state: Path) -> Mapping[str, Family]:
+    """The weight families of the models that were loaded here."""
+    found = ((load.model_id, main_family(load.types)) for load in measured.read(state))
+    return {model_id: kind for model_id, kind in found if kind is not None}
+
+
+def circumstances(goal: Goal) -> tuple[str, ...]:
+    """Options under which a point holds, and under no others."""
+    plain = Goal()
+    values = {name: getattr(goal, name) for name in _OTHER if getattr(goal, name) != getattr(plain, name)}
+    words = {name: _NAMED.get(name, name.removesuffix("_bytes")).replace("_", "-") for name in values}
+    return tuple(f"--{words[name]}={value}" for name, value in values.items())
+
+
+def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> Overlaid:
+    """The goal with what a point says of everything that is open in it; `cores` are the machine's, None: unknown."""
+    asked = goal.offload_min_batch
+    found = point.dials.offload_min_batch
+    if asked is not None and asked != found:
+        rows = "an unknown number of rows" if found is None else f"{found} rows"
+        return Overlaid(goal, why_not=f"the operating point was found with experts moved to the GPU from {rows} on")
+    now, then = (
+        tuple(each for each in under if not each.startswith(_ROWS)) for under in (circumstances(goal), point.under)
+    )
+    if now != then:
+        more = sorted({*now} - {*then})
+        less = sorted({*then} - {*now})
+        words = f"without {_option(more[0])}" if not less else f"with {_option(less[0])}"
+        return Overlaid(goal, why_not=f"the operating point was found {words}")
+    spared = goal.reserve_cores > 0
+    if spared and goal.threads is None and (cores is None or point.dials.threads > cores - goal.reserve_cores):
+        words = f"the operating point's {number_of(point.dials.threads, 'thread')}"
+        return Overlaid(goal, why_not=f"{words} may need what --reserve-cores {goal.reserve_cores} keeps free")
+    if goal.context is not None and goal.context > point.dials.context:
+        return Overlaid(
+            goal, why_not=f"the operating point was found with {point.dials.context:,} tokens for each sequence"
+        )
+    taken = dict(_open(goal, point))
+    if spared and (cores is None or point.dials.threads_batch > cores - goal.reserve_cores):
+        taken.pop("threads_batch", None)
+    if not taken:
+        return Overlaid(goal)
+    figures = point.figures
+    best = figures.jobs_tok_s if figures.jobs_tok_s is not None else figures.decode_tok_s
+    measured = f", measured {best:.3g} tok/s" if best is not None and taken.keys() >= {"threads", "sequences"} else ""
+    reason = f"operating point of {point.when[:10]}{measured}"
+    decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
+    words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; --no-point ignores it"
+    return Overlaid(replace(goal, **taken), decisions, words, placement=point.dials.placement)
+
+
+def _option(text: str) -> str:
+    """`--cpu-only` of `--cpu-only=True`, `--gpus 0,2` of `--gpus=(0, 2)`."""
+    name, _, value = text.partition("=")
+    return name if value == "True" else f"{name} {value.strip('()').rstrip(',').replace(', ', ',')}"
+
+
+def misplaced(plan: Plan, laid: Overlaid) -> str | None:
+    """Why a point does not hold for the plan that was made with it: weights are elsewhere now. None: it holds."""
+    now = fingerprint(plan.profile, plan.placement)
+    then = laid.placement
+    if then is None or then == now:
+        return None
+    if then == UNKNOWN:
+        return (
+            f"where the operating point had its weights is unknown, and this plan uses {', '.join(plan.placement.gpus)}"
+        )
+    where = "without a GPU" if now == UNKNOWN else f"with {now}"
+    return f"the operating point was found with {then}, and this plan is {where}"
+
+
+def decided(plan: Plan, laid: Overlaid) -> Plan:
+    """A plan whose decisions name the point where it decided, and that warns where the point does not hold for it."""
+    own = {decision.name for decision in laid.decisions}
+    kept = tuple(decision for decision in plan.decisions if decision.name not in own)
+    why = misplaced(plan, laid)
+    warnings = (
+        plan.warnings if why is None else (*plan.warnings, f"{why}: its figures need not hold; --no-point ignores it")
+    )
+    return replace(plan, decisions=(*kept, *laid.decisions), warnings=warnings)
+
+
+def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values as plans show them."""
+    for name, value in taken.items():
+        if name == "cache_type_k":
+            yield "cache type", "/".join(dict.fromkeys((value, taken["cache_type_v"])))
+        elif isinstance(value, bool):
+            yield name.replace("_", " "), "on" if value else "off"
+        elif name != "cache_type_v":
+            yield name.replace("_", " "), str(value)
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    """What a point sets, the telling ones first."""
+    parts = []
+    if "threads" in settings:
+        parts.append(number_of(settings["threads"], "thread"))
+    if "threads_batch" in settings and settings["threads_batch"] != settings.get("threads"):
+        parts.append(f"{settings['threads_batch']} for prefill")
+    if "sequences" in settings:
+        parts.append(number_of(settings["sequences"], "sequence"))
+    if "ubatch" in settings:
+        parts.append(f"ubatch {settings['ubatch']}")
+    if settings.get("cache_type_k", "f16") != "f16":
+        parts.append(f"{settings['cache_type_k']} cache")
+    if settings.get("flash_attention") is False:
+        parts.append("no flash attention")
+    if "context" in settings:
+        parts.append(f"context {settings['context']}")
+    if "offload_min_batch" in settings:
+        parts.append(f"offload from {settings['offload_min_batch']} rows")
+    return ", ".join(parts)
+
+
+def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
+    """Settings that a goal leaves to others."""
+    dials = point.dials
+    for name in ("threads", "threads_batch", "sequences", "ubatch", "context"):
+        if getattr(goal, name) is None:
+            yield name, getattr(dials, name)
+    for name in ("mmap", "repack"):  # the plan's own reasons hold where only one value was ever tried
+        if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
+            yield name, getattr(dials, name)
+    rows = dials.offload_min_batch
+    # where decoding would reach it and nothing was measured so far beyond it, the planner sets another
+    if goal.offload_min_batch is None and rows is not None:
+        asked = goal.sequences or dials.sequences
+        as_measured = rows <= dials.sequences <= asked and goal.mmap in (None, dials.mmap)
+        if asked < rows or as_measured:
+            yield "offload_min_batch", rows
+    if goal.cache_type_k is None and goal.cache_type_v is None:
+        yield "cache_type_k", dials.cache_type_k
+        yield "cache_type_v", dials.cache_type_v
+    quantised = {goal.cache_type_v, dials.cache_type_v} - {None, "f16", "f32", "bf16"}
+    if goal.flash_attention and not dials.flash_attention and not quantised:
+        yield "flash_attention", False

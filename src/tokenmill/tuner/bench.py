@@ -1,0 +1,216 @@
+"""A benchmark of an engine as it is served: which parts, in which order, and where every figure goes.
+
+The forecast for the same point is put beside each row where there is a plan. Rows go into the history as soon as they
+are measured, so an interrupted benchmark loses nothing. Prints nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Literal, get_args
+
+from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
+from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.plan import Plan, Settings
+from tokenmill.tuner.bench_cache import TAIL, CacheEffect, cache, first
+from tokenmill.tuner.bench_energy import Energy, energy
+from tokenmill.tuner.bench_rig import Rig
+from tokenmill.tuner.bench_rows import Row
+from tokenmill.tuner.bench_sweep import sweep
+from tokenmill.tuner.bench_turns import by_sequences, by_threads
+from tokenmill.tuner.history import Source, Speed
+from tokenmill.tuner.point import Figures, PointScope, TrialSettings
+
+Part = Literal["first", "cache", "sweep", "threads", "sequences", "energy"]
+PARTS: tuple[Part, ...] = get_args(Part)
+PROMPT = 512  # tokens of a prompt where the depth is not the question
+BESIDE = 128  # tokens of each prompt where several are written at once
+LEAST_PROMPT = 16
+PART = 0.1  # by which a micro-batch may be longer or shorter and still count as one
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to measure."""
+
+    parts: tuple[Part, ...] = PARTS
+    depth: int = 2048
+    step: int = 512
+    tokens: int = 128  # written at each point
+    threads: tuple[int, ...] = ()
+    sequences: tuple[int, ...] | None = None  # None: by the engine's lanes
+    watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """All that was measured of one engine. Every figure is measured; predicted ones are called so."""
+
+    place: PointScope
+    when: str  # ISO 8601, UTC
+    rows: tuple[Row, ...] = ()
+    cache: CacheEffect | None = None
+    energy: Energy | None = None
+    dials: TrialSettings | None = None  # None: the engine's settings are not known
+    notes: tuple[str, ...] = ()
+
+    def of(self, *what: str) -> tuple[Row, ...]:
+        """Rows of some kinds."""
+        return tuple(row for row in self.rows if row.what in what)
+
+
+@dataclass(slots=True)
+class _Book:
+    """Rows as they come."""
+
+    plan: Plan | None
+    place: PointScope
+    record: Callable[[Speed], None] | None
+    rows: list[Row] = field(default_factory=list)
+
+    def keep(self, row: Row) -> Row:
+        known = row if self.plan is None else predicted(self.plan, row)
+        self.rows.append(known)
+        if self.record is not None and self.plan is not None and belongs(known):
+            where = fingerprint(self.plan.profile, self.plan.placement)
+            self.record(speed_of(known, self.place, self.plan.settings, now(), placement=where))
+        return known
+
+
+async def bench(
+    rig: Rig,
+    order: Order,
+    place: PointScope,
+    *,
+    plan: Plan | None = None,
+    record: Callable[[Speed], None] | None = None,
+) -> Bench:
+    """Measure an engine; `record` gets what belongs in the history as soon as it is there."""
+    book = _Book(plan, place, record)
+    when = now()
+    notes = [] if plan is None else [note for note in plan.forecast.notes if note.startswith("no forecast")]
+    effect = None
+    used = None
+    await rig.prose.learn()
+    prompt = prompt_tokens(rig, order.tokens + TAIL)
+    if "first" in order.parts:
+        await first(rig, prompt=prompt, tokens=order.tokens, keep=book.keep)
+    else:
+        rig.tell("a request that does not count")
+        await rig.ask(await rig.prose.take(LEAST_PROMPT), 2)
+    if "cache" in order.parts or "first" in order.parts:
+        _, effect = await cache(rig, prompt=prompt, tokens=order.tokens, keep=book.keep, plan=plan)
+        if effect is None:
+            notes.append("the prompt cache was of no use: the same prompt was computed again")
+    if "sweep" in order.parts:
+        await sweep(rig, depth=order.depth, step=order.step, tokens=order.tokens, keep=book.keep)
+    if "threads" in order.parts:
+        _, note = await by_threads(rig, order.threads, prompt=prompt, tokens=order.tokens, keep=book.keep)
+        notes += [note] if note else []
+    if "sequences" in order.parts:
+        _, note = await by_sequences(
+            rig, order.sequences, prompt=min(BESIDE, prompt), tokens=order.tokens, keep=book.keep
+        )
+        notes += [note] if note else []
+    if "energy" in order.parts:
+        used = await energy(rig, prompt=prompt, tokens=order.tokens, watts=order.watts)
+    left_out = sum(row.disturbed is not None for row in book.rows)
+    if left_out and record is not None and plan is not None:
+        notes.append(f"{left_out} disturbed point{'s are' if left_out > 1 else ' is'} not kept in the history")
+    return Bench(
+        place, when, tuple(book.rows), effect, used, None if plan is None else dials_of(plan.settings), tuple(notes)
+    )
+
+
+def belongs(row: Row) -> bool:
+    """Whether a row goes into the history: forecasts are of a steady state, on a machine that does nothing else."""
+    return row.what != "first" and row.disturbed is None
+
+
+def prompt_tokens(rig: Rig, beside: int) -> int:
+    """A prompt's tokens: the usual number, or what the context has room for beside so many others."""
+    return PROMPT if rig.room is None else max(LEAST_PROMPT, min(PROMPT, rig.room - beside))
+
+
+def now() -> str:
+    """This moment, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def predicted(plan: Plan, row: Row) -> Row:
+    """A row with what the forecast says for the same point."""
+    settings = plan.settings
+    if row.threads is not None:
+        settings = replace(settings, threads=row.threads, threads_batch=row.threads_batch or row.threads)
+    machine = plan.machine
+    profile = plan.profile
+    placement = plan.placement
+    known = plan.calibration
+    write = decode_speed(
+        machine, profile, settings, placement, depth=row.depth, sequences=row.sequences, calibration=known
+    )
+    read = None
+    if row.s_pp_tok_s is not None and row.sequences == 1:
+        read = prefill_speed(
+            machine,
+            profile,
+            settings,
+            placement,
+            depth=row.n_kv or 0,
+            prompt=row.pp,
+            calibration=known,
+        )
+    return replace(
+        row,
+        predicted_pp_tok_s=read.tok_s if read else None,
+        predicted_tg_tok_s=write.tok_s if write else None,
+    )
+
+
+def dials_of(settings: Settings) -> TrialSettings:
+    """A plan's settings as the history has them."""
+    return TrialSettings(
+        settings.threads,
+        settings.threads_batch,
+        settings.sequences,
+        settings.ubatch,
+        settings.context,
+        settings.cache_type_k,
+        settings.cache_type_v,
+        settings.flash_attention,
+        settings.mmap,
+        settings.repack,
+        settings.offload_min_batch,
+    )
+
+
+def speed_of(
+    row: Row, place: PointScope, settings: Settings, when: str, source: Source = "bench", *, placement: str = UNKNOWN
+) -> Speed:
+    """A row for the history; `sequences` of its dials are those that were at work, `placement` is a fingerprint."""
+    dials = replace(dials_of(settings), sequences=row.sequences, placement=placement)
+    if row.threads is not None:
+        dials = replace(dials, threads=row.threads, threads_batch=row.threads_batch or row.threads)
+    alike = row.sequences == 1 and last_part(row.pp, row.depth, settings.ubatch)
+    read = row.s_pp_tok_s if alike else None
+    write = row.s_tg_tok_s
+    return Speed(
+        when,
+        place.machine,
+        place.machine_id,
+        place.model,
+        place.model_id,
+        place.engine,
+        place.build,
+        source,
+        dials,
+        row.depth,
+        Figures(write.median if write else None, read.median if read else None),
+        Figures(row.predicted_tg_tok_s, row.predicted_pp_tok_s if alike else None),
+    )
+
+
+def last_part(computed: int, depth: int, ubatch: int) -> bool:
+    """Whether so many tokens were about the last micro-batch of a prompt: so the history takes a speed of prefill."""
+    usual = min(depth, ubatch)
+    return abs(computed - usual) <= PART * usual

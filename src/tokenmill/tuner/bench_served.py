@@ -1,0 +1,188 @@
+"""One request as it is served, on the caller's clock, and text that no engine has seen before to ask with.
+
+Whatever answers (a worker of ours, a server, a URL) is measured in the same way, from sending a request to its end.
+How much of that was writing the engine knows best: pieces come late and together where the caller's processor is busy.
+Of an engine that does not say, the moments count at which tokens came; pieces may hold several, so tokens are counted.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenmill.engine.engine import Answer, Engine, Prompt, Request, Sampling
+from tokenmill.errors import EngineError, RequestRefused
+
+LEAST_COMPUTED = 16  # fewer prompt tokens than these say nothing about the speed of prefill
+CHUNK_WORDS = 2000
+FIRSTS = 48  # texts that begin differently; there are more words than that
+_VOCABULARY = """
+    river mill stone wheel grain harbour ledger bridge copper lantern winter signal valley engine garden tower keeper
+    morning archive current furnace village compass orchard railway machine number letter window market carries turns
+    holds weighs follows measures opens returns gathers divides records crosses answers repeats narrow quiet heavy early
+    northern broken steady bright distant second careful hollow common empty wooden under beside before through without
+    against between toward because although whenever until while however the a its every another some no this that each
+"""
+WORDS = tuple(_VOCABULARY.split())
+
+Units = tuple[int, ...] | tuple[str, ...]
+"""Tokens; or words, where an engine cannot be asked for tokens."""
+Arrivals = Sequence[tuple[float, int]]
+"""When tokens came, and how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one request took."""
+
+    prompt_tokens: int
+    cached_tokens: int | None  # None: the engine does not say
+    written_tokens: int
+    first_s: float  # from sending it to its first token
+    write_s: float | None  # from there to its last; None: all of it came at once
+    total_s: float
+    timed_tokens: int = 0  # written in `write_s`
+    engine_prefill_s: float | None = None
+    engine_decode_s: float | None = None
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of the prompt; all of it where the engine does not say."""
+        return self.prompt_tokens - (self.cached_tokens or 0)
+
+    @property
+    def prefill_tok_s(self) -> float | None:
+        """Prompt tokens a second until the first token; None where there were too few."""
+        return self.computed_tokens / self.first_s if self.computed_tokens >= LEAST_COMPUTED and self.first_s else None
+
+    @property
+    def decode_tok_s(self) -> float | None:
+        """Tokens a second after the first."""
+        return self.timed_tokens / self.write_s if self.write_s and self.timed_tokens else None
+
+
+def timed(sent_s: float, arrivals: Arrivals, answer: Answer, ended_s: float) -> Served:
+    """What a stream was: its whole time by the caller's clock, its parts by the engine's or by when tokens came.
+
+    A first piece of several tokens came later than its first token did: by as many steps as it has tokens more.
+    """
+    usage = answer.usage
+    timings = answer.timings
+    total_s = ended_s - sent_s
+    arrivals = [(at, count) for at, count in arrivals if count] or [(ended_s, usage.completion_tokens)]
+    (first_at, first_count), last_at = arrivals[0], arrivals[-1][0]
+    after = sum(count for _, count in arrivals[1:])
+    write_s = last_at - first_at if after and last_at > first_at else None
+    first_s = first_at - sent_s - ((first_count - 1) * write_s / after if write_s and after else 0.0)
+    if usage.completion_tokens > 1 and timings.decode_s and timings.decode_s < total_s:
+        write_s = timings.decode_s
+        after = usage.completion_tokens - 1
+        first_s = total_s - write_s
+    return Served(
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        max(first_s, 1e-9),
+        write_s,
+        total_s,
+        after if write_s else 0,
+        timings.prefill_s,
+        timings.decode_s,
+    )
+
+
+async def serve(engine: Engine, request: Request) -> tuple[Served, Arrivals]:
+    """Send a request and take its answer; what it took, and when tokens came."""
+    arrivals: list[tuple[float, int]] = []
+    sent_s = time.perf_counter()
+    stream = engine.stream(request)
+    try:
+        async for event in stream:
+            now_s = time.perf_counter()
+            if isinstance(event, Answer):
+                return timed(sent_s, arrivals, event, now_s), tuple(arrivals)
+            arrivals.append((now_s, event.tokens))
+    finally:
+        await stream.aclose()
+    raise EngineError("the stream ended without an answer")
+
+
+def words(seed: int, count: int) -> tuple[str, ...]:
+    """Words in sentences, the same for the same seed: varied enough that different experts are woken."""
+    found = []
+    for _ in range(count):
+        seed = (seed * 6364136223846793005 + 1442695040888963407) % (1 << 64)
+        drawn = seed >> 33
+        found.append(WORDS[drawn % len(WORDS)] + ("." if drawn % 11 == 0 else ""))
+    return tuple(found)
+
+
+class Prose:
+    """Text that is new each time it is asked for, as tokens where the engine tells them."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        """Text for one engine; another seed is another text."""
+        self._engine = engine
+        self._seed = seed
+        self._as_tokens: bool | None = None
+        self._head: tuple[int, ...] = ()
+        self._units: list[int | str] = []
+        self._firsts: deque[int | str] = deque(maxlen=FIRSTS)
+        self.tokens_per_unit = 1.0
+
+    async def take(self, tokens: int) -> Units:
+        """So many tokens that were never asked for before; about so many where only words are known.
+
+        None of the last texts began with the same one: else an engine would find its beginning in the cache.
+        """
+        await self.learn()
+        count = tokens if self._as_tokens else max(1, round(tokens / self.tokens_per_unit))
+        while True:
+            while len(self._units) <= count:
+                self._units += await self._more()
+            first = self._units[0]
+            if first not in self._firsts:
+                break
+            del self._units[0]
+        self._firsts.append(first)
+        taken = tuple(self._units[:count])
+        self._units = self._units[count:]
+        return taken  # type: ignore[return-value]  # all are tokens, or all are words
+
+    async def _more(self) -> Units:
+        self._seed += 1
+        text = words(self._seed, CHUNK_WORDS)
+        return (await self._engine.tokenize(" " + " ".join(text)))[len(self._head) :] if self._as_tokens else text
+
+    def prompt(self, units: Units) -> Prompt:
+        """What to send for some units."""
+        if self._as_tokens:
+            return (*self._head, *(unit for unit in units if isinstance(unit, int)))
+        return " ".join(map(str, units))
+
+    def was(self, units: Units, tokens: int) -> None:
+        """Learn how many tokens a prompt of words had."""
+        if units and not self._as_tokens:
+            self.tokens_per_unit = tokens / len(units)
+
+    @property
+    def head_tokens(self) -> int:
+        """Tokens before every text, once that is learnt: the model's sign for a beginning."""
+        return len(self._head)
+
+    async def learn(self) -> None:
+        """Ask the engine, once, whether it tells tokens, and what it puts before every text."""
+        if self._as_tokens is None:
+            try:
+                self._head = await self._engine.tokenize("")
+                self._as_tokens = True
+            except RequestRefused:
+                self._as_tokens = False
+
+
+def request_for(prompt: Prompt, tokens: int, *, lane: int | None = None, ends: bool = False) -> Request:
+    """A request that writes exactly so many tokens; `ends`: or fewer, for a server that cannot be told.
+
+    Tokens are drawn: the likeliest alone go round in circles soon, and always wake the same experts.
+    """
+    return Request(prompt, Sampling(temperature=1.0, seed=1), max_tokens=tokens, ignore_eos=not ends, lane=lane)

@@ -1,0 +1,156 @@
+"""Speed by threads and by sequences, on engines that change them without loading anew.
+
+A server's lanes are what it was started with: fewer can be used, and more cannot. Threads of a server are fixed.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+
+from tokenmill.errors import UsageError
+from tokenmill.tuner.bench_rig import Rig
+from tokenmill.tuner.bench_rows import Row, row_of, stat
+from tokenmill.tuner.bench_served import Arrivals, Served
+from tokenmill.tuner.bench_sweep import Keep
+
+MOST_POINTS = 8
+SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
+
+def thread_counts(cores: int) -> tuple[int, ...]:
+    """Numbers of threads worth a look: all of them where cores are few, else spread with the upper end dense."""
+    if cores <= MOST_POINTS:
+        return tuple(range(1, cores + 1))
+    upper = {cores, cores - 1, cores - 2, cores - 3}
+    return tuple(sorted(upper | {max(1, round(cores * share)) for share in (0.125, 0.25, 0.5, 0.75)}))
+
+
+def sequence_counts(most: int) -> tuple[int, ...]:
+    """Widths worth a look on an engine with so many lanes."""
+    return tuple(sorted({*(count for count in SEQUENCES if count < most), most}))
+
+
+async def by_threads(
+    rig: Rig, counts: Sequence[int], *, prompt: int, tokens: int, keep: Keep
+) -> tuple[tuple[Row, ...], str | None]:
+    """A row for each number of threads, for decoding and prefill alike; or why there is none."""
+    engine = rig.engine
+    before = rig.engine.runtime
+    if not engine.capabilities.changes_threads or before is None:
+        return (), f"by threads: {rig.engine.identity.build} cannot change its threads without loading anew"
+    rig.need(prompt + tokens, f"a prompt of {prompt:,}")
+    rows = []
+    try:
+        for count in counts:
+            rig.tell(f"threads: {count}")
+            await engine.set_threads(count, count)
+
+            async def once() -> Served:
+                return await rig.ask(await rig.prose.take(prompt), tokens)
+
+            row = row_of("threads", await rig.runs(once))
+            rows.append(keep(replace(row, threads=count, threads_batch=count)))
+    finally:
+        await engine.set_threads(before.threads, before.threads_batch)
+    return tuple(rows), None
+
+
+async def by_sequences(
+    rig: Rig, counts: Sequence[int] | None, *, prompt: int, tokens: int, keep: Keep
+) -> tuple[tuple[Row, ...], str | None]:
+    """A row for each number of sequences at once; or why there is none."""
+    engine = rig.engine
+    lanes = engine.identity.lanes
+    max_slots = engine.capabilities.max_slots
+    most = lanes if max_slots is None else max_slots
+    if counts is None:
+        if lanes is None:
+            return (), f"by sequences: {rig.engine.identity.build} does not say how many it can work on at once"
+        counts = sequence_counts(lanes)
+    if most is not None and max(counts) > most:
+        raise UsageError(
+            f"the engine has {most} lanes, not {max(counts)}", hint=f"--sequences {max(counts)} starts one with more"
+        )
+    rig.need(prompt + tokens, f"a prompt of {prompt:,}")
+    rows = []
+    try:
+        for count in counts:
+            rig.tell(f"sequences at once: {count}")
+            if max_slots is not None:
+                await engine.set_slots(count)
+            rows.append(keep(await _together(rig, count, prompt, tokens)))
+    finally:
+        if max_slots is not None and lanes is not None:
+            await engine.set_slots(lanes)
+    note = None
+    if max_slots is None and most is not None:
+        note = f"by sequences: up to the {most} lanes it was started with; more would need a restart"
+    return tuple(rows), note
+
+
+async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> Row:
+    """Prompts first, then answers: what is written beside a prompt is no measure of writing."""
+
+    async def once() -> tuple[float, list[Served], float | None]:
+        texts = [await rig.prose.take(prompt) for _ in range(count)]
+        began_s = time.perf_counter()
+        heads = await rig.together(texts, 1)
+        prefill_s = time.perf_counter() - began_s
+        answers = await rig.together(texts, tokens)
+        computed = sum(served.computed_tokens for served, _ in heads)
+        return computed / prefill_s, [served for served, _ in answers], rate(answers)
+
+    found, disturbed, repeated = await rig.repeated(once)
+    served = [each for _, answers, _ in found for each in answers]
+    depth = round(median(each.prompt_tokens for each in served))
+    computed = count * depth
+    return Row(
+        "sequences",
+        computed,
+        round(count * median(each.written_tokens for each in served)),
+        0,
+        depth,
+        t_pp_s=stat([computed / speed for speed, _, _ in found]),
+        s_pp_tok_s=stat([speed for speed, _, _ in found]),
+        t_tg_s=stat([each.write_s for each in served]),
+        s_tg_tok_s=stat([speed for _, _, speed in found]),
+        total_s=stat([each.total_s for each in served]),
+        sequences=count,
+        disturbed=disturbed,
+        repeated=repeated,
+    )
+
+
+def rate(answers: Sequence[tuple[Served, Arrivals]]) -> float | None:
+    """Tokens a second of answers that were written together, behind prompts that were there.
+
+    By the engine's clock where it tells: the one that was begun last counts for all, because beside the others the end
+    of a prompt may have been computed. Else by what came while all of them were writing.
+    """
+    told = [(each.engine_decode_s, each.written_tokens - 1) for each, _ in answers if each.engine_decode_s]
+    if not told or len(told) < len(answers):
+        return rate_seen([arrivals for _, arrivals in answers])
+    seconds, written = min(told)
+    return len(told) * written / seconds if written > 0 else None
+
+
+def rate_seen(streams: Sequence[Arrivals]) -> float | None:
+    """Tokens a second of streams while all of them write: from the last beginning to the first end.
+
+    Tokens of a piece were written since the piece before; of one that lies across the edge only the part inside counts.
+    """
+    if not streams or any(len(arrivals) < 2 for arrivals in streams):
+        return None
+    start = max(arrivals[0][0] for arrivals in streams)
+    end = min(arrivals[-1][0] for arrivals in streams)
+    if end <= start:
+        return None
+    total = 0.0
+    for arrivals in streams:
+        for (before, _), (at, count) in pairwise(arrivals):
+            inside = min(at, end) - max(before, start)
+            if inside > 0 and at > before:
+                total += count * inside / (at - before)
+    return total / (end - start)

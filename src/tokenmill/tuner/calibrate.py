@@ -1,0 +1,177 @@
+"""What recorded runs say of the forecast: factors for decode and prefill, and the rate of a memory that states none.
+
+Pure: records in, a `Calibration` out, which `plan.make` takes. A model's own runs are held against what is computed
+for their settings now, so a correction never corrects itself; of other models only the predictions that were made at
+the time are known, and only each one's first, which its own runs could not have corrected yet. Knows no state folder.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Literal
+
+from tokenmill.engine.measured import types_of
+from tokenmill.planner.calibration import Calibration, Correction
+from tokenmill.planner.fingerprint import fingerprint, kinds
+from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.plan import Plan
+from tokenmill.planner.rates import Family, family
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures
+from tokenmill.tuner.predicted import settings_at
+
+MOST = 8.0  # times: a forecast further off than that is wrong for a reason that no factor mends
+RECENT = 24  # measurements that count; older ones were made under other conditions
+FIRST = 10  # predictions of another model that are taken to be uncorrected
+ENOUGH = 3  # measurements of other models with the same kind of weights
+OWN, ALIKE, ANY = 0.05, 0.12, 0.25  # spread that is expected before anything is known, by what was measured
+_SIGMA = 1.4826  # a normal spread in units of its median absolute deviation
+_RATES_GB_S = (0.05, 20_000.0)  # between which a memory's rate is looked for
+_HALVINGS = 24
+_ENDLESS = 0.95  # of the speed with endless memory, with which its rate no longer matters
+_SOLVED = 5  # measurements that a rate is looked for in: each takes many forecasts
+Kind = Literal["decode", "prefill"]
+
+
+def calibration(
+    speeds: Sequence[Speed],
+    plan: Plan,
+    *,
+    machine_id: str,
+    model_id: str | None,
+    engines: Sequence[str],
+    families: Mapping[str, Family] | None = None,
+) -> Calibration | None:
+    """What the records of this machine and these engines say of a plan's forecast; None: nothing.
+
+    `plan` is made without any calibration. `model_id` is None for a model whose files are not here; `families` names
+    the kind of weights of models that were measured. Runs with weights elsewhere than the plan has them do not count;
+    other models' must have had theirs in the same memories.
+    """
+    where = fingerprint(plan.profile, plan.placement)
+    here = newest_builds(one for one in speeds if one.machine_id == machine_id and one.engine in engines)
+    own = [one for one in here if one.model_id == model_id and one.dials.placement == where][-RECENT:]
+    rates = _rates(own, plan)
+    known = Calibration(rates) if rates else None
+    decode, prefill = (_own(kind, own, plan, known) for kind in ("decode", "prefill"))
+    others = [one for one in here if one.model_id != model_id and kinds(one.dials.placement) == kinds(where)]
+    if not rates:  # a prediction of others rests on a rate that the machine states
+        decode = decode or _of_others("decode", others, plan, families or {})
+        prefill = prefill or _of_others("prefill", others, plan, families or {})
+    if decode is None and prefill is None:
+        return None
+    return Calibration(rates, decode, prefill)
+
+
+def newest_builds(speeds: Iterable[Speed]) -> list[Speed]:
+    """Those of each engine's newest build, oldest first."""
+    ordered = sorted(speeds, key=lambda one: one.when)
+    builds = {one.engine: one.build for one in ordered}
+    return [one for one in ordered if one.build == builds[one.engine]]
+
+
+def predicted(plan: Plan, speed: Speed, known: Calibration | None = None) -> Figures:
+    """What is forecast for the settings that a speed was measured at; None where the machine states too little."""
+    dials = speed.dials
+    depth = speed.depth
+    given = (plan.machine, plan.profile, settings_at(plan, dials), plan.placement)
+    write = decode_speed(*given, depth=depth, sequences=dials.sequences, calibration=known)
+    # a bench computes the last part of its prompt anew, everything else the whole of it
+    last = min(depth, dials.ubatch) if speed.source in ("bench", "soak") else depth
+    read = prefill_speed(*given, depth=depth - last, prompt=last or None, calibration=known)
+    return Figures(write.tok_s if write is not None else None, read.tok_s if read is not None else None)
+
+
+def main_family(types: Mapping[str, int]) -> Family | None:
+    """The kind of weights that most of a model's bytes are; None: nothing is known of them."""
+    sizes: dict[Family, int] = {}
+    for name, count in types.items():
+        sizes[family(name)] = sizes.get(family(name), 0) + count
+    found: list[Family] = sorted(sizes, key=lambda one: sizes[one])
+    return found[-1] if found else None
+
+
+def correction(ratios: Sequence[float], *, expected: float, of: str, last: str | None = None) -> Correction:
+    """Seconds measured over seconds forecast, as one factor with its spread; at least one is needed."""
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = median(logs)
+    seen = _SIGMA * median(abs(one - middle) for one in logs)
+    # what was expected counts as one measurement, so a single one does not look exact
+    spread = math.sqrt((expected**2 + len(logs) * seen**2) / (len(logs) + 1))
+    bound = math.log(MOST)
+    return Correction(math.exp(max(-bound, min(bound, middle))), min(spread, bound), len(logs), of, last)
+
+
+def _own(kind: Kind, own: Sequence[Speed], plan: Plan, known: Calibration | None) -> Correction | None:
+    found = [(one, ratio) for one in own if (ratio := _ratio(kind, one, predicted(plan, one, known))) is not None]
+    if not found:
+        return None
+    return correction([ratio for _, ratio in found], expected=OWN, of="this model", last=found[-1][0].when)
+
+
+def _of_others(kind: Kind, others: Sequence[Speed], plan: Plan, families: Mapping[str, Family]) -> Correction | None:
+    counts: dict[str, int] = {}
+    first = []
+    for one in others:
+        ratio = _ratio(kind, one, one.predicted)
+        if ratio is not None and counts.setdefault(one.model_id, 0) < FIRST:
+            counts[one.model_id] += 1
+            first.append((one, ratio))
+    mine = main_family(types_of(plan.profile))
+    alike = [(one, ratio) for one, ratio in first if families.get(one.model_id) == mine]
+    close = len(alike) >= ENOUGH
+    used = alike if close else first
+    if not used:
+        return None
+    models = len({one.model_id for one, _ in used})
+    words = "another model" if models == 1 else f"{models} other models"
+    return correction(
+        [ratio for _, ratio in used],
+        expected=ALIKE if close else ANY,
+        last=used[-1][0].when,
+        of=words + (" with weights of the same kind" if close else ""),
+    )
+
+
+def _ratio(kind: Kind, speed: Speed, forecast: Figures) -> float | None:
+    """Seconds measured over seconds forecast."""
+    name = f"{kind}_tok_s"
+    measured = getattr(speed.figures, name)
+    computed = getattr(forecast, name)
+    if not measured or not computed or not math.isfinite(measured) or measured < 0:
+        return None
+    return float(computed / measured)
+
+
+def _rates(own: Sequence[Speed], plan: Plan) -> dict[str, float]:
+    """The rate of host memory by what decoding took, where the machine states none and nothing else is missing."""
+    written = [one for one in own if one.figures.decode_tok_s][-_SOLVED:]
+    if not written or any(predicted(plan, one).decode_tok_s is not None for one in written):
+        return {}
+    for tier in (tier.name for tier in plan.machine.tiers() if tier.kind in ("dram", "pmem")):
+        found = [rate for one in written if (rate := _rate(tier, one, plan)) is not None]
+        if found:
+            return {tier: median(found)}
+    return {}
+
+
+def _rate(tier: str, speed: Speed, plan: Plan) -> float | None:
+    """The rate at which the computed speed is the measured one, or the nearest to it; None: others are missing too."""
+
+    def at(rate: float) -> float | None:
+        return predicted(plan, speed, Calibration({tier: rate})).decode_tok_s
+
+    most = at(_RATES_GB_S[1])
+    if most is None:
+        return None
+    # where even endless memory is too slow, memory is not what it waits for: then what is nearly as good as endless
+    wanted = min(speed.figures.decode_tok_s or 0.0, _ENDLESS * most)
+    return _meeting(lambda rate: (at(rate) or 0.0) >= wanted, *_RATES_GB_S)
+
+
+def _meeting(enough: Callable[[float], bool], low: float, high: float) -> float:
+    """The smallest value that is enough, where more never is too little; `high` where none is."""
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,133 @@
+"""Joules between two moments: RAPL's counters for processors and memory, NVML's for cards.
+
+Counters of the whole machine: what else ran meanwhile is in them. A counter that cannot be read is None, and the reason
+is given; since 2020 kernels let only root read RAPL, and virtual machines have none.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.hardware.host import Host, LocalHost, number
+
+# intel-rapl is AMD's name as well; intel-rapl-mmio shows the same packages once more
+_ZONES = ("/sys/class/powercap/intel-rapl:*", "/sys/class/powercap/intel-rapl:*:*")
+_OUTSIDE = ("package", "dram")  # cores and uncore are inside the package, psys holds all of them
+_UJ = 1e-6
+_MJ = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Joules:
+    """What was used; None: not known."""
+
+    cpu: float | None = None  # processors, and their memory where that is counted
+    gpu: float | None = None  # all cards together; None also where there are none
+    why_not: str | None = None  # of what is there and could not be read
+
+    @property
+    def total(self) -> float | None:
+        """All of it; None where a part is missing, for a part alone would mislead."""
+        return None if self.why_not is not None or self.cpu is None else self.cpu + (self.gpu or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """A RAPL counter, in microjoules, at one moment."""
+
+    value_uj: int
+    range_uj: int | None  # where it starts again from 0
+
+
+def used_j(before: Mapping[str, Zone], after: Mapping[str, Zone]) -> float | None:
+    """Joules between two readings, each counter having started again at most once; None where one cannot be told."""
+    total = 0
+    for name, zone in before.items():
+        then = after.get(name)
+        if then is None:
+            return None
+        delta = then.value_uj - zone.value_uj
+        if delta < 0:
+            if zone.range_uj is None:
+                return None
+            delta += zone.range_uj
+        total += delta
+    return total * _UJ if before else None
+
+
+def read_rapl(host: Host) -> tuple[dict[str, Zone], str | None]:
+    """Counters of packages and memory by path; or none, and why."""
+    found: dict[str, Zone] = {}
+    for path in [path for pattern in _ZONES for path in host.glob(pattern)]:
+        if path in found or not (host.text(f"{path}/name") or "").startswith(_OUTSIDE):
+            continue
+        value = number(host.text(f"{path}/energy_uj"))
+        if value is None:
+            return {}, f"the processors' energy: {path}/energy_uj may be read by root alone"
+        found[path] = Zone(value, number(host.text(f"{path}/max_energy_range_uj")))
+    return found, None if found else "the processors' energy: this machine shows no RAPL counters"
+
+
+def read_cards(nvml: Any) -> tuple[dict[int, int] | None, str | None]:
+    """Millijoules of every card since its driver was loaded, by number; None where a card does not count, and why."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        return {}, None
+    except nvml.NVMLError as error:
+        return None, f"the cards' energy: {error}"
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return {at: int(nvml.nvmlDeviceGetTotalEnergyConsumption(each)) for at, each in enumerate(handles)}, None
+    except nvml.NVMLError as error:
+        return None, f"the cards' energy: {error}"
+    finally:
+        nvml.nvmlShutdown()
+
+
+class Meter:
+    """Measures from `start` to `stop`. RAPL starts again from 0 after minutes: `look` now and then in a long one."""
+
+    def __init__(self, host: Host | None = None, nvml: Callable[[], Any] | None = None) -> None:
+        """Measure this machine, or one that was recorded."""
+        self._host = host or LocalHost()
+        self._nvml = nvml or pynvml
+        self._cpu_j: float | None = 0.0
+        self._zones: dict[str, Zone] = {}
+        self._cards: dict[int, int] | None = None
+        self._reasons: tuple[str, ...] = ()
+
+    def start(self) -> None:
+        """Measure from here on."""
+        self._cards, card = read_cards(self._nvml())
+        self._zones, rapl = read_rapl(self._host)
+        self._cpu_j = 0.0
+        self._reasons = tuple(filter(None, (rapl, card)))
+
+    def look(self) -> None:
+        """Add up what was used since the last look."""
+        zones, why = read_rapl(self._host)
+        used = None if why else used_j(self._zones, zones)
+        self._cpu_j = None if used is None or self._cpu_j is None else self._cpu_j + used
+        self._zones = zones
+
+    def stop(self) -> Joules:
+        """What was used since `start`."""
+        self.look()
+        cards = read_cards(self._nvml())[0] if self._cards else None
+        gpu = None
+        if self._cards and cards is not None and cards.keys() >= self._cards.keys():
+            gpu = sum(cards[at] - then for at, then in self._cards.items()) * _MJ
+        reasons = self._reasons
+        if self._cpu_j is None and not any("processors" in reason for reason in reasons):
+            reasons += ("the processors' energy: a RAPL counter went away meanwhile",)
+        if self._cards and gpu is None:
+            reasons += ("the cards' energy: a card did not answer the second time",)
+        return Joules(self._cpu_j, gpu, "; ".join(reasons) or None)
+
+
+def pynvml() -> Any:
+    """The library of NVIDIA's driver."""
+    import pynvml  # noqa: PLC0415  a large module that most commands never need
+
+    return pynvml

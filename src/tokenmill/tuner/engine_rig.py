@@ -1,0 +1,190 @@
+"""Where trials run: an engine that is loaded once, turned to other dials, and brought back when one has killed it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import measured
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.launching import Tell, hold
+from tokenmill.engine.records import log_path
+from tokenmill.engine.start import start
+from tokenmill.engine.warm import fill_ahead
+from tokenmill.errors import EngineError
+from tokenmill.native.worker_config import INTERACTIVE_LANES, goal_for, sequences_for
+from tokenmill.planner.make import make
+from tokenmill.planner.offload import set_rows
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.point import TrialSettings
+
+LOAD_CONTEXT = 256  # a load makes a small context of the plan's own kind: bad dials must not look like a bad load
+STEP_LIMIT_S = 180.0  # a trial's step that takes longer hangs
+_RELOAD = ("mmap", "repack", "offload_min_batch", "placement")
+
+
+class EngineRig(Protocol):
+    """An engine for trials."""
+
+    @property
+    def loads(self) -> int:
+        """How often weights were loaded."""
+
+    async def ready(self, dials: TrialSettings) -> Engine:
+        """An engine that needs only be turned; loads where it must, which may take its time."""
+
+    async def turn(self, dials: TrialSettings) -> None:
+        """Set the dials; EngineError where they cannot be."""
+
+    async def lost(self) -> None:
+        """The engine is dead or hangs: end what is left of it."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+def plan_at(plan: Plan, dials: TrialSettings, *, native: bool) -> Plan:
+    """A plan's own placement at other dials."""
+    asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
+    settings = replace(plan.settings, sequences=dials.sequences, mmap=dials.mmap)
+    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, asked)
+    goal = replace(
+        plan.goal,
+        threads=dials.threads,
+        threads_batch=dials.threads_batch,
+        sequences=dials.sequences,
+        ubatch=dials.ubatch,
+        context=dials.context,
+        cache_type_k=dials.cache_type_k,
+        cache_type_v=dials.cache_type_v,
+        flash_attention=dials.flash_attention,
+        mmap=dials.mmap,
+        repack=dials.repack,
+        offload_min_batch=rows,
+    )
+    return make(plan.machine, plan.profile, goal_for(goal) if native else goal, placement=plan.placement)
+
+
+def needs_load(before: TrialSettings, after: TrialSettings) -> bool:
+    """Whether a native engine has to load its weights again."""
+    return any(getattr(before, name) != getattr(after, name) for name in _RELOAD)
+
+
+@dataclass(slots=True)
+class Starter:
+    """Starts engines for plans of one model, one at a time, and counts them."""
+
+    model_path: Path
+    config: EngineConfig
+    state: Path
+    name: str
+    shown: Callable[[], AbstractContextManager[Tell]] = lambda: nullcontext(lambda _: None)  # how each load is shown
+    loads: int = 0
+
+    async def started(self, plan: Plan) -> Engine:
+        """Load; what it took goes into the machine's history, as with every load."""
+        paths = [Path(file.path) for file in plan.profile.files] or [self.model_path]
+        with self.shown() as tell:
+            if self.config.warm and self.config.kind != "vllm" and not self.loads:
+                await fill_ahead(plan, paths, progress=tell)
+            self.loads += 1
+            began_s = asyncio.get_running_loop().time()
+            engine = await start(
+                plan, model_path=self.model_path, config=self.config, state=self.state, name=self.name, progress=tell
+            )
+            load_s = asyncio.get_running_loop().time() - began_s
+        try:
+            held = await asyncio.to_thread(hold, plan, engine, log_path(self.state, self.name))
+            kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
+            await asyncio.to_thread(measured.append, self.state, kept)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+
+class NativeStand:
+    """The native engine: one load for all dials that do not move weights."""
+
+    def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
+        """`most_sequences`: the widest that any trial will be; some of the engine's settings are made for it."""
+        limit = min(starter.config.step_limit_s, STEP_LIMIT_S)
+        starter.config = replace(starter.config, step_limit_s=limit)
+        self._plan = plan
+        self._starter = starter
+        self._most = most_sequences
+        self._engine: Engine | None = None
+        self._loaded: TrialSettings | None = None
+
+    @property
+    def loads(self) -> int:
+        """How often weights were loaded."""
+        return self._starter.loads
+
+    @property
+    def engine(self) -> Engine | None:
+        """What is loaded now."""
+        return self._engine
+
+    async def ready(self, dials: TrialSettings) -> Engine:
+        """The engine that runs if its weights are as they should be, else a new one."""
+        if self._engine is not None and self._loaded is not None and not needs_load(self._loaded, dials):
+            return self._engine
+        await self.close()
+        now = self._plan.settings
+        small = TrialSettings(
+            now.threads,
+            now.threads_batch,
+            self._most,
+            min(now.ubatch, LOAD_CONTEXT),
+            LOAD_CONTEXT,
+            now.cache_type_k,
+            now.cache_type_v,
+            now.flash_attention,
+            dials.mmap,
+            dials.repack,
+            dials.offload_min_batch,
+            dials.placement,
+        )
+        engine = await self._starter.started(plan_at(self._plan, small, native=True))
+        if not engine.capabilities.changes_context:
+            await engine.close()
+            raise EngineError(f"a {engine.identity.kind} engine cannot be turned while it runs")
+        self._engine = engine
+        self._loaded = dials
+        return engine
+
+    async def turn(self, dials: TrialSettings) -> None:
+        """Another context on the same weights, always: what a trial finds must not depend on the one before."""
+        if self._engine is None:
+            raise EngineError("no engine is loaded")
+        running = dials.sequences + INTERACTIVE_LANES
+        shares = self._engine.capabilities.shares_prefixes
+        ids = sequences_for(dials.sequences, INTERACTIVE_LANES) if shares else running
+        await self._engine.set_context(
+            cells=dials.context * dials.sequences,
+            context=dials.context,
+            sequences=ids,
+            ubatch=dials.ubatch,
+            batch=max(dials.ubatch, ids),
+            cache_type_k=dials.cache_type_k,
+            cache_type_v=dials.cache_type_v,
+            flash_attention=dials.flash_attention,
+            threads=dials.threads,
+            threads_batch=dials.threads_batch,
+            lanes=dials.sequences,
+        )
+
+    async def lost(self) -> None:
+        """End what is left."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the worker."""
+        engine = self._engine
+        self._engine = None
+        if engine is not None:
+            await engine.close()

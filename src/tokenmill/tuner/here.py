@@ -1,0 +1,48 @@
+"""Which place this is: machine, model and engine build, told without starting anything."""
+
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import embedded
+from tokenmill.engine.measured import machine_id
+from tokenmill.engine.server_launch import vllm_program
+from tokenmill.errors import TokenmillError
+from tokenmill.hardware.machine import Machine
+from tokenmill.launch import flags_of
+from tokenmill.model.identity import identity_of
+from tokenmill.tuner.point import PointScope
+
+
+def place_here(machine: Machine, model: str, model_path: Path, config: EngineConfig) -> PointScope | None:
+    """The place of a model on a machine with an engine as it is configured; None: its build cannot be told.
+
+    `model` is the name in the file. Reads some of the model's bytes, and may ask the engine's program for its version.
+    """
+    try:
+        build = build_of(config)
+    except TokenmillError:  # not installed, or not one that we know: who starts it says more
+        return None
+    if build is None:
+        return None
+    return PointScope(machine.name, machine_id(machine), model, identity_of(model_path), config.kind, build)
+
+
+def build_of(config: EngineConfig) -> str | None:
+    """What would be started, in its own words; None where only starting it tells."""
+    if config.kind == "native":
+        from tokenmill.native.abi import open_library  # noqa: PLC0415  its packages are an extra
+
+        found = open_library(_path(config.library), header=_path(config.header))
+        return f"llama.cpp {found.version} ({found.build})"
+    if config.container is not None:
+        return f"{config.kind} in {config.container}"
+    if config.kind == "llama-server" and config.binary is None:
+        return embedded.version()
+    if config.kind == "vllm":
+        version = vllm_program(config.binary or "vllm")[1]
+        return None if version is None else f"vLLM {version}"
+    return flags_of(config.binary or "llama-server").version
+
+
+def _path(given: str | None) -> Path | None:
+    return None if given is None else Path(given).expanduser()

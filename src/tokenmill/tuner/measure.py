@@ -1,0 +1,265 @@
+"""One trial on an engine that is set up for it: what it computes, writes and takes.
+
+    warm-up   a few tokens on every lane, not counted
+    head      what the jobs share, alone: how fast prompts are computed
+    waves     as many jobs as there are lanes, all at once, again and again: how long until the last of them has begun,
+              and how fast all write together from then on
+    latency   the same with interactive requests beside it, where that is asked for
+
+Tokens are counted where they arrive, as a user's would. Knows nothing of dials: who calls has turned them.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
+from statistics import median, stdev
+from time import perf_counter
+from typing import NamedTuple
+
+from tokenmill.engine.engine import Answer, Engine, Piece, Request, answer
+from tokenmill.errors import EngineError
+from tokenmill.tuner.point import Figures
+from tokenmill.tuner.work import Work
+
+SHARING = 64  # jobs that one head is computed for, where its time is counted in
+LEAST_STEPS = 12  # that all lanes write together, however slow they are
+LEAST_WAVES = 2
+MOST_WAVES = 12
+WARM_TOKENS = 4
+
+
+class Mark(NamedTuple):
+    """Tokens of a lane that had come at a moment."""
+
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How thoroughly to measure."""
+
+    seconds: float = 5.0  # for the waves of one trial
+    noise: float = 0.03  # relative: fewer waves are enough once they agree so well
+    latency: bool = False  # also an interactive request's first token
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What one wave showed."""
+
+    begun_s: float  # from sending until the last lane had its first token
+    tok_s: float | None  # of all lanes, while all of them wrote
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a trial showed."""
+
+    figures: Figures  # speeds only
+    spread: float | None  # of the waves, relative
+    waves: int
+
+
+def rate(lanes: Sequence[Sequence[Mark]]) -> float | None:
+    """Tokens a second of all lanes together while all of them wrote: after the last began, before the first ended.
+
+    Before, prompts are computed beside what is written; after, the width is another. Every mark is exact for its own
+    lane, however many tokens come at once; None where no lane has two marks in that time.
+    """
+    if not lanes or not all(lanes):
+        return None
+    began = max(lane[0].at_s for lane in lanes)
+    ended = min(lane[-1].at_s for lane in lanes)
+    tokens = 0
+    seconds = 0.0
+    for lane in lanes:
+        inside = [mark for mark in lane if began <= mark.at_s <= ended]
+        if len(inside) > 1:
+            tokens += inside[-1].tokens - inside[0].tokens
+            seconds += inside[-1].at_s - inside[0].at_s
+    return len(lanes) * tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def rough_rate(lanes: Sequence[Sequence[Mark]]) -> float | None:
+    """The same by the lane that came furthest, its whole time counted: too slow by what was computed beside it."""
+    if not lanes or not all(lanes):
+        return None
+    furthest = max(lanes, key=lambda lane: lane[-1].tokens)
+    tokens = furthest[-1].tokens - furthest[0].tokens
+    seconds = furthest[-1].at_s - furthest[0].at_s
+    return len(lanes) * tokens / seconds if tokens > 0 and seconds > 0 else None
+
+
+def batch_rate(*, lanes: int, output_tokens: int, head_s: float, begun_s: float, decode_tok_s: float) -> float:
+    """Tokens a second that a batch writes, its prompts' time counted: the head once for so many jobs, tails each."""
+    wave_s = begun_s + lanes * output_tokens / decode_tok_s
+    return SHARING * output_tokens / (head_s + SHARING / lanes * wave_s)
+
+
+def relative_spread(values: Sequence[float]) -> float | None:
+    """Standard deviation over the median; None of fewer than two."""
+    return stdev(values) / median(values) if len(values) > 1 else None
+
+
+def settled(values: Sequence[float], noise: float) -> bool:
+    """Whether the median of so many values is sure enough."""
+    spread = relative_spread(values)
+    return len(values) > LEAST_WAVES and spread is not None and spread / len(values) ** 0.5 <= noise / 2
+
+
+async def prepare(engine: Engine, work: Work, trial: int, lanes: int) -> float | None:
+    """Warm up, then compute the head: the seconds it takes; None where there is none."""
+    short = [replace(work.job(trial, -1 - at), max_tokens=WARM_TOKENS) for at in range(lanes)]
+    head = work.head(trial)
+    if head is not None:  # the warm-up must not compute it
+        short = [replace(each, prompt=each.prompt[-8:]) if isinstance(each.prompt, tuple) else each for each in short]
+    await asyncio.gather(*(answer(engine, each) for each in short))
+    if head is None:
+        return None
+    began = perf_counter()
+    found = await answer(engine, replace(head, max_tokens=1))
+    seconds = found.timings.prefill_s or perf_counter() - began
+    if engine.capabilities.keeps_prefixes and not engine.capabilities.shares_prefixes:
+        # every slot has to have it once, as in a batch that has run for a while
+        again = [replace(work.job(trial, -1 - at), max_tokens=1) for at in range(lanes)]
+        await asyncio.gather(*(answer(engine, each) for each in again))
+    return seconds
+
+
+async def measure(
+    engine: Engine, work: Work, how: How, *, trial: int, lanes: int, ubatch: int, context: int, head_s: float | None
+) -> Measured:
+    """The waves of a trial on an engine that is prepared, and what comes of all."""
+    room = max(1, context - work.depth - 1)
+    most = min(room, work.most_tokens(lanes, ubatch))
+    until = perf_counter() + how.seconds
+    jobs = (work.job(trial, number) for number in count())
+    waves: list[Wave] = []
+    rates: list[float] = []
+    while not waves or (
+        perf_counter() < (until if len(waves) >= LEAST_WAVES else until + how.seconds)
+        and len(waves) < MOST_WAVES
+        and not settled(rates, how.noise)
+    ):
+        running = _Running(engine, _some(jobs, lanes, most), how.seconds / LEAST_WAVES)
+        wave = await running.measured()
+        if wave.tok_s is None and most < room:
+            most = min(room, 2 * most)  # all was over before anything was told: pieces of a batch are held together
+            continue
+        waves.append(wave)
+        found = wave.tok_s or rough_rate(running.lanes)
+        if found is not None:
+            rates.append(found)
+    first_s = None
+    if how.latency:
+        first_s = await _Running(engine, _some(jobs, lanes, most), how.seconds).disturbed_by(_some(jobs, 2, most))
+    if not rates:
+        raise EngineError(
+            f"{lanes} lanes never wrote at the same time", hint="the engine has fewer lanes, or answers end at once"
+        )
+    return Measured(_figures(work, waves, median(rates), lanes, head_s, first_s), relative_spread(rates), len(waves))
+
+
+def _some(jobs: Iterator[Request], number: int, most: int) -> list[Request]:
+    return [replace(job, max_tokens=most) for job in islice(jobs, number)]
+
+
+def _figures(
+    work: Work, waves: Sequence[Wave], decode_tok_s: float, lanes: int, head_s: float | None, first_s: float | None
+) -> Figures:
+    begun_s = median(wave.begun_s for wave in waves)
+    jobs = batch_rate(
+        lanes=lanes, output_tokens=work.output_tokens, head_s=head_s or 0.0, begun_s=begun_s, decode_tok_s=decode_tok_s
+    )
+    head = work.head(0)
+    prefill = len(head.prompt) / head_s if head_s and head is not None and isinstance(head.prompt, tuple) else None
+    return Figures(decode_tok_s=decode_tok_s, prefill_tok_s=prefill, jobs_tok_s=jobs, first_token_s=first_s)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One wave while it runs; over when all lanes have written together for long enough, or one has ended."""
+
+    engine: Engine
+    jobs: Sequence[Request]
+    seconds: float
+    lanes: list[list[Mark]] = field(default_factory=list)
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def measured(self) -> Wave:
+        """Run it to its end."""
+        began = perf_counter()
+        await self._run(self.enough.wait())
+        firsts = [lane[0].at_s for lane in self.lanes if lane]
+        return Wave(max(firsts, default=began) - began, rate(self.lanes))
+
+    async def disturbed_by(self, others: Sequence[Request]) -> float:
+        """Seconds to the first token of interactive requests, the longest: while prompts are computed, and later."""
+        seconds: list[float] = []
+
+        async def asked() -> None:
+            seconds.append(await _first_token_s(self.engine, others[0]))
+            await self.begun.wait()
+            seconds.append(await _first_token_s(self.engine, others[1]))
+
+        await self._run(asked())
+        return max(seconds)
+
+    async def _run(self, until: Coroutine[None, None, object]) -> None:
+        """All lanes at once until something is over; an engine that fails ends it at once."""
+        self.lanes = [[] for _ in self.jobs]
+        running = {asyncio.create_task(self._lane(job, lane)) for job, lane in zip(self.jobs, self.lanes, strict=True)}
+        tasks = (asyncio.create_task(self._until(until)), *running)
+        try:
+            while not tasks[0].done():
+                done, _ = await asyncio.wait({tasks[0], *running}, return_when=asyncio.FIRST_COMPLETED)
+                running -= done
+                for task in done:
+                    task.result()
+                if not running:
+                    self.begun.set()
+                    self.enough.set()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @staticmethod
+    async def _until(over: Coroutine[None, None, object]) -> None:
+        await over
+
+    async def _lane(self, job: Request, marks: list[Mark]) -> None:
+        stream = self.engine.stream(job)
+        tokens = 0
+        try:
+            async for event in stream:
+                tokens = tokens + event.tokens if isinstance(event, Piece) else event.usage.completion_tokens
+                marks.append(Mark(perf_counter(), tokens))
+                self._look(ended=isinstance(event, Answer))
+        finally:
+            await stream.aclose()
+
+    def _look(self, *, ended: bool) -> None:
+        """Whether all have begun, and whether that is enough."""
+        if not self.begun.is_set():
+            if not all(self.lanes):
+                return
+            self.begun.set()
+        began = max(lane[0].at_s for lane in self.lanes)
+        last = min(self.lanes, key=lambda lane: lane[-1].tokens)
+        if ended or (last[-1].at_s - began >= self.seconds and last[-1].tokens > LEAST_STEPS):
+            self.enough.set()
+
+
+async def _first_token_s(engine: Engine, request: Request) -> float:
+    began = perf_counter()
+    stream = engine.stream(replace(request, priority="interactive", max_tokens=1))
+    try:
+        async for _ in stream:
+            return perf_counter() - began
+    finally:
+        await stream.aclose()
+    raise EngineError("an interactive request was answered with nothing")

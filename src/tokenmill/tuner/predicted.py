@@ -1,0 +1,108 @@
+"""What the plan room says of other dials than a plan's own: how fast they would be, and whether memory holds them.
+
+Forecasts here are for comparing dials with each other; a search scales them to what it measures.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tokenmill.planner.draft import make_draft
+from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
+from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.offload import set_rows
+from tokenmill.planner.plan import Plan, Settings
+from tokenmill.tuner.point import Aim, TrialSettings
+
+
+def forecaster(plan: Plan, aim: Aim) -> Callable[[TrialSettings], float | None]:
+    """Tokens written a second, the prompts' time counted, by dials; None where the machine does not state enough.
+
+    Asked for the same dials again, it answers from memory. Another placement than the plan's has no forecast.
+    """
+    known: dict[TrialSettings, float | None] = {}
+
+    def says(dials: TrialSettings) -> float | None:
+        if dials not in known:
+            known[dials] = _jobs_tok_s(plan, aim, dials)
+        return known[dials]
+
+    return says
+
+
+def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
+    """One round of jobs: every lane reads its tail, then all write together. The shared head is computed once."""
+    if dials.placement not in (UNKNOWN, fingerprint(plan.profile, plan.placement)):
+        return None
+    settings = settings_at(plan, dials)
+    depth = min(dials.context - 1, aim.prompt_tokens + aim.tail_tokens + aim.output_tokens // 2)
+    write = decode_speed(
+        plan.machine,
+        plan.profile,
+        settings,
+        plan.placement,
+        depth=max(0, depth),
+        sequences=dials.sequences,
+        calibration=plan.calibration,
+    )
+    if write is None:
+        return None
+    seconds = aim.output_tokens * dials.sequences / write.tok_s
+    tails = aim.tail_tokens * dials.sequences
+    if tails:
+        read = prefill_speed(
+            plan.machine,
+            plan.profile,
+            settings,
+            plan.placement,
+            depth=aim.prompt_tokens,
+            prompt=tails,
+            calibration=plan.calibration,
+        )
+        if read is None:
+            return None
+        seconds += tails / read.tok_s
+    return aim.output_tokens * dials.sequences / seconds
+
+
+def settings_at(plan: Plan, dials: TrialSettings) -> Settings:
+    """A plan's settings at other dials, with the offload threshold that an engine started for them would be given."""
+    settings = settings_with(plan.settings, dials)
+    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
+    return replace(settings, offload_min_batch=rows)
+
+
+def settings_with(settings: Settings, dials: TrialSettings) -> Settings:
+    """A plan's settings at other dials."""
+    return replace(
+        settings,
+        threads=dials.threads,
+        threads_batch=dials.threads_batch,
+        sequences=dials.sequences,
+        ubatch=dials.ubatch,
+        batch=max(settings.batch, dials.ubatch),
+        context=dials.context,
+        cache_type_k=dials.cache_type_k,
+        cache_type_v=dials.cache_type_v,
+        flash_attention=dials.flash_attention,
+        mmap=dials.mmap,
+        repack=dials.repack,
+        offload_min_batch=dials.offload_min_batch,
+    )
+
+
+def fits(plan: Plan, dials: TrialSettings) -> bool:
+    """Whether the plan's own placement has room for other dials, by the ledger."""
+    goal = replace(
+        plan.goal,
+        sequences=dials.sequences,
+        context=dials.context,
+        ubatch=dials.ubatch,
+        mmap=dials.mmap,
+        cache_type_k=dials.cache_type_k,
+        cache_type_v=dials.cache_type_v,
+        flash_attention=dials.flash_attention,
+        repack=dials.repack,
+        threads=dials.threads,
+        threads_batch=dials.threads_batch,
+    )
+    return not make_draft(plan.machine, plan.profile, goal, plan.placement).shortfalls

@@ -1,0 +1,249 @@
+"""Whether a quantisation is good enough to use: asks an engine, judges the answers, and says for what it will do.
+
+Five checks, each with a score, the score that is wanted, and examples of what went wrong. Knows nothing of how the
+engine was started, nor of files; what is asked is in qualify.toml, how answers are judged in qualify_judge.py.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tokenmill.engine.engine import Answer, Chat, Engine, Request, Sampling, answer
+from tokenmill.errors import RequestRefused
+from tokenmill.tuner.qualify_asks import PLACES, Document, asks, documents, paragraph
+from tokenmill.tuner.qualify_check import Check, CheckName, Failure, Step, Tell, check
+from tokenmill.tuner.qualify_judge import code_in, has_number, is_code, is_json, spoken
+
+DEPTHS = (1024, 4096, 16384)
+QUICK_DEPTHS = (1024,)
+QUICK_PLACES = (0.05, 0.5, 0.95)
+POSITIONS, QUICK_POSITIONS = 160, 48  # of each text that is read beside a reference
+QUICK_TEXTS = 3
+ROOM = 160  # tokens for the question, the template and the answer
+_NUMBER_TOKENS = 48
+_JSON_TOKENS = 256
+_CODE_TOKENS = 400
+_AGAIN_TOKENS = 48
+_ROUNDS = 3
+_EXCERPT = 160  # characters
+_CHARS_PER_TOKEN = 4.2  # of an engine that cannot be asked
+_SAMPLE = 12  # paragraphs that characters are counted on
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request with what to make of its answer."""
+
+    label: str
+    request: Request
+    judge: Callable[[str], str | None]  # None: right
+    shown: Callable[[str], str] = spoken
+
+
+async def ask_all(engine: Engine, *, depths: Sequence[int], quick: bool, tell: Tell) -> AsyncIterator[Check]:
+    """The checks that need no reference, one after another."""
+    if depths:
+        yield await needles(engine, depths, places=QUICK_PLACES if quick else PLACES, tell=tell)
+    yield await structured(engine, quick=quick, tell=tell)
+    for name in ("python", "c-like"):
+        yield await code(engine, "python" if name == "python" else "c-like", quick=quick, tell=tell)
+    yield await repeated(engine, quick=quick, tell=tell)
+
+
+async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[float] = PLACES, tell: Tell) -> Check:
+    """Numbers that are hidden in a chronicle, at several depths and places."""
+    made = documents(depths, await _chars_per_token(engine), places)
+    total = len(depths) * len(places)
+    failures: list[Failure] = []
+    right: dict[int, int] = {}
+    done = 0
+    for document in made:
+        found = []
+        for asked in _about(engine, document):
+            # one after another: the first computes the document, and a slot engine keeps it in one slot
+            found.append(await _asked(engine, asked))
+            done += 1
+            tell(Step("needle", done, total))
+        wrong = [failure for _, failure in found if failure is not None]
+        depth = max((answered.usage.prompt_tokens for answered, _ in found if answered is not None), default=0)
+        right[depth or document.tokens] = len(found) - len(wrong)
+        failures += wrong
+    shown = ", ".join(f"{count} of {len(places)} at {depth:,}" for depth, count in right.items())
+    figures = {f"at {depth}": count / len(places) for depth, count in right.items()}
+    return check("needle", total, failures, f"numbers found by depth in tokens: {shown}", figures)
+
+
+async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
+    """JSON of a given shape, without a grammar."""
+    tasks = asks().json.tasks[:: 2 if quick else 1]
+    requests = [
+        Asked(task.ask, _chat(engine, task.ask, asks().json.system, _JSON_TOKENS), _json_judge(task.wanted))
+        for task in tasks
+    ]
+    failures = await _together(engine, "json", requests, tell)
+    right = len(tasks) - len(failures)
+    parsed = right + sum("parse" not in failure.why and "no JSON" not in failure.why for failure in failures)
+    words = f"{parsed} of {len(tasks)} parse, {right} have the shape that was asked for"
+    return check("json", len(tasks), failures, words, {"parse": parsed / len(tasks)})
+
+
+async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool, tell: Tell) -> Check:
+    """Small functions: whether they are whole, not whether they are right."""
+    tasks = [task for task in asks().code.tasks if (task.language == "Python") == (name == "python")]
+    tasks = tasks[:: 2 if quick else 1]
+
+    def judge(language: Literal["Python", "C", "Java", "JavaScript"]) -> Callable[[str], str | None]:
+        return lambda text: is_code(text, language)
+
+    requests = [
+        Asked(task.ask, _chat(engine, task.ask, asks().code.system, _CODE_TOKENS), judge(task.language), code_in)
+        for task in tasks
+    ]
+    failures = await _together(engine, name, requests, tell)
+    right = len(tasks) - len(failures)
+    what = "parse" if name == "python" else "have every quote, bracket and semicolon"
+    return check(name, len(tasks), failures, f"{right} of {len(tasks)} {what}", _kinds(failures))
+
+
+def _kinds(failures: Sequence[Failure]) -> dict[str, float]:
+    """How many answers lack what."""
+    quotes = sum("quote" in failure.why for failure in failures)
+    brackets = sum("quote" not in failure.why and "close" in failure.why for failure in failures)
+    found = {
+        "semicolons": sum("semicolon" in failure.why for failure in failures),
+        "quotes": quotes,
+        "brackets": brackets,
+    }
+    return {kind: float(number) for kind, number in found.items() if number}
+
+
+async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
+    """The same greedy request again and again: alone it must stay the same; beside others it is only told."""
+    prompts = asks().again.prompts[: 2 if quick else None]
+    requests = [_chat(engine, prompt, None, _AGAIN_TOKENS, logprobs=True) for prompt in prompts]
+    total = len(prompts) * (_ROUNDS + 2)
+    done = 0
+    failures = []
+    first = []
+    for prompt, request in zip(prompts, requests, strict=True):
+        # the first computes the prompt, all others find it: chunks of another size round otherwise
+        answers = [await answer(engine, request) for _ in range(_ROUNDS + 1)][1:]
+        done += _ROUNDS + 1
+        tell(Step("repeat", done, total))
+        first.append(answers[0])
+        other = next((each for each in answers if _drawn(each) != _drawn(answers[0])), None)
+        if other is not None:
+            failures.append(Failure(prompt, _parted(answers[0], other), _excerpt(other.text)))
+    beside = await asyncio.gather(*(answer(engine, request) for request in requests))
+    tell(Step("repeat", total, total))
+    changed = sum(_drawn(one) != _drawn(alone) for one, alone in zip(beside, first, strict=True))
+    words = f"{len(prompts) - len(failures)} of {len(prompts)} stay the same when asked again alone; " + (
+        f"{changed} of {len(prompts)} change beside others, which rounding explains"
+        if changed
+        else "none changes beside others"
+    )
+    return check("repeat", len(prompts), failures, words, {"changed beside others": changed / len(prompts)})
+
+
+def room_for(depth: int) -> int:
+    """The context that a question so deep needs; the inverse of `fitting`."""
+    needed = -(-(depth + ROOM) * 16 // 15)
+    return -(-needed // 256) * 256
+
+
+def fitting(depths: Sequence[int], context: int | None) -> tuple[int, ...]:
+    """Depths that a context has room for, the last one cut to it where that is deep enough to tell something new."""
+    if context is None:
+        return tuple(depths)
+    most = context - ROOM - context // 16  # how many tokens a text has is only about known before it is sent
+    kept = [depth for depth in sorted(depths) if depth <= most]
+    over = len(kept) < len(depths)
+    if over and most >= 256 and (not kept or most >= 1.5 * kept[-1]):
+        kept.append(most)
+    return tuple(kept)
+
+
+def _about(engine: Engine, document: Document) -> list[Asked]:
+    """The questions about a document; all begin with it."""
+    found = []
+    for needle in document.needles:
+        request = _chat(engine, f"{document.text}\n\n{needle.question}", None, _NUMBER_TOKENS)
+        if engine.capabilities.chooses_lanes:
+            request = replace(request, lane=0)  # every slot would compute the document anew
+        label = f"{needle.question} ({needle.share:.0%} into {document.tokens:,} tokens)"
+        found.append(Asked(label, request, _number_judge(needle.number)))
+    return found
+
+
+def _number_judge(number: str) -> Callable[[str], str | None]:
+    return lambda text: has_number(text, number)
+
+
+def _json_judge(shape: object) -> Callable[[str], str | None]:
+    return lambda text: is_json(text, shape)
+
+
+async def _together(engine: Engine, name: CheckName, requests: Sequence[Asked], tell: Tell) -> list[Failure]:
+    """Ask all, as many at once as the engine has lanes; failures in the order of the questions."""
+    lanes = asyncio.Semaphore(max(1, engine.identity.lanes or 1))
+    done = 0
+
+    async def one(asked: Asked) -> Failure | None:
+        nonlocal done
+        async with lanes:
+            _, failure = await _asked(engine, asked)
+        done += 1
+        tell(Step(name, done, len(requests)))
+        return failure
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(asked)) for asked in requests]
+    return [failure for task in tasks if (failure := task.result()) is not None]
+
+
+async def _asked(engine: Engine, asked: Asked) -> tuple[Answer | None, Failure | None]:
+    try:
+        found = await answer(engine, asked.request)
+    except RequestRefused as error:
+        return None, Failure(asked.label, f"refused: {error.message}", "")
+    why = asked.judge(found.text)
+    if why is None:
+        return found, None
+    if found.finish_reason == "length":
+        why += f" (cut off after {found.usage.completion_tokens} tokens)"
+    return found, Failure(asked.label, why, _excerpt(asked.shown(found.text) or found.text))
+
+
+def _chat(engine: Engine, ask: str, system: str | None, tokens: int, *, logprobs: bool = False) -> Request:
+    messages = [{"role": "user", "content": ask}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system.strip()})
+    # templates that know of thinking are told not to; OpenAI's own protocol has no such word
+    quiet = {} if engine.identity.kind == "url" else {"enable_thinking": False}
+    sampling = Sampling(temperature=0.0, top_logprobs=0 if logprobs else None)
+    return Request(Chat(tuple(messages), template_arguments=quiet), sampling, max_tokens=tokens)
+
+
+async def _chars_per_token(engine: Engine) -> float:
+    text = "\n".join(paragraph(number) for number in range(_SAMPLE))
+    with suppress(RequestRefused):
+        return len(text) / max(1, len(await engine.tokenize(text)))
+    return _CHARS_PER_TOKEN
+
+
+def _drawn(found: Answer) -> object:
+    """What was drawn: tokens where the engine tells them, else the text."""
+    tokens = [each.token if each.token is not None else each.raw for each in found.logprobs or ()]
+    return tokens or found.text
+
+
+def _parted(one: Answer, other: Answer) -> str:
+    same = next((at for at, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b), None)
+    return f"another answer from character {same} on" if same is not None else "another answer"
+
+
+def _excerpt(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"

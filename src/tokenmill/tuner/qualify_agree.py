@@ -1,0 +1,172 @@
+"""How far two engines agree on what comes next: the same likeliest token, and the Kullback-Leibler divergence.
+
+Each text is read token by token: the engine is given what stands before and asked for one token, which it is made to
+draw as the text has it, with the likeliest others and their probabilities. Heads are reused, so a position costs one
+token. Only the likeliest are known of each distribution; all others count together as one, which makes the divergence
+a little smaller than that over the whole vocabulary, and never negative.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, quantiles
+
+from tokenmill.engine.engine import MOST_LOGPROBS, Engine, Prompt, Request, Sampling, TokenLogprob, answer
+from tokenmill.errors import RequestRefused, UsageError
+from tokenmill.tuner.qualify_asks import Passage
+
+BEFORE = 8  # tokens, or words, that stand before the first position
+FORCED = 100.0  # added to a logit: more than any distance of two, and as much as servers allow
+_LEAST = 1e-12  # probability that counts as none
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What may come next at one position of a text."""
+
+    text: str  # name of the passage
+    position: int  # tokens, or words where the engine tells no tokens, before it
+    top: tuple[tuple[bytes, float], ...]  # the likeliest with their logarithmic probabilities, best first
+    next: float | None  # logarithmic probability of what the text has there; None: the engine does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All positions of all texts, as one engine sees them."""
+
+    by_token: bool
+    tokens: tuple[tuple[int, ...], ...]  # of each text; empty where the engine tells none
+    places: tuple[Place, ...]
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of the texts, over the positions whose next token is known."""
+        known = [place.next for place in self.places if place.next is not None]
+        return math.exp(-fmean(known)) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Two readings of the same texts, held against each other."""
+
+    positions: int
+    same_top: float  # share
+    kl_mean: float
+    kl_p95: float
+    kl_max: float
+    perplexity: float | None
+    perplexity_reference: float | None
+    worst: tuple[tuple[Place, Place, float], ...]  # candidate, reference, divergence
+
+
+async def read_texts(
+    engine: Engine,
+    texts: Sequence[Passage],
+    positions: int,
+    *,
+    like: Reading | None = None,
+    tell: Callable[[int], None] = lambda done: None,
+) -> Reading:
+    """Read at most so many positions of each text, one after another: batches would round otherwise.
+
+    An engine that cannot be asked for tokens gets those of the reading that it is to be held against.
+    """
+    most = min(MOST_LOGPROBS, engine.capabilities.most_logprobs)
+    if most < 1:
+        raise UsageError("the engine gives no probabilities, so agreement cannot be measured")
+    tokens = await _tokens(engine, texts)
+    if tokens is None and like is not None and like.by_token:
+        tokens = like.tokens
+    places: list[Place] = []
+    for number, passage in enumerate(texts):
+        for prompt, position, following in _steps(passage, tokens[number] if tokens else (), positions):
+            places.append(await _place(engine, passage.name, prompt, position, following, most))
+            tell(len(places))
+    return Reading(tokens is not None, tokens or (), tuple(places))
+
+
+def count(texts: Sequence[Passage], positions: int) -> int:
+    """About how many positions a reading will have."""
+    return sum(min(positions, len(passage.text.split()) - BEFORE) for passage in texts)
+
+
+def compare(candidate: Reading, reference: Reading, *, worst: int = 3) -> Agreement:
+    """Hold a model against its reference; UsageError where their texts are not cut into the same tokens."""
+    if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
+        raise UsageError(
+            "the two have different vocabularies: their next tokens cannot be compared",
+            hint="--against wants the same model in another quantisation",
+        )
+    others = {(place.text, place.position): place for place in reference.places}
+    pairs = [
+        (mine, others[mine.text, mine.position]) for mine in candidate.places if (mine.text, mine.position) in others
+    ]
+    pairs = [(mine, other) for mine, other in pairs if mine.top and other.top]
+    if not pairs or candidate.by_token != reference.by_token:
+        raise UsageError("the two could not be read at the same positions", hint="use engines that tell their tokens")
+    found = [(mine, other, divergence(other.top, mine.top)) for mine, other in pairs]
+    values = sorted(value for _, _, value in found)
+    same = sum(mine.top[0][0] == other.top[0][0] for mine, other in pairs)
+    return Agreement(
+        positions=len(pairs),
+        same_top=same / len(pairs),
+        kl_mean=fmean(values),
+        kl_p95=quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0],
+        kl_max=values[-1],
+        perplexity=candidate.perplexity,
+        perplexity_reference=reference.perplexity,
+        worst=tuple(sorted(found, key=lambda one: -one[2])[:worst]),
+    )
+
+
+def divergence(reference: Sequence[tuple[bytes, float]], other: Sequence[tuple[bytes, float]]) -> float:
+    """KL divergence of the other from the reference, in nats, over the reference's likeliest and all else as one."""
+    known = {token: math.exp(logprob) for token, logprob in other}
+    absent = sum(token not in known for token, _ in reference)
+    left = max(0.0, 1.0 - sum(known.values()))
+    # none of the absent is likelier than the least that was told, and they share what is left with all others
+    guess = min(*known.values(), left / (absent + 1))
+    total = 0.0
+    mass = 0.0
+    other_mass = 0.0
+    for token, logprob in reference:
+        p = math.exp(logprob)
+        q = max(_LEAST, known.get(token, guess))
+        total += p * (math.log(max(p, _LEAST)) - math.log(q))
+        mass = mass + p
+        other_mass = other_mass + q
+    rest = max(_LEAST, 1.0 - mass)
+    other_rest = max(_LEAST, 1.0 - other_mass)
+    return max(0.0, total + rest * (math.log(rest) - math.log(other_rest)))
+
+
+async def _tokens(engine: Engine, texts: Sequence[Passage]) -> tuple[tuple[int, ...], ...] | None:
+    try:
+        return tuple([await engine.tokenize(passage.text.strip()) for passage in texts])
+    except RequestRefused:
+        return None
+
+
+def _steps(passage: Passage, tokens: Sequence[int], positions: int) -> list[tuple[Prompt, int, int | None]]:
+    """Prompts of growing length, where they end, and the token that follows where tokens are known."""
+    if tokens:
+        ends = range(BEFORE, min(len(tokens), BEFORE + positions))
+        return [(tuple(tokens[:end]), end, tokens[end]) for end in ends]
+    words = passage.text.strip().split(" ")
+    return [(" ".join(words[:end]), end, None) for end in range(BEFORE, min(len(words), BEFORE + positions))]
+
+
+async def _place(engine: Engine, name: str, prompt: Prompt, position: int, following: int | None, most: int) -> Place:
+    bias = ((following, FORCED),) if following is not None and engine.capabilities.logit_bias else ()
+    sampling = Sampling(temperature=0.0, top_logprobs=most, logit_bias=bias)
+    found = await answer(engine, Request(prompt, sampling, max_tokens=1, ignore_eos=engine.identity.kind != "url"))
+    if not found.logprobs:
+        return Place(name, position, (), None)
+    first = found.logprobs[0]
+    forced = following is not None and first.token == following
+    top = tuple((one.raw, one.logprob) for one in (first.top or (_alone(first),)))
+    return Place(name, position, top, first.logprob if forced else None)
+
+
+def _alone(found: TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(found.text, found.token, found.logprob, found.raw)

@@ -1,0 +1,136 @@
+"""Whether an answer is what was asked for: a number found, JSON of a shape, code that parses. Pure."""
+
+import ast
+import json
+import re
+import warnings
+from typing import Any
+
+from tokenmill.tuner.qualify_asks import Language
+from tokenmill.tuner.qualify_clike import faults_in
+
+_THOUGHT = re.compile(r"^\s*<think>.*?(</think>|\Z)", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)(?:\n(?P<inside>.*?))?(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
+_DECODER = json.JSONDecoder()
+_CODE = re.compile(
+    r"^(?:def |class |import |from |@|async def |#include|public |static |int |void |function |const )", re.M
+)
+_PROSE = re.compile(r"\n\s*\n(?=[A-Z][a-z]+ [a-z]+ )")  # a sentence after the code
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+
+
+def spoken(text: str) -> str:
+    """An answer without what a model thought before it."""
+    return _THOUGHT.sub("", text).strip()
+
+
+def has_number(answer: str, number: str) -> str | None:
+    """None where the number is in the answer, on its own; else what is wrong."""
+    found = re.findall(r"\d+", spoken(answer).replace(",", ""))
+    if number in found:
+        return None
+    return f"said {found[0]}, not {number}" if found else f"said no number; it is {number}"
+
+
+def is_json(answer: str, shape: Any) -> str | None:
+    """None where the answer holds JSON of that shape; else what is wrong. A fence around it is no fault."""
+    text = _unfenced(spoken(answer))
+    start = text.find("{")
+    if start < 0:
+        return "there is no JSON in it"
+    try:
+        value, _ = _DECODER.raw_decode(text, start)  # what is said after it is no fault
+    except (ValueError, RecursionError) as error:
+        return f"does not parse: {error}"
+    return _unlike(value, shape, "")
+
+
+def _unlike(value: Any, shape: Any, where: str) -> str | None:
+    """The first place where a value is not of a shape."""
+    if isinstance(shape, dict):
+        return _unlike_object(value, shape, where)
+    if isinstance(shape, list):
+        return _unlike_list(value, shape, where)
+    right = isinstance(value, _TYPES[shape]) and (shape == "boolean" or not isinstance(value, bool))
+    return None if right else f"{where or 'the whole'} is no {shape}"
+
+
+def _unlike_object(value: Any, shape: dict[str, Any], where: str) -> str | None:
+    at = where or "the whole"
+    if not isinstance(value, dict):
+        return f"{at} is no object"
+    missing = sorted(shape.keys() - value.keys())
+    extra = sorted(value.keys() - shape.keys())
+    if missing or extra:
+        return f"{at} " + (f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which was not asked for")
+    for key, wanted in shape.items():
+        if found := _unlike(value[key], wanted, f"{where}.{key}".strip(".")):
+            return found
+    return None
+
+
+def _unlike_list(value: Any, shape: list[Any], where: str) -> str | None:
+    """A list of one shape stands for any number of such items, but not for none; a longer one for exactly these."""
+    if not isinstance(value, list):
+        return f"{where or 'the whole'} is no list"
+    if not value or (len(shape) > 1 and len(value) != len(shape)):
+        return f"{where or 'the whole'} has {len(value)} items"
+    shapes = shape if len(shape) > 1 else shape * len(value)
+    for place, (item, wanted) in enumerate(zip(value, shapes, strict=True)):
+        if found := _unlike(item, wanted, f"{where}[{place}]"):
+            return found
+    return None
+
+
+def code_in(answer: str) -> str:
+    """The code of an answer: between fences, or from its first line that looks like code to where prose begins."""
+    text = spoken(answer)
+    inside = _unfenced(text)
+    if inside != text:
+        return inside
+    start = _CODE.search(text)
+    if start is None:
+        return ""
+    return _PROSE.split(text[start.start() :])[0]
+
+
+def _unfenced(text: str) -> str:
+    """What stands between the first fences; before the first, where that one only closes what was never opened."""
+    first = _FENCE.search(text)
+    if first is None:
+        return text
+    before = text[: first.start()]
+    if not first["language"] and (_CODE.search(before) or before.lstrip().startswith("{")):
+        return before
+    return first["inside"] or ""
+
+
+def is_code(answer: str, language: Language) -> str | None:
+    """None where the answer holds code that is whole; else what is missing in it."""
+    code = code_in(answer)
+    if not code.strip():
+        return "there is no code in it"
+    if language == "Python":
+        return _python(code)
+    if "{" not in code:
+        return "there is no function in it"
+    faults = faults_in(code, semicolons=language != "JavaScript")
+    return str(faults[0]) + (f", and {len(faults) - 1} more" if len(faults) > 1 else "") if faults else None
+
+
+def _python(code: str) -> str | None:
+    try:
+        with warnings.catch_warnings():  # of escapes that Python will refuse one day
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return f"does not parse: {error}"
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return None if any(isinstance(node, kinds) for node in ast.walk(tree)) else "there is no function in it"

@@ -1,0 +1,198 @@
+"""How much context can really be used: memory at each depth so far, and where it would run out.
+
+Pure. A context is filled step by step; after each step `judge` says whether the next one is safe, from what is free now
+and how fast the engine's own memory grows. Other programs' memory shows in what is free, not in the growth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal
+
+from tokenmill.units import format_bytes
+
+ROUND = 256  # tokens: engines pad a context to as many
+Ended = Literal["goal", "memory", "died"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One memory after a step; None: not known."""
+
+    tier: str  # dram, pmem, gpu0, ...
+    predicted_bytes: int | None = None  # by the plan's ledger, at this depth
+    measured_bytes: int | None = None  # that the engine holds: its own, and pages of the model that it needs
+    free_bytes: int | None = None  # that it could still take, before anything is kept free
+    page_cache_bytes: int | None = None  # of the model's file, within reach of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A depth that was reached, or in which memory ran short."""
+
+    depth: int  # tokens of each sequence
+    sequences: int
+    memory: tuple[Reading, ...]
+    prefill_tok_s: float | None = None
+    decode_tok_s: float | None = None
+    computed_tokens: int | None = None  # of each prompt
+    disturbed: str | None = None  # what else used the machine: the speeds do not count
+    whole: bool = True  # False: it was broken off because memory ran short
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How far to go, and what must stay free on the way."""
+
+    goal: int  # tokens of each sequence
+    step: int
+    reserve_bytes: tuple[tuple[str, int], ...] = ()  # by tier; nothing for one that is not listed
+
+    def reserve(self, tier: str) -> int:
+        """Bytes that must stay free in a memory."""
+        return dict(self.reserve_bytes).get(tier, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to go on, and what can be used if not."""
+
+    go_on: bool
+    usable_context: int  # tokens of each sequence that are safe, as far as is known now
+    reason: str
+    tier: str | None = None  # the memory that decides
+    left_bytes: int | None = None  # free in it at the usable context
+
+
+@dataclass(frozen=True, slots=True)
+class SoakResult:
+    """What came of a soak; kept for each machine and model."""
+
+    machine: str
+    machine_id: str
+    model: str
+    model_id: str
+    engine: str
+    build: str
+    when: str  # ISO 8601, UTC
+    goal: int
+    steps: tuple[Step, ...]
+    usable_context: int
+    reason: str
+    ended: Ended
+    lanes: int = 1  # sequences at once in the last steps
+    usable_with_lanes: int | None = None  # of each sequence with all lanes full; None: not tried
+    limit_bytes: int | None = None  # of host memory, where one was given
+    reserve_bytes: tuple[tuple[str, int], ...] = ()
+    last_words: str | None = None  # of an engine that died
+
+
+def judge(steps: Sequence[Step], limit: Limit) -> Verdict:
+    """Look at the steps so far, all with the same number of sequences, shallow first."""
+    safe = _safe(steps, limit)
+    if not steps:
+        return Verdict(True, 0, "nothing has been tried")
+    if len(safe) < len(steps):
+        return _short(safe, steps[len(safe)], limit)
+    last = safe[-1]
+    if last.depth >= limit.goal:
+        return _reached(last, limit)
+    ahead = min(last.depth + limit.step, limit.goal)
+    nearest: tuple[float, Reading, float] | None = None
+    for reading in last.memory:
+        slope = growth(safe, reading.tier)
+        if reading.free_bytes is None or slope is None or slope <= 0:
+            continue
+        end = last.depth + (reading.free_bytes - limit.reserve(reading.tier)) / slope
+        if nearest is None or end < nearest[0]:
+            nearest = end, reading, slope
+    if nearest is None or nearest[0] >= ahead:
+        return Verdict(True, last.depth, "there is room for the next step")
+    return _before(last, limit, *nearest)
+
+
+def growth(steps: Sequence[Step], tier: str) -> float | None:
+    """Bytes that the engine takes for each further token, the larger of lately and overall; None: not known yet."""
+    known = [(step.depth, used) for step in steps if (used := _used(step, tier)) is not None]
+    if len(known) < 2:
+        return None
+    first = known[0]
+    before = known[-2]
+    last = known[-1]
+    return max(_slope(first, last), _slope(before, last), 0.0)
+
+
+def _slope(one: tuple[int, int], two: tuple[int, int]) -> float:
+    return (two[1] - one[1]) / (two[0] - one[0]) if two[0] > one[0] else 0.0
+
+
+def _used(step: Step, tier: str) -> int | None:
+    """What the engine holds; where that is unknown, what is no longer free, counted from nowhere in particular."""
+    for reading in step.memory:
+        if reading.tier == tier:
+            if reading.measured_bytes is not None:
+                return reading.measured_bytes
+            return None if reading.free_bytes is None else -reading.free_bytes
+    return None
+
+
+def _safe(steps: Sequence[Step], limit: Limit) -> Sequence[Step]:
+    """Steps before the first in which a memory ran short."""
+    for at, step in enumerate(steps):
+        if not step.whole or _tightest(step, limit)[1] < 0:
+            return steps[:at]
+    return steps
+
+
+def _tightest(step: Step, limit: Limit) -> tuple[Reading | None, float]:
+    """The memory with the least left beyond what must stay free, and how much that is."""
+    rooms = [(r, r.free_bytes - limit.reserve(r.tier)) for r in step.memory if r.free_bytes is not None]
+    return min(rooms, key=lambda room: room[1], default=(None, inf))
+
+
+def _reached(last: Step, limit: Limit) -> Verdict:
+    reading, _ = _tightest(last, limit)
+    if reading is None or reading.free_bytes is None:
+        return Verdict(False, limit.goal, "all of it was filled; memory could not be watched")
+    left = f"{named(reading.tier)} has {size(reading.free_bytes)} left there"
+    reason = f"all of it was filled; {left}, {_reserved(limit, reading.tier)}"
+    return Verdict(False, limit.goal, reason, reading.tier, reading.free_bytes)
+
+
+def _short(safe: Sequence[Step], step: Step, limit: Limit) -> Verdict:
+    """Memory has run short: what was safe before is what can be used."""
+    reading, _ = _tightest(step, limit)
+    usable = min(safe[-1].depth, limit.goal) if safe else 0
+    if reading is None or reading.free_bytes is None:
+        return Verdict(False, usable, f"memory ran short on the way to {step.depth:,} tokens")
+    words = f"at {step.depth:,} tokens {named(reading.tier)} had {size(reading.free_bytes)} left"
+    left = next((r.free_bytes for r in safe[-1].memory if r.tier == reading.tier), None) if safe else None
+    return Verdict(False, usable, f"{words}, {_reserved(limit, reading.tier)}", reading.tier, left)
+
+
+def _before(last: Step, limit: Limit, end: float, reading: Reading, slope: float) -> Verdict:
+    """Memory would run short in the next step: as far as the growth so far allows, and no further."""
+    usable = min(limit.goal, max(last.depth, int(end) // ROUND * ROUND))
+    free = reading.free_bytes or 0
+    left = round(free - slope * (usable - last.depth))
+    beyond = round(free - slope * (limit.goal - last.depth))
+    reason = (
+        f"at that depth {named(reading.tier)} would have {size(left)} left, {_reserved(limit, reading.tier)}; "
+        f"it grows by {size(round(slope * 1000))} for 1,000 tokens, and at {limit.goal:,} "
+        + (f"only {size(beyond)} would be left" if beyond >= 0 else f"{size(-beyond)} would be missing")
+    )
+    return Verdict(False, usable, reason, reading.tier, left)
+
+
+def _reserved(limit: Limit, tier: str) -> str:
+    return f"the reserve is {size(limit.reserve(tier))}"
+
+
+def size(count: int) -> str:
+    """Bytes in words; less than nothing is said as such."""
+    return format_bytes(count) if count >= 0 else f"-{format_bytes(-count)}"
+
+
+def named(tier: str) -> str:
+    """A memory as people call it."""
+    return {"dram": "host memory", "pmem": "host memory (PMem)"}.get(tier, tier)

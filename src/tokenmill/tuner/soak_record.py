@@ -1,0 +1,63 @@
+"""Steps of a soak as the history keeps them: speeds and bytes, predicted beside measured."""
+
+from dataclasses import replace
+
+from tokenmill.launch.binding import HOST_TIERS
+from tokenmill.planner.fingerprint import fingerprint
+from tokenmill.planner.forecast import decode_speed
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.bench import dials_of, last_part
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, PointScope
+from tokenmill.tuner.soak import Reading, Step
+
+
+def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
+    """One step for the history."""
+    write = decode_speed(
+        plan.machine,
+        plan.profile,
+        plan.settings,
+        plan.placement,
+        depth=step.depth,
+        sequences=step.sequences,
+        calibration=plan.calibration,
+    )
+    alike = step.sequences == 1 and last_part(step.computed_tokens or 0, step.depth, plan.settings.ubatch)
+    measured = Figures(
+        decode_tok_s=step.decode_tok_s,
+        prefill_tok_s=step.prefill_tok_s if alike else None,
+        host_bytes=_sum(step, "measured_bytes", host=True),
+        gpu_bytes=_sum(step, "measured_bytes", host=False),
+    )
+    predicted = Figures(
+        decode_tok_s=write.tok_s if write is not None else None,
+        host_bytes=_sum(step, "predicted_bytes", host=True),
+        gpu_bytes=_sum(step, "predicted_bytes", host=False),
+    )
+    where = fingerprint(plan.profile, plan.placement)
+    return Speed(
+        when,
+        place.machine,
+        place.machine_id,
+        place.model,
+        place.model_id,
+        place.engine,
+        place.build,
+        "soak",
+        replace(dials_of(plan.settings), sequences=step.sequences, placement=where),
+        step.depth,
+        measured,
+        predicted,
+    )
+
+
+def _sum(step: Step, name: str, *, host: bool) -> int | None:
+    """All memories of one kind together; None where one of them is not known."""
+    sizes = [_size(reading, name) for reading in step.memory if (reading.tier in HOST_TIERS) == host]
+    return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
+
+
+def _size(reading: Reading, name: str) -> int | None:
+    value = getattr(reading, name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,236 @@
+"""The loop of a tuning: ask the search for dials, try them, keep what came of it, tell the search.
+
+Whatever a trial does to the engine is that trial's outcome; the engine is brought back and the loop goes on. A trial
+whose engine another process kills has no outcome and is repeated. The loop ends early only if the model cannot be
+loaded at all, or if the engine is killed again and again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Protocol
+
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.loading_process import read_memory
+from tokenmill.engine.loading_vram import this_driver
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
+from tokenmill.hardware.host import LocalHost
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.energy import Joules, Meter
+from tokenmill.tuner.engine_rig import EngineRig
+from tokenmill.tuner.measure import How, Measured, measure, prepare
+from tokenmill.tuner.noise_monitor import NoiseMonitor
+from tokenmill.tuner.point import Outcome, Trial, TrialSettings
+from tokenmill.tuner.predicted import fits
+from tokenmill.tuner.work import Work, WorkFor
+
+MOST_FAILED_LOADS = 3  # in a row
+MOST_KILLS = 5  # of the engine by other processes, during one trial
+LEAST_LIMIT_S, LIMIT_TIMES = 300.0, 40  # of a trial, or so many times what its waves are given
+_MEMORY = (
+    "for memory",
+    "out of memory",
+    "failed to allocate",
+    "unable to allocate",
+    "bad_alloc",
+    "cudamalloc",
+    "cannot allocate",
+    "alloc_buffer",
+    "not enough memory",
+)
+_DETAIL_CHARS = 300
+_log = logging.getLogger("tokenmill")
+
+
+class Search(Protocol):
+    """What decides which dials are tried."""
+
+    @property
+    def reason(self) -> str:
+        """Why it stopped, or what it does next."""
+
+    def ask(self) -> TrialSettings | None:
+        """Dials to try; None: it is done."""
+
+    def tell(self, trial: Trial) -> None:
+        """What came of some."""
+
+    def best(self) -> Trial | None:
+        """The best so far."""
+
+    def remaining(self) -> int:
+        """About how many are still to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A trial that has ended, for whoever watches."""
+
+    number: int
+    trial: Trial
+    best: Trial | None
+    remaining: int
+
+
+@dataclass(slots=True)
+class TrialContext:
+    """What every trial of a tuning shares."""
+
+    plan: Plan
+    stand: EngineRig
+    how: How
+    watch: Callable[[], NoiseMonitor] | None = (
+        NoiseMonitor  # None: trials count although something else uses the machine
+    )
+    meter: Callable[[], Meter] = Meter
+    no_energy: str | None = None  # why energy could not be read, once it was tried
+    failed_loads: int = 0
+    depth: int = 0  # tokens of the prompts that were measured with last
+
+
+def outcome_of(error: TokenmillError) -> Outcome:
+    """What an error says became of a trial."""
+    text = f"{error.message}\n{error.hint or ''}".lower()
+    if any(words in text for words in _MEMORY) and "not for memory" not in text:
+        return "out of memory"
+    if isinstance(error, EngineTimeout):
+        return "hung"
+    if isinstance(error, EngineDied):
+        return "hung" if " hung: " in text else "died"
+    return "refused"
+
+
+async def attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """Try dials; an engine that dies is an outcome, unless another process killed it: then the trial is repeated.
+
+    EngineError if the engine cannot be loaded at all, or was killed more than `MOST_KILLS` times.
+    """
+    for _ in range(MOST_KILLS):
+        try:
+            return await _attempt(bed, dials, work, number)
+        except EngineDied as error:
+            if not error.from_outside:
+                raise
+            await bed.stand.lost()
+            _log.warning("another process killed the engine during a trial; repeating the trial: %s", error.message)
+            last = error
+    raise EngineError(
+        f"other processes killed the engine {MOST_KILLS} times during one trial: {last.message}",
+        hint="find out what kills it; the same command keeps the trials so far and repeats this one",
+    )
+
+
+async def _attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """One attempt at a trial; EngineDied if another process killed the engine, else as `attempt`."""
+    stand = bed.stand
+    began = perf_counter()
+    loads = bed.stand.loads
+    trial = Trial(dials, "refused")
+    try:
+        if not fits(bed.plan, dials):
+            raise EngineError("not tried: out of memory by the plan's ledger")
+        engine = await _loaded(bed, dials)
+        async with asyncio.timeout(max(LEAST_LIMIT_S, LIMIT_TIMES * bed.how.seconds)):
+            await stand.turn(dials)
+            trial = await _measured(bed, engine, dials, await work(engine), number)
+    except TimeoutError:
+        trial = replace(trial, outcome="hung", detail=f"no end after {perf_counter() - began:.0f} s")
+        await stand.lost()
+    except TokenmillError as error:
+        if isinstance(error, EngineDied) and error.from_outside:
+            raise
+        if bed.failed_loads and (bed.failed_loads >= MOST_FAILED_LOADS or stand.loads == bed.failed_loads):
+            raise
+        trial = replace(trial, outcome=outcome_of(error), detail=_detail(error))
+        if isinstance(error, EngineDied | EngineTimeout):
+            await stand.lost()
+    return replace(trial, seconds=perf_counter() - began, loaded=stand.loads > loads, when=_now())
+
+
+async def drive(
+    bed: TrialContext,
+    search: Search,
+    work: WorkFor,
+    *,
+    known: Iterable[Trial] = (),
+    keep: Callable[[Trial], None],
+    tell: Callable[[Step], None],
+) -> tuple[Trial, ...]:
+    """Try what the search asks for until it is done; `known` are trials from before, which count as well."""
+    trials = list(known)
+    for trial in trials:
+        search.tell(trial)
+    while (dials := search.ask()) is not None:
+        trial = await attempt(bed, dials, work, len(trials))
+        keep(trial)  # before it counts: what is told next may be interrupted
+        search.tell(trial)
+        trials.append(trial)
+        tell(Step(len(trials), trial, search.best(), search.remaining()))
+    return tuple(trials)
+
+
+async def _loaded(bed: TrialContext, dials: TrialSettings) -> Engine:
+    before = bed.stand.loads
+    try:
+        engine = await bed.stand.ready(dials)
+    except EngineError as error:
+        if not (isinstance(error, EngineDied) and error.from_outside):
+            bed.failed_loads += bed.stand.loads - before
+        raise
+    bed.failed_loads = 0
+    return engine
+
+
+async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, work: Work, number: int) -> Trial:
+    pids = pids_of(engine)
+    bed.depth = work.depth
+    head_s = await prepare(engine, work, number, dials.sequences)
+    watch = bed.watch() if bed.watch is not None else None
+    meter = bed.meter()
+    if watch is not None:
+        watch.start(pids)
+    meter.start()
+    began = perf_counter()
+    found = await measure(
+        engine,
+        work,
+        bed.how,
+        trial=number,
+        lanes=dials.sequences,
+        ubatch=dials.ubatch,
+        context=dials.context,
+        head_s=head_s,
+    )
+    joules = meter.stop()
+    seconds = perf_counter() - began
+    bed.no_energy = bed.no_energy or joules.why_not
+    disturbed = watch.stop() if watch is not None else None
+    figures = replace(found.figures, joules_per_token=_per_token(joules, seconds, found), **_taken(bed.plan, pids))
+    return Trial(dials, "measured", figures, disturbed=disturbed)
+
+
+def _per_token(joules: Joules, seconds: float, found: Measured) -> float | None:
+    """The power while it was measured, over what a batch writes: waves are longer or shorter than jobs."""
+    rate = found.figures.jobs_tok_s
+    return joules.total / seconds / rate if joules.total is not None and rate and seconds > 0 else None
+
+
+def _taken(plan: Plan, pids: tuple[int, ...]) -> dict[str, int | None]:
+    vram = this_driver()(pids) if plan.placement.gpus and pids else None
+    return {
+        "host_bytes": read_memory(LocalHost(), pids).rss_bytes if pids else None,
+        "gpu_bytes": sum(vram.values()) if vram else None,
+    }
+
+
+def _detail(error: TokenmillError) -> str:
+    text = error.message if not error.hint else f"{error.message}; {' '.join(error.hint.split())}"
+    return text if len(text) <= _DETAIL_CHARS else f"{text[: _DETAIL_CHARS - 3]}..."
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,65 @@
+"""The operating point that trials add up to: the choice, what it gives up, the front and the knee."""
+
+from collections.abc import Sequence
+
+from tokenmill.errors import TokenmillError
+from tokenmill.tuner.aims import choose, yardstick
+from tokenmill.tuner.knee import knee
+from tokenmill.tuner.noise import Standing, standings
+from tokenmill.tuner.pareto import front
+from tokenmill.tuner.point import Aim, OperatingPoint, PointScope, Trial
+from tokenmill.tuner.tradeoffs import given_up
+
+
+def point(
+    place: PointScope,
+    aim: Aim,
+    trials: Sequence[Trial],
+    noise: float,
+    *,
+    seconds: float,
+    when: str,
+    host_experts: bool | None = None,
+) -> OperatingPoint:
+    """What the trials say is best for the aim; TokenmillError where none of them can be judged.
+
+    `host_experts`: whether a GPU computes layers whose experts lie in host memory; None: told by the memory in use.
+    """
+    yard = yardstick(aim, trials)
+    found = standings(trials)
+    chosen = choose(yard, found, noise)
+    if chosen is None:
+        raise TokenmillError(_nothing(trials), hint="tokenmill doctor looks for what is wrong with machine or engine")
+    held = front(found, yard, noise, chosen)
+    on_host = _on_host(found) if host_experts is None else host_experts
+    return OperatingPoint(
+        place=place,
+        aim=aim,
+        dials=chosen.dials,
+        figures=chosen.figures,
+        noise=noise,
+        given_up=given_up(yard, chosen, held, found, noise),
+        knee=knee(yard, found, trials, chosen, noise, host_experts=on_host),
+        front=tuple(each.as_trial() for each in held),
+        trials=tuple(trials),
+        loads=sum(trial.loaded for trial in trials),
+        seconds=seconds,
+        when=when,
+    )
+
+
+def _nothing(trials: Sequence[Trial]) -> str:
+    if not trials:
+        return "nothing was tried, so there is no operating point"
+    last = trials[-1]
+    if all(trial.disturbed is not None for trial in trials):
+        return f"all {len(trials)} trials were disturbed, the last by {last.disturbed}"
+    return f"none of {len(trials)} trials gave figures to judge by; the last: {last.detail or last.outcome}"
+
+
+def _on_host(found: Sequence[Standing]) -> bool:
+    """Whether host memory holds so much beside a GPU in use that it must be weights."""
+    return any(
+        figures.gpu_bytes and figures.host_bytes and 2 * figures.host_bytes >= figures.gpu_bytes
+        for figures in (each.figures for each in found)
+    )

@@ -1,0 +1,51 @@
+"""Options that contradict a cluster are refused before it is asked; events of its machines are logged."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.api.cluster import NodeLog, open_cluster
+from tokenmill.api.options import EngineOptions
+from tokenmill.config import Config
+from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.ray_cluster.places import NodeEvent
+from tokenmill.errors import UsageError
+from tokenmill.jobs.address import address_of
+
+OPTIONS = EngineOptions()
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "words"),
+    [
+        ("postgresql://mill@there/jobs", OPTIONS, "a cluster needs a store in a local folder"),
+        ("here", replace(OPTIONS, machine="epyc-9175f"), "machine and on contradict each other"),
+        ("here", replace(OPTIONS, engine="http://127.0.0.1:8080"), "http://127.0.0.1:8080 is running already"),
+        ("here", replace(OPTIONS, engine="mine"), "unknown engine 'mine'"),
+        ("here", replace(OPTIONS, threads=0), "threads must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(store: str, options: EngineOptions, words: str) -> None:
+    with pytest.raises(UsageError, match=words), open_cluster("ray", address_of(store), None, options, Config()):
+        pass
+
+
+def test_events_of_machines_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tokenmill")
+    told = NodeLog()
+    told.add(NodeEvent("alpha", "found", "16 processors, 1 GPU"))
+    for loaded in (10, 20, 30):
+        told.add(NodeEvent("alpha", "loading", loading=LoadProgress("reading", bytes_loaded=loaded, bytes_total=100)))
+    told.add(NodeEvent("alpha", "ready", "llama.cpp; 8 lanes"))
+    told.add(NodeEvent("beta", "left out", "kimi is not here", "tokenmill models pull kimi"))
+    told.add(NodeEvent("alpha", "lost", "its node has died"))
+    assert "\n".join(caplog.messages).splitlines() == [
+        "alpha was found: 16 processors, 1 GPU",
+        "alpha: reading 10 B of 100 B",
+        "alpha is ready: llama.cpp; 8 lanes",
+        "beta is left out: kimi is not here",
+        "hint: tokenmill models pull kimi",
+        "alpha was lost: its node has died",
+    ]
+    assert told.left_out == {"beta": "kimi is not here"}

@@ -1,0 +1,168 @@
+"""Decoding where the experts are copied to: when the forecast says that it pays, and what a plan and a tuning make of it.
+
+The machine is an H200 with 16 slow cores, as it was measured; an EPYC with twelve memory channels is the other kind.
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from prove_again import slice_profile
+from prove_plans import placed
+from prove_rows import read as read_rows
+
+from support.run_models import model
+from tokenmill.hardware import machine_file
+from tokenmill.hardware.catalog import find
+from tokenmill.hardware.machine import Machine
+from tokenmill.native.worker_config import goal_for, most_lanes, sequences_for
+from tokenmill.planner.forecast import decode_speed
+from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.offload import rows_in_force, set_rows, there
+from tokenmill.planner.plan import Plan
+from tokenmill.tuner.point import Aim, Figures, Trial
+from tokenmill.tuner.predicted import forecaster
+from tokenmill.tuner.search import Search
+from tokenmill.tuner.space import MANY, SEQUENCES, space_for, start_for
+
+FOLDER = Path(__file__).parents[3] / "docs" / "validation" / "h200-kimi-slice"
+AIM = Aim(prompt_tokens=512, tail_tokens=32, output_tokens=64)
+
+
+@cache
+def h200() -> Machine:
+    return machine_file.read(FOLDER / "machine.toml")
+
+
+@cache
+def hybrid(sequences: int | None = None, *, mmap: bool = False, context: int = 1024) -> Plan:
+    goal = goal_for(Goal(context=context, sequences=sequences, mmap=mmap, repack=False, cache_type_k="f16"))
+    profile = slice_profile()
+    return make(h200(), profile, goal, placement=placed(h200(), profile, []))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "mmap", "rows"),
+    [
+        (16, False, None),
+        (32, False, 128),
+        (64, False, None),
+        (224, False, None),
+        (16, True, None),
+        (64, True, 128),
+        (224, True, 256),
+    ],
+)
+def test_the_threshold_stays_where_copying_pays(sequences: int, mmap: bool, rows: int | None) -> None:
+    plan = hybrid()
+    settings = replace(plan.settings, sequences=sequences, mmap=mmap)
+    assert set_rows(plan.machine, plan.profile, settings, plan.placement) == rows
+    assert set_rows(plan.machine, plan.profile, settings, plan.placement, 96) == 96, "who asks is given it"
+
+
+def test_fewer_rows_than_pay_stay_with_the_processors() -> None:
+    """With twice the cores, copying pays later, and the threshold lies where both are as fast."""
+    plan = hybrid()
+    cpu = replace(plan.machine.cpu, cores=48)
+    wide = replace(plan.machine, cpu=cpu)
+    settings = replace(plan.settings, sequences=224, threads=40, threads_batch=40)
+    rows = set_rows(wide, plan.profile, settings, plan.placement)
+    assert rows is not None
+    assert 32 < rows <= 224
+    below, above = (
+        there(wide, plan.profile, replace(settings, sequences=count), plan.placement) for count in (rows // 2, rows)
+    )
+    assert below is not None
+    assert below.moved_tok_s < below.processors_tok_s
+    assert above is not None
+    assert above.moved_tok_s >= above.processors_tok_s
+
+
+def test_nothing_is_known_of_a_machine_without_figures() -> None:
+    plan = hybrid()
+    bare = replace(plan.machine, measured=None, dram=replace(plan.machine.dram, nominal_gb_s=None))
+    settings = replace(plan.settings, sequences=224)
+    assert there(bare, plan.profile, settings, plan.placement) is None
+    assert set_rows(bare, plan.profile, settings, plan.placement) == 256
+
+
+def test_a_plan_says_that_the_gpu_decodes_and_why() -> None:
+    goal = replace(goal_for(Goal(context=1024, sequences=224, mmap=False, repack=False)), gpu_margin_bytes=130 << 30)
+    plan = make(h200(), slice_profile(), goal)
+    assert rows_in_force(plan.profile, plan.settings, plan.placement) == 32
+    (decision,) = [each for each in plan.decisions if each.name == "decoding"]
+    assert "copied to the GPU" in decision.value
+    assert "224 sequences at once" in decision.reason
+    few = make(h200(), slice_profile(), replace(goal, sequences=8))
+    assert not [each for each in few.decisions if each.name == "decoding"]
+
+
+def test_what_was_measured_agrees() -> None:
+    """The card was faster with 64 and 224 sequences than the processors with 16, and so the forecast has it."""
+    rows = read_rows([FOLDER], "speed")
+    tok_s = {
+        count: rows[f"experts on the CPU / 15t {count}s ub512 d512"]["measured"]["decode"] for count in (16, 64, 224)
+    }
+    assert tok_s[16] < tok_s[64] < tok_s[224]
+    plan = hybrid(context=848)
+    for count in (64, 224):
+        found = there(plan.machine, plan.profile, replace(plan.settings, sequences=count), plan.placement)
+        assert found is not None
+        assert found.pays
+        assert found.moved_tok_s == pytest.approx(tok_s[count], rel=0.15)
+
+
+def test_a_tuning_looks_at_many_sequences_only_where_it_may_pay() -> None:
+    plan = hybrid()
+    space = space_for(plan, AIM, cores=16, most_sequences=224)
+    assert space.sequences[-len(MANY) :] == MANY
+    assert space.offload_min_batch == (32,)
+    assert max(space_for(plan, AIM, cores=16, most_sequences=128).sequences) == 128
+    mapped = space_for(hybrid(mmap=True), AIM, cores=16, most_sequences=224)
+    assert (max(mapped.sequences), mapped.offload_min_batch) == (max(SEQUENCES), (128,))
+    fast = make(find("epyc-9175f"), model("kimi-k2.5:Q4_K_S"), Goal(context=4096, sequences=8))
+    assert max(space_for(fast, AIM, cores=16, most_sequences=224).sequences) <= max(SEQUENCES)
+
+
+def test_a_tuning_finds_the_many() -> None:
+    """On a surface as the forecast has it, where 24 sequences are better than 32 and 224 best."""
+    plan = hybrid()
+    space, says = space_for(plan, AIM, cores=16, most_sequences=224), forecaster(plan, AIM)
+    search = Search(space, AIM, start_for(plan, space), forecast=says, most_trials=18)
+    while (dials := search.ask()) is not None:
+        rate = says(dials)
+        search.tell(Trial(dials, "measured", Figures(decode_tok_s=rate, jobs_tok_s=rate)))
+    best = search.best()
+    assert best is not None
+    assert (best.dials.sequences, best.dials.offload_min_batch) == (224, 32)
+
+
+def test_a_plan_that_has_many_is_tuned_without_gaps() -> None:
+    space = space_for(hybrid(224), AIM, cores=16, most_sequences=224)
+    assert space.sequences == (*SEQUENCES, *MANY)
+
+
+def test_a_model_with_windows_has_fewer_lanes() -> None:
+    """Its cells need two ids each: see the native engine's contexts."""
+    assert most_lanes(model("gpt-oss-120b:MXFP4_MOE")) == 123
+    assert sequences_for(123, 4) == 127
+    assert most_lanes(slice_profile()) == 251
+    assert sequences_for(251, 4) == 255
+
+
+def test_other_engines_tiles_and_draws_were_not_measured() -> None:
+    """Nine sequences on a card are no slower than eight, and nothing is said of drawing."""
+    plan = hybrid()
+    on_card = placed(h200(), plan.profile, list(range(plan.profile.layers)))
+    engines: tuple[DialectName, ...] = ("ik_llama", "vllm")
+    for engine in engines:
+        settings = replace(plan.settings, engine=engine, output_rows=None)
+        eight, nine = (
+            decode_speed(plan.machine, plan.profile, settings, on_card, depth=512, sequences=count) for count in (8, 9)
+        )
+        assert eight is not None
+        assert nine is not None
+        assert nine.tok_s > eight.tok_s
+        assert not any(term.name == "drawing tokens" for term in nine.terms)

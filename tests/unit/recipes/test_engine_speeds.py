@@ -1,0 +1,64 @@
+"""Speeds for a forecast out of measurements: the newest build, every width, and when they do not tell."""
+
+import pytest
+
+from tokenmill.recipes.engine_speeds import from_history, with_narrow
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, TrialSettings
+
+
+def measured(
+    sequences: int,
+    *,
+    build: str = "b2",
+    day: int = 1,
+    decode_tok_s: float | None = None,
+    prefill_tok_s: float | None = None,
+) -> Speed:
+    dials = TrialSettings(threads=8, threads_batch=8, sequences=sequences, ubatch=512, context=4096)
+    when = f"2026-11-{day:02}T00:00:00+00:00"
+    figures = Figures(decode_tok_s=decode_tok_s, prefill_tok_s=prefill_tok_s)
+    return Speed(when, "here", "id", "m", "m", "native", build, "bench", dials, 0, figures, Figures())
+
+
+ONE, FOUR = measured(1, decode_tok_s=10.0, prefill_tok_s=90.0), measured(4, day=2, decode_tok_s=30.0)
+
+
+def test_widths_are_put_together() -> None:
+    found = from_history([ONE, FOUR], 4)
+    assert found is not None
+    assert found.rates.decode_tok_s == ((1, 10.0), (4, 30.0))
+    assert (found.rates.prefill_tok_s, found.width, found.measured) == (90.0, 4, True)
+    assert found.words == "measured 2026-11-02 with b2"
+
+
+def test_the_newest_build_and_the_newest_figure_hold() -> None:
+    old = measured(4, build="b1", decode_tok_s=99.0, prefill_tok_s=999.0)
+    again = measured(4, day=3, decode_tok_s=33.0, prefill_tok_s=95.0)
+    found = from_history([old, ONE, FOUR, again], 4)
+    assert found is not None
+    assert (found.rates.decode_at(4), found.rates.prefill_tok_s) == (33.0, 95.0)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "width"),
+    [
+        ([], 4),
+        ([FOUR], 4),  # nothing was read
+        ([measured(1, prefill_tok_s=90.0)], 1),  # nothing was written
+        ([ONE], 8),  # one alone says nothing of eight
+    ],
+)
+def test_too_little_is_no_speed(speeds: list[Speed], width: int) -> None:
+    assert from_history(speeds, width) is None
+
+
+def test_without_a_width_the_widest_counts() -> None:
+    found = from_history([ONE, FOUR], None)
+    assert found is not None
+    assert found.width == 4
+
+
+def test_a_lane_alone_has_its_share_at_least() -> None:
+    assert with_narrow([(8, 40.0)]) == ((1, 5.0), (8, 40.0))
+    assert with_narrow([(4, 30.0), (1, 10.0)]) == ((1, 10.0), (4, 30.0))

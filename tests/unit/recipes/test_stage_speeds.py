@@ -1,0 +1,97 @@
+"""Speeds out of the stages that recipes worked on: what is kept, what is told of it, and what is too little."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tokenmill.engine.measured import machine_id
+from tokenmill.hardware.catalog import find
+from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.misses import Misses
+from tokenmill.jobs.models import Counts
+from tokenmill.jobs.progress import Report
+from tokenmill.jobs.throughput import Tokens
+from tokenmill.recipes.runner import Origin
+from tokenmill.recipes.stage_speeds import FILE, MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
+
+MACHINE = find("epyc-9175f")
+ORIGIN = Origin("tiny", "m", "native", "b2", 1024)
+WHEN = datetime(2026, 11, 2, 3, 4, 5, tzinfo=UTC)
+REPORT = Report(
+    "finished",
+    20.0,
+    20.0,
+    Counts(),
+    40,
+    Tokens(3000, 1000, 800),
+    Rates(200.0, ((1, 80.0),)),
+    3.9,
+    Misses(),
+    None,
+    0,
+    (),
+)
+PACE = Pace("2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native", "b2", 40, 3.9, 2000, 200.0, 800, 80.0)
+
+
+def test_a_stage_tells_its_rates_at_its_width() -> None:
+    assert pace_of(REPORT, ORIGIN, MACHINE, WHEN) == PACE
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        replace(REPORT, rates=Rates()),
+        replace(REPORT, rates=Rates(None, ((1, 80.0),))),  # an engine that tells no times
+        replace(REPORT, tokens=Tokens(3000, 2990, 800)),
+        replace(REPORT, tokens=Tokens(3000, 1000, 8)),
+    ],
+)
+def test_too_little_is_not_kept(tmp_path: Path, report: Report) -> None:
+    keeper(tmp_path, MACHINE, lambda: ORIGIN)(report)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
+    for origin in (ORIGIN, replace(ORIGIN, model_id="n"), replace(ORIGIN, engine="vllm"), replace(ORIGIN, build="b1")):
+        keeper(tmp_path, MACHINE, partial(replace, origin))(REPORT)
+
+    def found(build: str | None) -> list[str]:
+        return [pace.build for pace in paces(tmp_path, machine=MACHINE, model_id="m", engine="native", build=build)]
+
+    assert (found("b2"), found("b3"), found(None)) == (["b2"], [], ["b1"])
+    assert paces(tmp_path, machine=find("this"), model_id="m", engine="native", build=None) == []
+
+
+def test_a_folder_that_takes_nothing_ends_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "measured").write_text("a file")
+    keeper(tmp_path, MACHINE, lambda: ORIGIN)(REPORT)
+
+
+def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
+    short = replace(
+        PACE,
+        when="2026-11-03T00:00:00+00:00",
+        answers=1,
+        lanes=1.0,
+        written_tokens=200,
+        decode_tok_s=20.0,
+        computed_tokens=1000,
+        prefill_tok_s=100.0,
+    )
+    found = from_paces([PACE, short])
+    assert found is not None
+    assert found.rates.prefill_tok_s == pytest.approx(3000 / 20)
+    assert [found.rates.decode_at(lanes) for lanes in (1, 3)] == pytest.approx([50 / 3, 50.0])
+    assert (found.width, found.measured) == (3, True)
+    assert found.words == "measured by 41 answers here up to 2026-11-03 with b2"
+
+
+def test_old_stages_do_not_count() -> None:
+    found = from_paces([replace(PACE, decode_tok_s=1.0), *[replace(PACE, lanes=1.2)] * MOST_STAGES])
+    assert found is not None
+    assert found.rates.decode_at(1) == pytest.approx(80.0)
+    assert from_paces([]) is None
