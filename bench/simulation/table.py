@@ -17,7 +17,7 @@ from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import ENDS, KEY_BYTES, head_of
-from tokenmill.jobs.models import MOST_LINES, Waiting, job_id
+from tokenmill.jobs.models import JobId, Waiting
 
 _BYTES = 4  # of prompt for a token
 _BATCH = 1
@@ -52,7 +52,7 @@ class Table:
         if (row := self._rows[position]) is None:
             kind = self._kind[position]
             place = self._keys[kind] + position.to_bytes(KEY_BYTES, "big") + b"own"
-            row = Waiting(job_id(_BATCH, position + 1), 0, place, self._bytes[kind], None, None, 0, 0)
+            row = Waiting(JobId.of(_BATCH, position + 1), 0, place, self._bytes[kind], None, None, 0, 0)
             self._rows[position] = row
         return row
 
@@ -108,7 +108,7 @@ class Table:
 
 def position_of(row: Waiting) -> int:
     """Where it is in the table."""
-    return (row.id & MOST_LINES) - 1
+    return JobId.line(row.id) - 1
 
 
 def _tokens(path: Path) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.errors import StoreError, TokenmillError
-from tokenmill.jobs.models import Finished, Submission
+from tokenmill.jobs.models import Finished, JobId, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -80,7 +80,7 @@ def answers(folder: Path, jobs: Path) -> None:
     give_room(folder)
     with Store(folder / "s") as store:
         found = {
-            batch.id << 32 | result.number: result.body for result in store.results(batch.id, 0, 1000) if result.body
+            JobId.of(batch.id, result.number): result.body for result in store.results(batch.id, 0, 1000) if result.body
         }
         assert {job: found[job] for job in acknowledged} == {job: body(job) for job in acknowledged}
         assert len(found) - len(acknowledged) in (0, 1)  # the last one was not acknowledged; it may have come through

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tokenmill.jobs.identity import ENDS
-from tokenmill.jobs.models import Waiting, job_id
+from tokenmill.jobs.models import JobId, Waiting
 
 OWN_BYTES = 40  # of each prompt, behind its head
 
@@ -17,5 +17,5 @@ def rows_of(groups: Sequence[tuple[int, int]], *, common: int = 0, batch: int = 
         for job in range(1, jobs + 1):
             keys = [*head, number << 16 | job]
             place = b"".join(key.to_bytes(4, "big") for key in keys) + b"end"
-            rows.append(Waiting(job_id(batch, len(rows) + 1), rank, place, size + OWN_BYTES, None, None, 0, 0))
+            rows.append(Waiting(JobId.of(batch, len(rows) + 1), rank, place, size + OWN_BYTES, None, None, 0, 0))
     return rows

@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from support.jobs_store import Clock, answer, submitted
 from support.postgres import past
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.models import Failure, State
+from tokenmill.jobs.models import Failure, JobId, State
 from tokenmill.jobs.store import Store
 
 BROKE = Failure("engine_died", "the engine died")
@@ -37,7 +37,7 @@ class Jobs(RuleBasedStateMachine):
     def _submit(self, prompts: list[str]) -> int:
         self.files += 1
         batch = submitted(self.store, self.path / f"j{self.files}", prompts)
-        return batch.id << 32 | 1
+        return JobId.of(batch.id, 1)
 
     @rule(target=jobs, prompts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=4))
     def submit_more(self, prompts: list[str]) -> object:
@@ -65,11 +65,11 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(job=jobs)
     def cancel(self, job: int) -> None:
-        self.store.cancel(job >> 32)
+        self.store.cancel(JobId.batch(job))
 
     @rule(job=jobs, cancelled=st.booleans())
     def retry(self, job: int, cancelled: bool) -> None:
-        self.store.retry(job >> 32, cancelled=cancelled)
+        self.store.retry(JobId.batch(job), cancelled=cancelled)
 
     @rule()
     def reopen(self) -> None:

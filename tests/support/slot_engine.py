@@ -15,7 +15,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.forest import Pending, common_length
 from tokenmill.jobs.identity import head_key
-from tokenmill.jobs.models import NUMBER_BITS
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler import Scheduler
 
 SIMILARITY = 0.1
@@ -243,7 +243,7 @@ class Night:
         self.pending = iter(
             sorted(
                 (work.record for work in self.works),
-                key=lambda each: (-each.priority, each.job >> NUMBER_BITS, *each[1::-1]),
+                key=lambda each: (-each.priority, JobId.batch(each.job), *each[1::-1]),
             )
         )
 

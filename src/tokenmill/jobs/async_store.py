@@ -17,11 +17,11 @@ from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.models import (
-    NUMBER_BITS,
     Batch,
     Counts,
     Failure,
     Finished,
+    JobId,
     Outcome,
     SortKey,
     Started,
@@ -96,11 +96,11 @@ class AsyncStore:
 
     def deadline_s(self, job: int) -> float | None:
         """Of the job's batch."""
-        return self._batches[job >> NUMBER_BITS].deadline_s
+        return self._batches[JobId.batch(job)].deadline_s
 
     def call(self, job: int, line: str) -> Call:
         """A stored line as a call."""
-        return call_of(line, self._batches[job >> NUMBER_BITS].defaults)
+        return call_of(line, self._batches[JobId.batch(job)].defaults)
 
     async def ready(self, room: int | None, lanes: int, *, more: bool) -> None:
         """What our worker can do; `more`: batches may join."""
@@ -128,7 +128,7 @@ class AsyncStore:
 
         def work() -> list[tuple[int, TooLong]]:
             found = portion.hopeless() if portion is not None else []
-            jobs = {job: self._store.job(job) for job, _ in found if job >> NUMBER_BITS in self.open}
+            jobs = {job: self._store.job(job) for job, _ in found if JobId.batch(job) in self.open}
             waiting = {number for number, job in jobs.items() if job is not None and job.state is State.PENDING}
             return [(job, error) for job, error in found if job in waiting]
 
@@ -228,7 +228,7 @@ class AsyncStore:
             if self._portion is None or batch in self._store.asked_to_cancel():
                 self._store.cancel(batch)
             self.open.remove(batch)
-            self._forget([job for job in self._seen if job >> NUMBER_BITS == batch])
+            self._forget([job for job in self._seen if JobId.batch(job) == batch])
             self._count()
 
         await self._do(work)
@@ -283,7 +283,7 @@ class AsyncStore:
         return self.shared and self.left.running > 0
 
     def _may_take(self, waiting: Waiting) -> bool:
-        return waiting.id >> NUMBER_BITS in self.open and self._has(waiting)
+        return JobId.batch(waiting.id) in self.open and self._has(waiting)
 
     def _has(self, waiting: Waiting) -> bool:
         return self._portion is None or self._portion.has(waiting)

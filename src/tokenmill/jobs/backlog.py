@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.models import NUMBER_BITS
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.tree import Order, Tree
 
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
@@ -37,7 +37,7 @@ class _Line:
 
 
 def _turn(record: Pending) -> Turn:
-    return -record.priority, record.job >> NUMBER_BITS
+    return -record.priority, JobId.batch(record.job)
 
 
 class Backlog:

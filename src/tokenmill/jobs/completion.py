@@ -19,7 +19,7 @@ from tokenmill.jobs.body import answer_body, encode
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.job_buffer import JobBuffer
 from tokenmill.jobs.misses import Miss, explain
-from tokenmill.jobs.models import MOST_LINES, Batch, Failure, Finished, State
+from tokenmill.jobs.models import Batch, Failure, Finished, JobId, State
 from tokenmill.jobs.progress import Failed
 from tokenmill.jobs.run_stats import RunStats
 
@@ -169,7 +169,7 @@ class CompletionHandler:
         for job, error in await self._books.hopeless():
             failure = retries.verdict(error).failure
             self.settlement.failures.append((job, failure, None))
-            self._accounts.failed = Failed(job & MOST_LINES, failure, again=False)
+            self._accounts.failed = Failed(JobId.line(job), failure, again=False)
 
     async def _fell(self, death: EngineDied) -> None:
         """The engine died: retry the jobs in flight one at a time, or together if another process killed the engine."""
@@ -217,7 +217,7 @@ class CompletionHandler:
             elif outcome.job not in settled.jobs:
                 self._hand.freed(outcome.job)
             if outcome.state is State.SET_ASIDE:
-                self._accounts.failed = Failed(outcome.job & MOST_LINES, settled.deaths[0][1], again=False)
+                self._accounts.failed = Failed(JobId.line(outcome.job), settled.deaths[0][1], again=False)
         unchecked = self._unchecked
         self._unchecked = []
         for sent, flight, answer in unchecked:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
-from tokenmill.jobs.models import MOST_LINES, Batch, State, Submission, job_id
+from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.units import number_of
 
@@ -102,7 +102,7 @@ class Intake(Reader):
         *,
         again: bool,
     ) -> None:
-        last = rows[-1][-1] & MOST_LINES
+        last = JobId.line(rows[-1][-1])
         with self._database.writing(durable=self._database.shared):
             run = self._database.run
             self._standing.take_up(batch)
@@ -121,8 +121,8 @@ class Intake(Reader):
 
     def last_line(self, batch: int) -> int:
         """The last line that is stored; 0: none."""
-        row = self._database.one("last_job", first=job_id(batch, 0), last=job_id(batch, MOST_LINES))
-        return (row[0] or 0) & MOST_LINES
+        row = self._database.one("last_job", **JobId.span(batch))
+        return JobId.line(row[0] or 0)
 
     @_repeated
     def seal(self, batch: int, key: bytes, *, last: int | None = None, jobs: int | None = None) -> Batch:
@@ -185,7 +185,7 @@ class Intake(Reader):
             self._database.run("doom", batch=batch)
         last = self.last_line(batch)
         for first in range(0, last + 1, _FORGET_LINES):
-            span = {"first": job_id(batch, first), "last": job_id(batch, first + _FORGET_LINES - 1)}
+            span = {"first": JobId.of(batch, first), "last": JobId.of(batch, first + _FORGET_LINES - 1)}
             with self._database.writing(durable=False):
                 self._database.run("forget_blocks", **span)
                 self._database.run("forget_jobs", **span)
@@ -201,8 +201,8 @@ class Intake(Reader):
 
     def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
         """The text of a batch with the number of each block's first job."""
-        after = job_id(batch, 0) - 1
-        last = job_id(batch, MOST_LINES)
+        after = JobId.of(batch, 0) - 1
+        last = JobId.of(batch, JobId.MAX_LINE)
         while row := self._database.run("block_after", after=after, last=last).fetchone():
             yield row
             after = row[0]
@@ -214,7 +214,7 @@ class Intake(Reader):
             found = self._database.run("holder_of_custom_id", batch=batch, custom_id=custom_id).fetchone()
             if custom_id is not None and found[0] != job:
                 return UsageError(
-                    f"custom_id {custom_id!r} is on line {found[0] & MOST_LINES} and again on line {job & MOST_LINES}",
+                    f"custom_id {custom_id!r} is on line {JobId.line(found[0])} and again on line {JobId.line(job)}",
                     hint="every line of a file needs its own; without one a line is called line-N",
                 )
         raise AssertionError("a row was refused that nothing stands against")

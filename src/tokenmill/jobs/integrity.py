@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.backend import DatabaseBackend
-from tokenmill.jobs.models import MOST_LINES, NUMBER_BITS
+from tokenmill.jobs.models import JobId
 
 _CHECKSUM_BYTES = 8
 _PAGE_ANSWERS = 256  # read together; one with logprobs may have megabytes
@@ -43,7 +43,7 @@ class Damage:
         """Line numbers of the jobs by batch."""
         found: dict[int, list[int]] = {}
         for job in self.jobs:
-            found.setdefault(job >> NUMBER_BITS, []).append(job & MOST_LINES)
+            found.setdefault(JobId.batch(job), []).append(JobId.line(job))
         return found
 
 

@@ -14,7 +14,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.crash_isolation import CrashIsolation
 from tokenmill.jobs.decisions import Decision, Dispatch
 from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.models import NUMBER_BITS, Waiting
+from tokenmill.jobs.models import JobId, Waiting
 from tokenmill.jobs.scheduler import Scheduler
 
 
@@ -170,4 +170,4 @@ class JobBuffer:
 
     def of_batch(self, batch: int) -> list[int]:
         """Jobs of one batch."""
-        return [job for job in self._records if job >> NUMBER_BITS == batch]
+        return [job for job in self._records if JobId.batch(job) == batch]

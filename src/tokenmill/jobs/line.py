@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.body import URLS, Call, Endpoint, check, checked, stored_call
 from tokenmill.jobs.identity import alone, place_values
-from tokenmill.jobs.models import INVALID_LINE, NUMBER_BITS, State
+from tokenmill.jobs.models import INVALID_LINE, JobId, State
 from tokenmill.jobs.openai_schema import LINE_KEYS, shown
 from tokenmill.jobs.read import BadLine, Chunk, split
 from tokenmill.units import KIB
@@ -187,7 +187,7 @@ def _row(line: Mapping[str, Any], number: int, reading: Reading) -> Row:
         )
     except ValueError as error:
         return bad_row(BadLine(number, str(error)), reading, custom_id)
-    job = reading.batch << NUMBER_BITS | number
+    job = JobId.of(reading.batch, number)
     if not reading.reuse:
         identity = alone(identity, job)
     get = values.get
@@ -200,7 +200,7 @@ def _row(line: Mapping[str, Any], number: int, reading: Reading) -> Row:
 
 def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row:
     """The row of a line that cannot be run: failed from the start."""
-    job = reading.batch << NUMBER_BITS | bad.number
+    job = JobId.of(reading.batch, bad.number)
     reason = bad.reason.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which is no text
     return Row(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
 
@@ -212,7 +212,7 @@ def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
     start = 0
     while start < len(data):
         end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1 or data.find(b"\n", start) + 1 or len(data)
-        yield batch << NUMBER_BITS | number, data[start:end]
+        yield JobId.of(batch, number), data[start:end]
         number = number + data.count(b"\n", start, end)
         start = end
 

@@ -9,8 +9,31 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-NUMBER_BITS = 32
-MOST_LINES = (1 << NUMBER_BITS) - 1
+
+class JobId:
+    """Job numbers in the store: the batch above, its line below, so that they sort by batch, then by line."""
+
+    MAX_LINE = (1 << 32) - 1
+
+    @staticmethod
+    def of(batch: int, line: int) -> int:
+        """The number of a line of a batch."""
+        return batch << 32 | line
+
+    @staticmethod
+    def batch(job: int) -> int:
+        """The batch of a job."""
+        return job >> 32
+
+    @staticmethod
+    def line(job: int) -> int:
+        """The line of a job in its file, from 1."""
+        return job & JobId.MAX_LINE
+
+    @staticmethod
+    def span(batch: int) -> dict[str, int]:
+        """The lowest and the highest number that a job of a batch can have, as the values of a query."""
+        return {"first": JobId.of(batch, 0), "last": JobId.of(batch, JobId.MAX_LINE)}
 
 
 class State(IntEnum):
@@ -50,11 +73,6 @@ SortKey = tuple[int, int, bytes, int]
 """Of a pending job among all: by priority, then by batch, the oldest first, then by place."""
 
 
-def job_id(batch: int, number: int) -> int:
-    """A job's number in the store: its batch above, its line below, so that order in the store is order in the file."""
-    return batch << NUMBER_BITS | number
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """One line of a batch."""
@@ -75,12 +93,12 @@ class Job:
     @property
     def batch(self) -> int:
         """The number of its batch."""
-        return self.id >> NUMBER_BITS
+        return JobId.batch(self.id)
 
     @property
     def number(self) -> int:
         """Its line in the file, from 1."""
-        return self.id & MOST_LINES
+        return JobId.line(self.id)
 
 
 class Waiting(NamedTuple):
@@ -98,7 +116,7 @@ class Waiting(NamedTuple):
     @property
     def key(self) -> "SortKey":
         """Its position in the order; give it to ask for what follows."""
-        return self.rank, self.id >> NUMBER_BITS, self.place, self.id
+        return self.rank, JobId.batch(self.id), self.place, self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tokenmill.jobs.backend import Mode, opened
 from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.line import line_in
-from tokenmill.jobs.models import MOST_LINES, Batch, Counts, Job, Result, SortKey, State, Totals, Waiting, job_id
+from tokenmill.jobs.models import Batch, Counts, Job, JobId, Result, SortKey, State, Totals, Waiting
 
 _FEW = 20  # batches that are asked for one by one
 _START = (-(1 << 62), 0, b"", -1)
@@ -160,12 +160,14 @@ class Reader:
 
         A job whose answer is damaged is returned as pending, without a body; see `Store.requeue_damaged`.
         """
-        rows = self._database.all("results", after=job_id(batch, after), last=job_id(batch, MOST_LINES), limit=limit)
+        rows = self._database.all(
+            "results", after=JobId.of(batch, after), last=JobId.of(batch, JobId.MAX_LINE), limit=limit
+        )
         return [_result(*row) for row in rows]
 
     def failures(self, batch: int, after: int, limit: int) -> list[Result]:
         """Failed jobs and those set aside, in the order of the file."""
-        rows = self._database.all("failures", batch=batch, after=job_id(batch, after), limit=limit)
+        rows = self._database.all("failures", batch=batch, after=JobId.of(batch, after), limit=limit)
         return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
 
     def failures_by_code(self, batch: int) -> dict[str, int]:

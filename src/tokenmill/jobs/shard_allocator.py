@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from tokenmill.errors import TooLong
 from tokenmill.jobs.forest import WORTH_BYTES
-from tokenmill.jobs.models import NUMBER_BITS, SortKey, Waiting
+from tokenmill.jobs.models import JobId, SortKey, Waiting
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.retries import CutShort
 from tokenmill.jobs.shard_view import ShardView, WorkerSpec, most_room, of_the_largest
@@ -130,7 +130,7 @@ class ShardAllocator:
             # What an engine refuses says more than what it is said to take.
             room = min(error.context_tokens, error.needed_tokens - 1)
             worker.room = room if worker.room is None else min(room, worker.room)
-            largest = most_room(self._rooms(job >> NUMBER_BITS))
+            largest = most_room(self._rooms(JobId.batch(job)))
             if largest < error.needed_tokens:
                 return of_the_largest(error, largest)
             self._needs[job] = error
@@ -142,11 +142,11 @@ class ShardAllocator:
         Where only the answer was, a short one is better than none: it is given out again.
         """
         with self._turn:
-            rooms = {batch: most_room(self._rooms(batch)) for batch in {job >> NUMBER_BITS for job in self._needs}}
+            rooms = {batch: most_room(self._rooms(batch)) for batch in {JobId.batch(job) for job in self._needs}}
             found = [
-                (job, of_the_largest(error, rooms[job >> NUMBER_BITS]))
+                (job, of_the_largest(error, rooms[JobId.batch(job)]))
                 for job, error in self._needs.items()
-                if rooms[job >> NUMBER_BITS] < error.needed_tokens
+                if rooms[JobId.batch(job)] < error.needed_tokens
             ]
             cut = {job for job, _ in found if isinstance(self._needs.pop(job), CutShort)}
             return [(job, error) for job, error in found if job not in cut]

@@ -17,7 +17,7 @@ from tokenmill.jobs.address import Address
 from tokenmill.jobs.coordination import standing
 from tokenmill.jobs.intake import Intake
 from tokenmill.jobs.integrity import Damage, affected, checksum
-from tokenmill.jobs.models import MOST_LINES, NUMBER_BITS, Failure, Finished, Job, Outcome, Started, State, job_id
+from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.shard_view import ShardView
 from tokenmill.units import number_of
@@ -133,11 +133,11 @@ class Store(Intake):
                         outcomes.append(Outcome(job, State.DONE, reused=reused))
                         computed += not reused
                         if reused:
-                            self._database.run("count_reused", batch=job >> NUMBER_BITS, jobs=1)
+                            self._database.run("count_reused", batch=JobId.batch(job), jobs=1)
                 if new:
                     self._database.run(
                         "add_totals",
-                        batch=item.job >> NUMBER_BITS,
+                        batch=JobId.batch(item.job),
                         engine_s=item.engine_s,
                         computed=computed,
                         cached_tokens=item.cached_tokens or 0,
@@ -214,7 +214,7 @@ class Store(Intake):
         with self._database.writing(durable=True):
             count = self._database.run("retry_failed", batch=batch).rowcount
             if cancelled:
-                span = {"first": job_id(batch, 0), "last": job_id(batch, MOST_LINES)}
+                span = JobId.span(batch)
                 count += self._database.run("retry_cancelled", **span).rowcount
                 self._database.run("reopen_batch", batch=batch)
         return count

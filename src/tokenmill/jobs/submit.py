@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.coordination import BeingStored, LinesLost
 from tokenmill.jobs.line import Reading, Row, blocks
-from tokenmill.jobs.models import INVALID_LINE, MOST_LINES, Batch, State, Submission
+from tokenmill.jobs.models import INVALID_LINE, Batch, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.read import BadLine, Chunk, Hashed, Source, hash_file, open_source
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
@@ -213,7 +213,7 @@ class FileSubmission:
             if how.strict:
                 _refuse_bad(rows, source.name)
             store.add(batch, rows, texts, after=last)
-            last = rows[-1][-1] & MOST_LINES
+            last = JobId.line(rows[-1][-1])
             jobs = jobs + len(rows)
             if self.hooks.progress:
                 self.hooks.progress(last)
@@ -276,7 +276,7 @@ def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
 
 
 def _refuse_bad(rows: Sequence[Row], name: str) -> None:
-    _refuse([(row[-1] & MOST_LINES, row[9]) for row in rows if row[0] == State.FAILED], name)
+    _refuse([(JobId.line(row[-1]), row[9]) for row in rows if row[0] == State.FAILED], name)
 
 
 def _refuse_known_bad(store: Store, batch: Batch) -> None:

@@ -22,7 +22,7 @@ from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.job_buffer import JobBuffer
 from tokenmill.jobs.lower_bound import counted
 from tokenmill.jobs.misses import Miss
-from tokenmill.jobs.models import NUMBER_BITS, Batch, SortKey
+from tokenmill.jobs.models import Batch, JobId, SortKey
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import End, Least, Report
 from tokenmill.jobs.run_stats import RunStats, Tell
@@ -403,7 +403,7 @@ class _Worker:
         self._hand.come(look.due, deadline_s=self._books.deadline_s, more=None)
         for batch in look.asked if self._ingest is None else ():  # a batch is cancelled when it has all its lines
             # What has come is done, and not cancelled.
-            await self.outcomes.put_back([each for each in self._flights.values() if each.id >> NUMBER_BITS == batch])
+            await self.outcomes.put_back([each for each in self._flights.values() if JobId.batch(each.id) == batch])
             await self._books.cancel(batch)
             self._hand.drop(self._hand.of_batch(batch))
         if look.reopened:

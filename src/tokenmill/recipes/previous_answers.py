@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tokenmill.jobs.line import Reading, row
-from tokenmill.jobs.models import Batch, State, Submission, job_id
+from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.submit import batch_key
 from tokenmill.recipes.runner import Answered, Line
@@ -92,7 +92,7 @@ def _mean(reader: Reader, batches: Iterable[Batch], *, alike: bool) -> Lengths |
 def _answers(reader: Reader, batch: Batch) -> Iterator[tuple[int, int]]:
     """Tokens that were written, and that might have been."""
     for result in reader.results(batch.id, 0, _PAGE):
-        job = reader.job(job_id(batch.id, result.number)) if result.body is not None else None
+        job = reader.job(JobId.of(batch.id, result.number)) if result.body is not None else None
         if job is None or result.body is None or not job.max_tokens:
             continue
         tokens = json.loads(result.body).get("usage", {}).get("completion_tokens")

@@ -15,7 +15,7 @@ from support.jobs_store import submitted
 from support.worked import QUICK
 from tokenmill.engine.engine import Status
 from tokenmill.errors import EngineError, StoreError
-from tokenmill.jobs.models import Batch, State, Waiting
+from tokenmill.jobs.models import Batch, JobId, State, Waiting
 from tokenmill.jobs.progress import Snapshot
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport
@@ -92,7 +92,7 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"steady {number}" for number in range(20)])
         report = asyncio.run(run())
         all_done(store, batch, report, tmp_path / "jobs.out")
-        jobs = [store.job(batch.id << 32 | line) for line in range(1, 21)]
+        jobs = [store.job(JobId.of(batch.id, line)) for line in range(1, 21)]
         assert [job.deaths for job in jobs if job is not None] == [0] * 20
     assert [each.lost for each in report.hands if each.name == "lost"] == [KILLED]
     assert report.hands[at].report is not None

@@ -10,7 +10,7 @@ import pytest
 from support.jobs_store import answer, pending, submitted
 from support.run_cli import said
 from tokenmill.jobs.database import APPLICATION_ID, Database
-from tokenmill.jobs.models import Batch, Counts
+from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.queries import migrations
 from tokenmill.jobs.reader import Reader
@@ -57,7 +57,7 @@ def test_a_damaged_answer_is_requeued_and_not_written(
     output = Path(finished.output or "")
     good = output.read_bytes()
     with Store(tmp_path / "s") as store:
-        jobs = [finished.id << 32 | number for number in range(1, 5)]
+        jobs = [JobId.of(finished.id, number) for number in range(1, 5)]
     flip_bit(tmp_path / "s", b"answer %d" % jobs[2])
     with Store(tmp_path / "s") as store, Output(store, finished) as target, caplog.at_level(logging.WARNING):
         assert not target.finish()
@@ -139,7 +139,7 @@ def test_check_reports_and_repairs(tmp_path: Path, finished: Batch) -> None:
     clean = said(tmp_path, *words)
     assert clean.returncode == 0
     assert json.loads(clean.stdout)["answers"] == 4
-    flip_bit(tmp_path / "s", b"answer %d" % (finished.id << 32 | 3))
+    flip_bit(tmp_path / "s", b"answer %d" % JobId.of(finished.id, 3))
     found = said(tmp_path, *words)
     assert found.returncode == 1
     document = json.loads(found.stdout)
@@ -182,14 +182,14 @@ def old_store(folder: Path) -> None:
         "INSERT INTO counts VALUES (1, ?, ?)", [(state, int(state in (0, 1, 2))) for state in range(6)]
     )
     for number, state in enumerate((0, 1, 2), 1):
-        values = (1 << 32 | number, state, f"c{number}", bytes([number]) * 32, 1 if state == 2 else None)
+        values = (JobId.of(1, number), state, f"c{number}", bytes([number]) * 32, 1 if state == 2 else None)
         connection.execute(
             "INSERT INTO jobs (id, batch, state, custom_id, identity, place, rank, prompt_bytes, answer)"
             " VALUES (?, 1, ?, ?, ?, x'00', 0, 1, ?)",
             values,
         )
     connection.execute("INSERT INTO answers VALUES (1, ?, CAST('{}' AS BLOB), 1, 1, 1)", (bytes([3]) * 32,))
-    connection.execute("INSERT INTO blocks VALUES (?, ?)", (1 << 32 | 1, b'{"prompt": "x"}\n' * 3))
+    connection.execute("INSERT INTO blocks VALUES (?, ?)", (JobId.of(1, 1), b'{"prompt": "x"}\n' * 3))
     connection.close()
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from support import killed_worker
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.reader import Reader
 
 JOBS = 1500
@@ -76,7 +77,7 @@ def _check(folder: Path, acknowledged: dict[str, str]) -> None:
         batches = reader.batches()
         assert len(batches) <= 1
         kept = {
-            str(batch.id << 32 | result.number): result.body
+            str(JobId.of(batch.id, result.number)): result.body
             for batch in batches
             for result in reader.results(batch.id, 0, JOBS)
         }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.jobs_store import answer, pending, submitted
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.models import Batch, Failure, Result, State, Submission
+from tokenmill.jobs.models import Batch, Failure, JobId, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -31,7 +31,7 @@ def numbers(path: str | None) -> list[int]:
 
 
 def finish(store: Store, batch: Batch, *which: int, text: str = "yes") -> None:
-    jobs = [batch.id << 32 | number for number in which]
+    jobs = [JobId.of(batch.id, number) for number in which]
     store.start(jobs)
     store.commit([answer(job, text) for job in jobs])
 
@@ -66,7 +66,7 @@ def test_lines_appear_when_all_before_them_are_there(tmp_path: Path, address: Ad
             finish(store, batch, 1)
             assert output.advance() == 2
             assert numbers(batch.output) == [1, 2]
-            store.fail(batch.id << 32 | 3, Failure("too_long", "by 5 tokens"))
+            store.fail(JobId.of(batch.id, 3), Failure("too_long", "by 5 tokens"))
             assert output.advance() == 2
             assert not output.finish()
             finish(store, batch, 5)
@@ -94,11 +94,11 @@ def test_bad_lines_and_blank_ones(tmp_path: Path, address: Address) -> None:
 def test_errors_in_a_file_of_their_own(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS, {"errors": str(tmp_path / "err")})
-        store.fail(batch.id << 32 | 1, Failure("timeout", "slow"))
+        store.fail(JobId.of(batch.id, 1), Failure("timeout", "slow"))
         finish(store, batch, 2, 3)
         with Output(store, batch) as output:
             assert output.advance() == 3
-        store.fail(batch.id << 32 | 4, Failure("timeout", "slow"))
+        store.fail(JobId.of(batch.id, 4), Failure("timeout", "slow"))
         finish(store, batch, 5)
         with Output(store, batch) as output:
             assert output.written == 3
@@ -147,7 +147,7 @@ def test_errors_that_are_tried_again_are_replaced(tmp_path: Path, address: Addre
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
         finish(store, batch, 1, 3, 4, 5)
-        store.fail(batch.id << 32 | 2, Failure("timeout", "slow"))
+        store.fail(JobId.of(batch.id, 2), Failure("timeout", "slow"))
         with Output(store, batch) as output:
             assert output.finish()
         before = read(batch.output)
@@ -182,7 +182,7 @@ def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path, address: Address) -> N
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS, {"errors": str(tmp_path / "err")})
         finish(store, batch, 1)
-        store.fail(batch.id << 32 | 2, Failure("timeout", "slow"))
+        store.fail(JobId.of(batch.id, 2), Failure("timeout", "slow"))
         with Output(store, batch) as output:
             output.advance()
         with (tmp_path / "err").open("a") as file:
@@ -251,7 +251,7 @@ def test_shared_answers_have_the_same_bytes(tmp_path: Path, address: Address) ->
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a"])
         store.start(pending(store, batch))
-        store.commit([answer(batch.id << 32 | 1)])
+        store.commit([answer(JobId.of(batch.id, 1))])
         with Output(store, batch) as output:
             assert output.finish()
         one, other = read(batch.output)

@@ -9,7 +9,7 @@ from support.jobs_store import Clock, answer, pending, write_jobs
 from tokenmill.errors import UsageError
 from tokenmill.jobs import line
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.models import Submission
+from tokenmill.jobs.models import JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -23,8 +23,8 @@ def test_a_later_deadline_takes_up_what_was_given_up(tmp_path: Path, address: Ad
         file.write(f'{{"prompt": "e", "deadline": {clock.now_s + 5}}}\n')
     with Store(address, clock=clock) as store:
         batch = submit(store, path, replace(HOW, deadline_s=clock.now_s + 60)).batch
-        store.start([batch.id << 32 | 1])
-        store.commit([answer(batch.id << 32 | 1)])
+        store.start([JobId.of(batch.id, 1)])
+        store.commit([answer(JobId.of(batch.id, 1))])
         clock.now_s += 100
         assert store.expire() == 4
         assert store.failures_by_code(batch.id) == {"deadline": 4}
@@ -117,7 +117,7 @@ def test_a_batch_whose_output_belongs_to_another_leaves_nothing(
         output.unlink()
         once = submit(store, path, replace(how, reuse=False)).batch
         store.start(pending(store, once))
-        store.commit([answer(once.id << 32 | 1)])
+        store.commit([answer(JobId.of(once.id, 1))])
         output.write_text(others)
         with pytest.raises(UsageError, match="is the output of batch_0123"):
             submit(store, path, replace(how, reuse=False))

@@ -8,7 +8,7 @@ from threading import Thread
 import pytest
 
 from support.jobs_store import Clock, answer, submitted
-from tokenmill.jobs.models import Batch, Failure, SortKey, Waiting
+from tokenmill.jobs.models import Batch, Failure, JobId, SortKey, Waiting
 from tokenmill.jobs.shard_allocator import ShardAllocator
 from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
@@ -211,9 +211,9 @@ def test_the_most_urgent_batch_is_shared_out_first(store: Store, clock: Clock, t
     out = shared(store, clock)
     one = out.portion("one", 1)
     rows = one.window([later.id, first.id], again=False, limit=100)
-    assert {row.id >> 32 for row in rows} == {first.id}
-    assert {row.id >> 32 for row in one.window([later.id], again=False, limit=100)} == {later.id}
-    assert {row.id >> 32 for row in one.window([later.id], again=True, limit=100)} == {later.id}
+    assert {JobId.batch(row.id) for row in rows} == {first.id}
+    assert {JobId.batch(row.id) for row in one.window([later.id], again=False, limit=100)} == {later.id}
+    assert {JobId.batch(row.id) for row in one.window([later.id], again=True, limit=100)} == {later.id}
 
 
 def test_many_jobs_are_never_read_at_once(

@@ -15,7 +15,7 @@ from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
 from tokenmill.jobs import shard_allocator
-from tokenmill.jobs.models import Batch, Counts
+from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.retries import cut_short
 from tokenmill.jobs.shard_allocator import ShardAllocator
 from tokenmill.jobs.shard_view import WorkerSpec, of_the_largest
@@ -46,7 +46,7 @@ def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str,
         batch = submitted(store, tmp_path / "jobs.jsonl", [*LONG, *SHORT])
         _, small, large = asyncio.run(run())
         assert counts(store, batch) == Counts(done=48)
-        jobs = [store.job(batch.id << 32 | line) for line in range(1, 49)]
+        jobs = [store.job(JobId.of(batch.id, line)) for line in range(1, 49)]
         assert {job.attempts for job in jobs if job is not None} == {1}
     assert max(Counter(small.refusals).values(), default=0) <= 1  # none is given to it twice
     assert set(LONG) <= set(large.seen.streams)

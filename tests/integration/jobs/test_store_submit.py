@@ -15,7 +15,7 @@ from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.line import Reading
-from tokenmill.jobs.models import Counts, State, Submission
+from tokenmill.jobs.models import Counts, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.read import BadLine, Chunk, open_source
 from tokenmill.jobs.store import Store
@@ -88,7 +88,7 @@ def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, address: Address, mon
         assert done.batch.lines == 10_000
         lines = path.read_text().splitlines()
         for number in (1, 4000, half.lines, half.lines + 1, 10_000):
-            job = store.job(half.id << 32 | number)
+            job = store.job(JobId.of(half.id, number))
             assert job is not None
             assert job.line == lines[number - 1]
 
@@ -159,7 +159,7 @@ def test_an_empty_file_is_a_finished_batch(tmp_path: Path, address: Address) -> 
 STDIN = """
 import sys
 from tokenmill.jobs.address import address_of
-from tokenmill.jobs.models import Submission
+from tokenmill.jobs.models import JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 with Store(address_of(sys.argv[1])) as store:
@@ -182,7 +182,9 @@ def test_half_a_stream_is_dropped_at_the_next_opening(address: Address) -> None:
     with Store(address) as store:
         batch = store.begin(HOW, source="stdin", key=None)
         store.add(
-            batch, [(0, "a", b"i", b"p", 0, 1, None, None, None, None, batch << 32 | 1)], [(batch << 32 | 1, b"{}")]
+            batch,
+            [(0, "a", b"i", b"p", 0, 1, None, None, None, None, JobId.of(batch, 1))],
+            [(JobId.of(batch, 1), b"{}")],
         )
         assert store.batch(batch).counts.pending == 1
     with Store(address) as store:
@@ -194,7 +196,7 @@ def test_forgetting_that_was_cut_off_is_finished_later(tmp_path: Path, address: 
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         with store._database.writing(durable=True):
             store._database.run("doom", batch=batch.id)
-            store._database.run("forget_jobs", first=batch.id << 32, last=batch.id << 32 | 1)
+            store._database.run("forget_jobs", first=JobId.of(batch.id, 0), last=JobId.of(batch.id, 1))
     with Store(address) as store:
         assert store.batches() == []
         assert submitted(store, tmp_path / "j", ["a", "b"]).counts == Counts(pending=2)

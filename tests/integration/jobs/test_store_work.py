@@ -17,7 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.expected import Lengths
 from tokenmill.jobs.forest import shared_bytes
-from tokenmill.jobs.models import Counts, Failure, Outcome, State, Submission, Waiting
+from tokenmill.jobs.models import Counts, Failure, JobId, Outcome, State, Submission, Waiting
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import submit
@@ -67,7 +67,7 @@ def test_answers_are_found_again_across_files_and_openings(tmp_path: Path, addre
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         store.start(pending(store, batch))
-        store.commit([answer(job) for job in (batch.id << 32 | 1, batch.id << 32 | 2)])
+        store.commit([answer(job) for job in (JobId.of(batch.id, 1), JobId.of(batch.id, 2))])
     with Store(address) as store:
         other = submitted(store, tmp_path / "k", ["b", "new", "a"])
         assert states(store, other.id) == ["done", "pending", "done"]
@@ -82,7 +82,7 @@ def test_answers_are_found_again_across_files_and_openings(tmp_path: Path, addre
 def test_equal_jobs_are_computed_once(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a", "a", "b"])
-        jobs = [batch.id << 32 | number for number in range(1, 5)]
+        jobs = [JobId.of(batch.id, number) for number in range(1, 5)]
         started = store.start(jobs[:2])
         assert [job.id for job in started.running] == jobs[:1]
         assert started.held == (jobs[1],)
@@ -101,7 +101,7 @@ def test_equal_jobs_are_computed_once(tmp_path: Path, address: Address) -> None:
 def test_equals_are_free_again_when_the_first_fails(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "a"])
-        one, other = batch.id << 32 | 1, batch.id << 32 | 2
+        one, other = JobId.of(batch.id, 1), JobId.of(batch.id, 2)
         store.start([one, other])
         assert store.fail(one, Failure("timeout", "too slow")) == (
             Outcome(one, State.FAILED),
@@ -117,8 +117,8 @@ def test_order_is_priority_then_place(tmp_path: Path, address: Address) -> None:
         batch = submitted(store, tmp_path / "j", prompts)
         urgent = submitted(store, tmp_path / "k", [prompt + "!" for prompt in prompts[:6]], {"priority": 5})
         found = store.waiting([batch.id, urgent.id], limit=100)
-        assert [item.id >> 32 for item in found[:6]] == [urgent.id] * 6
-        kinds = [(item.id & 0xFFFFFFFF) % 3 for item in found[6:]]
+        assert [JobId.batch(item.id) for item in found[:6]] == [urgent.id] * 6
+        kinds = [JobId.line(item.id) % 3 for item in found[6:]]
         assert sum(one != other for one, other in pairwise(kinds)) == 2
         pages, after = [], None
         while page := store.waiting([batch.id, urgent.id], after=after, limit=7):
@@ -148,7 +148,7 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path, address: Address)
     clock = Clock()
     with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
-        poison, innocent = batch.id << 32 | 1, batch.id << 32 | 2
+        poison, innocent = JobId.of(batch.id, 1), JobId.of(batch.id, 2)
         store.start([poison, innocent])
         assert {item.state for item in store.died([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {State.PENDING}
         assert {item.deaths for item in store.waiting([batch.id], limit=9)} == {1}
@@ -175,7 +175,7 @@ def test_released_jobs_had_no_attempt(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         store.start(pending(store, batch))
-        store.release([batch.id << 32 | 1])
+        store.release([JobId.of(batch.id, 1)])
         (waiting,) = store.waiting([batch.id], limit=9)
         assert waiting.attempts == 0
 
@@ -183,7 +183,7 @@ def test_released_jobs_had_no_attempt(tmp_path: Path, address: Address) -> None:
 def test_cancel_and_what_comes_late(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
-        first = batch.id << 32 | 1
+        first = JobId.of(batch.id, 1)
         store.start([first])
         assert store.cancel(batch.id) == 3
         assert store.commit([answer(first)]) == ()
@@ -218,7 +218,7 @@ def test_deadlines(tmp_path: Path, address: Address) -> None:
     with Store(address, clock=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a"], {"deadline_s": clock.now_s + 50})
         own = submitted(store, tmp_path / "k", ["b"], deadline=clock.now_s + 10)
-        assert [item.id >> 32 for item in store.due(clock.now_s + 20, 9)] == [own.id]
+        assert [JobId.batch(item.id) for item in store.due(clock.now_s + 20, 9)] == [own.id]
         assert store.due(clock.now_s + 5, 9) == []
         assert store.expire() == 0
         clock.now_s += 10
@@ -246,7 +246,7 @@ def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, address: Ad
             after = page[-1].key
         assert [item.key for item in found] == sorted(item.key for item in found)
         assert len({item.id for item in found}) == len(found) == 36
-        order = [item.id >> 32 for item in found][::4]
+        order = [JobId.batch(item.id) for item in found][::4]
         assert order == [batches[index].id for index in (1, 4, 7, 0, 3, 6, 2, 5, 8)]
 
 
@@ -260,7 +260,7 @@ def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, addr
         with past(address) as ask:
             for number, prompt in enumerate(prompts[:old], 1):
                 change = "UPDATE jobs SET place = ? WHERE id = ?"
-                ask(change, old_place(prompt.encode()), batch.id << 32 | number)
+                ask(change, old_place(prompt.encode()), JobId.of(batch.id, number))
         found, after = list[Waiting](), None
         while page := store.waiting([batch.id], after=after, limit=7):
             found += page
@@ -277,7 +277,7 @@ def test_readers_see_and_never_wait(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         with Reader(address) as reader, store._database.writing(durable=True):
-            store._database.run("start", job=batch.id << 32 | 1, runner=None)
+            store._database.run("start", job=JobId.of(batch.id, 1), runner=None)
             assert reader.batch(batch.id).counts == Counts(pending=2)  # a transaction is under way
         with Reader(address) as reader:
             assert [item.counts for item in reader.batches()] == [Counts(pending=1, running=1)]

@@ -15,7 +15,7 @@ from support.jobs_store import Clock, submitted
 from support.worked import LIMIT_S, QUICK, lines, run_prompts, worked
 from tokenmill.engine.engine import Answer, KvLayout, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
-from tokenmill.jobs.models import NUMBER_BITS, Batch, Failure, State
+from tokenmill.jobs.models import Batch, Failure, JobId, State
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store, ask_to_cancel
@@ -155,7 +155,7 @@ def test_a_job_in_flight_whenever_another_process_kills_the_engine_is_not_blamed
     """Not even a suspect that is tried alone; the restart policy ends the run, and everything stays queued."""
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["slow", "a", "b"])
-        job = batch.id << NUMBER_BITS | 1
+        job = JobId.of(batch.id, 1)
         if suspect:
             store.start([job])
             store.died([job], Failure("engine_died", "it crashed"), retry_at_s=0.0)
@@ -195,7 +195,7 @@ def test_a_suspect_is_not_blamed_for_a_machine_that_is_lost_while_it_is_tried(tm
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["slow"])
-        (job,) = store.start([batch.id << NUMBER_BITS | 1]).running
+        (job,) = store.start([JobId.of(batch.id, 1)]).running
         store.died([job.id], Failure("engine_died", "it died"), retry_at_s=0.0)
         asyncio.run(lost(store, batch))
         after = store.job(job.id)
@@ -254,7 +254,7 @@ def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp
         assert report.deaths
         assert report.counts.done == 24
         assert all(
-            job is not None and job.attempts == 1 for job in (store.job(batch.id << 32 | n) for n in range(1, 25))
+            job is not None and job.attempts == 1 for job in (store.job(JobId.of(batch.id, n)) for n in range(1, 25))
         )
 
 
@@ -284,7 +284,7 @@ def test_stopping_puts_back_what_runs_and_counts_no_attempt(tmp_path: Path) -> N
     assert [*found] == ["a"]  # what follows a line without an outcome waits for it
     with Store(tmp_path / "store") as store:
         batch = store.batches()[0]
-        assert [store.job(batch.id << 32 | number).attempts for number in (2, 3)] == [0, 0]  # type: ignore[union-attr]
+        assert [store.job(JobId.of(batch.id, number)).attempts for number in (2, 3)] == [0, 0]  # type: ignore[union-attr]
 
 
 def test_a_batch_that_another_process_cancels_ends_within_seconds(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.models import Batch, Waiting
+from tokenmill.jobs.models import Batch, JobId, Waiting
 from tokenmill.jobs.shard_view import ShardView
 from tokenmill.jobs.store import Store
 
@@ -136,4 +136,4 @@ def test_a_batch_of_higher_priority_is_next(stores: tuple[Store, Store, Store], 
     urgent = batch_of(two, tmp_path, 4, name="urgent", priority=5)
     theirs = portion(two)
     rows = theirs.window([batch.id, urgent.id], again=True, limit=4096)
-    assert {row.id >> 32 for row in rows} == {urgent.id}
+    assert {JobId.batch(row.id) for row in rows} == {urgent.id}

@@ -16,7 +16,7 @@ from support.postgres import Cluster, asked, cluster, database_of
 from tokenmill.jobs import submit as module
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.coordination import LinesLost
-from tokenmill.jobs.models import Batch, Counts, Submission
+from tokenmill.jobs.models import Batch, Counts, JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -60,7 +60,7 @@ def all_there(server: Server, batch: Batch) -> None:
     found = asked(server, "SELECT id & 4294967295, custom_id FROM jobs WHERE batch = ? ORDER BY id", batch.id)
     assert found == [(2 * number - 1, f"{number}-prompt {number - 1}") for number in range(1, LINES + 1)]
     with Store(server) as store:
-        first, last = (store.job(batch.id << 32 | line) for line in (1, 2 * LINES - 1))
+        first, last = (store.job(JobId.of(batch.id, line)) for line in (1, 2 * LINES - 1))
         assert first is not None
         assert last is not None
         assert ("prompt 0" in first.line, f"prompt {LINES - 1}" in last.line) == (True, True)

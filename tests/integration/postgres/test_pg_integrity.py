@@ -8,7 +8,7 @@ import pytest
 from support.jobs_store import answer, pending, submitted
 from support.postgres import Cluster, asked
 from support.run_cli import said
-from tokenmill.jobs.models import Counts
+from tokenmill.jobs.models import Counts, JobId
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
@@ -52,7 +52,7 @@ def test_answers_without_a_checksum_are_accepted(postgres: Cluster, tmp_path: Pa
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         store.start(pending(store, batch))
-        store.commit([answer(batch.id << 32 | 1)])
+        store.commit([answer(JobId.of(batch.id, 1))])
     asked(server, "UPDATE answers SET checksum = NULL")
     with Reader(server) as reader:
         report = reader.check()

@@ -16,7 +16,7 @@ from support.postgres import asked
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.coordination import BeingStored
-from tokenmill.jobs.models import Counts, Submission
+from tokenmill.jobs.models import Counts, JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 
@@ -114,7 +114,7 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
         there = submit(two, path, HOW, processes=0, tell=lose)
         assert (len(said), there.continued, there.batch.counts) == (1, True, Counts(pending=60))
         with pytest.raises(BeingStored):  # it is another's now
-            one.add(there.batch.id, [(0,) * 10 + (there.batch.id << 32 | 61,)], [])
+            one.add(there.batch.id, [(0,) * 10 + (JobId.of(there.batch.id, 61),)], [])
 
 
 def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.jobs_store import answer, write_jobs
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.models import Counts, Failure, Submission
+from tokenmill.jobs.models import Counts, Failure, JobId, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
@@ -34,7 +34,7 @@ def test_a_later_deadline_from_elsewhere_leaves_no_old_errors(
     with Store(server) as one, Store(server) as two:
         late = replace(how, deadline_s=one.now_s() + 3600)
         batch = submit(one, path, late).batch
-        first, second, third = (batch.id << 32 | number for number in (1, 2, 3))
+        first, second, third = (JobId.of(batch.id, number) for number in (1, 2, 3))
         one.start([second])
         one.commit([answer(second)])
         one.fail(first, Failure("deadline", "the batch's deadline passed before it was started"))
@@ -67,7 +67,7 @@ def test_a_pipe_is_written_once(server: Server, tmp_path: Path) -> None:
     how = Submission("m", output="/dev/null")
     with Store(server) as one:
         batch = submit(one, path, how).batch
-        job = batch.id << 32 | 1
+        job = JobId.of(batch.id, 1)
         one.fail(job, Failure("deadline", "late"))
         with Output(one, batch) as output:
             output.advance()

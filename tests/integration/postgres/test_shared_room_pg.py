@@ -12,7 +12,7 @@ from support.roomy_engine import Roomy, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.leased_shards import announce
-from tokenmill.jobs.models import Batch, Counts
+from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.shard_view import WorkerSpec
@@ -126,5 +126,5 @@ def test_a_runner_stopped_while_others_are_to_do_the_rest_leaves_it_to_them(
 
     assert asyncio.run(run()).end == "stopped"
     assert stores[0].batch(batch.id).counts == Counts(pending=24)
-    jobs = [stores[0].job(batch.id << 32 | line) for line in range(1, 25)]
+    jobs = [stores[0].job(JobId.of(batch.id, line)) for line in range(1, 25)]
     assert {job.attempts for job in jobs if job is not None} == {0}

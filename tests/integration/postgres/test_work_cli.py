@@ -16,6 +16,7 @@ from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.coordination import Runner
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 
@@ -107,14 +108,14 @@ def test_the_commands_for_batches_take_a_server(
     assert "there are no batches in postgresql://" in capsys.readouterr().out.replace("\n", " ")
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
-        store.start([batch.id << 32 | 1])
+        store.start([JobId.of(batch.id, 1)])
         assert run(["status", "last", *there]) == 0
         said = capsys.readouterr().out
         assert "running, worked on by 1 runner: " in said
         assert run(["status", *there, "--json"]) == 0
         (found,) = json.loads(capsys.readouterr().out)
         assert [each["running"] for each in found["runners"]] == [1]
-        store.commit([answer(batch.id << 32 | 1)])
+        store.commit([answer(JobId.of(batch.id, 1))])
     assert run(["cancel", "last", *there]) == 0
     assert "is cancelled" in capsys.readouterr().err
     assert run(["retry", "last", "--cancelled", *there]) == 0

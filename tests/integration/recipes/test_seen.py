@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs_store import pending
-from tokenmill.jobs.models import Batch, Failure, Finished, Submission
+from tokenmill.jobs.models import Batch, Failure, Finished, JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.recipes.previous_answers import Lengths, lengths, settled_lines, stored_answer
@@ -35,7 +35,7 @@ def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         assert settled_lines(store, "m", lines) == frozenset()
         batch = stored(store, tmp_path, "write", lines)
-        second, fourth = (batch.id << 32 | number for number in (2, 4))
+        second, fourth = (JobId.of(batch.id, number) for number in (2, 4))
         store.start([second, fourth])
         store.commit([Finished(second, b"{}")])
         store.fail(fourth, Failure("too_long", "by much"))

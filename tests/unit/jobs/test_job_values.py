@@ -2,19 +2,19 @@
 
 import pytest
 
-from tokenmill.jobs.models import MOST_LINES, Counts, Job, State, job_id
+from tokenmill.jobs.models import Counts, Job, JobId, State
 
 
-@pytest.mark.parametrize("number", [1, 2, MOST_LINES])
+@pytest.mark.parametrize("number", [1, 2, JobId.MAX_LINE])
 @pytest.mark.parametrize("batch", [1, 77, (1 << 31) - 1])
 def test_number_holds_batch_and_line(batch: int, number: int) -> None:
-    job = Job(job_id(batch, number), "a", State.PENDING, b"", b"", 0, 0, None, None, 0, 0, "")
+    job = Job(JobId.of(batch, number), "a", State.PENDING, b"", b"", 0, 0, None, None, 0, 0, "")
     assert (job.batch, job.number) == (batch, number)
     assert job.id < 1 << 63
 
 
 def test_numbers_are_in_the_order_of_files() -> None:
-    assert job_id(1, MOST_LINES) < job_id(2, 1) < job_id(2, 2)
+    assert JobId.of(1, JobId.MAX_LINE) < JobId.of(2, 1) < JobId.of(2, 2)
 
 
 def test_states() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.line import BLOCK_BYTES, Reading, blocks, call_of, line_in, row, rows
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.read import LONGEST_LINE_BYTES, BadLine, Chunk, chunks, lines, open_source, split
 
 PLAIN = b'{"prompt": "a"}\n{"prompt": "b"}\n'
@@ -197,7 +198,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
 def test_bad_lines_say_why_and_keep_their_name(line: str, custom_id: str | None, reason: str) -> None:
     found = row(line, 7, READING)
     assert reason in (found.message or "")
-    assert (found.state, found.custom_id, found.code, found.id & 0xFFFFFFFF) == (3, custom_id, "invalid_line", 7)
+    assert (found.state, found.custom_id, found.code, JobId.line(found.id)) == (3, custom_id, "invalid_line", 7)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_both_forms_are_one() -> None:
     assert wrapped.place == plain.place
     assert (wrapped.custom_id, plain.custom_id) == ("x", "line-2")
     assert (wrapped.max_tokens, plain.rank, plain.deadline_s) == (5, -3, 9.0)
-    assert wrapped.id == (1 << 32) + 1
+    assert wrapped.id == JobId.of(1, 1)
 
 
 def test_defaults_fill_what_a_line_lacks() -> None:
@@ -275,12 +276,12 @@ def test_every_line_is_found_in_its_block() -> None:
     assert b"".join(stored.values()) == chunk.data
     assert len(stored) > 3
     for number, text in enumerate(texts, 3):
-        first = max(first for first in stored if first <= (2 << 32) + number)
-        assert line_in(stored[first], (2 << 32) + number - first) == text
+        first = max(first for first in stored if first <= JobId.of(2, number))
+        assert line_in(stored[first], JobId.of(2, number) - first) == text
     assert line_in(stored[max(stored)], 10_000) == ""
 
 
 def test_rows_of_a_chunk() -> None:
     chunk = Chunk(5, b'{"prompt": "a"}\n\n\xff\n{"prompt": "b"}')
     found = list(rows(chunk, READING))
-    assert [(item.id & 0xFFFFFFFF, item.state) for item in found] == [(5, 0), (7, 3), (8, 0)]
+    assert [(JobId.line(item.id), item.state) for item in found] == [(5, 0), (7, 3), (8, 0)]

@@ -11,7 +11,7 @@ from tokenmill.jobs.backlog import BLIND_S, Backlog
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.jobs.models import NUMBER_BITS
+from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 
@@ -59,41 +59,41 @@ def test_higher_priorities_go_first_and_each_in_head_order() -> None:
 @pytest.mark.parametrize("window", [6, 4096])
 def test_the_older_of_two_batches_goes_first(window: int) -> None:
     """Though they have the same heads: whoever came second does not delay the first."""
-    both = [replace(work, job=work.job + (batch << NUMBER_BITS)) for batch in (2, 1) for work in works(40)]
+    both = [replace(work, job=JobId.of(batch, work.job)) for batch in (2, 1) for work in works(40)]
     night = Night(Scheduler(shape(), window=window), SharingEngine(1), both).run()
-    assert [job >> NUMBER_BITS for job in night.order] == [1] * 40 + [2] * 40
+    assert [JobId.batch(job) for job in night.order] == [1] * 40 + [2] * 40
     for batch in (1, 2):
-        heads = [night.by_job[job].prompt[:9] for job in night.order if job >> NUMBER_BITS == batch]
+        heads = [night.by_job[job].prompt[:9] for job in night.order if JobId.batch(job) == batch]
         assert len(list(groupby(heads))) == 5
     if window > 80:  # all are at hand
         assert len({night.by_job[job].prompt[:9] for job in night.order[38:42]}) == 1, "it begins with what is warm"
 
 
 def test_lanes_that_a_batch_cannot_fill_are_for_the_next() -> None:
-    both = [Work(job, b"%d" % job * 900, 10) for job in (1 << NUMBER_BITS, 2 << NUMBER_BITS, (2 << NUMBER_BITS) + 1)]
+    both = [Work(job, b"%d" % job * 900, 10) for job in (JobId.of(1, 0), JobId.of(2, 0), JobId.of(2, 1))]
     night = Night(Scheduler(shape(width=2)), SharingEngine(2), both)
     night.act()
-    assert [job >> NUMBER_BITS for job in night.order] == [1, 2]
+    assert [JobId.batch(job) for job in night.order] == [1, 2]
 
 
 def test_a_later_batch_of_higher_priority_goes_first() -> None:
-    both = [Work(batch << NUMBER_BITS, b"%d" % batch * 900, 10, priority=batch) for batch in (1, 2, 3)]
+    both = [Work(JobId.of(batch, 0), b"%d" % batch * 900, 10, priority=batch) for batch in (1, 2, 3)]
     night = Night(Scheduler(shape()), SharingEngine(1), both).run()
-    assert [job >> NUMBER_BITS for job in night.order] == [3, 2, 1]
+    assert [JobId.batch(job) for job in night.order] == [3, 2, 1]
 
 
 def test_a_later_batch_that_is_at_hand_does_not_lose_its_patience() -> None:
     """Four windows of its own batch may pass before a job, however many of an earlier one do."""
     scheduler = Scheduler(EngineShape("shares", 1), window=8)
-    later = [Pending((2 << NUMBER_BITS) + job, b"zzzz", 600, 5.0) for job in range(3)]
+    later = [Pending(JobId.of(2, job), b"zzzz", 600, 5.0) for job in range(3)]
     scheduler.available(later, more=False)
     sent = list[int]()
     for job in range(1, 100):
-        scheduler.available([Pending((1 << NUMBER_BITS) + job, b"aaaa", 600, 5.0)])
+        scheduler.available([Pending(JobId.of(1, job), b"aaaa", 600, 5.0)])
         (decision,) = scheduler.decide()
         sent.append(getattr(decision, "job", -1))
         scheduler.finished(sent[-1])
-    assert {job >> NUMBER_BITS for job in sent} == {1}
+    assert {JobId.batch(job) for job in sent} == {1}
 
 
 def test_a_new_job_of_higher_priority_is_next() -> None:

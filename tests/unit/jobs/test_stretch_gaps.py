@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.head_rows import rows_of
-from tokenmill.jobs.models import SortKey
+from tokenmill.jobs.models import JobId, SortKey
 from tokenmill.jobs.shards import Between, Shard, elsewhere, elsewhere_of, gaps
 
 BATCHES, RANKS, PLACES = (1, 2, 3), (-5, 0, 7), (b"\x00", b"a", b"a\x00", b"\xff")
 EVERY: list[SortKey] = sorted(
-    (rank, batch, place, batch << 32 | number)
+    (rank, batch, place, JobId.of(batch, number))
     for rank, batch, (number, place) in product(RANKS, BATCHES, enumerate([*PLACES, b"a"], 1))
 )
 

@@ -4,7 +4,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch, Fetch
 from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.job_buffer import JobBuffer
-from tokenmill.jobs.models import Waiting, job_id
+from tokenmill.jobs.models import JobId, Waiting
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 
@@ -102,7 +102,7 @@ def test_held_jobs_are_nobodys_until_they_are_freed() -> None:
 
 def test_all_of_a_batch_can_be_dropped() -> None:
     at_hand = hand()
-    mine, other = job_id(1, 1), job_id(2, 1)
+    mine, other = JobId.of(1, 1), JobId.of(2, 1)
     come(at_hand, row(mine), row(other))
     assert at_hand.of_batch(1) == [mine]
     at_hand.drop(at_hand.of_batch(1))
