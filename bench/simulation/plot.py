@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.simulation.page import MANY, runs
+from markupsafe import Markup
 
-from tokenmill.report.svg import FONT, Markup, Scale, figure_text, joined, spread, tag, text_width, thinned
+from tokenmill.report.svg import FONT, Scale, figure_text, joined, spread, tag, text_width, thinned
 
 _WIDTH = 920
 _HEIGHT = 420

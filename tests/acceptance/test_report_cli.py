@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.run_cli import SMALL, jobs, ran_here, said, write
-from tokenmill.report.html import GENERATOR
+from tokenmill.report.render import GENERATOR
 
 
 def test_a_page_of_a_giant_on_a_machine_of_the_catalogue(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tokenmill.jobs.models import Batch, Counts, Totals
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
-from tokenmill.report.gather import Asked, Kept, put_together
+from tokenmill.report.collect import Results, Subject, build_report
 from tokenmill.report.report import CommandText, Report
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
@@ -28,7 +28,7 @@ SEQUENCES = {1: 46.9, 2: 75.6, 4: 76.9, 8: 84.1, 16: 91.2, 32: 19.2}
 
 
 @cache
-def asked(model: str = MODEL) -> Asked:
+def asked(model: str = MODEL) -> Subject:
     rates = (
         Rate("dram", 214.0, 14, {1: 19.0, 4: 74.0, 8: 139.0, 12: 196.0, 14: 214.0, 16: 209.0}),
         Rate("gpu0", 3980.0),
@@ -41,10 +41,10 @@ def asked(model: str = MODEL) -> Asked:
         CommandText("Plan it again", f"tokenmill plan {model}"),
         CommandText("Run a batch", "tokenmill run jobs.jsonl"),
     )
-    return Asked(machine, model, "f" * 64, profile, plan, commands=commands)
+    return Subject(machine, model, "f" * 64, profile, plan, commands=commands)
 
 
-def speed(given: Asked, dials: TrialSettings, figures: Figures, **more: Any) -> Speed:
+def speed(given: Subject, dials: TrialSettings, figures: Figures, **more: Any) -> Speed:
     model = given.profile.name if given.profile else ""
     kept = {
         "when": WHEN,
@@ -61,7 +61,7 @@ def speed(given: Asked, dials: TrialSettings, figures: Figures, **more: Any) -> 
     return Speed(**{**kept, **more}, dials=dials, figures=figures)
 
 
-def speeds(given: Asked) -> tuple[Speed, ...]:
+def speeds(given: Subject) -> tuple[Speed, ...]:
     found = [
         speed(given, replace(DIALS, threads=threads), Figures(decode_tok_s=tok_s * share, prefill_tok_s=8 * tok_s))
         for threads, tok_s in THREADS.items()
@@ -91,7 +91,7 @@ def speeds(given: Asked) -> tuple[Speed, ...]:
     return tuple(found)
 
 
-def point(given: Asked) -> OperatingPoint:
+def point(given: Subject) -> OperatingPoint:
     place = PointScope(given.machine.name, machine_id(given.machine), MODEL, given.model_id or "", "native", BUILD)
     tried = [
         Trial(replace(DIALS, threads=threads), "measured", Figures(decode_tok_s=tok_s), when=WHEN)
@@ -119,7 +119,7 @@ def point(given: Asked) -> OperatingPoint:
     )
 
 
-def load(given: Asked) -> Record:
+def load(given: Subject) -> Record:
     rows = (
         Row("gpu0", "weights", 57 * GIB, 57 * GIB, "engine"),
         Row("gpu0", "kv", 2 * GIB, 2 * GIB, "engine"),
@@ -154,7 +154,7 @@ def batch(number: int, prompt: int, cached: int) -> Batch:
     )
 
 
-def kept(given: Asked) -> Kept:
+def kept(given: Subject) -> Results:
     steps = tuple(
         Step(depth, 1, (Reading("gpu0", 60 * GIB + depth * MIB // 8, 60 * GIB + depth * MIB // 7, 9 * GIB),))
         for depth in (1024, 2048, 4096, 7168)
@@ -177,7 +177,7 @@ def kept(given: Asked) -> Kept:
         "needle": {"score": 0.96, "threshold": 0.9, "words": "23 of 24 found"},
         "code": {"score": 0.5, "threshold": 0.8, "words": 'forgets a closing "'},
     }
-    return Kept(
+    return Results(
         (load(given),),
         speeds(given),
         point(given),
@@ -189,4 +189,4 @@ def kept(given: Asked) -> Kept:
 
 def full_report() -> Report:
     given = asked()
-    return put_together(given, kept(given), WHEN)
+    return build_report(given, kept(given), WHEN)

@@ -28,9 +28,8 @@ from tokenmill.model.pull.store import pulled
 from tokenmill.model.read import read
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
-from tokenmill.report.gather import Asked, gather
-from tokenmill.report.html import GENERATOR, page
-from tokenmill.report.markdown import MARK, markdown
+from tokenmill.report.collect import Subject, collect
+from tokenmill.report.render import GENERATOR, MARK, markdown, page
 from tokenmill.report.report import CommandText, Report
 from tokenmill.tuner import history
 
@@ -66,7 +65,7 @@ def report(
     if output is not None:
         _check(output)
     config = common.load_config()
-    found = gather(
+    found = collect(
         _asked(model or _usual(config), options, common),
         config.state_path,
         batches=store_address(store, common.load_config()),
@@ -97,12 +96,12 @@ def _written(found: Report, output: Path) -> str:
     return page(found) if output.suffix.lower() in _HTML else markdown(found)
 
 
-def _asked(model: str | None, options: EngineOptions, common: Common) -> Asked:
+def _asked(model: str | None, options: EngineOptions, common: Common) -> Subject:
     config = common.load_config()
     said = options.machine or config.machine
     elsewhere = said in names()
     if model is None:
-        return Asked(find(said), elsewhere=elsewhere)
+        return Subject(find(said), elsewhere=elsewhere)
     place = locate(model, common.load_config())
     here = Path(place).exists()
     kind = options.engine_config(config).kind
@@ -112,7 +111,7 @@ def _asked(model: str | None, options: EngineOptions, common: Common) -> Asked:
     if kind in ENGINES:
         goal = options.goal_for(ENGINES[kind])
         plan = plan_engine(model, options, common.load_config()).plan if here else make(machine, profile, goal)
-    return Asked(
+    return Subject(
         plan.machine if plan else machine,
         model,
         identity_of(place) if here else None,

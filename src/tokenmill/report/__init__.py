@@ -1,1 +1,1 @@
-"""What is known of a machine and a model, as one page: gathered from the state folder, drawn without a network."""
+"""A machine and a model on one page: collected from the state folder, rendered as HTML or Markdown."""

@@ -1,37 +1,25 @@
-"""Bars: what lies in each memory, and which prompt tokens were computed. Pure, inline SVG."""
+"""Bar charts as inline SVG: the contents of each memory, and computed and reused prompt tokens. Pure."""
 
 from collections.abc import Sequence
 
-from tokenmill.report.figures import drawing, label
+from markupsafe import Markup
+
+from tokenmill.report.charts import drawing, label
+from tokenmill.report.compare import FREE
+from tokenmill.report.plan_text import NAMES
 from tokenmill.report.report import BatchReuse, Part, TierPicture
-from tokenmill.report.svg import Markup, joined, tag, text_width
-from tokenmill.report.tiers import FREE
+from tokenmill.report.svg import joined, tag, text_width
 from tokenmill.units import format_bytes
 
-NAMES = {
-    "weights": "weights",
-    "kv": "KV cache",
-    "compute": "compute",
-    "staging": "staging",
-    "repack": "repack",
-    "prompt_cache": "prompt cache",
-    "runtime": "runtime",
-    "reserve": "reserve",
-    "output": "output",
-    "page_cache": "page cache",
-    "free": "free",
-    "computed": "computed",
-    "reused": "reused",
-}
 BAR = 24.0
 GAP = 8.0
 _ENLARGE = 0.3  # a plan that takes less of a memory than this is drawn a second time, larger
-_LEAST = 1.5  # px: what is there is seen
+_LEAST = 1.5  # px: the narrowest part that is still visible
 _BOLD = 1.08  # times as wide as ordinary text
 
 
 def tier_chart(tier: TierPicture, width: int) -> Markup:
-    """One memory: the plan at full context, larger where it is small, and the last load predicted beside measured."""
+    """One memory: the plan at full context, larger where it is small, and the last load, predicted and measured."""
     used = tier.planned_bytes
     room = max(tier.capacity_bytes or 0, used) or 1
     y = 14.0
@@ -89,7 +77,7 @@ def _bar(parts: Sequence[Part], room: int, width: float, y: float, *, kind: str 
 
 
 def swatch(item: str) -> Markup:
-    """The colour of an item, beside its name in a table."""
+    """The colour of an item, for tables and legends."""
     rect = tag("rect", x=0.5, y=0.5, width=11, height=11, rx=2, class_=f"part {item} edge")
     return drawing("swatch", 12, 12, NAMES[item], rect)
 

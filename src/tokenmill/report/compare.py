@@ -1,21 +1,95 @@
-"""Predicted against measured: speeds from the history, sizes and times from the newest load. Pure."""
+"""Predictions compared with measurements, for each memory and each figure. Pure."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tokenmill.engine.measured import Record
+from tokenmill.engine.reconcile import HOST, Row
+from tokenmill.hardware.machine import Tier
+from tokenmill.planner.place import host_tier
+from tokenmill.planner.plan import ITEMS, Plan
 from tokenmill.report.curves import dial_words
-from tokenmill.report.report import Comparison, Origin
-from tokenmill.report.tiers import load_words
+from tokenmill.report.report import Comparison, Loaded, Origin, Part, TierPicture
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures
 
+PAGE_CACHE = "page_cache"
+FREE = "free"
+SHOWN = (*ITEMS, "output", PAGE_CACHE, FREE)
+"""Every item a bar can have, in the order it is drawn."""
 _SPEEDS = (("decode", "decode_tok_s"), ("prefill", "prefill_tok_s"), ("jobs", "jobs_tok_s"))
-_SAID_BY = {"engine": "the engine", "process": "the system", "driver": "the driver"}
+_SOURCES = {"engine": "the engine", "process": "the system", "driver": "the driver"}
+
+
+def pictures(plan: Plan, load: Record | None) -> tuple[TierPicture, ...]:
+    """Every memory that the plan uses, fastest first."""
+    host = host_tier(plan.machine)
+    return tuple(
+        _picture(plan, tier, load, HOST if tier.name == host else tier.name)
+        for tier in plan.machine.tiers()
+        if plan.ledger.total(tier.name) or plan.ledger.total(tier.name, "load_peak")
+    )
+
+
+def load_for(plan: Plan, loads: Sequence[Record]) -> Record | None:
+    """The newest load with the plan's context and sequences, else the newest of all."""
+    alike = [load for load in loads if _shape(load.settings) == (plan.settings.context, plan.settings.sequences)]
+    found = alike or loads
+    return found[-1] if found else None
+
+
+def load_words(settings: dict[str, object]) -> str:
+    """The settings that decide sizes, in a few words."""
+    context, sequences = _shape(settings)
+    return f"{sequences} x {context} tokens, ubatch {settings.get('ubatch')}, cache {settings.get('cache_type_k')}"
+
+
+def _shape(settings: dict[str, object]) -> tuple[object, object]:
+    return settings.get("context"), settings.get("sequences")
+
+
+def _picture(plan: Plan, tier: Tier, load: Record | None, row_tier: str) -> TierPicture:
+    dropped = sum(row.bytes for row in plan.ledger.page_cache if row.tier == tier.name)
+    sizes: dict[str, int] = {item: plan.ledger.of(tier.name, item) for item in ITEMS}
+    sizes["weights"] -= dropped
+    sizes[PAGE_CACHE] = dropped
+    room = tier.capacity_bytes
+    missing = [lack.missing_bytes for lack in plan.shortfalls if lack.tier == tier.name]
+    return TierPicture(
+        tier.name,
+        tier.kind,
+        room,
+        tier.nominal_gb_s,
+        tier.measured_gb_s,
+        planned=tuple(Part(item, size) for item, size in sizes.items() if size > 0),
+        free_bytes=None if room is None else max(0, room - plan.ledger.needed(tier.name)),
+        loading_bytes=plan.ledger.needed(tier.name, "load_peak"),
+        missing_bytes=max(missing, default=0),
+        loaded=None if load is None else _loaded(load, row_tier),
+    )
+
+
+def _loaded(load: Record, tier: str) -> Loaded | None:
+    """The engine's own buffers; the process's and the driver's figures are in the table of comparisons."""
+    rows = [row for row in load.rows if row.tier == tier and row.source == "engine" and row.measured_bytes is not None]
+    if not rows:
+        return None
+    return Loaded(
+        predicted=_parts(rows, measured=False),
+        measured=_parts(rows, measured=True),
+        origin=Origin("measured", load.machine, load.build, load.when),
+        settings=load_words(load.settings),
+    )
+
+
+def _parts(rows: Sequence[Row], *, measured: bool) -> tuple[Part, ...]:
+    sizes = [(row.item, (row.measured_bytes if measured else row.predicted_bytes) or 0) for row in rows]
+    ordered = sorted(sizes, key=lambda size: SHOWN.index(size[0]))
+    return tuple(Part(item, size) for item, size in ordered if size > 0)
 
 
 def comparisons(speeds: Sequence[Speed], load: Record | None) -> list[Comparison]:
-    """Every figure that both sides know: sizes first, then speeds, the newest of the same settings."""
+    """Every figure with a prediction and a measurement: sizes, then speeds, the newest for the same settings."""
     newest: dict[object, Comparison] = {}
     for speed in speeds:
         for what, name in _SPEEDS:
@@ -26,7 +100,7 @@ def comparisons(speeds: Sequence[Speed], load: Record | None) -> list[Comparison
 
 
 def typical_error(found: Sequence[Comparison]) -> float | None:
-    """The median of the errors, whichever way they point."""
+    """The median absolute error."""
     errors = [abs(each.error) for each in found if each.error is not None]
     return median(errors) if errors else None
 
@@ -51,5 +125,5 @@ def _load(load: Record) -> Iterator[Comparison]:
     origin = Origin("measured", load.machine, load.build, load.when)
     for row in load.rows:
         if row.measured_bytes is not None:
-            what = f"{row.tier} {row.item.replace('_', ' ')}, as {_SAID_BY[row.source]} says"
+            what = f"{row.tier} {row.item.replace('_', ' ')}, as {_SOURCES[row.source]} says"
             yield Comparison(what, at, "bytes", row.predicted_bytes, row.measured_bytes, origin, row.explanation)

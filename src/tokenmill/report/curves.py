@@ -1,4 +1,4 @@
-"""Measurements as curves: which belong together, how far repeats are apart, and where the bend is. Pure.
+"""Groups measurements into curves, with the spread of repeats and the knee. Pure.
 
 A curve holds everything still but one setting. Where several such groups were measured, the one that the operating
 point lies in is taken, then the one with most places, then the newest. Figures of different builds, sources and
@@ -19,7 +19,7 @@ from tokenmill.report.svg import figure_text
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.knee import FALL, LITTLE, steepest
 from tokenmill.tuner.knee import Curve as Measured
-from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
+from tokenmill.tuner.point import Figures, OperatingPoint, Trial, TrialSettings
 from tokenmill.units import number_of
 
 Value = Callable[[Figures], float | None]
@@ -186,7 +186,7 @@ def dial_words(dials: TrialSettings) -> str:
 
 
 def curve_words(curve: Curve) -> str:
-    """What a chart says, in a sentence: for those who do not see it."""
+    """A chart in one sentence, for screen readers."""
     line = next((line for line in curve.lines if line.dots), None)
     if line is None:
         return ""
@@ -197,6 +197,67 @@ def curve_words(curve: Curve) -> str:
     if curve.chosen is not None and (chosen := line.at(curve.chosen)) is not None:
         words += f"; chosen: {chosen.x:g}, {figure_text(chosen.y)} {curve.unit}"
     return words
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One trial as a dot."""
+
+    x: float
+    y: float
+    words: str
+    best: bool  # on the Pareto front
+    chosen: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Trials over what they cost."""
+
+    x_name: str
+    y_name: str
+    trials: tuple[Tried, ...]
+    whole: bool  # x has whole values only
+
+
+_COSTS: tuple[tuple[str, bool, Callable[[Trial], float | None]], ...] = (
+    ("seconds to the first token", False, lambda trial: trial.figures.first_token_s),
+    ("joules per token", False, lambda trial: trial.figures.joules_per_token),
+    ("tokens of context", True, lambda trial: float(trial.dials.context)),
+    ("threads", True, lambda trial: float(trial.dials.threads)),
+    ("sequences at once", True, lambda trial: float(trial.dials.sequences)),
+)
+
+
+def throughput(figures: Figures) -> tuple[str, float] | None:
+    """Tokens per second of jobs, else of decoding."""
+    if figures.jobs_tok_s is not None:
+        return "jobs", figures.jobs_tok_s
+    return None if figures.decode_tok_s is None else ("decode", figures.decode_tok_s)
+
+
+def front_of(point: OperatingPoint) -> Front | None:
+    """The first cost in which the trials differ; None: there is nothing to compare."""
+    gained = throughput(point.figures)
+    if gained is None:
+        return None
+    held = {trial.dials: trial for trial in point.front}
+    # the front's figures are already those of all runs of its dials together; of other dials the last run is shown
+    last = {trial.dials: trial for trial in point.trials if trial.counts} | held
+    kept = [
+        (trial, found[1])
+        for trial in last.values()
+        if (found := throughput(trial.figures)) is not None and found[0] == gained[0]
+    ]
+    for name, whole, cost in _COSTS:
+        placed = [(trial, x, y) for trial, y in kept if (x := cost(trial)) is not None]
+        if len({x for _, x, _ in placed}) > 1:
+            tried = tuple(
+                Tried(x, y, dial_words(trial.dials), trial.dials in held, trial.dials == point.dials)
+                for trial, x, y in placed
+            )
+            return Front(name, gained[0], tried, whole)
+    return None
 
 
 def _group(axis: Axis, speeds: Sequence[Speed], point: OperatingPoint | None) -> list[Speed]:

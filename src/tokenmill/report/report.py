@@ -1,7 +1,7 @@
-"""The one value that leaves this room before anything is drawn: all that a page shows, and nothing else.
+"""`Report`: everything that a page shows, before it is rendered. Knows no files, HTML or Markdown.
 
-Every figure carries an `Origin`: measured (where, with which build, when) or predicted. What is not there is a `Gap`
-with the command that would fill it. Nothing here knows files, HTML or Markdown.
+Every figure carries an `Origin`: measured (where, with which build, when) or predicted. A missing figure is a `Gap`
+with the command that would measure it.
 """
 
 from dataclasses import dataclass, field
@@ -164,7 +164,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True)
 class BatchReuse:
-    """What became of the prompts of one batch, by the engine's own counters."""
+    """Computed and reused prompt tokens of one batch, as counted by the engine."""
 
     name: str
     source: str  # the file's name
@@ -231,6 +231,12 @@ class Soaked:
     origin: Origin
     curves: tuple[Curve, ...] = ()
 
+    @property
+    def usable(self) -> str:
+        """The usable context in words."""
+        of = f" of {self.goal_context:,}" if self.goal_context else ""
+        return "unknown" if self.usable_context is None else f"{self.usable_context:,}{of} tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class CommandText:
@@ -270,6 +276,11 @@ class Report:
     soaked: Soaked | None = None
     commands: tuple[CommandText, ...] = ()
     gaps: tuple[Gap, ...] = field(default_factory=tuple)
+
+    @property
+    def title(self) -> str:
+        """Model and machine."""
+        return f"{self.model.name} on {self.machine.name}" if self.model else self.machine.name
 
     def gap(self, about: str) -> tuple[Gap, ...]:
         """What is missing in one section."""

@@ -1,53 +1,45 @@
-"""Markup and the geometry of charts: escaped elements, nice ticks, scales, widths of text. Knows no report.
+"""SVG elements and the geometry of charts: nice ticks, scales, widths of text. Knows no report.
 
-Text that comes in is always escaped; only `Markup`, which is made here, goes out as it is. Colours are names of CSS
-classes, so that one drawing serves a light and a dark page.
+Text is always escaped unless it is `Markup`. Colours are CSS classes, so one drawing serves a light and a dark page.
 """
 
-import html
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup, escape
+
 FONT = 12.0  # px of ordinary text in charts
 _WIDE = 0.61  # of the font size: an average letter of a wide system font, so that nothing is cut
 # What a browser, a terminal or an editor would obey instead of show: controls, and what turns text round.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-_VOID = frozenset({"meta", "link", "br", "hr", "line", "rect", "circle", "path", "polygon"})
-
-
-class Markup(str):
-    """Text that is markup already."""
-
-    __slots__ = ()
 
 
 def visible(text: str) -> str:
-    """Characters that would be obeyed, spelled out."""
+    """Control and direction characters, spelled out."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def escaped(text: object) -> Markup:
-    """Text as markup."""
-    return text if isinstance(text, Markup) else Markup(html.escape(visible(str(text)), quote=True))
-
-
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """One element; `class_` is class, underscores are dashes, None leaves an attribute out."""
+    """One SVG element; `class_` is class, underscores become dashes, None leaves an attribute out."""
     given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escaped(_number(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(_number(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
-    if not children and name in _VOID:
-        return Markup(f"<{name}{given}/>" if name not in ("meta", "link", "br", "hr") else f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{joined(*children)}</{name}>")
+    if not children:
+        return Markup(f"<{name}{given}/>")  # noqa: S704  every part is escaped
+    return Markup(f"<{name}{given}>{joined(*children)}</{name}>")  # noqa: S704
 
 
 def joined(*parts: object) -> Markup:
-    """Markup one after the other; None is nothing."""
-    return Markup("".join(escaped(part) for part in parts if part is not None))
+    """Parts one after the other, text escaped; None is nothing."""
+    return Markup("").join(_escaped(part) for part in parts if part is not None)
+
+
+def _escaped(value: object) -> Markup:
+    return value if isinstance(value, Markup) else escape(visible(str(value)))
 
 
 def _number(value: object) -> object:

@@ -8,8 +8,8 @@ from playwright.sync_api import Browser, expect
 
 from support import reports
 from support.chromium import Opened, chromium, opened
-from tokenmill.report.gather import Kept, put_together
-from tokenmill.report.html import page as written
+from tokenmill.report.collect import Results, build_report
+from tokenmill.report.render import page as written
 
 WIDE, PHONE = 1280, 390
 # WCAG 2: relative luminance and contrast of two colours; those behind are looked for upwards, the page's last.
@@ -35,7 +35,7 @@ CONTRASTS = """() => {
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("report")
-    bare = put_together(reports.asked(), Kept(), reports.WHEN)
+    bare = build_report(reports.asked(), Results(), reports.WHEN)
     texts = {"full": written(reports.full_report()), "bare": written(bare)}
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

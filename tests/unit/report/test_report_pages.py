@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import reports
-from tokenmill.report.figures import error_bar, front_chart, line_chart
-from tokenmill.report.front import front_of
-from tokenmill.report.gather import Asked, Kept, put_together
-from tokenmill.report.html import page
-from tokenmill.report.markdown import bar, fenced, markdown, plain
+from tokenmill.report.charts import error_bar, front_chart, line_chart
+from tokenmill.report.collect import Results, Subject, build_report
+from tokenmill.report.curves import front_of
+from tokenmill.report.render import bar, fenced, markdown, page, plain
 from tokenmill.report.report import Curve, Dot, Line, Origin, Report
 
 FULL = reports.full_report()
-EMPTY = put_together(Asked(reports.asked().machine), Kept(), reports.WHEN)
+EMPTY = build_report(Subject(reports.asked().machine), Results(), reports.WHEN)
 VOID = {"meta", "br", "hr", "link"}
 
 
@@ -104,7 +103,7 @@ def test_figures_are_drawn_with_their_values() -> None:
 
 
 def test_gaps_are_on_both() -> None:
-    bare = put_together(reports.asked(), Kept(), reports.WHEN)
+    bare = build_report(reports.asked(), Results(), reports.WHEN)
     command = f"tokenmill tune {reports.MODEL}"
     assert f"no thread curve yet: {command}" in Reader(page(bare)).words
     assert f"> no thread curve yet: `{command}`" in markdown(bare)

@@ -12,9 +12,8 @@ from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.report.bars import tier_chart
-from tokenmill.report.compare import comparisons, typical_error
+from tokenmill.report.compare import comparisons, load_for, pictures, typical_error
 from tokenmill.report.report import Comparison, Origin
-from tokenmill.report.tiers import load_for, pictures
 from tokenmill.units import GIB, MIB
 
 CASES = [

@@ -9,8 +9,7 @@ import pytest
 
 from support import reports
 from tokenmill.engine import measured
-from tokenmill.report.gaps import gaps
-from tokenmill.report.gather import Asked, Kept, gather, put_together, read
+from tokenmill.report.collect import Results, Subject, build_report, collect, gaps, read
 from tokenmill.tuner import history, soak_store
 from tokenmill.tuner.point_store import save_point
 
@@ -44,7 +43,7 @@ def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
     found = read(GIVEN, tmp_path, tmp_path / "batches")
     assert (len(found.loads), len(found.speeds)) == (1, 4)
     elsewhere = replace(GIVEN, machine=replace(GIVEN.machine, gpus=()))
-    assert replace(read(elsewhere, tmp_path, tmp_path), qualified=None) == Kept()
+    assert replace(read(elsewhere, tmp_path, tmp_path), qualified=None) == Results()
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"usable_context": "many"}', b"\xff\xfe"])
@@ -52,14 +51,14 @@ def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None
     filled(tmp_path)
     for path in [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.jsonl")]:
         path.write_bytes(damage)
-    report = gather(GIVEN, tmp_path, batches=tmp_path / "batches")
+    report = collect(GIVEN, tmp_path, batches=tmp_path / "batches")
     assert (report.point, report.soaked, report.qualified, report.comparisons) == (None, None, None, ())
     assert {gap.about for gap in report.gaps} >= {"curves", "depth", "point", "soaked", "qualified"}
 
 
 def test_a_points_own_trials_stand_in_for_a_lost_history() -> None:
     kept = replace(reports.kept(GIVEN), speeds=())
-    report = put_together(GIVEN, kept, reports.WHEN)
+    report = build_report(GIVEN, kept, reports.WHEN)
     assert {curve.key for curve in report.curves} == {"threads", "sequences"}
     assert report.curves[0].chosen == 14
 
@@ -78,7 +77,7 @@ def test_everything_is_in_the_report() -> None:
 
 
 def test_every_gap_names_the_command_that_fills_it() -> None:
-    bare = put_together(GIVEN, Kept(), reports.WHEN)
+    bare = build_report(GIVEN, Results(), reports.WHEN)
     said = {gap.words: gap.command for gap in bare.gaps}
     assert said["no thread curve yet"] == f"tokenmill tune {reports.MODEL}"
     assert said["no depth curve measured yet"] == f"tokenmill bench {reports.MODEL}"
@@ -88,12 +87,12 @@ def test_every_gap_names_the_command_that_fills_it() -> None:
 
 
 def test_names_in_commands_are_quoted() -> None:
-    bare = put_together(replace(GIVEN, model="my model; rm -rf"), Kept(), reports.WHEN)
+    bare = build_report(replace(GIVEN, model="my model; rm -rf"), Results(), reports.WHEN)
     assert {gap.command for gap in bare.gaps if gap.about == "point"} == {"tokenmill tune 'my model; rm -rf'"}
 
 
 def test_what_is_elsewhere_is_not_asked_for_here() -> None:
-    bare = put_together(GIVEN, Kept(), reports.WHEN)
+    bare = build_report(GIVEN, Results(), reports.WHEN)
     found = gaps(bare, "m", files=True, elsewhere=True)
     assert [gap.about for gap in found] == ["point"]
     assert "another machine" in found[0].words
@@ -102,6 +101,6 @@ def test_what_is_elsewhere_is_not_asked_for_here() -> None:
 
 def test_a_machine_alone(tmp_path: Path) -> None:
     when = datetime(2026, 11, 15, 12, tzinfo=UTC)
-    report = gather(Asked(replace(GIVEN.machine, measured=None)), tmp_path, batches=tmp_path, when=when)
+    report = collect(Subject(replace(GIVEN.machine, measured=None)), tmp_path, batches=tmp_path, when=when)
     assert (report.made, report.model, report.plan) == ("2026-11-15T12:00:00+00:00", None, None)
     assert [gap.about for gap in report.gaps] == ["machine", "plan", "reuse"]

@@ -1,15 +1,19 @@
-"""Sentences and tables that the page and the Markdown share. Pure; text only, nothing is escaped here."""
+"""Sentences and table rows about a machine, a model and a plan, for both templates. Pure; plain text, not escaped."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Gpu, Machine, PcieLink
-from tokenmill.report.compare import typical_error
-from tokenmill.report.front import throughput
-from tokenmill.report.report import Comparison, ModelFacts, PlanFacts, Report, TierPicture
-from tokenmill.report.svg import figure_text
-from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
-from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds, number_of
+from tokenmill.planner.plan import Shortfall
+from tokenmill.report.compare import SHOWN
+from tokenmill.report.report import (
+    Loaded,
+    ModelFacts,
+    PlanFacts,
+    Report,
+    TierPicture,
+)
+from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds
 
 UNKNOWN = "unknown"
 _DEVICES = {"dram": "processors", "pmem": "processors"}
@@ -17,11 +21,45 @@ UNITS = (
     "Sizes are binary (GiB), bandwidths decimal (GB/s). Measured and predicted figures are marked as such; "
     "what is unknown is left out, never guessed."
 )
+NAMES = {
+    "weights": "weights",
+    "kv": "KV cache",
+    "compute": "compute",
+    "staging": "staging",
+    "repack": "repack",
+    "prompt_cache": "prompt cache",
+    "runtime": "runtime",
+    "reserve": "reserve",
+    "output": "output",
+    "page_cache": "page cache",
+    "free": "free",
+    "computed": "computed",
+    "reused": "reused",
+}
+TIER_HEAD = ("memory", "kind", "size", "free", "nominal", "measured")
+GPU_HEAD = ("card", "name", "memory", "nominal", "PCIe", "limit")
+LINK_HEAD = ("between", "link", "nominal", "measured")
 Rows = list[tuple[str, str]]
+TierTable = tuple[list[str], list[tuple[str, list[str]]], list[str]]
+"""Column names; items with their sizes; the peak while loading."""
+
+
+def subtitle(report: Report) -> str:
+    """The model in a few words."""
+    model = report.model
+    if model is None:
+        return "what this machine is, and what ran on it"
+    ghost = "a ghost: sizes are real, weights are not there" if model.ghost else None
+    return ", ".join(part for part in (model.quantisation, format_bytes(model.bytes), ghost) if part)
+
+
+def made_words(report: Report) -> str:
+    """When the report was made, and how to read its units."""
+    return f"Made {report.made[:16].replace('T', ' ')} UTC by tokenmill {report.version}. {UNITS}"
 
 
 def machine_rows(machine: Machine) -> Rows:
-    """What the machine is."""
+    """Processor, memory and system."""
     cpu = machine.cpu
     dram = machine.dram
     cores = f"{_known(cpu.sockets)} x " if (cpu.sockets or 1) > 1 else ""
@@ -110,7 +148,7 @@ def link_rows(machine: Machine) -> list[tuple[str, ...]]:
 
 
 def model_rows(model: ModelFacts) -> Rows:
-    """What the model is."""
+    """Size and architecture."""
     active = model.active_parameters < 0.95 * model.parameters
     rows = [
         (
@@ -131,7 +169,7 @@ def model_rows(model: ModelFacts) -> Rows:
 
 
 def plan_rows(plan: PlanFacts) -> Rows:
-    """What the plan sets."""
+    """Settings and load time."""
     settings = plan.settings
     cache = settings.cache_type_k + (
         "" if settings.cache_type_v == settings.cache_type_k else f" / {settings.cache_type_v}"
@@ -156,152 +194,77 @@ def plan_rows(plan: PlanFacts) -> Rows:
     return rows
 
 
+def shortfall_words(lack: Shortfall) -> str:
+    """Which memory lacks how much, and when."""
+    when = "while loading" if lack.moment == "load_peak" else "at full context"
+    return f"{lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}."
+
+
+def change_words(plan: PlanFacts) -> list[str]:
+    """Changes that would make the plan fit."""
+    return [f"would fit with {change.what}: {change.effect}" for change in plan.changes]
+
+
+def decision_rows(plan: PlanFacts) -> list[tuple[str, str, str]]:
+    """Every decision of the planner with its reason."""
+    return [(decision.name, decision.value, decision.reason) for decision in plan.decisions]
+
+
+def tier_title(tier: TierPicture) -> str:
+    """A memory with its bandwidth."""
+    nominal = "" if tier.nominal_gb_s is None else f", {format_gb_s(tier.nominal_gb_s)} nominal"
+    measured = "" if tier.measured_gb_s is None else f", {format_gb_s(tier.measured_gb_s)} measured"
+    return f"{tier.name}{nominal}{measured}"
+
+
+def load_caption(loaded: Loaded) -> str:
+    """Which load was measured."""
+    return f"last load ({loaded.settings}): {loaded.origin.words}"
+
+
 def planned_sizes(tier: TierPicture) -> dict[str, int]:
     """What a plan puts into a memory, and what it leaves."""
     free = {} if tier.free_bytes is None else {"free": tier.free_bytes}
     return {part.item: part.bytes for part in tier.planned} | free
 
 
-def dial_rows(dials: TrialSettings) -> Rows:
-    """An operating point's settings."""
-    rows = [
-        ("threads", f"{dials.threads} to decode, {dials.threads_batch} for prefill"),
-        ("sequences at once", str(dials.sequences)),
-        ("context", f"{dials.context:,} tokens each"),
-        ("micro-batch", f"{dials.ubatch} tokens"),
-        (
-            "cache",
-            f"K {dials.cache_type_k}, V {dials.cache_type_v}, "
-            f"flash attention {'on' if dials.flash_attention else 'off'}",
-        ),
-        ("loading", f"mmap {'on' if dials.mmap else 'off'}, repack {'on' if dials.repack else 'off'}"),
-    ]
-    if dials.offload_min_batch is not None:
-        rows.append(("offload", f"to the GPU from {dials.offload_min_batch} rows"))
-    return rows
+def tier_items(tier: TierPicture) -> list[str]:
+    """Items that the plan or the last load puts into a memory, in drawing order."""
+    columns = _columns(tier)
+    return [item for item in SHOWN if any(item in sizes for sizes in columns)]
 
 
-def figure_rows(figures: Figures) -> Rows:
-    """What was measured at an operating point."""
-    speeds = (
-        ("decode, all sequences", figures.decode_tok_s),
-        ("prefill", figures.prefill_tok_s),
-        ("jobs, prompts included", figures.jobs_tok_s),
-    )
-    rows = [(name, f"{figure_text(value)} tok/s") for name, value in speeds if value is not None]
-    if figures.first_token_s is not None:
-        rows.append(("first token beside a full batch", f"{figures.first_token_s:.2f} s"))
-    if figures.joules_per_token is not None:
-        rows.append(("energy", f"{figures.joules_per_token:.2f} J per token"))
-    sizes = (("host memory", figures.host_bytes), ("GPU memory", figures.gpu_bytes))
-    return rows + [(name, format_bytes(size)) for name, size in sizes if size]
+def tier_columns(tier: TierPicture) -> TierTable:
+    """One memory: the plan, and the last load predicted and measured."""
+    columns = _columns(tier)
+    head = ["item", "planned", *(("predicted", "measured") if tier.loaded else ())]
+    return head, _item_rows(columns), [format_bytes(tier.loading_bytes), *[""] * (len(columns) - 1)]
 
 
-def point_words(point: OperatingPoint) -> str:
-    """Where an operating point holds, and what it took to find it."""
+def all_tiers_columns(tiers: Sequence[TierPicture]) -> TierTable:
+    """Every memory of a plan, one column each."""
+    head = ["planned", *(tier.name for tier in tiers)]
     return (
-        f"{_measured(point)}; aim: {point.aim.kind}; {number_of(len(point.trials), 'trial')}, "
-        f"{number_of(point.loads, 'load')}, noise {100 * point.noise:.1f} %"
+        head,
+        _item_rows([planned_sizes(tier) for tier in tiers]),
+        [format_bytes(tier.loading_bytes) for tier in tiers],
     )
 
 
-def front_rows(point: OperatingPoint) -> list[tuple[str, ...]]:
-    """The Pareto front: dials and what they give."""
-    shown: list[tuple[str, ...]] = []
-    for trial in point.front:
-        found = throughput(trial.figures)
-        dials = trial.dials
-        figures = trial.figures
-        shown.append(
-            (
-                str(dials.threads),
-                str(dials.sequences),
-                str(dials.ubatch),
-                f"{dials.context:,}",
-                figure_text(found[1]) if found else "",
-                "" if figures.first_token_s is None else f"{figures.first_token_s:.2f}",
-                "" if figures.joules_per_token is None else f"{figures.joules_per_token:.2f}",
-                "chosen" if dials == point.dials else "",
-            )
-        )
-    return shown
+def loaded_table(tier: TierPicture) -> tuple[list[str], list[list[str]]]:
+    """The plan and the last load, as text."""
+    rows = [[NAMES[item], *sizes] for item, sizes in _item_rows(_columns(tier))]
+    return ["item", "planned", "load, predicted", "load, measured"], rows
 
 
-FRONT_HEAD = ("threads", "sequences", "ubatch", "context", "tok/s", "first token, s", "J/token", "")
+def _columns(tier: TierPicture) -> list[dict[str, int]]:
+    loads = (tier.loaded.predicted, tier.loaded.measured) if tier.loaded else ()
+    return [planned_sizes(tier), *({part.item: part.bytes for part in parts} for parts in loads)]
 
 
-def amount(value: float, unit: str) -> str:
-    """A figure with its unit."""
-    if unit == "bytes":
-        return format_bytes(round(value))
-    return format_seconds(value) if unit == "s" else f"{figure_text(value)} {unit}"
-
-
-def error_text(error: float | None) -> str:
-    """`+3.1 %`: predicted too much."""
-    return "" if error is None else f"{100 * error:+.1f} %"
-
-
-def headline(report: Report) -> Iterator[tuple[str, str, str]]:
-    """The few figures at the top: name, figure, where it is from."""
-    plan = report.plan
-    point = report.point
-    if plan is not None:
-        words = "predicted, with reserves" if plan.fits else "predicted: see what would make it fit"
-        yield "fits", "yes" if plan.fits else "no", words
-    if point is not None and (found := throughput(point.figures)) is not None:
-        yield f"{found[0]}, {point.dials.sequences} at once", f"{figure_text(found[1])} tok/s", _measured(point)
-    measured = _alone(report, "decode-depth")
-    if measured is not None:
-        yield "decode, one sequence", f"{figure_text(measured[0])} tok/s", measured[1]
-    elif plan is not None and plan.decode_tok_s is not None:
-        yield "decode, one sequence", f"{figure_text(plan.decode_tok_s)} tok/s", f"predicted, {plan.confidence}"
-    prefill = _alone(report, "prefill-depth")
-    if prefill is not None:
-        yield "prefill", f"{figure_text(prefill[0])} tok/s", prefill[1]
-    elif plan is not None and plan.prefill_tok_s is not None:
-        yield "prefill", f"{figure_text(plan.prefill_tok_s)} tok/s", f"predicted, {plan.confidence}"
-    if report.soaked is not None and report.soaked.usable_context is not None:
-        yield "usable context", f"{report.soaked.usable_context:,}", report.soaked.origin.words
-    computed = sum(batch.computed_tokens for batch in report.reuse)
-    reused = sum(batch.reused_tokens for batch in report.reuse)
-    if computed + reused:
-        words = f"measured by the engines in {number_of(len(report.reuse), 'batch', 'batches')}"
-        yield "prompt tokens reused", f"{100 * reused / (computed + reused):.0f} %", words
-    error = typical_error(speeds_of(report.comparisons))
-    if error is not None:
-        count = len(speeds_of(report.comparisons))
-        yield "typical error of speeds", f"{100 * error:.0f} %", f"median of {count} predicted against measured"
-
-
-def speeds_of(found: Sequence[Comparison]) -> list[Comparison]:
-    """Comparisons of speeds."""
-    return [each for each in found if each.unit == "tok/s"]
-
-
-def shared_words(lists: Sequence[str]) -> str:
-    """Of words with commas between them, those that are in every list."""
-    parts = [words.split(", ") for words in lists]
-    return ", ".join(part for part in parts[0] if all(part in each for each in parts)) if parts else ""
-
-
-def without(words: str, shared: str) -> str:
-    """Words without those that are said elsewhere."""
-    gone = set(shared.split(", "))
-    return ", ".join(part for part in words.split(", ") if part not in gone)
-
-
-def _measured(point: OperatingPoint) -> str:
-    return f"measured on {point.place.machine}, {point.place.build}, {point.when[:10]}"
-
-
-def _alone(report: Report, key: str) -> tuple[float, str] | None:
-    """The shallowest measured figure of a depth curve."""
-    lines = [line for curve in report.depth if curve.key == key for line in curve.lines]
-    line = next((line for line in lines if line.origin.kind == "measured" and line.dots), None)
-    if line is None:
-        return None
-    return line.dots[0].y, f"{line.origin.words}, at depth {line.dots[0].x:g}"
+def _item_rows(columns: Sequence[dict[str, int]]) -> list[tuple[str, list[str]]]:
+    items = [item for item in SHOWN if any(item in sizes for sizes in columns)]
+    return [(item, [format_bytes(sizes[item]) if item in sizes else "" for sizes in columns]) for item in items]
 
 
 def _gpu(gpu: Gpu) -> tuple[str, ...]:

@@ -1,17 +1,17 @@
 """Charts as inline SVG, each drawn for a given width so that its text keeps its size on a phone. Pure.
 
-What was measured is a solid line with filled marks, what was predicted is dashed with hollow ones: the difference
-does not hang on colour. Labels stand at the lines; every mark tells its figures when it is pointed at or tapped.
+Measured lines are solid with filled marks, predicted lines dashed with hollow marks, so the difference does not depend
+on colour. Labels stand at the lines; every mark shows its figures when it is hovered, focused or tapped.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenmill.report.curves import curve_words
-from tokenmill.report.front import Front
+from markupsafe import Markup
+
+from tokenmill.report.curves import Front, curve_words
 from tokenmill.report.report import Curve, Dot, Line, Lost
 from tokenmill.report.svg import (
-    Markup,
     Scale,
     figure_text,
     joined,
@@ -25,7 +25,7 @@ from tokenmill.report.svg import (
     tokens_text,
 )
 
-NARROW = 420  # px: below this, labels of lines stand above the plot
+NARROW = 420  # px: below this width, line labels stand above the plot
 _TICK = 5.0
 _LINE_GAP = 16.0
 _MARK = 3.6
@@ -76,7 +76,7 @@ def line_chart(curve: Curve, width: int) -> Markup:
     frame = Frame(
         width, height, _x_scale(curve, xs, left + 10.0, width - room - 8.0), Scale(0.0, ticks[-1], height - 42.0, top)
     )
-    under = sorted(lines, key=lambda line: line.origin.kind == "measured")  # what was measured covers the rest
+    under = sorted(lines, key=lambda line: line.origin.kind == "measured")  # measured lines are drawn on top
     parts = [
         _y_axis(frame, ticks, curve.unit),
         _x_axis(frame, _x_ticks(curve, xs), curve.x_name),
@@ -110,7 +110,7 @@ def label(x: float, y: float, words: object, kind: str = "", anchor: str = "star
 
 
 def marked(mark: Markup, x: float, y: float, words: Sequence[str], width: float, spoken: str) -> Markup:
-    """A mark that tells more when it is pointed at, tapped or reached with the keyboard."""
+    """A mark with a tooltip for mouse, touch and keyboard."""
     wide = max(text_width(line) for line in words) + 16
     high = 10 + 15 * len(words)
     left = min(max(x - wide / 2, 2.0), width - wide - 2)
@@ -122,7 +122,7 @@ def marked(mark: Markup, x: float, y: float, words: Sequence[str], width: float,
 
 
 def _style(lines: Sequence[Line], line: Line) -> str:
-    """p for what was predicted; m0, m1, ... for what was measured."""
+    """CSS class of a line: p if predicted; m0, m1, ... if measured."""
     if line.origin.kind == "predicted":
         return "p"
     return f"m{[each for each in lines if each.origin.kind == 'measured'].index(line) % 4}"

@@ -1,0 +1,332 @@
+"""Collects what is known of a machine and a model from the state folder into one `Report`.
+
+Entry points: `collect` reads and builds, `build_report` is the pure half. Files that are missing, damaged or of
+another version count as absent, so a report shows whatever can be read. Writes nothing.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tokenmill.engine import measured
+from tokenmill.engine.measured import Record, machine_id
+from tokenmill.hardware.machine import Machine
+from tokenmill.jobs.address import Address
+from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.models import Batch
+from tokenmill.jobs.reader import Reader
+from tokenmill.model.profile import Profile
+from tokenmill.planner.plan import Plan
+from tokenmill.report import curves
+from tokenmill.report.compare import comparisons, load_for, pictures
+from tokenmill.report.report import (
+    PREDICTED,
+    BatchReuse,
+    Check,
+    CommandText,
+    Curve,
+    Gap,
+    Line,
+    ModelFacts,
+    Origin,
+    PlanFacts,
+    Qualified,
+    Report,
+    Soaked,
+)
+from tokenmill.tuner import history, soak_store
+from tokenmill.tuner.history import Speed
+from tokenmill.tuner.point import Figures, OperatingPoint
+from tokenmill.tuner.point_store import points
+from tokenmill.tuner.soak import SoakResult, Step
+from tokenmill.units import GIB
+from tokenmill.version import __version__
+
+MOST_BATCHES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The machine and, optionally, the model and plan to report on."""
+
+    machine: Machine
+    model: str | None = None  # as the user wrote it
+    model_id: str | None = None  # None: no files of it are here, so nothing was measured with it
+    profile: Profile | None = None
+    plan: Plan | None = None
+    elsewhere: bool = False  # the machine is another one, known by its description
+    commands: tuple[CommandText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the state folder holds of one model on one machine."""
+
+    loads: tuple[Record, ...] = ()
+    speeds: tuple[Speed, ...] = ()
+    point: OperatingPoint | None = None
+    soak: SoakResult | None = None
+    qualified: dict[str, Any] | None = None
+    batches: tuple[Batch, ...] = ()
+
+
+def collect(subject: Subject, state: Path, *, batches: Address, when: datetime | None = None) -> Report:
+    """Read the state folder and build the report."""
+    moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
+    return build_report(subject, read(subject, state, batches), moment)
+
+
+def read(subject: Subject, state: Path, batches: Address) -> Results:
+    """Stored results of the model on the machine; without a model, only the batches."""
+    found = _batches(batches, subject.model_id)
+    if subject.model_id is None:
+        return Results(batches=found)
+    here = machine_id(subject.machine)
+    model = subject.model_id
+    return Results(
+        loads=tuple(load for load in measured.read(state) if (load.machine_id, load.model_id) == (here, model)),
+        speeds=tuple(speed for speed in history.read(state) if (speed.machine_id, speed.model_id) == (here, model)),
+        point=newest_point(state, here, model),
+        soak=soak_store.load(state, here, model),
+        qualified=_json(state / "qualified" / f"{model}.json"),
+        batches=found,
+    )
+
+
+def newest_point(state: Path, machine: str, model: str) -> OperatingPoint | None:
+    """The newest operating point of a model on a machine, for any engine and build."""
+    found = [point for point in points(state) if (point.place.machine_id, point.place.model_id) == (machine, model)]
+    return max(found, key=lambda point: point.when, default=None)
+
+
+def build_report(subject: Subject, results: Results, made: str) -> Report:
+    """Build the report; pure."""
+    plan = subject.plan
+    load = load_for(subject.plan, results.loads) if subject.plan else None
+    tuned = any(speed.source == "tune" for speed in results.speeds)
+    speeds = results.speeds if tuned else (*results.speeds, *_trials(results))
+    forecast = plan.forecast if plan else None
+    report = Report(
+        made,
+        __version__,
+        subject.machine,
+        model=_model(subject.profile) if subject.profile else None,
+        plan=_plan(plan, load) if plan else None,
+        tiers=pictures(plan, load) if plan else (),
+        bandwidth=tuple(curves.bandwidth_curves(subject.machine)),
+        curves=tuple(curves.setting_curves(speeds, results.point, forecast)),
+        depth=tuple(curves.depth_curves(speeds, forecast, plan.settings.ubatch if plan else None)),
+        reuse=tuple(_reuse(batch) for batch in results.batches[-MOST_BATCHES:]),
+        comparisons=tuple(comparisons(results.speeds, load)),
+        point=results.point,
+        qualified=qualified(results.qualified),
+        soaked=soaked(results.soak),
+        commands=subject.commands,
+    )
+    files = subject.model_id is not None
+    return replace(report, gaps=gaps(report, subject.model, files=files, elsewhere=subject.elsewhere))
+
+
+def _trials(results: Results) -> list[Speed]:
+    """The trials stored with an operating point, for when the history has lost them."""
+    if results.point is None:
+        return []
+    place = results.point.place
+    point = results.point
+    return [
+        Speed(
+            trial.when or point.when,
+            place.machine,
+            place.machine_id,
+            place.model,
+            place.model_id,
+            place.engine,
+            place.build,
+            "tune",
+            trial.dials,
+            0,
+            trial.figures,
+            Figures(),
+        )
+        for trial in point.trials
+        if trial.counts
+    ]
+
+
+def _model(profile: Profile) -> ModelFacts:
+    experts = profile.experts
+    return ModelFacts(
+        profile.name,
+        profile.architecture,
+        profile.quantisation,
+        profile.bytes,
+        profile.parameters,
+        profile.active_parameters,
+        profile.layers,
+        experts.count if experts else None,
+        experts.used if experts else None,
+        profile.training_context,
+        profile.ghost,
+    )
+
+
+def _plan(plan: Plan, load: Record | None) -> PlanFacts:
+    forecast = plan.forecast
+    devices = list(dict.fromkeys(plan.placement.layers))
+    decode_first = next((speed for speed in forecast.decode if speed.sequences == 1), None)
+    prefill = [speed for speed in forecast.prefill if speed.ubatch in (None, plan.settings.ubatch)]
+    return PlanFacts(
+        plan.fits,
+        plan.settings,
+        tuple((device, plan.placement.layers.count(device)) for device in devices),
+        decode_first.tok_s if decode_first else None,
+        prefill[0].tok_s if prefill else None,
+        decode_first.confidence if decode_first else None,
+        forecast.load_cold_s,
+        forecast.load_warm_s,
+        forecast.load_bound_by,
+        load.load_s if load else None,
+        Origin("measured", load.machine, load.build, load.when) if load else None,
+        plan.decisions,
+        plan.shortfalls,
+        plan.changes,
+        forecast.notes,
+        plan.warnings,
+    )
+
+
+def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
+    if not has_batches(address):
+        return ()
+    with Reader(address) as reader:
+        found: Sequence[Batch] = reader.batches()
+    return tuple(batch for batch in found if batch.totals.prompt_tokens and model_id in (None, batch.model_id))
+
+
+def _reuse(batch: Batch) -> BatchReuse:
+    totals = batch.totals
+    return BatchReuse(
+        batch.name,
+        Path(batch.source).name,
+        datetime.fromtimestamp(batch.created_s, UTC).isoformat(timespec="seconds"),
+        batch.counts.total,
+        totals.computed,
+        totals.reused,
+        totals.prompt_tokens - totals.cached_tokens,
+        totals.cached_tokens,
+        totals.completion_tokens,
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def qualified(data: Mapping[str, Any] | None) -> Qualified | None:
+    """A qualification; None if it is missing or unreadable."""
+    if data is None:
+        return None
+    checks = tuple(_checks(data.get("checks", data)))
+    return Qualified(checks, _origin(data), _text(data.get("verdict"))) if checks else None
+
+
+def soaked(result: SoakResult | None) -> Soaked | None:
+    """A soak, with a chart of each memory."""
+    if result is None:
+        return None
+    origin = Origin("measured", result.machine, result.build, result.when)
+    reason = result.reason + (f"; the engine's last words: {result.last_words}" if result.last_words else "")
+    return Soaked(result.usable_context, result.goal, reason, origin, tuple(_soak_curves(result.steps, origin)))
+
+
+def _checks(data: object) -> Iterator[Check]:
+    for name, row in data.items() if isinstance(data, Mapping) else ():
+        if not isinstance(row, Mapping):
+            continue
+        score = _number(row.get("score"))
+        threshold = _number(row.get("threshold"))
+        good = row.get("good")
+        if not isinstance(good, bool):
+            good = None if score is None or threshold is None else score >= threshold
+        if score is not None:
+            yield Check(str(name), score, threshold, good, _text(row.get("words")))
+
+
+def _soak_curves(steps: Sequence[Step], origin: Origin) -> Iterator[Curve]:
+    """Memory by depth with the first number of sequences that was tried, predicted and measured."""
+    alike = [step for step in steps if step.sequences == steps[0].sequences]
+    for tier in dict.fromkeys(reading.tier for step in alike for reading in step.memory):
+        rows = [(float(step.depth), reading) for step in alike for reading in step.memory if reading.tier == tier]
+        measured = curves.dots((x, row.measured_bytes / GIB) for x, row in rows if row.measured_bytes is not None)
+        predicted = curves.dots((x, row.predicted_bytes / GIB) for x, row in rows if row.predicted_bytes is not None)
+        lines = [Line("measured", origin, measured), Line("predicted", PREDICTED, predicted)]
+        if len(measured) > 1:
+            shown = tuple(line for line in lines if line.dots)
+            yield Curve(f"soak-{tier}", f"Memory of {tier} by depth", "tokens in the context", "GiB", shown)
+
+
+def _origin(data: Mapping[str, Any]) -> Origin:
+    return Origin("measured", _text(data.get("machine")), _text(data.get("build")), _text(data.get("when")))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def gaps(report: Report, model: str | None, *, files: bool, elsewhere: bool) -> tuple[Gap, ...]:
+    """Sections with missing figures. `files`: the model's files are here; `elsewhere`: it is another machine."""
+    found = []
+    if report.machine.measured is None and not elsewhere:
+        found.append(Gap("machine", "no bandwidth was measured yet", "tokenmill probe --measure -o machine.toml"))
+    if model is None:
+        found.append(Gap("plan", "no model was named, so nothing is planned", "tokenmill report MODEL -o report.html"))
+    elif report.plan is None:
+        found.append(Gap("plan", "no plan was made: the engine runs already", f"tokenmill plan {shlex.quote(model)}"))
+    if model is not None and elsewhere:
+        words = f"everything here is predicted: {report.machine.name} is another machine, and this is run there"
+        found.append(Gap("point", words, f"tokenmill tune {shlex.quote(model)}"))
+    elif model is not None and not files:
+        words = "everything here is predicted: the model's files are not on this machine"
+        found.append(Gap("point", words, f"tokenmill models pull {shlex.quote(model)}"))
+    elif model is not None:
+        found += _measurement_gaps(report, shlex.quote(model))
+    if not report.reuse and not elsewhere:
+        run = "tokenmill run jobs.jsonl --output results.jsonl"
+        command = run if model is None else f"{run} --model {shlex.quote(model)}"
+        found.append(Gap("reuse", "no batch has run yet", command))
+    return tuple(found)
+
+
+def _measurement_gaps(report: Report, model: str) -> Iterator[Gap]:
+    if not _has_measured(report.curves, "threads"):
+        yield Gap("curves", "no thread curve yet", f"tokenmill tune {model}")
+    if not _has_measured(report.curves, "sequences"):
+        yield Gap("curves", "no concurrency curve yet", f"tokenmill tune {model}")
+    if not any(line.origin.kind == "measured" for curve in report.depth for line in curve.lines):
+        yield Gap("depth", "no depth curve measured yet", f"tokenmill bench {model}")
+    if report.tiers and all(tier.loaded is None for tier in report.tiers):
+        yield Gap("tiers", "the model was not loaded here yet", f"tokenmill serve {model}")
+    if not report.comparisons:
+        yield Gap("comparisons", "nothing was measured yet to hold the forecast against", f"tokenmill bench {model}")
+    if report.point is None:
+        yield Gap("point", "no operating point yet", f"tokenmill tune {model}")
+    if report.soaked is None:
+        yield Gap("soaked", "the context was not filled yet", f"tokenmill soak {model}")
+    if report.qualified is None:
+        yield Gap("qualified", "the quant was not checked yet", f"tokenmill qualify {model}")
+
+
+def _has_measured(found: tuple[Curve, ...], key: str) -> bool:
+    return any(line.origin.kind == "measured" for curve in found if curve.key == key for line in curve.lines)
