@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test test-vllm check format bench clean
+.PHONY: help venv demo test test-vllm check format record bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -32,6 +32,10 @@ check: venv ## lint, types, import rules
 
 format: venv ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
+
+record: venv ## write docs/commands.md and tests/data/contracts anew, after a change of what users see
+	@$(BIN)/python scripts/docs.py
+	@TOKENMILL_RECORD=1 $(BIN)/python -m pytest -q tests/contracts
 
 bench: venv ## everything measured side by side, half an hour on an idle machine; into bench/results/
 	@$(BIN)/python bench/bandwidth.py

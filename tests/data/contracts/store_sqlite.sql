@@ -1,0 +1,89 @@
+PRAGMA user_version = 2;
+
+CREATE UNIQUE INDEX jobs_custom_id ON jobs (batch, custom_id);
+
+CREATE INDEX jobs_deadline ON jobs (deadline_s) WHERE state = 0 AND deadline_s IS NOT NULL;
+
+CREATE INDEX jobs_failed ON jobs (batch, id) WHERE state IN (3, 5);
+
+CREATE INDEX jobs_later ON jobs (not_before_s) WHERE state = 0 AND not_before_s IS NOT NULL;
+
+CREATE INDEX jobs_open ON jobs (batch, rank, place, id) WHERE state < 2;
+
+CREATE TABLE answers (
+id INTEGER PRIMARY KEY,
+identity BLOB NOT NULL UNIQUE,
+body BLOB NOT NULL,
+created_s REAL NOT NULL,
+prompt_tokens INTEGER NOT NULL,
+completion_tokens INTEGER NOT NULL,
+checksum BLOB
+);
+
+CREATE TABLE batches (
+id INTEGER PRIMARY KEY AUTOINCREMENT,
+name TEXT NOT NULL UNIQUE,
+key BLOB UNIQUE,
+created_s REAL NOT NULL,
+sealed_s REAL,
+cancelled_s REAL,
+asked_s REAL,
+source TEXT NOT NULL,
+model_id TEXT NOT NULL,
+output TEXT,
+errors TEXT,
+reuse INTEGER NOT NULL,
+priority INTEGER NOT NULL,
+deadline_s REAL,
+defaults TEXT NOT NULL,
+lines INTEGER NOT NULL DEFAULT 0,
+computed INTEGER NOT NULL DEFAULT 0,
+reused INTEGER NOT NULL DEFAULT 0,
+prompt_tokens INTEGER NOT NULL DEFAULT 0,
+cached_tokens INTEGER NOT NULL DEFAULT 0,
+completion_tokens INTEGER NOT NULL DEFAULT 0,
+engine_s REAL NOT NULL DEFAULT 0,
+pending INTEGER NOT NULL DEFAULT 0,
+running INTEGER NOT NULL DEFAULT 0,
+done INTEGER NOT NULL DEFAULT 0,
+failed INTEGER NOT NULL DEFAULT 0,
+cancelled INTEGER NOT NULL DEFAULT 0,
+set_aside INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE blocks (
+id INTEGER PRIMARY KEY,
+data BLOB NOT NULL
+);
+
+CREATE TABLE jobs (
+id INTEGER PRIMARY KEY,
+batch INTEGER NOT NULL,
+state INTEGER NOT NULL,
+custom_id TEXT,
+identity BLOB,
+place BLOB,
+rank INTEGER NOT NULL,
+prompt_bytes INTEGER,
+max_tokens INTEGER,
+deadline_s REAL,
+code TEXT,
+message TEXT,
+attempts INTEGER NOT NULL DEFAULT 0,
+deaths INTEGER NOT NULL DEFAULT 0,
+not_before_s REAL,
+answer INTEGER
+);
+
+CREATE TABLE sqlite_sequence(name,seq);
+
+CREATE TRIGGER jobs_counted AFTER UPDATE OF state ON jobs WHEN old.state <> new.state BEGIN
+UPDATE batches SET pending = pending + (new.state = 0) - (old.state = 0),
+running = running + (new.state = 1) - (old.state = 1),
+done = done + (new.state = 2) - (old.state = 2),
+failed = failed + (new.state = 3) - (old.state = 3),
+cancelled = cancelled + (new.state = 4) - (old.state = 4),
+set_aside = set_aside + (new.state = 5) - (old.state = 5)
+WHERE id = new.batch;
+
+END;
