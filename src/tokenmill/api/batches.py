@@ -101,7 +101,7 @@ def submit(
     request = batch_request(jobs, output, model, store, settings, dict(arguments))
     check_request(request)
     with ExitStack() as stack:
-        _, submission, _ = _prepare(request, settings, stack, None, ignore)
+        _, submission, _ = _prepare(request, settings, stack, None, Stop(), ignore)
         ingest = stack.enter_context(Ingest(submission, whole=True))
         return ingest.found.batch
 
@@ -137,7 +137,7 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
         if request.on is not None:
             asked = (request.on, request.store, request.model, request.engine, config)
             cluster = stack.enter_context(open_cluster(*asked))
-        setup, submission, folder = _prepare(request, config, stack, cluster, on_progress)
+        setup, submission, folder = _prepare(request, config, stack, cluster, stop, on_progress)
         known = submission.find()
         if cluster is None and (known is None or not known.finished):
             setup = setup.plan()  # before the batch is stored: from then on other workers may take its jobs
@@ -170,11 +170,16 @@ def check_request(request: BatchRequest) -> None:
 
 
 def _prepare(
-    request: BatchRequest, config: Config, stack: ExitStack, cluster: Cluster | None, on_progress: OnProgress
+    request: BatchRequest,
+    config: Config,
+    stack: ExitStack,
+    cluster: Cluster | None,
+    stop: Stop,
+    on_progress: OnProgress,
 ) -> tuple[EngineSetup, FileSubmission, Path]:
     """Choose the engine and open the store; nothing is stored yet."""
     choice = cluster.choice if cluster else choose_engine(request.model, request.engine, config, on_progress)
-    store = stack.enter_context(Store(request.store))
+    store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
     folder = stack.enter_context(work_folder(request.store, config))
     jobs = stack.enter_context(request.source.as_file(folder))
     submission = request.options.submission(choice.model_id, store.now_s())

@@ -7,7 +7,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-from tokenmill.jobs import shutdown
+from tokenmill.jobs.backend import Shutdown
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -23,13 +23,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
+        self.shutdown = Shutdown()  # ends the wait for a database server that is away
         self.requested = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loading: asyncio.Task[object] | None = None
 
     def begin(self) -> None:
         """Note the current task as the one that loads; call it in the event loop of the run."""
-        shutdown.over()
         self._loop = asyncio.get_running_loop()
         self._loading = asyncio.current_task()
         if self.requested:
@@ -47,7 +47,7 @@ class Stop:
     def request(self, code: int = _INTERRUPTED) -> None:
         """Ask for the stop; may be called from any thread. `code`: what the process will exit with."""
         self.requested = True
-        shutdown.ask(code)  # ends the wait for a database server that is away
+        self.shutdown.request(code)
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the run is over
                 self._loop.call_soon_threadsafe(self._stop)

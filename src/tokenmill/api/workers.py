@@ -82,7 +82,7 @@ def work_batches(request: WorkRequest, setup: EngineSetup, stop: Stop, on_progre
         raise UsageError(f"there is no store in {request.store}", hint="tokenmill.submit creates one; check the path")
     setup = setup.plan()
     with ExitStack() as stack:
-        store = stack.enter_context(Store(request.store))
+        store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
         folder = stack.enter_context(work_folder(request.store, setup.config))
         worker = BatchWorker(store, setup, request.options.worker_options(), folder, stop, stay=request.stay)
         asyncio.run(worker.run(on_progress))

@@ -16,13 +16,12 @@ from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import exit_code
-from tokenmill.cli.stopping import cancel_on_signals
+from tokenmill.cli.stopping import CancelOnSignals
 from tokenmill.engine.launching import ReadyEngine, launch_engine
 from tokenmill.engine.pinned_prefixes import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.gateway.service import serve_extra
-from tokenmill.jobs import shutdown
 from tokenmill.units import format_bytes, format_seconds
 
 
@@ -75,10 +74,11 @@ def serve(
     config = common.load_config()
     wanted = plan_engine(model, options, config).require_fit()
     heads = count_digests(heads, model, wanted, config)
+    signals = CancelOnSignals()
     try:
-        asyncio.run(_serve(wanted, name or name_after(model, wanted), heads, detach, common))
+        asyncio.run(_serve(wanted, name or name_after(model, wanted), heads, detach, common, signals))
     except asyncio.CancelledError:
-        return served_code(shutdown.asked())
+        return served_code(signals.code)
     return 0
 
 
@@ -93,9 +93,11 @@ def _gateway() -> Callable[..., int]:
     return gateway
 
 
-async def _serve(wanted: EnginePlan, name: str, heads: tuple[Head, ...], detach: bool, common: Common) -> None:
+async def _serve(
+    wanted: EnginePlan, name: str, heads: tuple[Head, ...], detach: bool, common: Common, signals: CancelOnSignals
+) -> None:
     config = common.load_config()
-    cancel_on_signals()
+    signals.begin()
     try:
         with load_shown() as tell:
             up = await launch_engine(

@@ -8,7 +8,6 @@ import sys
 from tokenmill.api.stopping import Stop
 from tokenmill.cli.output import say
 from tokenmill.cli.signals import exit_code, on_stop_signals
-from tokenmill.jobs import shutdown
 
 _SHOW_CURSOR = "\x1b[?25h"
 
@@ -35,14 +34,19 @@ class SignalStop(Stop):
         self.request(self.code)
 
 
-def cancel_on_signals() -> None:
-    """Cancel the current task when a signal asks the command to end; `hurry.asked` is its exit code then."""
-    task = asyncio.current_task()
-    shutdown.over()
+class CancelOnSignals:
+    """Cancels a task when a signal asks the command to end; `code` is the exit code then."""
 
-    def asked(number: signal.Signals) -> None:
-        shutdown.ask(exit_code(number))
-        if task is not None:
-            task.cancel()
+    def __init__(self) -> None:
+        self.code: int | None = None
+        self._task: asyncio.Task[object] | None = None
 
-    on_stop_signals(asked)
+    def begin(self) -> None:
+        """From now on signals cancel the current task."""
+        self._task = asyncio.current_task()
+        on_stop_signals(self._received)
+
+    def _received(self, number: signal.Signals) -> None:
+        self.code = exit_code(number)
+        if self._task is not None:
+            self._task.cancel()

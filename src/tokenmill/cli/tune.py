@@ -7,9 +7,8 @@ from tokenmill.api.tuning import Tuning, prepare_tuning
 from tokenmill.cli.goal_options import EngineOptions
 from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.progress import load_shown
-from tokenmill.cli.stopping import cancel_on_signals
+from tokenmill.cli.stopping import CancelOnSignals
 from tokenmill.cli.tune_view import outcome_shown
-from tokenmill.jobs import shutdown
 from tokenmill.tuner.point import AimKind, OperatingPoint
 
 INTERRUPTED = 130
@@ -82,11 +81,12 @@ def tune(
         busy=busy,
     )
     tuning = prepare_tuning(model, asked, options, common.load_config())
+    signals = CancelOnSignals()
     try:
-        found = asyncio.run(_run(tuning))
+        found = asyncio.run(_run(tuning, signals))
     except asyncio.CancelledError:
         tuning.log_stopped()
-        return shutdown.asked() or INTERRUPTED
+        return signals.code or INTERRUPTED
     if common.json:
         show_json(found)
     else:
@@ -95,6 +95,6 @@ def tune(
     return 0
 
 
-async def _run(tuning: Tuning) -> OperatingPoint:
-    cancel_on_signals()
+async def _run(tuning: Tuning, signals: CancelOnSignals) -> OperatingPoint:
+    signals.begin()
     return await tuning.run(load_shown)

@@ -1,5 +1,6 @@
 """What the jobs room asks of the database under it, SQLite or PostgreSQL: named queries, and transactions."""
 
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,9 +9,22 @@ from typing import Any, Literal, Protocol, TypeVar
 from tokenmill.jobs.address import Address
 
 Mode = Literal["work", "ask", "read"]
-"""A process that works; another that leaves it a word; any that look on."""
+"""`work`: runs jobs; `ask`: requests a cancellation from the process that does; `read`: only reads."""
 
 T = TypeVar("T")
+
+
+class Shutdown(threading.Event):
+    """Set when this process is to end: the store then stops waiting for a database server that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit_code = 1
+
+    def request(self, exit_code: int) -> None:
+        """Ask for the end of the process; from any thread."""
+        self.exit_code = exit_code
+        self.set()
 
 
 class Rows(Protocol):
@@ -74,15 +88,15 @@ class DatabaseBackend(Protocol):
         """Let go of it."""
 
 
-def opened(address: Address, mode: Mode) -> DatabaseBackend:
-    """The database of a store."""
+def opened(address: Address, mode: Mode, shutdown: Shutdown | None = None) -> DatabaseBackend:
+    """The database of a store; `shutdown` ends the wait for a server that is away."""
     if isinstance(address, Path):
         from tokenmill.jobs.database import Database  # noqa: PLC0415  as below
 
         return Database(address, mode)
     from tokenmill.jobs.postgres import Postgres  # noqa: PLC0415  its driver is an extra
 
-    return Postgres(address, mode)
+    return Postgres(address, mode, shutdown or Shutdown())
 
 
 def has_batches(address: Address) -> bool:

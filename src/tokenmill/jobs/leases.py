@@ -20,7 +20,7 @@ from uuid import uuid4
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, LinesLost
-from tokenmill.jobs.postgres import Postgres, pause
+from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.shard_view import ShardView
 
@@ -173,7 +173,7 @@ class Leased:
             if time.monotonic() >= until_s or not self._database.haunted():
                 # It may have gone between the two.
                 return bool(self._database.run("claim", key=batch).fetchone()[0])
-            pause(self._database.server, _GHOST_LOOK_S)
+            self._database.pause(_GHOST_LOOK_S)
             with self._database.writing(durable=False):
                 self.stand()
         return True

@@ -27,9 +27,8 @@ except ImportError as error:
     ) from error
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs import shutdown
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import Mode, Rows
+from tokenmill.jobs.backend import Mode, Rows, Shutdown
 from tokenmill.jobs.postgres_backend import Backend, Connection, ask, backend_of, end, lives
 from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, Unreachable, told, unreachable
 from tokenmill.jobs.queries import postgres_migrations, postgres_queries, postgres_schema
@@ -39,7 +38,6 @@ OLDEST_SERVER = 120000  # 12
 PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
-_LOOK_S = 0.5  # whether it is to be waited for at all
 _MOST_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": whoever makes the tables
 # A network that drops packets without a word is noticed within half a minute.
@@ -107,8 +105,9 @@ class Postgres:
     shared = True
     deferred = False
 
-    def __init__(self, server: Server, mode: Mode) -> None:
+    def __init__(self, server: Server, mode: Mode, shutdown: Shutdown) -> None:
         self.server = server
+        self._shutdown = shutdown
         self._mode = mode
         self._guard = threading.RLock()
         self._writing = self._closed = False
@@ -117,7 +116,7 @@ class Postgres:
         self._given_up = False  # it was waited for long enough
         self._tried_s = 0.0  # when it was last looked for in vain
         self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
-        self._connection = _waited_for(server, lambda: _connected(server, mode))
+        self._connection = _waited_for(server, lambda: _connected(server, mode), shutdown)
         with told(server, self._connection):
             self._backend = backend_of(self._connection)
         self._ghosts = list[Backend]()  # others that served us, and may not know that we are gone
@@ -220,8 +219,8 @@ class Postgres:
         lately = time.monotonic() - self._tried_s < _LONGEST_WAIT_S
         if self._closed or (self._given_up and lately):
             raise why
-        if lately and (code := shutdown.asked()) is not None:
-            raise Stopped(self.server, code)
+        if lately and self._shutdown.is_set():
+            raise Stopped(self.server, self._shutdown.exit_code)
         while True:
             try:
                 self._reconnect()
@@ -230,13 +229,17 @@ class Postgres:
                 self._given_up |= self._tried_s + wait_s > until_s
                 if self._given_up or not patient:
                     raise why from None
-                pause(self.server, wait_s)
+                self.pause(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
                 self._away_s = None
                 self._given_up = False
                 self._heard_s = time.monotonic()
                 return
+
+    def pause(self, wait_s: float) -> None:
+        """Wait before the server is tried again; Stopped if this process is to end."""
+        _pause(self.server, wait_s, self._shutdown)
 
     def haunted(self) -> bool:
         """Whether a connection that broke here is still there for the server, with all that it holds."""
@@ -264,7 +267,7 @@ class Postgres:
 
 def has_tables(server: Server) -> bool:
     """Whether a store is there."""
-    connection = _waited_for(server, lambda: _reached(server))
+    connection = _waited_for(server, lambda: _reached(server), Shutdown())
     try:
         with told(server, connection):
             return _version(connection, server) is not None
@@ -272,16 +275,12 @@ def has_tables(server: Server) -> bool:
         connection.close()
 
 
-def pause(server: Server, wait_s: float) -> None:
-    """Wait for a server that is away; Stopped if this process is to end."""
-    until_s = time.monotonic() + wait_s
-    while (code := shutdown.asked()) is None and (left_s := until_s - time.monotonic()) > 0:
-        time.sleep(min(left_s, _LOOK_S))
-    if code is not None:
-        raise Stopped(server, code)
+def _pause(server: Server, wait_s: float, shutdown: Shutdown) -> None:
+    if shutdown.wait(wait_s):
+        raise Stopped(server, shutdown.exit_code)
 
 
-def _waited_for(server: Server, connect: Callable[[], Connection]) -> Connection:
+def _waited_for(server: Server, connect: Callable[[], Connection], shutdown: Shutdown) -> Connection:
     """The first connection to a server; one that is starting up or shutting down is retried for `PATIENCE_S`.
 
     A server that does not answer at all is an error at once, because its address may be wrong.
@@ -302,7 +301,7 @@ def _waited_for(server: Server, connect: Callable[[], Connection]) -> Connection
         if state == Ping.REJECT and not waiting:
             _log.warning("%s is starting up or shutting down; waiting up to %.0f s for it", server, PATIENCE_S)
             waiting = True
-        pause(server, wait_s)
+        _pause(server, wait_s, shutdown)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import Mode, opened
+from tokenmill.jobs.backend import Mode, Shutdown, opened
 from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.line import line_in
@@ -47,9 +47,16 @@ _BATCH_COLUMNS = (
 class Reader:
     """An open store of batches; other processes may be at work on them."""
 
-    def __init__(self, address: Address, *, clock: Callable[[], float] | None = None, mode: Mode = "read") -> None:
-        """`clock`: instead of the database's, which is that of its server."""
-        self._database = opened(address, mode)
+    def __init__(
+        self,
+        address: Address,
+        *,
+        clock: Callable[[], float] | None = None,
+        mode: Mode = "read",
+        shutdown: Shutdown | None = None,
+    ) -> None:
+        """`clock`: instead of the database's, which is that of its server. `shutdown` ends the wait for a server."""
+        self._database = opened(address, mode, shutdown)
         self._clock = clock
 
     def __enter__(self) -> Self:

@@ -14,6 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Address
+from tokenmill.jobs.backend import Shutdown
 from tokenmill.jobs.coordination import standing
 from tokenmill.jobs.intake import Intake
 from tokenmill.jobs.integrity import Damage, affected, checksum
@@ -48,8 +49,10 @@ def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concaten
 class Store(Intake):
     """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
-    def __init__(self, address: Address, *, clock: Callable[[], float] | None = None) -> None:
-        super().__init__(address, clock=clock, mode="work")
+    def __init__(
+        self, address: Address, *, clock: Callable[[], float] | None = None, shutdown: Shutdown | None = None
+    ) -> None:
+        super().__init__(address, clock=clock, mode="work", shutdown=shutdown)
         self._turn = threading.RLock()
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
         self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order

@@ -58,7 +58,7 @@ def run_recipe(recipe: Recipe[T], request: RecipeRequest, stop: Stop, on_progres
     its own way, with what there is.
     """
     with ExitStack() as stack:
-        store = stack.enter_context(Store(request.store))
+        store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
         folder = stack.enter_context(work_folder(request.store, request.setup.config))
         return asyncio.run(_run(recipe, request, RecipeEngine(request.setup, store, folder, on_progress), stop))
 

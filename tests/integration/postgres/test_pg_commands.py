@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,8 @@ from support.postgres import asked, cluster, database_of
 from tokenmill.cli import run
 from tokenmill.cli.stopping import SignalStop
 from tokenmill.errors import StoreError
-from tokenmill.jobs import postgres as module
-from tokenmill.jobs import shutdown
 from tokenmill.jobs.address import Server
+from tokenmill.jobs.backend import Shutdown
 from tokenmill.jobs.models import Failure, Submission
 from tokenmill.jobs.output import Output, written_to
 from tokenmill.jobs.postgres_faults import Stopped
@@ -34,36 +31,24 @@ def one_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.fixture
-def waiting() -> Iterator[None]:
-    yield
-    shutdown.over()
+class Interrupted(Shutdown):
+    """Somebody presses Ctrl-C as soon as anybody waits for the server."""
 
-
-class Interrupted:
-    """Time in which somebody presses Ctrl-C as soon as anybody waits for the server."""
-
-    monotonic = staticmethod(time.monotonic)
-
-    def sleep(self, _: float) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
         os.kill(os.getpid(), signal.SIGINT)
-        end = time.monotonic() + 60
-        while shutdown.asked() is None:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        return super().wait(60)
 
 
-@pytest.mark.usefixtures("waiting")
-def test_ctrl_c_ends_the_waiting_for_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_the_waiting_for_a_server(tmp_path: Path) -> None:
     ends = list[StoreError]()
+    stop = SignalStop()
+    stop.shutdown = Interrupted()
     with cluster() as own:
-        store = Store(own.fresh())
+        store = Store(own.fresh(), shutdown=stop.shutdown)
         batch = submitted(store, tmp_path / "j", ["a"])
         own.stop()
-        monkeypatch.setattr(module, "time", Interrupted())
 
         async def main() -> int:
-            stop = SignalStop()
             stop.begin()
             stop.loaded()
             for _ in range(2):  # whoever comes behind does not begin anew

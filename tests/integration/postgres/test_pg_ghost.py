@@ -9,7 +9,7 @@ from support.cut_line import Line, line
 from support.jobs_store import pending, submitted
 from support.postgres import Cluster, asked, database_of
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs import leases, postgres
+from tokenmill.jobs import postgres
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.postgres_backend import Backend, end
@@ -62,12 +62,12 @@ def test_a_ghost_that_only_the_server_can_end_is_waited_for(
     monkeypatch.setattr(postgres, "end", lambda *_: None)
     waits = list[float]()
 
-    def pause(_server: Server, wait_s: float) -> None:
+    def pause(wait_s: float) -> None:
         waits.append(wait_s)
         if len(waits) == 3:
             asked(server, "SELECT pg_terminate_backend(?, 60000)", ghost.pid)
 
-    monkeypatch.setattr(leases, "pause", pause)
+    monkeypatch.setattr(database_of(store), "pause", pause)
     wire.cut()
     assert store.batch(batch.id).counts == Counts(pending=1, running=1)
     assert len(waits) == 3

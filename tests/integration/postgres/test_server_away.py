@@ -15,7 +15,7 @@ from support.run_cli import until
 from tokenmill.errors import StoreError
 from tokenmill.jobs import postgres as module
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import has_batches
+from tokenmill.jobs.backend import Shutdown, has_batches
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.reader import Reader
@@ -56,24 +56,26 @@ def test_the_server_is_told_when_to_let_go(server: Server) -> None:
             assert found == ("20s",)
 
 
-class Clock:
-    """Time that only goes on where somebody waits."""
+class Clock(Shutdown):
+    """Time that only goes on where somebody waits for the server."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 1000.0
 
     def monotonic(self) -> float:
         return self.now_s
 
-    def sleep(self, wait_s: float) -> None:
-        self.now_s += wait_s
+    def wait(self, timeout: float | None = None) -> bool:
+        self.now_s += timeout or 0.0
+        return False
 
 
 def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries, connected = Clock(), list[float](), module._connected
     monkeypatch.setattr(module, "time", clock)
     with cluster() as own:
-        store = Store(own.fresh())
+        store = Store(own.fresh(), shutdown=clock)
         batch = submitted(store, tmp_path / "j", ["a"])
         portion = store.portion(1)
         assert portion is not None
@@ -101,7 +103,7 @@ def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch
 def test_one_that_comes_back_is_found_again_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    with cluster() as own, Store(own.fresh()) as store:
+    with cluster() as own, Store(own.fresh(), shutdown=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         own.stop()
         with pytest.raises(StoreError, match="was lost"):
@@ -142,7 +144,7 @@ def test_a_server_that_stays_starting_up_is_an_error_after_a_minute(monkeypatch:
         server = own.fresh()
         with own.starting_up():
             with pytest.raises(Lost, match="cannot connect"):
-                Store(server)
+                Store(server, shutdown=clock)
             assert 1050 < clock.now_s <= 1060
 
 
@@ -151,11 +153,11 @@ def test_a_server_that_refuses_us_or_is_not_there_is_not_waited_for(monkeypatch:
     monkeypatch.setattr(module, "time", clock)
     with cluster() as own:
         with pytest.raises(Lost, match="cannot connect"):
-            Store(Server(own.url(user="nobody_here")))
+            Store(Server(own.url(user="nobody_here")), shutdown=clock)
         server = own.fresh()
         own.stop()
         with pytest.raises(Lost, match="cannot connect"):
-            Store(server)
+            Store(server, shutdown=clock)
     assert clock.now_s < 1001
 
 
