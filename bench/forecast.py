@@ -24,14 +24,12 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.public_runs import public  # noqa: E402
 from support.runs import Figure, h200, seeds  # noqa: E402
 from support.unseen_runs import unseen  # noqa: E402
-from tokenmill.planner.decode_time import decode_terms  # noqa: E402
-from tokenmill.planner.devices import devices  # noqa: E402
-from tokenmill.planner.prefill_time import prefill_terms  # noqa: E402
-from tokenmill.planner.rates import Rates, standard, table  # noqa: E402
-from tokenmill.planner.step_time import Missing  # noqa: E402
-from tokenmill.planner.work import Work, work  # noqa: E402
+from tokenmill.planner.speed.devices import devices  # noqa: E402
+from tokenmill.planner.speed.rates import Rates, standard, table  # noqa: E402
+from tokenmill.planner.speed.step_time import Missing, decode_terms, prefill_terms  # noqa: E402
+from tokenmill.planner.speed.work import Work, work  # noqa: E402
 
-RATES = ROOT / "src" / "tokenmill" / "plan" / "rates.toml"
+RATES = ROOT / "src/tokenmill/planner/speed/rates.toml"
 WEIGHTS = {"seed": 1.5, "A": 1.0, "B": 0.25, "h200": 1.0, "unseen": 0.0}
 PREFILL_WEIGHT = 0.3  # promised within 40 %, decode within 20 %
 PROMISED = {"decode": {"seed": 0.18, "h200": 0.24}, "prefill": {"seed": 0.37}}  # errors beyond cost dearly

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tokenmill.planner.rates import table
+from tokenmill.planner.speed.rates import table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "forecast.md"

@@ -38,10 +38,10 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.launch import spell
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.hosts import HostsPlan, Share
-from tokenmill.planner.hosts_forecast import worker_terms
-from tokenmill.planner.hosts_make import make_over
 from tokenmill.planner.make import make
+from tokenmill.planner.multi_host.forecast import worker_terms
+from tokenmill.planner.multi_host.hosts import HostsPlan, Share
+from tokenmill.planner.multi_host.make import make_over
 from tokenmill.planner.plan import Speed
 from tokenmill.units import MIB, format_bytes
 

@@ -34,8 +34,8 @@ from tokenmill.engine.measured import machine_id
 from tokenmill.engine.records import log_path
 from tokenmill.errors import TokenmillError
 from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
-from tokenmill.planner.calibration import Calibration
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.tuner.bench_rig import pids_of
 from tokenmill.tuner.measure import How, measure, prepare
 from tokenmill.tuner.point import Aim, Figures, TrialSettings

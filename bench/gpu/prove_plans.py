@@ -11,14 +11,13 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.native.from_plan import environment_of
 from tokenmill.native.worker_config import goal_for
-from tokenmill.planner.calibration import Calibration
 from tokenmill.planner.draft import capacity, make_draft
-from tokenmill.planner.fingerprint import fingerprint
-from tokenmill.planner.forecast import decode_speed, prefill_speed
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
-from tokenmill.planner.place import assemble, host_tier
+from tokenmill.planner.placement import assemble, fingerprint, host_tier
 from tokenmill.planner.plan import Ledger, Placement, Plan
+from tokenmill.planner.speed.calibration import Calibration
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.calibrate import calibration
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, TrialSettings

@@ -19,10 +19,10 @@ from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.model.synth import Kind
 from tokenmill.native.dry_run import ContextProjection, DryRun, project
-from tokenmill.planner.arena import buffer_bytes
-from tokenmill.planner.graph import draw
-from tokenmill.planner.kv_cells import Context, kv_bytes, largest_batch, output_bytes
-from tokenmill.planner.repack import is_repacked
+from tokenmill.planner.compute_graph.allocator import buffer_bytes
+from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.memory.kv_cells import Context, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.weights import is_repacked
 from tokenmill.units import KIB, MIB
 
 GHOSTS = [

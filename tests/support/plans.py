@@ -2,10 +2,10 @@
 
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.costs import Costs
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.ledger import ledger
-from tokenmill.planner.place import assemble
+from tokenmill.planner.memory.costs import Costs
+from tokenmill.planner.memory.ledger import ledger
+from tokenmill.planner.placement import assemble
 from tokenmill.planner.plan import Forecast, Plan, Settings
 from tokenmill.units import GIB
 

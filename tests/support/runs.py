@@ -13,8 +13,8 @@ from support.run_models import first_layers, model
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.model.profile import Profile, Tensor, TensorClass
-from tokenmill.planner.forecast import decode_speed, prefill_speed
 from tokenmill.planner.plan import Placement, Settings
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 

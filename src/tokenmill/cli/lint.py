@@ -23,7 +23,7 @@ from tokenmill.jobs.read import BadLine, Chunk, open_source, split
 from tokenmill.model.identity import identity_of
 from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
-from tokenmill.planner.forecast import prefill_speed
+from tokenmill.planner.speed.forecast import prefill_speed
 from tokenmill.tuner import history
 from tokenmill.tuner.history import Speed
 

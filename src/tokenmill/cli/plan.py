@@ -30,7 +30,7 @@ from tokenmill.model import catalog, ghost
 from tokenmill.model.read import read
 from tokenmill.planner.goal import DialectName
 from tokenmill.planner.make import make
-from tokenmill.planner.place import host_tier
+from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 

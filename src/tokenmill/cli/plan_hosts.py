@@ -19,8 +19,8 @@ from tokenmill.launch.patterns import tiers_by_pattern
 from tokenmill.launch.rpc import HostCommand
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.hosts import HostsPlan
-from tokenmill.planner.hosts_make import make_over
+from tokenmill.planner.multi_host.hosts import HostsPlan
+from tokenmill.planner.multi_host.make import make_over
 
 
 @Parameter(name="*")

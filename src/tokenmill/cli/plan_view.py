@@ -10,8 +10,7 @@ from rich.text import Text
 from tokenmill.cli.output import jsonable
 from tokenmill.hardware.machine import Tier
 from tokenmill.model.profile import Profile
-from tokenmill.planner.explain import to_buy
-from tokenmill.planner.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed
+from tokenmill.planner.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed, to_buy
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
 BAR = 16  # so that a row of large sizes still has 80 columns

@@ -2,7 +2,7 @@
 
 from tokenmill.doctor.facts import Facts
 from tokenmill.doctor.finding import Finding, Remedy, since, sysfs
-from tokenmill.planner.repack import WHEEL_ISA
+from tokenmill.planner.memory.weights import WHEEL_ISA
 
 _GOVERNOR = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
 _PREFERENCE = "/sys/devices/system/cpu/cpu*/cpufreq/energy_performance_preference"

@@ -21,10 +21,10 @@ from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_pro
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.launch.dialect import device_names
 from tokenmill.model.profile import TensorClass
-from tokenmill.planner.kv_cells import context_of, output_bytes
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.memory.kv_cells import context_of, output_bytes
+from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked
 from tokenmill.planner.plan import Item, Plan
-from tokenmill.planner.repack import WHEEL_ISA, is_repacked
-from tokenmill.planner.traits import TRAITS
 from tokenmill.units import MIB
 
 TOLERANCE = 0.05

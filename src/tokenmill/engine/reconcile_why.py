@@ -10,11 +10,11 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs.parsed import Asked
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.model.profile import TensorClass
-from tokenmill.planner.arena import buffer_bytes
-from tokenmill.planner.graph import draw
-from tokenmill.planner.kv_cells import context_of, largest_batch
+from tokenmill.planner.compute_graph.allocator import buffer_bytes
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.memory.kv_cells import context_of, largest_batch
 from tokenmill.planner.plan import Plan
-from tokenmill.planner.traits import TRAITS
 from tokenmill.units import format_bytes
 
 HOST = "host"

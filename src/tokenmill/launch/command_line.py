@@ -15,9 +15,9 @@ from tokenmill.launch.options import Options, is_flag, parse
 from tokenmill.launch.parsed import Program, ReadCommand
 from tokenmill.launch.patterns import layers_regex
 from tokenmill.launch.shell_words import Unwrapped, unwrap
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import DialectName, Goal
-from tokenmill.planner.ik_options import IkOptions
-from tokenmill.planner.traits import TRAITS
 from tokenmill.units import MIB
 
 DEFAULT_CACHE_RAM_MIB = 8192  # of llama.cpp and ik_llama.cpp alike

@@ -7,9 +7,9 @@ from tokenmill.launch.binding import binding
 from tokenmill.launch.flagset import FlagSet
 from tokenmill.launch.layers import gpu_order, layer_flags
 from tokenmill.launch.patterns import patterns
-from tokenmill.planner.offload import set_rows
-from tokenmill.planner.place import usable_gpus
+from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Command, Plan
+from tokenmill.planner.speed.offload import set_rows
 from tokenmill.units import MIB
 
 DEVICE_NAMES = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL"}

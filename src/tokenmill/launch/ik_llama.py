@@ -11,9 +11,9 @@ from tokenmill.launch.dialect import (
 )
 from tokenmill.launch.flagset import FlagSet
 from tokenmill.launch.layers import ALL_LAYERS
-from tokenmill.planner.ik_options import IkOptions
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.plan import Command, Plan
-from tokenmill.planner.traits import TRAITS
 from tokenmill.units import MIB
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q8_kv", "q6_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")

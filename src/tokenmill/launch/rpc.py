@@ -25,7 +25,7 @@ from tokenmill.launch.layers import layer_flags
 from tokenmill.launch.llama_cpp import CACHE_TYPES, OUTPUT_FIRST
 from tokenmill.launch.patterns import patterns
 from tokenmill.model.profile import TOKEN_EMBEDDINGS
-from tokenmill.planner.hosts import HostsPlan, Share
+from tokenmill.planner.multi_host.hosts import HostsPlan, Share
 from tokenmill.planner.plan import Command, Placement
 
 SERVER = "ggml-rpc-server"  # rpc-server before 2026

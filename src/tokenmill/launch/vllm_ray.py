@@ -10,7 +10,7 @@ from tokenmill.hardware.fleet import Host
 from tokenmill.launch import vllm
 from tokenmill.launch.flagset import FlagSet
 from tokenmill.launch.rpc import HostCommand
-from tokenmill.planner.hosts import HostsPlan
+from tokenmill.planner.multi_host.hosts import HostsPlan
 from tokenmill.planner.plan import Command
 
 RAY_PORT = 6379

@@ -22,7 +22,7 @@ from tokenmill.engine.fit_params import Buffer, last_lines
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.native import abi, breakdown
 from tokenmill.native.load_params import cache_type, place
-from tokenmill.planner.kv_cells import Context
+from tokenmill.planner.memory.kv_cells import Context
 from tokenmill.units import GIB, MIB
 
 TIME_LIMIT_S = 120.0

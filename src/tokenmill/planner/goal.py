@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmill.planner.ik_options import IkOptions
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.units import GIB, MIB
 
 DialectName = Literal[

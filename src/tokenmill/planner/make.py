@@ -10,14 +10,14 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.calibration import Calibration
-from tokenmill.planner.changes import Alternatives, changes_that_fit
+from tokenmill.planner.alternatives import Alternatives, changes_that_fit
 from tokenmill.planner.choices import DEFAULT_CONTEXT
 from tokenmill.planner.draft import Draft, make_draft
-from tokenmill.planner.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.place import host_tier
+from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Decision, Placement, Plan
+from tokenmill.planner.speed.calibration import Calibration
+from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.units import format_bytes, format_gb_s
 
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # the engines' default first

@@ -7,15 +7,16 @@ tiers of a machine               what a plan puts there
   disk            experts beyond all memory, read through the page cache at every use
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, Tensor
-from tokenmill.planner.calibration import Calibration
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import DialectName, Goal
-from tokenmill.planner.ik_options import IkOptions
+from tokenmill.planner.speed.calibration import Calibration
 
 Item = Literal["weights", "kv", "compute", "staging", "repack", "prompt_cache", "runtime", "reserve"]
 ITEMS: tuple[Item, ...] = ("weights", "kv", "compute", "staging", "repack", "prompt_cache", "runtime", "reserve")
@@ -261,3 +262,26 @@ class Plan:
         from tokenmill.planner.render import as_html  # noqa: PLC0415  it imports this module
 
         return as_html(self)
+
+
+_KINDS = (
+    (r"pcie", "copying experts over PCIe", "a wider PCIe link, or GPU memory that holds them"),
+    (r"(dram|pmem|disk) ", "reading weights and cache from host memory", "GPU memory, or faster host memory"),
+    (r"processors", "the processors' arithmetic", "more or newer cores, or GPU memory for what they compute"),
+    (r"gpu\d+ (weights|experts|attention)", "the GPUs' own work", "a faster GPU, or a second for a larger share"),
+    (r"", "hops, launches and other fixed costs", "fewer GPUs with more memory each"),
+)
+"""(start of a term's name, what that is, what makes it less)."""
+
+
+def to_buy(name: str, speed: Speed) -> str | None:
+    """The largest kind of cost and what would lower it; None where nothing was forecast."""
+    total = sum(term.seconds for term in speed.terms)
+    if total <= 0:
+        return None
+    shares = dict.fromkeys(_KINDS, 0.0)
+    for term in speed.terms:
+        kind = next(kind for kind in _KINDS if re.match(kind[0], term.name))
+        shares[kind] += term.seconds / total
+    (_, what, remedy), share = max(shares.items(), key=lambda item: item[1])
+    return f"{share:.0%} of {name} is {what}: what helps most is {remedy}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.place import assemble, host_tier, os_reserve, usable_gpus
+from tokenmill.planner.placement import assemble, host_tier, os_reserve, usable_gpus
 from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
 from tokenmill.units import GIB, MIB
 

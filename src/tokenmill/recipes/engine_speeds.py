@@ -9,8 +9,8 @@ from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.expected import Rates
-from tokenmill.planner.forecast import TOGETHER, decode_speed, prefill_speed
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.forecast import TOGETHER, decode_speed, prefill_speed
 from tokenmill.recipes.engine import build_here
 from tokenmill.recipes.estimate import Speeds
 from tokenmill.recipes.stage_speeds import from_paces, paces

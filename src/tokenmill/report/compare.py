@@ -6,7 +6,7 @@ from statistics import median
 from tokenmill.engine.measured import Record
 from tokenmill.engine.reconcile import HOST, Row
 from tokenmill.hardware.machine import Tier
-from tokenmill.planner.place import host_tier
+from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import ITEMS, Plan
 from tokenmill.report.curves import dial_words
 from tokenmill.report.report import Comparison, Loaded, Origin, Part, TierPicture

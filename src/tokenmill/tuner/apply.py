@@ -14,11 +14,11 @@ from tokenmill.engine import measured
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.identity import identity_of
 from tokenmill.model.profile import Profile
-from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
+from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Decision, Plan
-from tokenmill.planner.rates import Family
+from tokenmill.planner.speed.rates import Family
 from tokenmill.tuner import history
 from tokenmill.tuner.calibrate import calibration, main_family
 from tokenmill.tuner.point import OperatingPoint

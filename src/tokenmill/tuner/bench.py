@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
-from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Plan, Settings
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.bench_cache import TAIL, CacheEffect, cache, first
 from tokenmill.tuner.bench_energy import Energy, energy
 from tokenmill.tuner.bench_rig import Rig

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Literal
 
 from tokenmill.engine.measured import types_of
-from tokenmill.planner.calibration import Calibration, Correction
-from tokenmill.planner.fingerprint import fingerprint, kinds
-from tokenmill.planner.forecast import decode_speed, prefill_speed
+from tokenmill.planner.placement import fingerprint, kinds
 from tokenmill.planner.plan import Plan
-from tokenmill.planner.rates import Family, family
+from tokenmill.planner.speed.calibration import Calibration, Correction
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
+from tokenmill.planner.speed.rates import Family, family
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures
 from tokenmill.tuner.predicted import settings_at

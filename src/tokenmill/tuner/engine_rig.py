@@ -17,8 +17,8 @@ from tokenmill.engine.warm import fill_ahead
 from tokenmill.errors import EngineError
 from tokenmill.native.worker_config import INTERACTIVE_LANES, goal_for, sequences_for
 from tokenmill.planner.make import make
-from tokenmill.planner.offload import set_rows
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.offload import set_rows
 from tokenmill.tuner.point import TrialSettings
 
 LOAD_CONTEXT = 256  # a load makes a small context of the plan's own kind: bad dials must not look like a bad load

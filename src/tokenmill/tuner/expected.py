@@ -1,7 +1,7 @@
 """What the forecast says of dials, in the figures that a trial measures. Pure."""
 
-from tokenmill.planner.forecast import decode_speed, prefill_speed
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.point import Aim, Figures, TrialSettings
 from tokenmill.tuner.predicted import forecaster, settings_at
 

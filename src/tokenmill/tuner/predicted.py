@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tokenmill.planner.draft import make_draft
-from tokenmill.planner.fingerprint import UNKNOWN, fingerprint
-from tokenmill.planner.forecast import decode_speed, prefill_speed
-from tokenmill.planner.offload import set_rows
+from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Plan, Settings
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
+from tokenmill.planner.speed.offload import set_rows
 from tokenmill.tuner.point import Aim, TrialSettings
 
 

@@ -17,8 +17,8 @@ from tokenmill.hardware.limits import parse_cgroup
 from tokenmill.hardware.linux import parse_meminfo
 from tokenmill.hardware.mounts import parse_mountinfo
 from tokenmill.launch.binding import HOST_TIERS
-from tokenmill.planner.ledger import FIRST_PROMPT_TOKENS
-from tokenmill.planner.place import host_tier
+from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
+from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import LedgerRow, Plan
 from tokenmill.tuner.soak import Reading
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tokenmill.launch.binding import HOST_TIERS
-from tokenmill.planner.fingerprint import fingerprint
-from tokenmill.planner.forecast import decode_speed
+from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.tuner.bench import dials_of, last_part
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, PointScope

@@ -11,9 +11,9 @@ from math import log
 from typing import Any
 
 from tokenmill.model.blocks import BY_NAME
-from tokenmill.planner.fingerprint import fingerprint
-from tokenmill.planner.offload import left_to_cards, rows_in_force
+from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan, Settings
+from tokenmill.planner.speed.offload import left_to_cards, rows_in_force
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.predicted import fits, forecaster, settings_at
 

@@ -15,8 +15,8 @@ from tokenmill.launch import Finding, ReadCommand, findings_for, read_command, s
 from tokenmill.launch.files import write_as
 from tokenmill.launch.shell_words import unwrap
 from tokenmill.model.read import read
+from tokenmill.planner.compute_graph.ik_options import IK_SPRING_2026
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.ik_options import IK_SPRING_2026
 from tokenmill.units import GIB, MIB
 
 COMMANDS = Path(__file__).parents[2] / "data" / "commands"

@@ -20,8 +20,8 @@ from tokenmill.launch.rpc import HostCommand
 from tokenmill.model.profile import TensorClass
 from tokenmill.model.read import read as read_model
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.hosts import HostsPlan
-from tokenmill.planner.hosts_make import make_over
+from tokenmill.planner.multi_host.hosts import HostsPlan
+from tokenmill.planner.multi_host.make import make_over
 from tokenmill.units import GIB
 
 read = cache(read_model)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.planner.arena import Step, buffer_bytes
+from tokenmill.planner.compute_graph.allocator import Step, buffer_bytes
 
 
 def size(*steps: Step) -> int:

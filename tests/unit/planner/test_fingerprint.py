@@ -7,7 +7,7 @@ import pytest
 from support.plans import placed, settings
 from support.run_models import model
 from tokenmill.model.profile import TensorClass
-from tokenmill.planner.fingerprint import UNKNOWN, fingerprint, kinds
+from tokenmill.planner.placement import UNKNOWN, fingerprint, kinds
 
 KIMI = model("kimi-k2.5:Q4_K_S")
 

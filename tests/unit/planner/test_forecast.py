@@ -10,8 +10,8 @@ from support.runs import all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Disk, Gpu, Machine, Measurements, Rate
 from tokenmill.model.profile import Profile
-from tokenmill.planner.forecast import Calibration, Correction, decode_speed, forecast, prefill_speed
 from tokenmill.planner.plan import Forecast, Speed
+from tokenmill.planner.speed.forecast import Calibration, Correction, decode_speed, forecast, prefill_speed
 
 KIMI = "kimi-k2.5:Q4_K_S"
 

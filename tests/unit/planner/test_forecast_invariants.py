@@ -13,9 +13,9 @@ from support.runs import on_cards, on_processors, settings
 from tokenmill.hardware import catalog
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.forecast import decode_speed, prefill_speed
 from tokenmill.planner.plan import Placement, Settings
-from tokenmill.planner.rates import Rates, family, standard, table
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
+from tokenmill.planner.speed.rates import Rates, family, standard, table
 
 MACHINES = ("epyc-9175f", "desktop-ddr5", "threadripper-pro-3995wx", "epyc-9374f")
 MODELS = ("kimi-k2.5:Q4_K_S", "gpt-oss-120b:MXFP4_MOE", "qwen3-235b-a22b:Q8_0", "llama-3.3-70b:Q4_K_M")

@@ -11,7 +11,7 @@ from verify_plans import plans
 
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
-from tokenmill.planner.costs import Costs
+from tokenmill.planner.memory.costs import Costs
 from tokenmill.planner.plan import Item, Plan
 from tokenmill.units import MIB
 

@@ -14,11 +14,11 @@ from tokenmill.hardware.machine import Cpu, Disk, Dram, Gpu, Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read as read_model
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.hosts import HostsPlan, part_of
-from tokenmill.planner.hosts_make import make_over
-from tokenmill.planner.hosts_vllm import stage_layers
-from tokenmill.planner.link import reduce_terms, rpc_terms
 from tokenmill.planner.make import make
+from tokenmill.planner.multi_host.forecast import reduce_terms, rpc_terms
+from tokenmill.planner.multi_host.hosts import HostsPlan, part_of
+from tokenmill.planner.multi_host.make import make_over
+from tokenmill.planner.multi_host.vllm import stage_layers
 from tokenmill.planner.plan import Speed
 from tokenmill.units import GIB
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.ik import model, settings
-from tokenmill.planner.ik_fit import DEFAULT_MARGIN_BYTES, FitSizes, fit_sizes, free_at_start, own_fit
-from tokenmill.planner.ik_options import IK_FIRST_FIT, IK_SPRING_2026, IkOptions
+from tokenmill.planner.compute_graph.ik_memory import DEFAULT_MARGIN_BYTES, FitSizes, fit_sizes, free_at_start, own_fit
+from tokenmill.planner.compute_graph.ik_options import IK_FIRST_FIT, IK_SPRING_2026, IkOptions
 from tokenmill.units import GIB, MIB
 
 KIMI = model("kimi-k2.5:Q4_X")

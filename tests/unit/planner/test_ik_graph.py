@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from support.ik import minimax_m2, model, settings
 from tokenmill.model.profile import Profile
-from tokenmill.planner.ik_attention import Latent
-from tokenmill.planner.ik_memory import ik_compute_bytes, ik_cpu_compute_bytes, ik_host_compute_bytes
-from tokenmill.planner.ik_options import IK_2025, IkOptions
+from tokenmill.planner.compute_graph.ik_attention import Latent
+from tokenmill.planner.compute_graph.ik_memory import ik_compute_bytes, ik_cpu_compute_bytes, ik_host_compute_bytes
+from tokenmill.planner.compute_graph.ik_options import IK_2025, IkOptions
 from tokenmill.units import MIB
 
 PAGE = 0.02  # MiB; the last card's output ids come in earlier than drawn

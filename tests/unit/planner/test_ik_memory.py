@@ -6,17 +6,20 @@ import pytest
 
 from support.ik import minimax_m2, model, settings
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.planner.ik_fit import OwnFit, fit_sizes, free_at_start, own_fit
-from tokenmill.planner.ik_memory import (
+from tokenmill.planner.compute_graph.ik_memory import (
     DRIVER_BYTES,
+    OwnFit,
+    fit_sizes,
+    free_at_start,
     ik_compute_bytes,
     ik_derived_bytes,
     ik_growth_bytes_per_token,
     ik_kv_bytes,
     ik_load_extra_bytes,
     ik_runtime_bytes,
+    own_fit,
 )
-from tokenmill.planner.ik_options import IK_2025, IK_FIRST_FIT, IK_SPRING_2026, IkOptions
+from tokenmill.planner.compute_graph.ik_options import IK_2025, IK_FIRST_FIT, IK_SPRING_2026, IkOptions
 from tokenmill.planner.plan import Settings
 from tokenmill.units import GIB, MIB
 

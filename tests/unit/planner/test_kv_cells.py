@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import LayerCache, Profile
-from tokenmill.planner.kv_cells import PAD, Context, cells, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.kv_cells import PAD, Context, cells, kv_bytes, largest_batch, output_bytes
 from tokenmill.units import MIB
 
 

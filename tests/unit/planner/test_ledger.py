@@ -8,10 +8,10 @@ from support.slices import kimi_slice
 from tokenmill.hardware.catalog import find
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.planner.costs import Costs, costs_of
 from tokenmill.planner.goal import DialectName, Goal
-from tokenmill.planner.ledger import ledger
-from tokenmill.planner.place import assemble
+from tokenmill.planner.memory.costs import Costs, costs_of
+from tokenmill.planner.memory.ledger import ledger
+from tokenmill.planner.placement import assemble
 from tokenmill.planner.plan import Ledger, Settings
 from tokenmill.units import MIB
 

@@ -17,11 +17,11 @@ from tokenmill.hardware import machine_file
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 from tokenmill.native.worker_config import goal_for, most_lanes, sequences_for
-from tokenmill.planner.forecast import decode_speed
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
-from tokenmill.planner.offload import rows_in_force, set_rows, there
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.forecast import decode_speed
+from tokenmill.planner.speed.offload import rows_in_force, set_rows, there
 from tokenmill.tuner.point import Aim, Figures, Trial
 from tokenmill.tuner.predicted import forecaster
 from tokenmill.tuner.search import Search

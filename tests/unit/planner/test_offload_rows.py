@@ -6,11 +6,11 @@ import pytest
 
 from support.run_models import model
 from tokenmill.hardware.catalog import find
-from tokenmill.planner.forecast import decode_speed, prefill_speed
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
-from tokenmill.planner.offload import rows_in_force, set_rows
 from tokenmill.planner.plan import Plan, Speed
+from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
+from tokenmill.planner.speed.offload import rows_in_force, set_rows
 
 KIMI = "kimi-k2.5:Q4_K_S"
 

@@ -6,8 +6,8 @@ import pytest
 
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.planner.kv_cells import Context
-from tokenmill.planner.pool import pool_bytes
+from tokenmill.planner.memory.kv_cells import Context
+from tokenmill.planner.memory.weights import pool_bytes
 
 KIMI, LLAMA = "kimi-k2.5:Q4_X", "llama-3.3-70b:Q4_K_M"
 

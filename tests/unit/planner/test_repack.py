@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.model.profile import Tensor, TensorClass
-from tokenmill.planner.repack import WHEEL_ISA, is_repacked, repacked
+from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked, repacked
 
 AVX512 = {"avx2", "avx512f"}
 ARM = {"neon", "dotprod"}

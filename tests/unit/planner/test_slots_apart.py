@@ -7,8 +7,8 @@ import pytest
 from support.run_models import model
 from tokenmill.hardware.catalog import find
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.kv_cells import Context, context_of, kv_bytes
 from tokenmill.planner.make import make
+from tokenmill.planner.memory.kv_cells import Context, context_of, kv_bytes
 from tokenmill.planner.plan import Item, Plan
 
 EPYC = find("epyc-9175f")

@@ -11,11 +11,11 @@ from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.read import read
-from tokenmill.planner.fingerprint import fingerprint
-from tokenmill.planner.forecast import Calibration, Correction
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
+from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.forecast import Calibration, Correction
 from tokenmill.tuner.calibrate import MOST, calibration, correction, main_family, newest_builds, predicted
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, TrialSettings

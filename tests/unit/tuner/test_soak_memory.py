@@ -9,7 +9,7 @@ from tokenmill.engine.loading_process import ProcessMemory
 from tokenmill.hardware import nvml
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read
-from tokenmill.planner.ledger import FIRST_PROMPT_TOKENS
+from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.tuner.point import PointScope
 from tokenmill.tuner.soak import Reading, Step
 from tokenmill.tuner.soak_memory import Gauge, Group, host_reading, predicted_bytes, read_groups

@@ -1,0 +1,115 @@
+"""Replays how ggml's graph allocator packs the intermediate results of one computation into one buffer.
+
+The size of a compute buffer is not the largest sum of live tensors: blocks are reused best-fit, a hole that is
+one page too small is passed over, and a view that nobody reads keeps what it looks at alive. Replaying the very
+rule gives the very size. Nothing here knows a model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+ALIGNMENT = 128  # CUDA's; the CPU's 32 differs by less than a page in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation: what it writes, what it reads, and whether it may write over what it reads."""
+
+    bytes: int
+    reads: tuple[int, ...] = ()  # indices of earlier steps
+    view_of: int | None = None  # takes no memory of its own: looks at that step's, which is no view itself
+    in_place: bool = False  # may write over the first read of its size that nobody else needs, but not through a view
+    external: bool = False  # writes into memory outside the buffer (the cache)
+    keep: bool = False  # a result of the whole graph, never freed
+    is_input: bool = False  # filled before the graph runs, placed before everything else
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Free blocks by offset; the last one has no end. Every method changes it."""
+
+    free: list[list[int]] = field(default_factory=lambda: [[0, 1 << 62]])
+    peak: int = 0
+
+    def take(self, size: int) -> int:
+        """Place `size` bytes in the smallest hole that holds them, else at the end."""
+        fits = [index for index, block in enumerate(self.free[:-1]) if block[1] >= size]
+        # ggml keeps the last of equally small holes
+        best = min(fits, key=lambda index: (self.free[index][1], -index), default=len(self.free) - 1)
+        block = self.free[best]
+        offset = block[0]
+        block[0] += size
+        block[1] -= size
+        if block[1] == 0:
+            del self.free[best]
+        self.peak = max(self.peak, offset + size)
+        return offset
+
+    def give_back(self, offset: int, size: int) -> None:
+        """Free a placed block and join it with its neighbours."""
+        if size == 0:
+            return
+        index = next(i for i, block in enumerate(self.free) if block[0] > offset)
+        self.free.insert(index, [offset, size])
+        for left in (index, index - 1):
+            if left >= 0 and self.free[left][0] + self.free[left][1] == self.free[left + 1][0]:
+                self.free[left][1] += self.free[left + 1][1]
+                del self.free[left + 1]
+
+
+class _Replay:
+    """One run through a graph's steps."""
+
+    def __init__(self, steps: Sequence[Step], alignment: int) -> None:
+        self.steps = steps
+        self.alignment = alignment
+        self.arena = _Buffer()
+        self.place: dict[int, tuple[int, int]] = {}  # step -> offset, bytes
+        self.readers, self.views = [0] * len(steps), [0] * len(steps)  # still to come
+        for step in steps:
+            for read in step.reads:
+                self.readers[read] += 1
+            if step.view_of is not None:
+                self.views[step.view_of] += 1
+
+    def allocate(self, index: int) -> None:
+        """Give a step its memory; changes the arena."""
+        step = self.steps[index]
+        if index in self.place or step.external or step.view_of is not None:
+            return
+        if step.in_place:
+            for read in step.reads:
+                alone = self.readers[read] == 1 and self.views[read] == 0 and not self.steps[read].keep
+                if alone and read in self.place and self.steps[read].bytes == step.bytes:
+                    self.place[index] = self.place.pop(read)
+                    return
+        size = -(-step.bytes // self.alignment) * self.alignment
+        self.place[index] = self.arena.take(size), size
+
+    def has_read(self, read: int) -> None:
+        """Count one reader off and free what nobody needs any more; changes the arena."""
+        self.readers[read] -= 1
+        if self.readers[read] or self.views[read]:
+            return
+        owner = self.steps[read].view_of
+        if owner is None:
+            owner = read
+        else:
+            self.views[owner] -= 1
+        unused = self.readers[owner] == 0 and self.views[owner] == 0
+        if unused and owner in self.place and not self.steps[owner].keep:
+            self.arena.give_back(*self.place.pop(owner))
+
+
+def buffer_bytes(steps: Sequence[Step], alignment: int = ALIGNMENT) -> int:
+    """Bytes of the buffer that holds this graph's intermediate results."""
+    replay = _Replay(steps, alignment)
+    for index, step in enumerate(steps):
+        if step.is_input:
+            replay.allocate(index)
+    for index, step in enumerate(steps):
+        if not step.is_input:
+            replay.allocate(index)
+        for read in step.reads:
+            replay.has_read(read)
+    return replay.arena.peak

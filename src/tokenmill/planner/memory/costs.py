@@ -1,0 +1,224 @@
+"""What one model with one set of settings takes, piece by piece: the prices that `place` shops with.
+
+KV is whole cells; compute buffers are replayed (`graph`, `arena`) over a few typical layers, which gives the same size
+as all of them in a fraction of the time. Knows engines, not machines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from tokenmill.model.profile import Profile, Tensor, TensorClass
+from tokenmill.planner.compute_graph.allocator import buffer_bytes
+from tokenmill.planner.compute_graph.engines import TRAITS, Traits
+from tokenmill.planner.compute_graph.ik_llama import experts_travel
+from tokenmill.planner.compute_graph.ik_memory import (
+    ik_compute_bytes,
+    ik_cpu_compute_bytes,
+    ik_derived_bytes,
+    ik_growth_bytes_per_token,
+    ik_host_compute_bytes,
+    ik_kv_bytes,
+    ik_load_extra_bytes,
+    ik_runtime_bytes,
+)
+from tokenmill.planner.compute_graph.ik_options import IkOptions
+from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.memory.kv_cells import Context, context_of, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.weights import CONTEXT_BYTES, pool_bytes
+from tokenmill.planner.plan import Settings
+
+EXPERTS = TensorClass.ROUTED_EXPERTS
+
+
+class Costs:
+    """Prices in bytes. Nothing changes after construction; answers are kept."""
+
+    def __init__(self, profile: Profile, settings: Settings) -> None:
+        self.profile = profile
+        self.settings = settings
+        self.traits: Traits = TRAITS[settings.engine]
+        self.context: Context = context_of(settings)
+        self.tensors: list[list[Tensor]] = [[] for _ in range(profile.layers)]
+        for tensor in profile.tensors:
+            if tensor.layer is not None and tensor.layer < profile.layers:
+                self.tensors[tensor.layer].append(tensor)
+        self.kv: tuple[int, ...] = self._kv()
+        self._kinds = [self._kind(layer) for layer in range(profile.layers)]
+        self._device = cache(self._device_bytes)
+
+    def base(self, layer: int) -> int:
+        """What a layer takes on the device that computes it, without its routed experts."""
+        weights = sum(tensor.bytes for tensor in self.tensors[layer] if tensor.cls is not EXPERTS)
+        return self.kv[layer] + weights + self.derived(layer) + self.expert_cache(1)
+
+    def expert_cache(self, layers: int) -> int:
+        """The device's cache for experts kept on the host: divided over the cards as the layers are."""
+        return -(-self.settings.moe_cache_bytes * layers // self.profile.layers) if self.profile.layers else 0
+
+    def experts(self, layer: int) -> int:
+        """A layer's routed experts."""
+        return sum(tensor.bytes for tensor in self.tensors[layer] if tensor.cls is EXPERTS)
+
+    @property
+    def head(self) -> int:
+        """Weights of the output; a tied output is a second copy of the embedding."""
+        outside = [tensor for tensor in self.profile.tensors if tensor.layer is None]
+        tied = self.profile.tied_output
+        return sum(t.bytes for t in outside if t.cls is not TensorClass.EMBEDDING or tied)
+
+    @property
+    def moves_to_gpu(self) -> bool:
+        """Whether a full micro-batch's products with host weights are computed on the GPU."""
+        rows = self.traits.offload_rows
+        return rows is not None and self.context.largest_ubatch >= rows
+
+    def compute(self, layers: Sequence[int], *, head: bool) -> int:
+        """Compute buffer of a GPU that has these layers, without what is staged."""
+        return self._device(self._typical(layers), False, head, False)
+
+    def staging(self, layers: Sequence[int], *, head: bool, staged: Sequence[int]) -> int:
+        """What copying the experts of `staged` layers from the host adds to that."""
+        if not any(self.experts(layer) for layer in staged) or not self.moves_to_gpu:
+            return 0
+        largest = max(
+            staged, key=lambda layer: max((t.bytes for t in self.tensors[layer] if t.cls is EXPERTS), default=0)
+        )
+        typical = tuple(sorted({*self._typical(layers), largest}))
+        return max(0, self._device(typical, False, head, True) - self.compute(layers, head=head))
+
+    @property
+    def lends_host_layers(self) -> bool:
+        """Whether the first GPU also computes large batches of the layers that live on the host."""
+        return self.moves_to_gpu
+
+    def lent(self, layers: Sequence[int]) -> int:
+        """What copying in their cache takes there and, where they have no experts, their largest matrix."""
+        if not layers or not self.lends_host_layers:
+            return 0
+        # K and V of a latent cache are two views of one tensor, and both are copied.
+        twice = max(self.kv[layer] * (2 if self.profile.cache[layer].kind == "latent" else 1) for layer in layers)
+        if any(self.experts(layer) for layer in layers):
+            return twice
+        return twice + max((tensor.bytes for layer in layers for tensor in self.tensors[layer]), default=0)
+
+    def host_compute(self, layers: Sequence[int], *, head: bool) -> int:
+        """Compute buffer in host memory; `layers` are those the processors compute."""
+        return self._device(self._typical(layers), True, head, False)
+
+    @property
+    def process(self) -> int:
+        """The engine's process in host memory: itself, and the logits it keeps for every sequence."""
+        return self.traits.process_bytes + output_bytes(self.profile, self.context)
+
+    def derived(self, layer: int) -> int:
+        """Weights that the engine makes out of others while loading."""
+        return 0
+
+    def runtime(self, gpus: int, capability: str | None = None) -> int:
+        """Driver context, kernels, workspaces and scratch on each of so many GPUs of a compute capability."""
+        return CONTEXT_BYTES.get(capability or "", self.traits.runtime_bytes) + pool_bytes(self.profile, self.context)
+
+    def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
+        """What a GPU with these layers takes beyond its buffers with so many tokens in the context; None: all."""
+        return 0
+
+    @property
+    def load_extra(self) -> int:
+        """What rewriting tensors while loading takes for a moment in host memory."""
+        return 0
+
+    def _kv(self) -> tuple[int, ...]:
+        sizes = kv_bytes(self.profile, self.context)
+        if not self.traits.stores_latent_v:
+            return sizes
+        type_k = self.settings.cache_type_k
+        type_v = self.settings.cache_type_v
+        return tuple(
+            round(layer.bytes_per_token(type_k, type_v, latent_v=True) * self.settings.cells)
+            if layer.kind == "latent"
+            else size
+            for layer, size in zip(self.profile.cache, sizes, strict=True)
+        )
+
+    def _device_bytes(self, layers: tuple[int, ...], embed: bool, head: bool, staged: bool) -> int:
+        old = self.traits.graph_of_2025
+        found = largest_batch(self.profile, self.context)
+        batch = replace(found, mixes_embeddings=not old, casts_mask=old, fuses=not (embed or old))
+        sketch = draw(self.profile, batch, layers, embed=embed, head=head, staged=layers if staged else ())
+        return buffer_bytes(sketch.steps)
+
+    def _kind(self, layer: int) -> object:
+        return self.profile.cache[layer], tuple((tensor.cls, tensor.shape) for tensor in self.tensors[layer])
+
+    def _typical(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """Two layers of each kind, the model's first and its last: their buffer is as large as that of all."""
+        kinds: dict[object, list[int]] = {}
+        for layer in layers:
+            kinds.setdefault(self._kinds[layer], []).append(layer)
+        edges = {layer for layer in (0, self.profile.layers - 1) if layer in layers}
+        return tuple(sorted(edges.union(*(same[:2] for same in kinds.values()))))
+
+
+class IkCosts(Costs):
+    """The same for ik_llama.cpp, whose graphs and cache are its own."""
+
+    def __init__(self, profile: Profile, settings: Settings) -> None:
+        self.options = settings.ik or TRAITS[settings.engine].ik or IkOptions()
+        super().__init__(profile, settings)
+
+    @property
+    def moves_to_gpu(self) -> bool:
+        """Whether a full micro-batch's products with host experts are computed on the GPU."""
+        return experts_travel(self.profile, self.settings, self.options)
+
+    @property
+    def lends_host_layers(self) -> bool:
+        """Not known of ik_llama.cpp: the processors are taken to compute their own layers."""
+        return False
+
+    def derived(self, layer: int) -> int:
+        """`attn_kv_b`, made out of its two halves."""
+        return ik_derived_bytes(self.profile, (layer,), options=self.options)
+
+    def runtime(self, gpus: int, capability: str | None = None) -> int:
+        """Driver context and, with several GPUs, communicators: fitted on two reports."""
+        return ik_runtime_bytes(gpus, options=self.options)
+
+    def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
+        """16-bit temporaries of the matrix library grow with the context that is in use."""
+        per_token = ik_growth_bytes_per_token(self.profile, self.settings, tuple(layers), options=self.options)
+        cells = self.settings.cells
+        return per_token * (cells if tokens is None else min(tokens, cells))
+
+    @property
+    def load_extra(self) -> int:
+        """Merging up and gate keeps both for a moment."""
+        return ik_load_extra_bytes(self.profile, options=self.options)
+
+    def _kv(self) -> tuple[int, ...]:
+        sizes = (
+            ik_kv_bytes(self.profile, self.settings, (layer,), options=self.options)
+            for layer in range(self.profile.layers)
+        )
+        return tuple(sizes)
+
+    def _device_bytes(self, layers: tuple[int, ...], embed: bool, head: bool, staged: bool) -> int:
+        if not embed:
+            return ik_compute_bytes(
+                self.profile,
+                self.settings,
+                layers,
+                head=head,
+                first=0 in layers,
+                staged=layers if staged else (),
+                options=self.options,
+            )
+        if layers:
+            return ik_cpu_compute_bytes(self.profile, self.settings, options=self.options)
+        return ik_host_compute_bytes(self.profile, self.settings, options=self.options)
+
+
+def costs_of(profile: Profile, settings: Settings) -> Costs:
+    """The prices of the engine that the settings name."""
+    return IkCosts(profile, settings) if TRAITS[settings.engine].ik else Costs(profile, settings)

@@ -1,0 +1,134 @@
+"""How many KV cells llama.cpp keeps for a context, and the bytes they take: its own rounding, in whole numbers.
+
+           one cache for all sequences (unified)          a cache for each sequence
+  full     the whole context, padded to 256               context / sequences, padded to 256, for each
+  window   span x sequences + micro-batch, padded,        span + micro-batch, padded, for each
+           never more than the full one                   never more than the full one
+
+Holds for llama.cpp since late 2025 (padding of windows to 256; latent caches store K alone). Knows no other engine.
+"""
+
+from dataclasses import dataclass
+
+from tokenmill.model.blocks import BY_NAME
+from tokenmill.model.profile import LayerCache, Profile
+from tokenmill.planner.compute_graph.builder import F32, MicroBatch
+from tokenmill.planner.plan import Settings
+
+PAD = 256  # cells
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One llama.cpp context as it is asked for."""
+
+    tokens: int  # of one sequence
+    sequences: int = 1
+    ubatch: int = 512
+    batch: int = 2048
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attention: bool = True
+    unified: bool = True  # one cache for all sequences; --kv-unified
+    full_windows: bool = False  # sliding windows keep the whole context; --swa-full
+    outputs: int | None = None  # tokens of a batch whose logits are kept; None: all. llama-server keeps one a sequence
+
+    @property
+    def size(self) -> int:
+        """Tokens of all sequences together, as llama.cpp is asked for them (n_ctx)."""
+        return self.tokens * self.sequences
+
+    @property
+    def streams(self) -> int:
+        """Separate caches."""
+        return 1 if self.unified else self.sequences
+
+    @property
+    def largest_batch(self) -> int:
+        """Tokens in one call, at most (n_batch)."""
+        return min(self.size, self.batch)
+
+    @property
+    def largest_ubatch(self) -> int:
+        """Tokens computed at once, at most (n_ubatch)."""
+        return min(self.largest_batch, self.ubatch)
+
+
+def context_of(settings: Settings, *, unified: bool = True, outputs: int | None = None) -> Context:
+    """The context that a plan's settings ask for; not `unified`: with a cache for each sequence, whatever they say."""
+    return Context(
+        tokens=settings.context,
+        sequences=settings.sequences,
+        ubatch=settings.ubatch,
+        batch=settings.batch,
+        type_k=settings.cache_type_k,
+        type_v=settings.cache_type_v,
+        flash_attention=settings.flash_attention,
+        unified=unified and settings.unified,
+        full_windows=settings.full_windows,
+        outputs=settings.output_rows if outputs is None else outputs,
+    )
+
+
+def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: bool) -> int:
+    """Cells of one stream's cache in one layer; `context` is one sequence's, `span` that of a sliding window."""
+    together = _padded(context * sequences)
+    full = together if unified else _padded(together // sequences)
+    if span is None:
+        return full
+    return _padded(min(full, span * (sequences if unified else 1) + ubatch))
+
+
+def kv_bytes(profile: Profile, context: Context) -> tuple[int, ...]:
+    """Bytes of each layer's cache, all streams together, recurrent state included."""
+    # Stored transposed, V has the same width in every layer.
+    widest = 0 if context.flash_attention else max((layer.v_elements for layer in profile.cache), default=0)
+    return tuple(_layer_bytes(layer, context, widest) for layer in profile.cache)
+
+
+def output_bytes(profile: Profile, context: Context) -> int:
+    """Bytes of the buffer that the host keeps for logits from the start: a row for each sequence."""
+    return (profile.vocabulary or 0) * context.sequences * F32
+
+
+def largest_batch(profile: Profile, context: Context) -> MicroBatch:
+    """The micro-batch that compute buffers are reserved for."""
+    spans = [layer.span_tokens for layer in profile.cache if layer.span_tokens is not None]
+    tokens = min(_padded(context.size), context.largest_ubatch)
+    wanted = context.largest_batch if context.outputs is None else context.outputs
+    return MicroBatch(
+        tokens=-(-tokens // context.sequences) * context.sequences,
+        cells=_layer_cells(LayerCache("full"), context),
+        window_cells=_layer_cells(LayerCache("window", span_tokens=max(spans)), context) if spans else None,
+        outputs=min(tokens, wanted),
+        flash_attention=context.flash_attention,
+        cache_type_k=context.type_k,
+        cache_type_v=context.type_v,
+    )
+
+
+def _layer_bytes(layer: LayerCache, context: Context, widest_v: int) -> int:
+    if layer.kind == "none":
+        return 0
+    if layer.kind == "recurrent":
+        return layer.state_bytes * context.sequences
+    v_elements = 0 if layer.kind == "latent" else max(layer.v_elements, widest_v)
+    row = (
+        _row_bytes(context.type_k, layer.k_elements)
+        + _row_bytes(context.type_v, v_elements)
+        + _row_bytes(context.type_k, layer.indexer_elements)
+    )
+    return row * _layer_cells(layer, context) * context.streams
+
+
+def _layer_cells(layer: LayerCache, context: Context) -> int:
+    span = None if context.full_windows else layer.span_tokens
+    return cells(context.tokens, context.sequences, context.largest_ubatch, span, context.unified)
+
+
+def _row_bytes(cache_type: str, elements: int) -> int:
+    return BY_NAME[cache_type.upper()].tensor_bytes((elements,)) if elements else 0
+
+
+def _padded(count: int) -> int:
+    return -(-count // PAD) * PAD

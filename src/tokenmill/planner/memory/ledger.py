@@ -1,0 +1,136 @@
+"""Bytes per tier and item: what a placement takes while loading, after loading, and with the context full.
+
+Weights are sums of the tensor table, the rest are `costs`. What cannot be computed (driver contexts, the process)
+is an estimate kept in `traits` and is called `runtime`; what is kept free on purpose is called `reserve`.
+"""
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import TensorClass
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.memory.costs import Costs
+from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked
+from tokenmill.planner.placement import host_tier, os_reserve
+from tokenmill.planner.plan import Item, Ledger, LedgerRow, Placement
+from tokenmill.units import MIB
+
+FIRST_PROMPT_TOKENS = 8192  # what people see after loading is the state after a first request
+UPLOAD_BYTES = 4 * 64 * MIB  # pinned buffers through which weights pass to a GPU when they are not mapped
+Rows = list[tuple[str, Item, int]]
+
+
+def ledger(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> Ledger:
+    """Account for every byte of one placement."""
+    host = host_tier(machine)
+    rows = _weights(costs, placement)
+    growth: Rows = []
+    away = _staged(costs, placement)
+    for gpu in placement.gpus:
+        rows += _card(costs, placement, gpu, goal, away, machine.capability(gpu))
+        layers = _layers_on(placement, gpu)
+        rows.append((gpu, "compute", costs.growth(layers, FIRST_PROMPT_TOKENS)))
+        growth.append((gpu, "compute", costs.growth(layers) - costs.growth(layers, FIRST_PROMPT_TOKENS)))
+    repack = _repacked(machine, costs, placement, host)
+    rows += _host(costs, placement, host, os_reserve(machine) + goal.reserve_ram_bytes, repack)
+    loaded = _joined(rows)
+    # Mapped pages of rewritten weights are not read again until the next start.
+    dropped = [LedgerRow(host, "weights", repack)] if repack and costs.settings.mmap else []
+    peak = _load_peak(costs, placement, host, loaded, repack)
+    return Ledger(peak, loaded, _joined([*rows, *growth]), tuple(dropped))
+
+
+def _weights(costs: Costs, placement: Placement) -> Rows:
+    rows: Rows = []
+    for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True):
+        if tensor.cls is not TensorClass.MTP or costs.traits.loads_mtp:
+            rows.append((home, "weights", tensor.bytes))
+    if costs.profile.tied_output and placement.head.startswith("gpu"):
+        table = sum(t.bytes for t in costs.profile.of(TensorClass.EMBEDDING))
+        rows.append((placement.head, "weights", table))  # the output's own copy
+    return rows
+
+
+def _layers_on(placement: Placement, gpu: str) -> list[int]:
+    return [index for index, tier in enumerate(placement.layers) if tier == gpu]
+
+
+def _host_layers(placement: Placement) -> list[int]:
+    return [index for index, tier in enumerate(placement.layers) if not tier.startswith("gpu")]
+
+
+def _card(
+    costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozenset[int], capability: str | None
+) -> Rows:
+    layers = _layers_on(placement, gpu)
+    head = placement.head == gpu
+    lent = _host_layers(placement) if costs.lends_host_layers and gpu == placement.gpus[0] else []
+    computed = sorted([*layers, *lent])
+    staged = [layer for layer in computed if layer in away or layer in lent]
+    return [
+        (gpu, "weights", sum(costs.derived(layer) for layer in layers)),
+        (gpu, "kv", sum(costs.kv[layer] for layer in layers)),
+        (gpu, "compute", costs.compute(computed, head=head)),
+        (gpu, "staging", costs.staging(computed, head=head, staged=staged) + costs.lent(lent)),
+        (gpu, "staging", costs.expert_cache(len(layers))),
+        (gpu, "runtime", costs.runtime(len(placement.gpus), capability)),
+        (gpu, "reserve", goal.gpu_margin_bytes),
+    ]
+
+
+def _staged(costs: Costs, placement: Placement) -> frozenset[int]:
+    """Layers with experts that live elsewhere than the device that computes the layer."""
+    return frozenset(
+        tensor.layer
+        for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
+        if tensor.cls is TensorClass.ROUTED_EXPERTS and tensor.layer is not None and home != placement.device_of(tensor)
+    )
+
+
+def _host(costs: Costs, placement: Placement, host: str, reserve: int, repack: int) -> Rows:
+    layers = _host_layers(placement)
+    settings = costs.settings
+    elsewhere = bool(placement.gpus) and costs.lends_host_layers
+    computed = [] if elsewhere else layers
+    return [
+        (host, "kv", sum(costs.kv[layer] for layer in layers)),
+        (host, "compute", costs.host_compute(computed, head=not placement.head.startswith("gpu"))),
+        # Mapped, the file's own pages stay beside the rewritten ones; read, each tensor is rewritten and let go.
+        (host, "repack", repack if settings.mmap else 0),
+        (host, "prompt_cache", settings.cache_ram_bytes),
+        (host, "runtime", costs.process),
+        (host, "reserve", reserve),
+    ]
+
+
+def _repacked(machine: Machine, costs: Costs, placement: Placement, host: str) -> int:
+    """Bytes of the host's weights that are rewritten into another layout."""
+    settings = costs.settings
+    if not (settings.repack and costs.traits.repacks):
+        return 0
+    isa = machine.cpu.isa or tuple(WHEEL_ISA)
+    return sum(
+        tensor.bytes
+        for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
+        # experts that an override keeps on the host of a GPU's layer stay as they are
+        if home == host and placement.device_of(tensor) == host and is_repacked(tensor, isa)
+    )
+
+
+def _load_peak(
+    costs: Costs, placement: Placement, host: str, loaded: tuple[LedgerRow, ...], repack: int
+) -> tuple[LedgerRow, ...]:
+    """The most that is ever needed at once: weights on their way are counted where they wait."""
+    settings = costs.settings
+    waiting = costs.load_extra
+    if not settings.mmap:
+        on_host = placement.on(host, costs.profile)
+        largest = max((tensor.bytes for tensor in on_host), default=0)
+        waiting += (largest if repack else 0) + (UPLOAD_BYTES if placement.gpus else 0)
+    return _joined([*((row.tier, row.item, row.bytes) for row in loaded), (host, "staging", waiting)])
+
+
+def _joined(rows: Rows) -> tuple[LedgerRow, ...]:
+    """One row for each tier and item, empty ones left out, in the order of first mention."""
+    sums: dict[tuple[str, Item], int] = {}
+    for tier, item, size in rows:
+        sums[tier, item] = sums.get((tier, item), 0) + size
+    return tuple(LedgerRow(tier, item, size) for (tier, item), size in sums.items() if size)

@@ -1,0 +1,6 @@
+"""Plans over several hosts: llama.cpp's RPC workers, and vLLM on Ray.
+
+hosts     the hosts, the network between them, and their shares of the layers
+make      the plan
+forecast  its speed, the network's part of a step included
+worker    what one RPC worker holds; vllm the same for vLLM"""

@@ -1,0 +1,219 @@
+"""Plans a model over several hosts: `make_over(fleet, profile, goal)` gives a `HostsPlan`. Pure.
+
+llama.cpp with RPC servers: a token passes through the hosts one after the other, so the sum of their times counts. The
+fastest host gets as many layers as it holds, then the next; a host that is not needed is left out. Where the head's
+GPUs compute all its layers they come last, and the output is there already; else they come first, and the state of the
+last layer is brought back.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tokenmill.errors import UsageError
+from tokenmill.hardware.fleet import Fleet, Host
+from tokenmill.model.profile import Profile
+from tokenmill.planner.choices import DEFAULT_CONTEXT
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.draft import capacity, make_draft
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.multi_host.forecast import rpc_forecast, worker_terms
+from tokenmill.planner.multi_host.hosts import HostsPlan, Share, in_words, lacking, of_fleet, part_of
+from tokenmill.planner.multi_host.vllm import make_staged
+from tokenmill.planner.multi_host.worker import worker_share
+from tokenmill.planner.placement import host_tier, os_reserve, usable_gpus
+from tokenmill.planner.plan import Decision, Ledger, LedgerRow
+from tokenmill.planner.speed.forecast import decode_speed
+
+UBATCH = 512
+
+
+def make_over(
+    fleet: Fleet,
+    profile: Profile,
+    goal: Goal,
+    *,
+    layers: Sequence[int] | None = None,
+    pipeline_parallel: int | None = None,
+) -> HostsPlan:
+    """Plan a model over a fleet; `layers` says how many each host gets, in the fleet's order."""
+    if layers is not None:
+        _check_layers(fleet, profile, layers)
+    if goal.engine == "vllm":
+        return make_staged(fleet, profile, goal, layers=layers, pipeline_parallel=pipeline_parallel)
+    if pipeline_parallel is not None:
+        raise UsageError("--pipeline-parallel is vLLM's", hint="--engine vllm, or leave it out")
+    if TRAITS[goal.engine].ik is not None or goal.engine != "llama.cpp":
+        raise UsageError(f"{goal.engine} is not planned over several hosts", hint="--engine llama.cpp or --engine vllm")
+    if goal.own_fit:
+        raise UsageError("over several hosts the engine's own fit is not known", hint="leave --own-fit out")
+    asked = _settled(profile, goal)
+    if layers is None:
+        counts, why = _counts(fleet, profile, asked)
+    else:
+        counts = dict(zip((host.name for host in fleet.hosts), layers, strict=True))
+        why = "as asked for"
+    order = _order(fleet, profile, asked, counts[fleet.head.name])
+    shares = _shares(fleet, order, profile, asked, counts)
+    return _finished(fleet, profile, asked, shares, why)
+
+
+def _settled(profile: Profile, goal: Goal) -> Goal:
+    """What must be the same on every host, with nothing left open."""
+    context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
+    return replace(goal, context=context, sequences=goal.sequences or 1, ubatch=goal.ubatch or min(UBATCH, context))
+
+
+def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[Host, ...]:
+    """The head last where its GPUs compute all its layers; processors can only have a model's first layers."""
+    head = fleet.head
+    workers = fleet.hosts[1:]
+    share = _share(fleet, head, profile, goal, profile.layers - count, count)
+    on_gpus = all(tier.startswith("gpu") for tier in share.placement.layers)
+    return (*workers, head) if on_gpus else (head, *workers)
+
+
+def _share(fleet: Fleet, host: Host, profile: Profile, goal: Goal, first: int, count: int) -> Share:
+    if host != fleet.head:
+        return worker_share(host, profile, goal, first, count)
+    part = part_of(profile, first, count, embeddings=True, output=True)
+    draft = make_draft(host.machine, part, goal, None, even=False)
+    settings = replace(draft.settings, offload_min_batch=None)  # commands over several hosts do not set it
+    share = Share(host, first, count, part, settings, draft.placement, draft.ledger)
+    return share if count == profile.layers else replace(share, ledger=_with_message(share, profile))
+
+
+def _counts(fleet: Fleet, profile: Profile, goal: Goal) -> tuple[dict[str, int], str]:
+    """Layers of each host: the fastest first, each as many as it holds; the head at least one."""
+    most = {host.name: _most(fleet, host, profile, goal) for host in fleet.hosts}
+    pace = {host.name: _seconds_per_layer(fleet, host, profile, goal, most[host.name]) for host in fleet.hosts}
+    head = fleet.head.name
+    # equally fast hosts: the head first, because what it computes crosses no network
+    ranked = sorted((host.name for host in fleet.hosts), key=lambda name: (pace[name], name != head))
+    counts = dict.fromkeys(most, 0)
+    left = profile.layers
+    for name in ranked:
+        kept = 0 if name == head else int(counts[head] == 0)  # one for the head
+        counts[name] = max(0, min(most[name], left - kept))
+        if name == head:
+            counts[name] = max(1, counts[name])
+        left -= counts[name]
+    why = "a token passes through all hosts in turn: the fastest has all it holds, then the next"
+    if counts[head] == profile.layers:
+        why = f"{head} holds everything: other hosts would only add their network"
+    if left > 0:
+        widest = max(most, key=lambda name: (most[name], name))
+        counts[widest] += left
+        why = f"all hosts together hold {profile.layers - left} of {profile.layers} layers"
+    return counts, why
+
+
+def _most(fleet: Fleet, host: Host, profile: Profile, goal: Goal) -> int:
+    """The most of the last layers that a host holds; the first ones of a mixture are smaller, never larger."""
+
+    def holds(count: int) -> bool:
+        share = _share(fleet, host, profile, goal, profile.layers - count, count)
+        return not any(lacking(share))
+
+    low = 0
+    high = profile.layers
+    step = 1
+    count = _guess(host, profile, goal)
+    while low < high:  # from a good guess outwards, then by halves: a draft takes tens of milliseconds
+        if holds(count):
+            low = count
+        else:
+            high = count - 1
+        near = low + step if low == count else high - step + 1
+        count = near if low < near <= high else (low + high + 1) // 2
+        step *= 4
+    return low
+
+
+def _guess(host: Host, profile: Profile, goal: Goal) -> int:
+    """About how many layers a host's memories hold, by their sizes alone; at least 1."""
+    tiers = (*usable_gpus(host.machine, goal), host_tier(host.machine))
+    room = sum(capacity(host.machine, tier) for tier in tiers) - os_reserve(host.machine) - goal.reserve_ram_bytes
+    cache = profile.cache_bytes((goal.context or 0) * (goal.sequences or 1)) if profile.layers else 0
+    return max(1, min(profile.layers, int(0.97 * room * profile.layers / (profile.bytes + cache))))
+
+
+def _seconds_per_layer(fleet: Fleet, host: Host, profile: Profile, goal: Goal, count: int) -> float:
+    """What a layer takes when the host is full, network included; infinite where too little is stated.
+
+    The head is looked at as if it were a worker too, without embeddings and output, which are its in any case.
+    """
+    if not count:
+        return float("inf")
+    share = worker_share(host, profile, goal, profile.layers - count, count)
+    depth = (goal.context or 0) // 4
+    speed = decode_speed(host.machine, share.part, share.settings, share.placement, depth=depth)
+    if speed is None:
+        return float("inf")
+    linked = 0.0 if host == fleet.head else sum(term.seconds for term in worker_terms(fleet, profile, share, 1, depth))
+    return (1 / speed.tok_s + linked) / count
+
+
+def _shares(
+    fleet: Fleet, order: Sequence[Host], profile: Profile, goal: Goal, counts: dict[str, int]
+) -> tuple[Share, ...]:
+    shares: list[Share] = []
+    first = 0
+    for host in order:
+        if counts[host.name]:
+            share = _share(fleet, host, profile, goal, first, counts[host.name])
+            shares.append(replace(share, takes=2) if shares and shares[-1].host == fleet.head else share)
+        first += counts[host.name]
+    return tuple(shares)
+
+
+def _with_message(share: Share, profile: Profile) -> Ledger:
+    """The head's ledger, with the message that the largest tensor is sent in while loading."""
+    largest = max((tensor.bytes for tensor in profile.tensors if tensor.layer is not None), default=0)
+    row = LedgerRow(host_tier(share.host.machine), "staging", largest)
+    return replace(share.ledger, load_peak=(*share.ledger.load_peak, row))
+
+
+def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[Share, ...], why: str) -> HostsPlan:
+    used = {share.host.name for share in shares}
+    idle = [host.name for host in fleet.hosts if host.name not in used]
+    decisions = [Decision("placement", in_words(shares), why)]
+    if idle:
+        decisions.append(Decision("left out", ", ".join(idle), "the others hold the model and are faster without"))
+    settings = next(share.settings for share in shares if share.host == fleet.head)
+    return HostsPlan(
+        fleet,
+        profile,
+        goal,
+        settings,
+        shares,
+        of_fleet(shares),
+        rpc_forecast(fleet, profile, shares),
+        tuple(decisions),
+        tuple(lack for share in shares for lack in lacking(share)),
+        tuple(_warnings(fleet, shares)),
+    )
+
+
+def _warnings(fleet: Fleet, shares: Sequence[Share]) -> Iterator[str]:
+    if len(shares) > 1:
+        yield "llama.cpp's RPC server knows no password and no encryption: private network, firewall or tunnel only"
+    for share in shares:
+        if share.hops and share.host != fleet.head:
+            yield (
+                f"{share.host.name} passes every token {share.hops} times between its own devices, each time by way of"
+                " the head: more GPU memory there would save that"
+            )
+        for tier in share.host.machine.tiers():
+            if tier.capacity_bytes is None and tier.kind != "disk":
+                yield f"the size of {share.host.name}/{tier.name} is unknown: it counts as nothing"
+
+
+def _check_layers(fleet: Fleet, profile: Profile, layers: Sequence[int]) -> None:
+    if len(layers) != len(fleet.hosts) or sum(layers) != profile.layers:
+        raise UsageError(
+            f"--layers {','.join(map(str, layers))} does not divide {profile.layers} layers over"
+            f" {len(fleet.hosts)} hosts",
+            hint=f"one number for each host, the head first, together {profile.layers}",
+        )
+    if min(layers) < 0 or layers[0] < 1:
+        raise UsageError("--layers: the head needs a layer at least", hint="give it 1")

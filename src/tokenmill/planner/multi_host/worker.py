@@ -1,0 +1,111 @@
+"""What a host needs that computes layers for another: llama.cpp's RPC server and what is sent to it.
+
+To the head every device of a worker is a GPU, its processors too: weights, cache and compute buffer of the layers that
+it gets live in it, nothing is mapped, nothing is repacked, and no weights are copied for large batches. A worker with
+GPUs keeps experts that they cannot hold with its processors, at the price of hops that the head pays over the network.
+"""
+
+from dataclasses import replace
+from itertools import pairwise
+
+from tokenmill.hardware.fleet import Host
+from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.planner.choices import choose_settings
+from tokenmill.planner.draft import capacity
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.memory.costs import Costs, costs_of
+from tokenmill.planner.memory.ledger import Rows
+from tokenmill.planner.multi_host.forecast import graph_tensors
+from tokenmill.planner.multi_host.hosts import Share, part_of
+from tokenmill.planner.placement import assemble, host_tier, os_reserve, usable_gpus
+from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
+from tokenmill.planner.split import Layer, split
+from tokenmill.units import MIB
+
+PROCESS_BYTES = 16 * MIB  # ggml-rpc-server itself: 6 measured, and what allocators keep, see docs/hosts.md
+GRAPHS_KEPT = 1024  # it keeps every graph that it was sent, and forgets them all when there are so many
+KEPT_BYTES = 663  # of one tensor of such a graph: measured
+DRIVER_BYTES = 256 * MIB  # of host memory for each GPU that it uses: estimated
+
+
+def worker_share(host: Host, profile: Profile, goal: Goal, first: int, count: int) -> Share:
+    """A worker with these layers; what does not fit is for the caller to see in the ledger."""
+    gpus = usable_gpus(host.machine, goal)
+    settings = worker_settings(host, profile, goal)
+    part = part_of(profile, first, count)
+    costs = costs_of(part, settings)
+    tier = host_tier(host.machine)
+    layers = [tier] * count
+    resident = frozenset[int]()
+    if gpus and count:
+        layers, resident = _on_gpus(host, costs, goal, gpus, tier)
+    placement = assemble(part, tier, layers, layers[-1] if layers else tier, resident)
+    return Share(
+        host, first, count, part, settings, placement, _ledger(host, costs, placement, goal), _hops(part, placement)
+    )
+
+
+def worker_settings(host: Host, profile: Profile, goal: Goal) -> Settings:
+    """The head's settings as far as they are the model's, with this host's own threads."""
+    own = replace(goal, mmap=False, mlock=False, repack=False, cache_ram_bytes=0, moe_cache_bytes=0)
+    settings, _ = choose_settings(host.machine, profile, own, with_gpu=bool(usable_gpus(host.machine, goal)))
+    return settings
+
+
+def _on_gpus(
+    host: Host, costs: Costs, goal: Goal, gpus: tuple[str, ...], tier: str
+) -> tuple[list[str], frozenset[int]]:
+    """Layers on the GPUs, experts there as far as they go, the first layers with the processors where need be."""
+    count = costs.profile.layers
+    layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
+    runtime = max(costs.runtime(len(gpus), host.machine.capability(gpu)) for gpu in gpus)
+    beside = runtime + costs.compute(range(count), head=False)
+    room = [max(0, capacity(host.machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
+    found = split(layers, room, lambda _card, _head, _staged: beside, even=False)
+    devices = [tier] * found.first
+    for gpu, share in zip(gpus, found.shares, strict=True):
+        devices += [gpu] * (share.stop - share.start)
+    return devices, frozenset(layer for share in found.shares for layer in share.experts)
+
+
+def _ledger(host: Host, costs: Costs, placement: Placement, goal: Goal) -> Ledger:
+    tier = host_tier(host.machine)
+    rows: Rows = []
+    for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True):
+        rows.append((home, "weights", tensor.bytes))
+    for index, device in enumerate(placement.layers):
+        rows.append((device, "kv", costs.kv[index]))
+    for device in dict.fromkeys((*placement.layers, *placement.homes)):
+        own = [index for index, where in enumerate(placement.layers) if where == device]
+        # a device that holds only experts computes their products alone: a layer's whole buffer is more than enough
+        rows.append((device, "compute", costs.compute(own or range(costs.profile.layers), head=False)))
+        if device.startswith("gpu"):
+            rows.append((device, "runtime", costs.runtime(1, host.machine.capability(device))))
+            rows.append((device, "reserve", goal.gpu_margin_bytes))
+    rows += [
+        (tier, "runtime", PROCESS_BYTES + DRIVER_BYTES * len(placement.gpus)),
+        (tier, "reserve", os_reserve(host.machine) + goal.reserve_ram_bytes),
+    ]
+    loaded = _joined(rows)
+    graphs = GRAPHS_KEPT * KEPT_BYTES * graph_tensors(costs.profile)
+    # a tensor arrives as one message before it is copied to where it will live
+    largest = max((tensor.bytes for tensor in costs.profile.tensors), default=0)
+    return Ledger(_joined([*rows, (tier, "staging", largest)]), loaded, _joined([*rows, (tier, "runtime", graphs)]))
+
+
+def _joined(rows: Rows) -> tuple[LedgerRow, ...]:
+    sums: dict[tuple[str, str], LedgerRow] = {}
+    for tier, item, size in rows:
+        before = sums[tier, item].bytes if (tier, item) in sums else 0
+        sums[tier, item] = LedgerRow(tier, item, before + size)
+    return tuple(row for row in sums.values() if row.bytes)
+
+
+def _hops(part: Profile, placement: Placement) -> int:
+    """How often a token's state passes between devices of one worker."""
+    away = {
+        tensor.layer
+        for tensor, home in zip(part.tensors, placement.homes, strict=True)
+        if tensor.cls is TensorClass.ROUTED_EXPERTS and home != placement.device_of(tensor)
+    }
+    return 2 * len(away) + sum(before != after for before, after in pairwise(placement.layers))

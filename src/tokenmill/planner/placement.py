@@ -1,0 +1,111 @@
+"""Decides which memory every tensor lives in.
+
+Attention, norms, routers, shared experts, dense layers and the output go to the fastest memory that holds them; whole
+layers' routed experts fill what remains of each GPU; the rest goes to host memory, then to persistent memory, then,
+if allowed, to disk. An expert tensor sits where its layer is computed or on the host, never on another card.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile, Tensor, TensorClass
+from tokenmill.planner.goal import OS_RESERVE_BYTES, OS_RESERVE_SHARE, Goal
+from tokenmill.planner.plan import Placement
+
+EXPERTS = TensorClass.ROUTED_EXPERTS
+
+
+def host_tier(machine: Machine) -> str:
+    """The tier that the processors work from: dram, or pmem where DRAM is only its cache."""
+    return next((tier.name for tier in machine.tiers() if tier.kind in ("dram", "pmem")), "dram")
+
+
+def os_reserve(machine: Machine) -> int:
+    """Host memory that is the operating system's."""
+    size = next((tier.capacity_bytes for tier in machine.tiers() if tier.kind in ("dram", "pmem")), None) or 0
+    return min(OS_RESERVE_BYTES, round(OS_RESERVE_SHARE * size))
+
+
+def usable_gpus(machine: Machine, goal: Goal) -> tuple[str, ...]:
+    """GPU tiers that the goal allows, in order."""
+    allowed = [gpu.index for gpu in machine.gpus if goal.gpus is None or gpu.index in goal.gpus]
+    return () if goal.cpu_only else tuple(f"gpu{index}" for index in allowed)
+
+
+def assemble(profile: Profile, host: str, layers: Sequence[str], head: str, resident: frozenset[int]) -> Placement:
+    """A placement from the device of every layer and the layers whose experts live with their layer."""
+    homes = tuple(_home(tensor, host, layers, head, resident) for tensor in profile.tensors)
+    return Placement(homes, tuple(layers), head)
+
+
+def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident: frozenset[int]) -> str:
+    if tensor.cls is TensorClass.EMBEDDING:
+        return host  # looked up row by row; engines keep it in host memory
+    if tensor.layer is None:
+        return head
+    if tensor.layer >= len(layers):
+        return host  # multi-token prediction idles
+    if tensor.cls is EXPERTS and tensor.layer not in resident:
+        return host
+    return layers[tensor.layer]
+
+
+def spill(
+    profile: Profile, placement: Placement, host: str, over_bytes: int, tiers: Sequence[tuple[str, int]]
+) -> Placement:
+    """Move whole layers' host experts, last layers first, to `tiers` (name, room) until `over_bytes` are gone."""
+    homes = list(placement.homes)
+    groups: dict[int, list[int]] = {}
+    for index, tensor in enumerate(profile.tensors):
+        if tensor.cls is EXPERTS and tensor.layer is not None and homes[index] == host:
+            groups.setdefault(tensor.layer, []).append(index)
+    room = dict(tiers)
+    for layer in sorted(groups, reverse=True):
+        if over_bytes <= 0:
+            break
+        size = sum(profile.tensors[index].bytes for index in groups[layer])
+        target = next((name for name, left in room.items() if left >= size), None)
+        if target is None:
+            break
+        for index in groups[layer]:
+            homes[index] = target
+        room[target] -= size
+        over_bytes -= size
+    return Placement(tuple(homes), placement.layers, placement.head)
+
+
+UNKNOWN = "plan"
+"""Processors alone; and what files have from before placements had names, of which nobody knows where weights were."""
+
+STEP = 10  # percent
+_IDLE = (TensorClass.EMBEDDING, TensorClass.MTP)
+
+
+def fingerprint(profile: Profile, placement: Placement) -> str:
+    """Equal for placements that are alike; `UNKNOWN` where no GPU is used."""
+    if not placement.gpus:
+        return UNKNOWN
+    sums: dict[str, Counter[str]] = {"experts": Counter(), "rest": Counter()}
+    for tensor, home in zip(profile.tensors, placement.homes, strict=True):
+        if tensor.cls not in _IDLE:
+            sums["experts" if tensor.cls is TensorClass.ROUTED_EXPERTS else "rest"][home] += tensor.bytes
+    return ", ".join(f"{kind} {_shares(found)}" for kind, found in sums.items() if found)
+
+
+def kinds(name: str) -> str:
+    """A fingerprint without its shares: which memories hold anything, for comparing different models."""
+    return re.sub(r" \d+%", "", name)
+
+
+def _shares(found: Counter[str]) -> str:
+    if len(found) == 1:
+        return next(iter(found))
+    total = found.total()
+    return " ".join(f"{tier} {_rounded(found[tier] / total)}%" for tier in sorted(found))
+
+
+def _rounded(share: float) -> int:
+    """Some is never none, and all but some never all."""
+    return min(100 - STEP, max(STEP, round(share * 100 / STEP) * STEP))

@@ -1,0 +1,186 @@
+"""What each device of a machine can do under given settings: memory rates, arithmetic, costs of operations and links.
+
+What is not known is named in `missing`, and nothing is made up for it. Nothing here knows a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tokenmill.hardware.machine import Gpu, Machine
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.plan import Settings
+from tokenmill.planner.speed.calibration import Calibration
+from tokenmill.planner.speed.memory_rates import MemoryRate, memory_rate
+from tokenmill.planner.speed.rates import Rates, card_tflops
+
+DATACENTER = ("8.0", "9.0")  # A100, H100, H200: most of their arithmetic is out of reach of llama.cpp's kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """The cores that compute, all together."""
+
+    tier_gb_s: dict[str, float]
+    gweights_s: float  # 4-bit weights unpacked per second
+    matmul_gflops: float  # with many rows
+    attention_pairs_s: float  # a query against a key, in decode
+    attention_batch: float  # how many times faster in prefill
+    op_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU."""
+
+    gb_s: float
+    dense_tflops: float | None  # of matrix products, as the engine's kernels reach them
+    expert_tflops: float | None
+    attention_tflops: float | None
+    op_s: float  # launched one by one
+    graph_op_s: float  # launched as one graph
+    link_gb_s: float | None  # copying weights from host memory
+    tiled: bool = False  # beyond a few rows, experts' products are always computed in tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """All that a step can run on."""
+
+    decode: Processors  # with the threads of decoding
+    prefill: Processors  # with those of prefill
+    cards: dict[str, Card]
+    step_s: float  # the engine's own work in every step
+    draw_s: float  # for each sequence and token of the vocabulary
+    host_hop_s: float
+    card_hop_s: float
+    measured: frozenset[str]  # tiers whose rate was measured
+    missing: dict[str, str]  # tier -> what is not known of it
+    notes: tuple[str, ...]
+
+
+def devices(
+    machine: Machine,
+    settings: Settings,
+    rates: Rates,
+    resident_bytes: Mapping[str, float],
+    calibration: Calibration | None = None,
+) -> Devices:
+    """Everything the forecast needs to know of a machine; `resident_bytes` of the model live in each tier."""
+    known = calibration.tier_gb_s if calibration else {}
+    notes: list[str] = []
+    missing: dict[str, str] = {}
+    memories = {}
+    for tier in (tier for tier in machine.tiers() if tier.kind != "vram"):
+        memory = memory_rate(machine, tier.name, resident_bytes.get(tier.name, 0.0), rates, notes)
+        if tier.name in known:
+            memory = MemoryRate(known[tier.name])
+        if memory is None:
+            missing[tier.name] = f"the bandwidth of {tier.name}, neither stated nor measured"
+        else:
+            memories[tier.name] = memory
+    sides = []
+    for threads in (settings.threads, settings.threads_batch):
+        cores = _core_share(machine, threads, rates)
+        alone = rates.core_stream_xeon_gb_s if "Xeon" in (machine.cpu.model or "") else rates.core_stream_gb_s
+        stream = alone * min(1.0, (machine.cpu.cores or threads) / max(threads, 1))
+        busy = _undisturbed(machine, threads, rates)
+        tiers = {name: memory.at(threads, stream) * busy for name, memory in memories.items()}
+        sides.append(_processors(machine, settings, rates, cores * busy * _clock(machine, rates), tiers, threads))
+    cards: dict[str, Card] = {}
+    for gpu in machine.gpus:
+        name = f"gpu{gpu.index}"
+        card = _card(machine, gpu, settings, rates)
+        if card is None:
+            missing[name] = f"the memory bandwidth of {gpu.name} ({name}), neither stated nor measured"
+        else:
+            cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
+    measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)
+    # a guest's processor feeds its card more slowly than bare metal does
+    slow = 1 / rates.virtual_host if machine.virtual else 1.0
+    step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
+    return Devices(
+        decode=sides[0],
+        prefill=sides[1],
+        cards=cards,
+        step_s=step_s * slow,
+        host_hop_s=rates.host_hop_s * slow,
+        draw_s=rates.draw_ns * slow * 1e-9 if settings.output_rows is not None else 0.0,  # native: others are unknown
+        card_hop_s=rates.gpu_hop_s,
+        measured=frozenset(measured),
+        missing=missing,
+        notes=tuple(notes),
+    )
+
+
+def _core_share(machine: Machine, threads: int, rates: Rates) -> float:
+    """How many cores the threads are worth.
+
+    Work is dealt out evenly, so a core with two threads holds up all others: 1.3 threads a core are worth less than 1.
+    """
+    cores = machine.cpu.cores or threads
+    share = threads if threads <= cores else threads * rates.shared_core
+    return share * (rates.virtual_core if machine.virtual else 1.0)
+
+
+def _clock(machine: Machine, rates: Rates) -> float:
+    """How fast each core runs: sockets with many cores clock lower. 16 cores are 1."""
+    cores = machine.cpu.cores
+    return 1.0 if cores is None else (16 / (cores / (machine.cpu.sockets or 1))) ** rates.crowding
+
+
+def _undisturbed(machine: Machine, threads: int, rates: Rates) -> float:
+    """What is left when no core is free for the system, the driver or the hypervisor."""
+    if threads < (machine.cpu.cores or threads + 1):
+        return 1.0
+    return rates.all_cores_virtual if machine.virtual else rates.all_cores
+
+
+def _processors(
+    machine: Machine, settings: Settings, rates: Rates, cores: float, tiers: dict[str, float], threads: int
+) -> Processors:
+    isa = machine.cpu.isa
+    wide = "avx512f" in isa
+    ik = TRAITS[settings.engine].ik is not None
+    unpack = rates.unpack_avx512 if wide else rates.unpack_vnni if "avx_vnni" in isa else rates.unpack_avx2
+    matmul = rates.cpu_matmul_avx512_gflops if wide else rates.cpu_matmul_avx2_gflops
+    attending = cores / (1 + threads / rates.cpu_attention_threads)
+    return Processors(
+        tier_gb_s=tiers,
+        gweights_s=cores * unpack * (rates.unpack_ik if ik else 1.0),
+        matmul_gflops=cores * matmul * (rates.cpu_matmul_ik if ik else 1.0),
+        attention_pairs_s=attending / rates.cpu_attention_ns * 1e9 * (rates.cpu_attention_ik if ik else 1.0),
+        attention_batch=rates.cpu_attention_ik_prefill if ik else rates.cpu_attention_prefill,
+        op_s=rates.cpu_op_s + rates.cpu_op_thread_s * threads,
+    )
+
+
+def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> Card | None:
+    measured = machine.measured.gb_s(f"gpu{gpu.index}") if machine.measured else None
+    # probe measures a copy, which gets close to nominal; weights are read at a smaller part of it
+    bandwidth = gpu.nominal_gb_s if measured is None else measured / rates.gpu_copy_fraction
+    if bandwidth is None:
+        return None
+    nominal = card_tflops(gpu.name)
+    vllm = settings.engine == "vllm"
+    if nominal is not None and not vllm and gpu.compute_capability in DATACENTER:
+        nominal *= rates.datacenter_fraction
+    return Card(
+        gb_s=bandwidth * rates.gpu_fraction,
+        dense_tflops=nominal and nominal * (rates.vllm_matmul_fraction if vllm else rates.gpu_dense_fraction),
+        expert_tflops=nominal and nominal * (rates.vllm_matmul_fraction if vllm else rates.gpu_matmul_fraction),
+        attention_tflops=nominal and nominal * rates.gpu_attention_fraction,
+        op_s=rates.gpu_op_s,
+        graph_op_s=rates.gpu_graph_op_s,
+        link_gb_s=_link(machine, gpu, settings, rates),
+        tiled=not vllm and TRAITS[settings.engine].ik is None,
+    )
+
+
+def _link(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> float | None:
+    """Weights of a mapped file are copied through the driver's own buffer, others straight from pinned memory."""
+    measured = machine.measured.gb_s(f"dram->gpu{gpu.index}") if machine.measured else None
+    nominal = gpu.pcie.nominal_gb_s
+    pinned = measured if measured is not None else None if nominal is None else nominal * rates.pcie_fraction
+    if pinned is None:
+        return None
+    return min(pinned, rates.pageable_gb_s) if settings.mmap else pinned

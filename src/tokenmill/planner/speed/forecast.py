@@ -1,0 +1,231 @@
+"""How fast a plan will be, before anything is loaded: decode and prefill as sums of named terms, and the load.
+
+Depth is the tokens that each sequence has in its context already; tok/s count all sequences together. What depends on
+a fact the machine does not state has no number, and a note says which fact it is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+from tokenmill.hardware.machine import Machine
+from tokenmill.model.profile import Profile
+from tokenmill.planner.plan import Confidence, Forecast, Placement, Settings, Speed, Term
+from tokenmill.planner.speed.calibration import Calibration, Correction
+from tokenmill.planner.speed.devices import Devices, devices
+from tokenmill.planner.speed.load_time import load_time
+from tokenmill.planner.speed.rates import Rates, standard
+from tokenmill.planner.speed.step_time import Missing, decode_terms, offload_threshold, prefill_terms
+from tokenmill.planner.speed.work import Work, work
+
+__all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
+
+TOGETHER = (1, 2, 4, 8, 16, 32, 64)
+UBATCHES = (256, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What every point of one forecast shares."""
+
+    work: Work
+    devices: Devices
+    settings: Settings
+    rates: Rates
+    calibration: Calibration | None
+    min_batch: int | None
+
+
+def forecast(
+    machine: Machine,
+    profile: Profile,
+    settings: Settings,
+    placement: Placement,
+    *,
+    calibration: Calibration | None = None,
+    min_batch: int | None = None,
+) -> Forecast:
+    """Decode by depth and sequences, prefill by depth and micro-batch, and the load.
+
+    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is not as the settings have it; `calibration` is what recorded
+    runs say.
+    """
+    given = _given(machine, profile, settings, placement, calibration, min_batch)
+    notes = list(given.devices.notes)
+    context = settings.context
+    depths = sorted({0, context // 4, context // 2, context})
+    together = sorted({*TOGETHER, settings.sequences})
+    missing: dict[str, None] = {}  # in the order they were found
+    decode = _known(missing, "decode", partial(_decode, given), product(depths, together))
+    if decode and decode[0].sequences > 1:
+        decode = []  # what one sequence needs is not known: figures for many would only mislead
+    # the cache is full at the last depth
+    by_depth = [(depth, None, settings.ubatch) for depth in depths if depth < context]
+    by_size = [(0, None, size) for size in UBATCHES if size != settings.ubatch and size <= context]
+    prefill = _known(missing, "prefill", partial(_prefill, given), (*by_depth, *by_size))
+    notes += missing
+    notes += _corrections(calibration)
+    notes += _cliff(given, decode)
+    load = load_time(machine, profile, settings, placement, given.rates)
+    return Forecast(
+        decode=tuple(decode),
+        prefill=tuple(prefill),
+        load_cold_s=load.cold_s,
+        load_warm_s=load.warm_s,
+        load_bound_by=load.bound_by,
+        notes=(*notes, *load.notes),
+    )
+
+
+def _known(
+    missing: dict[str, None], kind: str, speed: Callable[..., Speed], points: Iterable[tuple[int | None, ...]]
+) -> list[Speed]:
+    """Those points that the machine states enough for; what others lack goes into `missing`."""
+    found = []
+    lacking = []
+    for point in points:
+        try:
+            found.append(speed(*point))
+        except Missing as lack:
+            lacking.append(str(lack))
+    for fact in lacking:
+        what = f"no forecast of {kind}" if not found else f"no forecast of some {kind} points"
+        missing[f"{what}: unknown is {fact}; tokenmill probe --measure tells"] = None
+    return sorted(found, key=lambda speed: (speed.ubatch != found[0].ubatch, speed.sequences, speed.depth))
+
+
+def decode_speed(
+    machine: Machine,
+    profile: Profile,
+    settings: Settings,
+    placement: Placement,
+    *,
+    depth: int,
+    sequences: int = 1,
+    calibration: Calibration | None = None,
+    min_batch: int | None = None,
+) -> Speed | None:
+    """One point of decode; None where the machine does not state enough."""
+    try:
+        return _decode(_given(machine, profile, settings, placement, calibration, min_batch), depth, sequences)
+    except Missing:
+        return None
+
+
+def prefill_speed(
+    machine: Machine,
+    profile: Profile,
+    settings: Settings,
+    placement: Placement,
+    *,
+    depth: int,
+    prompt: int | None = None,
+    calibration: Calibration | None = None,
+    min_batch: int | None = None,
+) -> Speed | None:
+    """A prompt of `prompt` tokens (one micro-batch if None) behind `depth` others; None where too little is stated."""
+    given = _given(machine, profile, settings, placement, calibration, min_batch)
+    try:
+        return _prefill(given, depth, prompt, settings.ubatch)
+    except Missing:
+        return None
+
+
+def _given(
+    machine: Machine,
+    profile: Profile,
+    settings: Settings,
+    placement: Placement,
+    calibration: Calibration | None,
+    min_batch: int | None,
+) -> _Given:
+    step = work(profile, placement)
+    rates = standard()
+    found = devices(machine, settings, rates, step.resident_bytes(), calibration)
+    return _Given(step, found, settings, rates, calibration, min_batch)
+
+
+def _decode(given: _Given, depth: int, sequences: int) -> Speed:
+    terms = decode_terms(
+        given.work,
+        given.devices,
+        given.settings,
+        given.rates,
+        depth=depth,
+        sequences=sequences,
+        min_batch=given.min_batch,
+    )
+    correction = given.calibration.decode if given.calibration is not None else None
+    terms = _corrected(terms, correction)
+    return Speed(_rate(sequences, terms), depth, sequences, tuple(terms), _confidence(given, terms, correction))
+
+
+def _prefill(given: _Given, depth: int, prompt: int | None, ubatch: int) -> Speed:
+    tokens = prompt or ubatch
+    terms = prefill_terms(
+        given.work,
+        given.devices,
+        given.settings,
+        given.rates,
+        depth=depth,
+        prompt=tokens,
+        ubatch=ubatch,
+        min_batch=given.min_batch,
+    )
+    correction = given.calibration.prefill if given.calibration is not None else None
+    terms = _corrected(terms, correction)
+    # terms are of one token, as those of decode are
+    each = [Term(term.name, term.seconds / tokens, term.bytes and term.bytes / tokens, term.gb_s) for term in terms]
+    return Speed(_rate(1, each), depth, 1, tuple(each), _confidence(given, terms, correction), ubatch=ubatch)
+
+
+def _rate(tokens: int, terms: Sequence[Term]) -> float:
+    return tokens / sum(term.seconds for term in terms)
+
+
+def _corrected(terms: list[Term], correction: Correction | None) -> list[Term]:
+    if correction is None:
+        return terms
+    by = correction.factor
+    return [Term(term.name, term.seconds * by, term.bytes, term.gb_s and term.gb_s / by) for term in terms]
+
+
+def _corrections(calibration: Calibration | None) -> list[str]:
+    """What was corrected by how much, and on what grounds."""
+    if calibration is None:
+        return []
+    kinds = (("decode", calibration.decode), ("prefill", calibration.prefill))
+    return [f"{kind} is {1 / one.factor:.2f} times what was computed: {one.grounds}" for kind, one in kinds if one]
+
+
+def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | None) -> Confidence:
+    """Calibrated by runs of this machine, or where the memory that takes most of the time was measured."""
+    if correction is not None:
+        return "calibrated"
+    seconds: dict[str, float] = {}
+    for term in terms:
+        tier = term.name.split()[0]
+        if tier in ("dram", "pmem", "disk") or tier.startswith("gpu"):
+            seconds[tier] = seconds.get(tier, 0.0) + term.seconds
+    slowest = max(seconds, key=lambda tier: seconds[tier], default=None)
+    return "calibrated" if slowest in given.devices.measured else "estimated"
+
+
+def _cliff(given: _Given, decode: Sequence[Speed]) -> list[str]:
+    """Where more sequences are slower together than fewer, because the experts cross PCIe in every step."""
+    threshold = offload_threshold(given.work, given.settings, given.min_batch)
+    if threshold is None or threshold > max(TOGETHER):
+        return []
+    best = max(
+        (speed for speed in decode if speed.depth == 0 and speed.sequences < threshold),
+        key=lambda speed: speed.tok_s,
+        default=None,
+    )
+    over = next((speed for speed in decode if speed.depth == 0 and speed.sequences >= threshold), None)
+    if best is None or over is None or over.tok_s >= best.tok_s:
+        return []
+    return [
+        f"from {threshold} sequences the engine copies experts over PCIe in every step: {over.tok_s:.3g} tok/s at "
+        f"{over.sequences}, {best.tok_s:.3g} at {best.sequences}; GGML_OP_OFFLOAD_MIN_BATCH=128 moves that point"
+    ]

@@ -1,0 +1,154 @@
+"""How fast the processors read each host memory: nominal figures taken down by what was seen, or measured ones.
+
+Chiplets, sockets and PMem behind a DRAM cache are accounted for. What is not known is None, and what had to be
+assumed is said in a note.
+"""
+
+import re
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from tokenmill.hardware.machine import Machine, Rate
+from tokenmill.planner.speed.rates import Rates
+from tokenmill.units import MIB
+
+CHIPLET_L3 = 32 * MIB
+STACKED_CHIPLET_L3 = 96 * MIB  # EPYC parts whose names end in X
+FABRIC_DDR4_GHZ = 1.6  # the fabric runs at half the memory's transfers, up to this
+FEW_CHIPLETS = 4
+BYTES_PER_TRANSFER = 8
+KNEE = 4.0  # how sharply a rate turns from what the threads ask for to what the memory gives
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRate:
+    """Reading one memory, by number of threads."""
+
+    peak_gb_s: float
+    by_threads: dict[int, float] = field(default_factory=dict)  # measured; empty: not
+    behind_gb_s: float | None = None  # Memory Mode: rate of the PMem behind
+    hits: float = 1.0  # share of reads that the DRAM in front answers
+
+    def at(self, threads: int, core_gb_s: float) -> float:
+        """GB/s with so many threads, each of which could read `core_gb_s` alone."""
+        front = self._curve(threads) if self.by_threads else softer(self.peak_gb_s, threads * core_gb_s)
+        if self.behind_gb_s is None or self.hits >= 1.0:
+            return front
+        return 1.0 / (self.hits / front + (1.0 - self.hits) / self.behind_gb_s)
+
+    def _curve(self, threads: int) -> float:
+        counts = sorted(self.by_threads)
+        if threads >= counts[-1]:
+            return self.by_threads[counts[-1]]
+        if threads <= counts[0]:
+            return self.by_threads[counts[0]] * threads / counts[0]
+        upper = bisect_left(counts, threads)
+        low = counts[upper - 1]
+        high = counts[upper]
+        part = (threads - low) / (high - low)
+        return self.by_threads[low] * (1 - part) + self.by_threads[high] * part
+
+
+def softer(first: float, second: float) -> float:
+    """The smaller of two rates, rounded off where they meet."""
+    return float((first**-KNEE + second**-KNEE) ** (-1 / KNEE))
+
+
+def memory_rate(
+    machine: Machine, tier: str, resident_bytes: float, rates: Rates, notes: list[str]
+) -> MemoryRate | None:
+    """How fast one host tier is read; None where neither a nominal nor a measured rate is known.
+
+    `resident_bytes` of the model live there: a cache in front holds a share of them.
+    """
+    found = next((item for item in machine.tiers() if item.name == tier), None)
+    if found is None:
+        return None
+    if found.cached_by is not None:
+        return _cached(machine, resident_bytes, rates, notes)
+    measured = _measured(machine, tier)
+    if measured is not None:
+        return _scaled(measured, rates.measured_fraction)
+    if found.nominal_gb_s is None:
+        return None
+    if found.kind == "dram":
+        return MemoryRate(_dram_peak(machine, found.nominal_gb_s, rates, notes))
+    return MemoryRate(found.nominal_gb_s * (rates.pmem_fraction if found.kind == "pmem" else 1.0))
+
+
+def _dram_peak(machine: Machine, nominal_gb_s: float, rates: Rates, notes: list[str]) -> float:
+    peak = nominal_gb_s * (rates.ddr4_fraction if _is_ddr4(machine) else rates.ddr5_fraction)
+    links = _chiplet_gb_s(machine, rates)
+    if links is not None and links < peak:
+        notes.append(f"the processor's {links:.0f} GB/s between chiplets and memory are less than the memory gives")
+        peak = links
+    if (machine.cpu.sockets or 1) > 1:
+        notes.append(
+            "two sockets: forecast for threads and memory spread over both (--numa distribute, page cache "
+            "dropped before); without that care a run falls to a third of what one socket gives"
+        )
+        peak *= rates.numa_fraction
+    return peak
+
+
+def _chiplet_gb_s(machine: Machine, rates: Rates) -> float | None:
+    """What AMD's chiplets can read together; how many there are follows from the L3 cache."""
+    cpu = machine.cpu
+    dram = machine.dram
+    model = cpu.model or ""
+    if cpu.l3_bytes is None or dram.mts is None or not re.search(r"AMD|EPYC|Ryzen|Threadripper", model):
+        return None
+    stacked = re.search(r"EPYC \d{4}X\b", model) is not None
+    count = max(1, round(cpu.l3_bytes / (STACKED_CHIPLET_L3 if stacked else CHIPLET_L3)))
+    if _is_ddr4(machine):
+        clock_ghz = min(dram.mts / 2000, FABRIC_DDR4_GHZ)
+    else:
+        zen5 = re.search(r"EPYC 9\d{2}5|Ryzen 9 9\d{3}|Threadripper( PRO)? 9", model)
+        clock_ghz = rates.chiplet_clock_zen5_ghz if zen5 else rates.chiplet_clock_zen4_ghz
+    # EPYC of the 9004 and 9005 series gives each chiplet two links where there are four or fewer
+    links = 2 if re.search(r"EPYC 9\d{2}[45]", model) and count <= FEW_CHIPLETS * (cpu.sockets or 1) else 1
+    return count * links * rates.chiplet_bytes_per_clock * clock_ghz
+
+
+def _cached(machine: Machine, resident_bytes: float, rates: Rates, notes: list[str]) -> MemoryRate | None:
+    """Memory Mode. The DRAM holds a share of the model; reuse makes it answer more reads than that."""
+    pmem = machine.pmem
+    front = _front(machine, rates, notes)
+    if pmem is None or pmem.nominal_gb_s is None or front is None:
+        return None
+    size = machine.dram.total_bytes
+    if size is None:
+        size = round((pmem.memory_mode_bytes or pmem.total_bytes or 0) * rates.memory_mode_ratio)
+        notes.append(f"the size of the DRAM cache is not known: {rates.memory_mode_ratio:.0%} of the PMem was taken")
+    held = min(1.0, size / resident_bytes) if resident_bytes else 1.0
+    behind = pmem.nominal_gb_s * rates.pmem_fraction
+    return MemoryRate(front.peak_gb_s, front.by_threads, behind, held**rates.cache_reuse)
+
+
+def _front(machine: Machine, rates: Rates, notes: list[str]) -> MemoryRate | None:
+    """The DRAM in front of PMem."""
+    measured = _measured(machine, "dram")
+    if measured is not None:
+        return _scaled(measured, rates.measured_fraction)
+    nominal = machine.dram.nominal_gb_s
+    if nominal is None and machine.pmem is not None and machine.pmem.dimms is not None:
+        nominal = machine.pmem.dimms * rates.memory_mode_mts * BYTES_PER_TRANSFER / 1000
+        notes.append(
+            f"the DRAM's bandwidth is not known: {nominal:.0f} GB/s were taken, for in Memory Mode DRAM "
+            f"shares the {machine.pmem.dimms} channels of the PMem"
+        )
+    return None if nominal is None else MemoryRate(nominal * rates.ddr4_fraction)
+
+
+def _is_ddr4(machine: Machine) -> bool:
+    return (machine.dram.kind or "").upper().startswith(("DDR4", "DDR3", "LPDDR4"))
+
+
+def _measured(machine: Machine, path: str) -> Rate | None:
+    if machine.measured is None:
+        return None
+    return next((rate for rate in machine.measured.rates if rate.path == path), None)
+
+
+def _scaled(rate: Rate, part: float) -> MemoryRate:
+    return MemoryRate(rate.gb_s * part, {threads: gb_s * part for threads, gb_s in rate.by_threads.items()})

@@ -1,0 +1,175 @@
+"""The constants of the speed forecast, read once from rates.toml, where each stands with its source and how sure it is.
+
+`Rates` is what the arithmetic takes, so that a fit can try other values. Nothing here knows a machine or a model.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+from tokenmill.decode import read_toml
+
+Sure = Literal["measured", "well", "fairly", "poorly"]
+Family = Literal["float", "q8", "linear", "low", "table", "grid", "trellis"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One row of the table."""
+
+    value: float
+    unit: str
+    stands_for: str
+    source: str  # what it was fitted on or where it was read
+    sure: Sure
+    bounds: tuple[float, float] | None = None  # of the fit; None: not fitted
+
+
+@dataclass(frozen=True, slots=True)
+class CardRow:
+    """Arithmetic of one card: dense half precision with single-precision accumulation."""
+
+    tflops: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """rates.toml."""
+
+    constants: dict[str, Constant]
+    cards: dict[str, CardRow] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Values of the constants; rates.toml says what each is."""
+
+    # memory of the processors
+    ddr4_fraction: float
+    ddr5_fraction: float
+    measured_fraction: float
+    core_stream_gb_s: float
+    core_stream_xeon_gb_s: float
+    chiplet_bytes_per_clock: float
+    chiplet_clock_zen4_ghz: float
+    chiplet_clock_zen5_ghz: float
+    numa_fraction: float
+    pmem_fraction: float
+    memory_mode_ratio: float
+    memory_mode_mts: float
+    cache_reuse: float
+    # arithmetic of the processors
+    unpack_avx512: float
+    unpack_vnni: float
+    unpack_avx2: float
+    unpack_ik: float
+    unpack_float: float
+    unpack_q8: float
+    unpack_low: float
+    unpack_table: float
+    unpack_grid: float
+    unpack_trellis: float
+    overlap: float
+    cpu_op_s: float
+    cpu_op_thread_s: float
+    virtual_core: float
+    virtual_host: float
+    shared_core: float
+    all_cores: float
+    all_cores_virtual: float
+    crowding: float
+    cpu_attention_ns: float
+    cpu_attention_ik: float
+    cpu_attention_prefill: float
+    cpu_attention_ik_prefill: float
+    cpu_attention_threads: float
+    cpu_matmul_avx512_gflops: float
+    cpu_matmul_avx2_gflops: float
+    cpu_matmul_ik: float
+    cpu_matmul_rows: float
+    # cards
+    gpu_fraction: float
+    gpu_copy_fraction: float
+    gpu_expert_gb_s: float
+    gpu_cache_fraction: float
+    gpu_op_s: float
+    gpu_graph_op_s: float
+    gpu_dense_fraction: float
+    gpu_matmul_fraction: float
+    gpu_matmul_rows: float
+    gpu_matmul_half: float
+    gpu_attention_fraction: float
+    gpu_attention_row_tflops: float
+    datacenter_fraction: float
+    # between devices, and the engine itself
+    host_hop_s: float
+    gpu_hop_s: float
+    pcie_fraction: float
+    pageable_gb_s: float
+    step_s: float
+    draw_ns: float
+    vllm_step_s: float
+    vllm_matmul_fraction: float
+    # loading
+    read_copy_gb_s: float
+    read_pinned_gb_s: float
+    gpu_start_s: float
+
+    def unpack_cost(self, family: Family) -> float:
+        """Work of unpacking one weight, where a 4-bit linear one is 1."""
+        return {
+            "float": self.unpack_float,
+            "q8": self.unpack_q8,
+            "linear": 1.0,
+            "low": self.unpack_low,
+            "table": self.unpack_table,
+            "grid": self.unpack_grid,
+            "trellis": self.unpack_trellis,
+        }[family]
+
+
+@cache
+def table() -> Table:
+    """rates.toml, read once."""
+    with resources.as_file(resources.files(__package__) / "rates.toml") as path:
+        return read_toml(Table, Path(path))
+
+
+@cache
+def standard() -> Rates:
+    """The constants that ship."""
+    return from_constants(table().constants)
+
+
+def from_constants(constants: Mapping[str, Constant]) -> Rates:
+    """Values by name; KeyError names a constant that rates.toml lacks."""
+    return Rates(**{item.name: constants[item.name].value for item in fields(Rates)})
+
+
+def card_tflops(name: str) -> float | None:
+    """Half-precision arithmetic of a card by its maker's name for it; the longest name in the table that it holds."""
+    found = [known for known in table().cards if known.casefold() in name.casefold()]
+    return table().cards[max(found, key=len)].tflops if found else None
+
+
+_FAMILIES: tuple[tuple[Family, str], ...] = (
+    ("float", r"(F|BF)(16|32|64)"),
+    ("q8", r"(Q8|F8|FP8|I8)"),
+    ("trellis", r"IQ\d_KT"),
+    ("low", r"(Q2_K|Q3_K|TQ)"),
+    ("grid", r"IQ1_|IQ2_(X|S)|IQ3_(X|S)"),
+    ("linear", r"IQ4_NL"),
+    ("table", r"IQ"),
+)
+
+
+@cache
+def family(type_name: str) -> Family:
+    """How much work the type is to unpack: by its code, not by its bits; the first pattern that fits decides."""
+    name = type_name.upper()
+    return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")

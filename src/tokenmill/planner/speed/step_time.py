@@ -1,0 +1,257 @@
+"""How long one step takes: so many tokens through all layers, as a sum of named terms.
+
+A step of decoding is one token of each sequence, a step of prefill is one micro-batch. A term named after a memory
+is what reading it would take alone; what arithmetic adds to that is a term of its own, so the sum says what to buy.
+"""
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.plan import Settings, Term
+from tokenmill.planner.speed.devices import Card, Devices, Processors
+from tokenmill.planner.speed.rates import Rates
+from tokenmill.planner.speed.work import PROCESSORS, Caches, Pile, Work
+
+ACTIVATION_BYTES = 4
+QUANTISED_CACHE_OPS = 3  # a layer's K and V are quantised, and turned first
+GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step."""
+
+    tokens: int  # computed together
+    attended: float  # cells each of them looks at
+    caches: int  # different sequences among them
+    streams: bool  # host weights are copied to the cards and computed there
+    prefill: bool = False
+
+
+class Missing(Exception):
+    """A fact the arithmetic needs is not known; the message says which. Never leaves this room."""
+
+
+def offload_threshold(work: Work, settings: Settings, min_batch: int | None = None) -> int | None:
+    """Tokens from which a step copies host weights to the cards; None: never.
+
+    llama.cpp goes by the batch (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else as the settings have it, else 32),
+    ik_llama.cpp by the rows that each expert gets.
+    """
+    traits = TRAITS[settings.engine]
+    if not work.streams_to or traits.offload_rows is None:
+        return None
+    told = settings.offload_min_batch if min_batch is None else min_batch
+    rows = traits.offload_rows if told is None else told
+    if traits.ik is None:
+        return rows
+    # weights repacked while loading are for the processors only
+    return None if settings.repack else round(rows / work.used_share())
+
+
+def step_terms(
+    step: Step, work: Work, devices: Devices, processors: Processors, settings: Settings, rates: Rates
+) -> list[Term]:
+    """Everything one step waits for; `Missing` where a fact is not known."""
+    terms: defaultdict[str, float] = defaultdict(float)
+    moved: defaultdict[str, float] = defaultdict(float)
+
+    def add(name: str, seconds: float, count: float = 0.0) -> None:
+        terms[name] += seconds
+        moved[name] += count
+
+    share = 1 / max(1, settings.tensor_parallel) if settings.engine == "vllm" else 1.0
+    for pile in work.piles:
+        kind = "experts" if pile.routed else "weights"
+        count = pile.bytes * (work.touched_share(step.tokens) if pile.routed else 1.0)
+        if pile.tier.startswith("gpu"):
+            seconds = _card_seconds(pile, step, work, _card(devices, pile.tier), pile.tier, rates)
+            add(f"{pile.tier} {kind}", seconds * share, count)
+        elif step.streams:
+            for name, part in work.streams_to.items():
+                split = part / sum(work.streams_to.values())
+                card = _card(devices, name)
+                if card.link_gb_s is None:
+                    raise Missing(f"how wide the PCIe link of {name} is")
+                link = min(card.link_gb_s, processors.tier_gb_s.get(pile.tier, card.link_gb_s))
+                add(f"pcie {name} {kind}", split * count / link / GIGA, split * count)
+                add(f"{name} {kind}", split * _card_seconds(pile, step, work, card, name, rates))
+        else:
+            memory, whole = _host_seconds(pile, step, work, processors, devices, rates)
+            add(f"{pile.tier} {kind}", memory, count)
+            add("processors unpacking" if step.tokens == 1 else "processors arithmetic", whole - memory)
+    for group in work.caches:
+        add(*_attention(group, step, devices, processors, settings, rates))
+    for device, count in _operations(work, step, settings).items():
+        if device == PROCESSORS:
+            add("processors operations", count * processors.op_s)
+        else:
+            card = _card(devices, device)
+            add(f"{device} launches", count * (card.graph_op_s if _as_graph(work, settings) else card.op_s))
+    for name, seconds in _hops(work, step, devices).items():
+        add(name, seconds)
+    add("engine", devices.step_s)
+    if not step.prefill:
+        add("drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s)  # the first is in the engine's step
+    return [
+        Term(name, seconds, moved[name] or None, moved[name] / seconds / GIGA if moved[name] and seconds else None)
+        for name, seconds in terms.items()
+        if seconds > 0
+    ]
+
+
+def _host_seconds(
+    pile: Pile, step: Step, work: Work, processors: Processors, devices: Devices, rates: Rates
+) -> tuple[float, float]:
+    """Seconds of reading alone, and of reading and computing; the two overlap in part."""
+    rate = processors.tier_gb_s.get(pile.tier)
+    if rate is None:
+        raise Missing(devices.missing.get(pile.tier, f"the bandwidth of {pile.tier}"))
+    touched = pile.elements * (work.touched_share(step.tokens) if pile.routed else 1.0)
+    rows = pile.elements * (work.used_share() if pile.routed else 1.0) * step.tokens
+    memory = pile.bytes * touched / pile.elements / rate / GIGA
+    unpack = rates.unpack_cost(pile.family) / processors.gweights_s / GIGA
+    # row by row every row unpacks anew; blocked products unpack once and multiply, worse the fewer the rows
+    blocked = touched * unpack + 2 * (rows + rates.cpu_matmul_rows * touched) / processors.matmul_gflops / GIGA
+    arithmetic = min(rows * unpack, blocked)
+    whole = (memory**rates.overlap + arithmetic**rates.overlap) ** (1 / rates.overlap)
+    return memory, whole
+
+
+def _card_seconds(pile: Pile, step: Step, work: Work, card: Card, name: str, rates: Rates) -> float:
+    """Weights on a card, or copied there."""
+    if pile.routed:
+        touched = work.touched_share(step.tokens)
+        used = work.used_share() * step.tokens
+        # a few tokens: each reads its own experts, in pieces too small for the full rate
+        singly = pile.bytes * used * (1 / card.gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
+        if card.expert_tflops is None:
+            if step.tokens > FEW:
+                raise Missing(f"the arithmetic of {name}")
+            return singly
+        tiles = rates.gpu_matmul_rows
+        if card.tiled:  # llama.cpp cuts products into smaller tiles where a batch has fewer rows
+            tiles *= step.tokens / (step.tokens + rates.gpu_matmul_half)
+        padded = pile.elements * (used + tiles * touched)
+        grouped = max(pile.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
+        if card.tiled:
+            return singly if step.tokens <= FEW else grouped
+        return min(singly, grouped)
+    reading = pile.bytes / card.gb_s / GIGA
+    if step.tokens <= FEW:
+        return reading
+    if card.dense_tflops is None:
+        raise Missing(f"the arithmetic of {name}")
+    return max(reading, 2 * pile.elements * step.tokens / card.dense_tflops / GIGA / 1000)
+
+
+FEW = 8
+"""Tokens up to which a card's products are as slow as reading the weights, whatever its arithmetic."""
+
+
+def _attention(
+    group: Caches, step: Step, devices: Devices, processors: Processors, settings: Settings, rates: Rates
+) -> tuple[str, float, float]:
+    cache = group.cache
+    cells = step.attended if cache.span_tokens is None else min(step.attended, cache.span_tokens)
+    traits = TRAITS[settings.engine]
+    each = cache.bytes_per_token(settings.cache_type_k, settings.cache_type_v, latent_v=traits.stores_latent_v)
+    count = group.layers * step.caches * (each * cells + 2 * cache.state_bytes)
+    unfolds = step.prefill and traits.ik is not None
+    flops = group.layers * (group.flops_unfolded if unfolds else group.flops) * cells * step.tokens
+    if group.device == PROCESSORS:
+        host = next((tier for tier in ("dram", "pmem") if tier in processors.tier_gb_s), None)
+        if host is None:
+            raise Missing(devices.missing.get("dram", "the bandwidth of dram"))
+        reading = count / processors.tier_gb_s[host] / GIGA
+        pairs = group.layers * group.pairs * cells * step.tokens
+        batch = processors.attention_batch if step.prefill else 1.0
+        return "processors attention", max(reading, pairs / processors.attention_pairs_s / batch), count
+    card = _card(devices, group.device)
+    reading = count / (card.gb_s * rates.gpu_cache_fraction) / GIGA
+    if card.attention_tflops is None:
+        return f"{group.device} attention", reading, count
+    most = math.inf if step.prefill else rates.gpu_attention_row_tflops * step.tokens
+    return f"{group.device} attention", max(reading, flops / min(card.attention_tflops, most) / GIGA / 1000), count
+
+
+def _operations(work: Work, step: Step, settings: Settings) -> Counter[str]:
+    counts = Counter(work.operations)
+    if settings.cache_type_k not in ("f16", "bf16", "f32"):
+        for group in work.caches:
+            counts[group.device] += QUANTISED_CACHE_OPS * group.layers
+    if step.streams:
+        counts[min(work.streams_to)] += counts.pop(PROCESSORS, 0)
+    return counts
+
+
+def _as_graph(work: Work, settings: Settings) -> bool:
+    """Whether a card's operations go out as one CUDA graph: not in ik_llama.cpp, nor where the processors join in."""
+    return TRAITS[settings.engine].ik is None and PROCESSORS not in work.operations
+
+
+def _hops(work: Work, step: Step, devices: Devices) -> dict[str, float]:
+    links = [card.link_gb_s for card in devices.cards.values() if card.link_gb_s is not None]
+    carried = step.tokens * work.embedding * ACTIVATION_BYTES / min(links) / GIGA if links else 0.0
+    host = 2 if step.streams else work.host_hops
+    return {
+        "hops to processors": host * (devices.host_hop_s + carried),
+        "hops between cards": work.card_hops * (devices.card_hop_s + carried),
+    }
+
+
+def _card(devices: Devices, name: str) -> Card:
+    if name not in devices.cards:
+        raise Missing(devices.missing.get(name, f"which card {name} is"))
+    return devices.cards[name]
+
+
+def decode_terms(
+    work: Work,
+    devices: Devices,
+    settings: Settings,
+    rates: Rates,
+    *,
+    depth: int,
+    sequences: int,
+    min_batch: int | None = None,
+) -> list[Term]:
+    """What one step waits for, with every sequence `depth` tokens long."""
+    threshold = offload_threshold(work, settings, min_batch)
+    streams = threshold is not None and sequences >= threshold
+    step = Step(tokens=sequences, attended=depth, caches=sequences, streams=streams)
+    return step_terms(step, work, devices, devices.decode, settings, rates)
+
+
+def prefill_terms(
+    work: Work,
+    devices: Devices,
+    settings: Settings,
+    rates: Rates,
+    *,
+    depth: int,
+    prompt: int,
+    ubatch: int,
+    min_batch: int | None = None,
+) -> list[Term]:
+    """What a prompt of `prompt` tokens waits for, behind `depth` tokens that are there already."""
+    whole, rest = divmod(prompt, ubatch)
+    # the cost of attention grows evenly, so the middle of all whole micro-batches stands for each of them
+    parts = [(whole, ubatch, depth + whole * ubatch / 2), (1, rest, depth + whole * ubatch + rest / 2)]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    moved: defaultdict[str, float] = defaultdict(float)
+    for count, tokens, attended in parts:
+        if count == 0 or tokens == 0:
+            continue
+        threshold = offload_threshold(work, settings, min_batch)
+        streams = threshold is not None and tokens >= threshold
+        step = Step(tokens=tokens, attended=attended, caches=1, streams=streams, prefill=True)
+        for term in step_terms(step, work, devices, devices.prefill, settings, rates):
+            seconds[term.name] += count * term.seconds
+            moved[term.name] += count * (term.bytes or 0.0)
+    return [
+        Term(name, value, moved[name] or None, moved[name] / value / 1e9 if moved[name] else None)
+        for name, value in seconds.items()
+    ]

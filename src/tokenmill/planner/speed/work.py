@@ -1,0 +1,180 @@
+"""What one step of a model touches, summed once: weights by memory and type, operations, hops and caches by device.
+
+Bytes and elements of routed experts are those of all of them; a step uses a share that depends on its tokens.
+Nothing here knows how fast anything is.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tokenmill.model.profile import TOKEN_EMBEDDINGS, Experts, LayerCache, Profile, Tensor, TensorClass
+from tokenmill.planner.plan import Placement
+from tokenmill.planner.speed.rates import Family, family
+
+PROCESSORS = "dram"
+"""The device that computes with whatever lives in host memory, as `Placement.layers` names it."""
+
+# Operations that a graph of llama.cpp launches, views left out: counted in its graphs for one layer of each kind.
+_ATTENTION_OPS = {"full": 14, "window": 14, "chunked": 14, "latent": 24, "recurrent": 36, "none": 4}
+_DENSE_OPS = 6
+_ROUTER_OPS = 8
+_EXPERT_OPS = 8
+_SHARED_OPS = 5
+_HEAD_OPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pile:
+    """Weights of one kind in one memory, over all layers."""
+
+    tier: str
+    routed: bool
+    family: Family
+    bytes: float
+    elements: float
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Equal caches of several layers on one device."""
+
+    device: str
+    cache: LayerCache
+    layers: int
+    pairs: int  # heads: a query and a key meet once for each, in each layer, at each cell
+    flops: float  # of one token looking at one cell of one layer
+    flops_unfolded: float  # the same where a latent cache is unfolded into heads first, as some engines do in prefill
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One step of a model under one placement."""
+
+    piles: tuple[Pile, ...]
+    caches: tuple[Caches, ...]
+    operations: dict[str, int]  # of one step, by device
+    host_hops: int  # between the processors and a card, in one step
+    card_hops: int  # between two cards
+    experts: Experts | None
+    embedding: int
+    streams_to: dict[str, float]  # bytes of host weights by the card that would compute them in large batches
+    vocabulary: int = 0  # tokens that the next one is drawn from
+
+    def resident_bytes(self) -> dict[str, float]:
+        """Weights in each memory."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for pile in self.piles:
+            totals[pile.tier] += pile.bytes
+        return dict(totals)
+
+    def touched_share(self, tokens: int) -> float:
+        """Share of the routed experts that `tokens` tokens touch."""
+        return self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
+
+    def used_share(self) -> float:
+        """Share of the routed experts that one token uses."""
+        return self.experts.used / self.experts.count if self.experts else 1.0
+
+
+def device_of(tier: str) -> str:
+    """The device that computes with what lives in a tier."""
+    return tier if tier.startswith("gpu") else PROCESSORS
+
+
+def work(profile: Profile, placement: Placement) -> Work:
+    """Sum up one step."""
+    # The processors compute from whatever memory is the host's: pmem, where DRAM is only its cache.
+    devices = tuple(device_of(tier) for tier in placement.layers)
+    placement = replace(placement, layers=devices, head=device_of(placement.head))
+    sums: dict[tuple[str, bool, Family], list[float]] = {}
+    streams: Counter[str] = Counter()
+    homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]
+    cards = placement.gpus
+    cards = placement.gpus
+    tied = profile.tied_output
+    for tensor, home in zip(profile.tensors, placement.homes, strict=True):
+        if tensor.layer is not None and tensor.layer < len(homes):
+            homes[tensor.layer].setdefault(tensor.cls, home)
+        tier = _tier_read(tensor, home, placement.head if tied else None)
+        if tier is None:
+            continue
+        routed = tensor.cls is TensorClass.ROUTED_EXPERTS
+        total = sums.setdefault((tier, routed, family(tensor.type)), [0.0, 0.0])
+        total[0] += tensor.bytes
+        total[1] += tensor.elements
+        if device_of(tier) == PROCESSORS and cards:
+            card = placement.device_of(tensor)
+            streams[card if card.startswith("gpu") else cards[0]] += tensor.bytes
+    operations, host_hops, card_hops = _path(profile, placement, homes)
+    caches = Counter(zip(placement.layers, profile.cache, strict=False))
+    return Work(
+        piles=tuple(Pile(*key, bytes=total[0], elements=total[1]) for key, total in sums.items()),
+        caches=tuple(_caches(profile, device, cache, count) for (device, cache), count in caches.items()),
+        operations=operations,
+        host_hops=host_hops,
+        card_hops=card_hops,
+        experts=profile.experts,
+        embedding=profile.embedding_length or 0,
+        streams_to=dict(streams),
+        vocabulary=profile.vocabulary or 0,
+    )
+
+
+def _caches(profile: Profile, device: str, cache: LayerCache, layers: int) -> Caches:
+    """Every head multiplies its query with a key and its score with a value; latent heads share one wide pair."""
+    heads = profile.heads or 1
+    width = cache.k_elements + cache.v_elements
+    if cache.kind != "latent":
+        flops = 2.0 * heads * width / (profile.kv_heads or 1)
+        return Caches(device, cache, layers, heads if width else 0, flops, flops)
+    unfolded = next(
+        (_head_width(profile, tensor, cache) for tensor in profile.tensors if "attn_v_b" in tensor.name), width
+    )
+    return Caches(device, cache, layers, heads, 2.0 * heads * width, 2.0 * heads * unfolded)
+
+
+def _head_width(profile: Profile, v_b: Tensor, cache: LayerCache) -> int:
+    """Elements of one head's key and value, from the matrix that unfolds values."""
+    value = v_b.elements // (v_b.shape[0] * (profile.heads or 1))
+    return 2 * value + cache.k_elements - cache.v_elements  # keys are as wide as values, and rotated elements beside
+
+
+def _tier_read(tensor: Tensor, home: str, tied_head: str | None) -> str | None:
+    """Where a tensor is read in every step; None where it is not, or only a row of it.
+
+    Embeddings that serve as the output matrix too are read at `tied_head`, if that is a card: it has its own copy.
+    """
+    if tensor.cls is TensorClass.MTP:
+        return None
+    if tensor.cls is not TensorClass.EMBEDDING:
+        return home
+    if tied_head is None or tensor.name not in TOKEN_EMBEDDINGS:
+        return None
+    return tied_head if tied_head.startswith("gpu") else home
+
+
+def _path(
+    profile: Profile, placement: Placement, homes: list[dict[TensorClass, str]]
+) -> tuple[dict[str, int], int, int]:
+    """Operations by device, and how often a token's state crosses between devices."""
+    operations: Counter[str] = Counter()
+    visited = [PROCESSORS]  # the embedding is looked up there
+    for index, device in enumerate(placement.layers):
+        kinds = homes[index]
+        operations[device] += _ATTENTION_OPS[profile.cache[index].kind if index < len(profile.cache) else "none"]
+        visited.append(device)
+        if TensorClass.ROUTED_EXPERTS in kinds:
+            at = device_of(kinds[TensorClass.ROUTED_EXPERTS])
+            operations[device] += _ROUTER_OPS
+            operations[at] += _EXPERT_OPS
+            if TensorClass.SHARED_EXPERTS in kinds:
+                operations[device] += _SHARED_OPS
+            visited += [at, device]
+        else:
+            operations[device] += _DENSE_OPS
+    operations[placement.head] += _HEAD_OPS
+    visited += [placement.head, PROCESSORS]  # the logits are read there
+    crossings = [pair for pair in pairwise(visited) if pair[0] != pair[1]]
+    host = sum(PROCESSORS in pair for pair in crossings)
+    return dict(operations), host, len(crossings) - host
