@@ -1,15 +1,17 @@
-"""The files of a digest: folders walked, hidden and ignored files left out, text told from everything else.
+"""Collects the text files of a digest: walks folders, leaves out hidden, ignored and binary files.
 
-Names are relative to the deepest folder that holds all that was asked for, so that a copy elsewhere has the same. What
-.gitignore files inside that folder say is followed; those above it are not known. Nothing depends on times, owners or
-the order in which a file system lists its files.
+Names are relative to the deepest common folder, so that a copy elsewhere gives the same digest. `.gitignore` files
+inside that folder apply; those above it do not. Nothing depends on times, owners or the order of directory entries.
 """
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from pathspec import GitIgnoreSpec
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Document
@@ -18,26 +20,19 @@ from tokenmill.units import MIB, format_bytes
 MOST_BYTES = 32 * MIB  # of one file
 MOST_FILES = 50_000
 _SNIFFED = 8192
-_WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
 _FILE_HINT = "check the path and who may read it"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was read, and what was not and why."""
+    """Files that were read, and files that were skipped with the reason."""
 
     documents: tuple[Document, ...]
     skipped: tuple[tuple[str, str], ...]  # name, reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """One line of a .gitignore."""
-
-    pattern: re.Pattern[str]  # of the path below the file's folder
-    folder: str  # "" or "path/"
-    keeps: bool  # a line with !
-    folders_only: bool
+_Rules = tuple[tuple[str, GitIgnoreSpec], ...]
+"""Each .gitignore with its folder below the root: "" or "path/"."""
 
 
 def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
@@ -87,18 +82,20 @@ def _files(places: Iterable[Path], root: Path) -> Iterator[Path]:
             yield place  # what is named is wanted, hidden or not
 
 
-def _rules_above(place: Path, root: Path) -> tuple[_Rule, ...]:
-    """Rules of the folders from the root to a place, as if the walk had begun at the root."""
+def _rules_above(place: Path, root: Path) -> _Rules:
+    """Rules of the folders from the root to a place, without patterns that would ignore the place itself."""
     folders = [folder for folder in reversed(place.parents) if folder == root or root in folder.parents]
-    rules = list[_Rule]()
+    rules = list[tuple[str, GitIgnoreSpec]]()
     for folder in folders:
-        rules += _rules(folder / ".gitignore", "" if folder == root else folder.relative_to(root).as_posix() + "/")
+        below = place.relative_to(folder).as_posix() + "/"
+        patterns = [pattern for pattern in _rules(folder).patterns if not pattern.match_file(below)]
+        rules.append(("" if folder == root else folder.relative_to(root).as_posix() + "/", GitIgnoreSpec(patterns)))
     return tuple(rules)
 
 
-def _walk(folder: Path, below: str, rules: tuple[_Rule, ...]) -> Iterator[Path]:
+def _walk(folder: Path, below: str, rules: _Rules) -> Iterator[Path]:
     """Files of a folder, names in order; links to folders are not followed."""
-    rules = (*rules, *_rules(folder / ".gitignore", below))
+    rules = (*rules, (below, _rules(folder)))
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -108,7 +105,7 @@ def _walk(folder: Path, below: str, rules: tuple[_Rule, ...]) -> Iterator[Path]:
             continue
         path = below + entry.name
         is_folder = entry.is_dir(follow_symlinks=False)
-        if _ignored(path, rules, is_folder=is_folder):
+        if _ignored(path + "/" * is_folder, rules):
             continue
         if is_folder:
             yield from _walk(folder / entry.name, path + "/", rules)
@@ -116,47 +113,24 @@ def _walk(folder: Path, below: str, rules: tuple[_Rule, ...]) -> Iterator[Path]:
             yield folder / entry.name
 
 
-def _rules(path: Path, below: str) -> list[_Rule]:
+def _rules(folder: Path) -> GitIgnoreSpec:
+    """The patterns of a folder's .gitignore; none if it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []
-    rules = []
+        return GitIgnoreSpec([])
+    valid = list[str]()
     for line in lines:
-        text = line if line.endswith("\\ ") else line.rstrip()
-        keeps = text.startswith("!")
-        text = text.removeprefix("!")
-        if not text or text.startswith("#"):
-            continue
-        folders_only = text.endswith("/")
-        rules.append(_Rule(_pattern(text.rstrip("/")), below, keeps, folders_only))
-    return rules
+        with suppress(ValueError, re.error):  # git ignores malformed patterns, too
+            GitIgnoreSpec.from_lines([line])
+            valid.append(line)
+    return GitIgnoreSpec.from_lines(valid)
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
-    """A .gitignore pattern as an expression; one with a slash inside is held against the whole path."""
-    anchored = "/" in glob
-    parts = list[str]()
-    for found in re.findall(r"\*\*/|/\*\*$|\*|\?|\[!?[^\]]+\]|\\?.", glob.removeprefix("/")):
-        if found in _WILD:
-            parts.append(_WILD[found])
-        elif found.startswith("[") and len(found) > 1:
-            parts.append(found.replace("[!", "[^", 1).replace("\\", "\\\\"))
-        else:
-            parts.append(re.escape(found[-1]))
-    try:
-        return re.compile(("" if anchored else "(?:.*/)?") + "".join(parts))
-    except re.error:  # a class such as [z-a]: git matches nothing with it either
-        return re.compile(r"(?!)")
-
-
-def _ignored(path: str, rules: Iterable[_Rule], *, is_folder: bool) -> bool:
-    """Whether the last rule that matches a path leaves it out."""
-    ignored = False
-    for rule in rules:
-        if (is_folder or not rule.folders_only) and rule.pattern.fullmatch(path.removeprefix(rule.folder)):
-            ignored = not rule.keeps
-    return ignored
+def _ignored(path: str, rules: _Rules) -> bool:
+    """Whether the deepest .gitignore with a matching pattern leaves a path out; a folder's path ends with a slash."""
+    checks = (spec.check_file(path.removeprefix(folder)).include for folder, spec in reversed(rules))
+    return next((include for include in checks if include is not None), False)
 
 
 def _text(path: Path) -> tuple[str | None, str]:

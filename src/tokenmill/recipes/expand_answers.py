@@ -53,7 +53,7 @@ def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape)
         why = wrong(wanted, value)
     except ValueError:
         return Dropped("invalid", "it is no JSON")
-    except RecursionError:  # or a schema that leads back to itself
+    except RecursionError:
         return Dropped("invalid", "it is nested too deeply")
     if why is not None:
         return Dropped("invalid", why)

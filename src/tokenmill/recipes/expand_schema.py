@@ -1,46 +1,39 @@
-"""JSON schemas that answers must follow: put into a request, and checked again when the answer is there.
+"""JSON schemas that answers must follow: sent with each request, and checked again when the answer arrives.
 
-The engine's grammar does the work; the check is for engines that take a schema as advice. Keys that are not checked
-here are refused by name before anything runs: an answer is never called valid for want of a look. Pure but for reading
-the file.
+The engine's grammar enforces the schema; the check is for engines that only take it as advice. Keywords outside
+`KEYWORDS` are refused before anything runs, because not every engine can follow them. References stay inside the file:
+nothing is ever fetched.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, time
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.exceptions import SchemaError, ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.recipes.expand_seeds import Shape
 
-Schema = Mapping[str, Any] | bool
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "number": (int, float),
-    "integer": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
-_ONE = ("additionalProperties", "items")
-_SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "$defs", "definitions")
-_LIMITS: Mapping[str, tuple[type, Callable[[Any], float], Callable[[float, float], bool], str]] = {
-    "minLength": (str, len, lambda has, limit: has >= limit, "is shorter than"),
-    "maxLength": (str, len, lambda has, limit: has <= limit, "is longer than"),
-    "minItems": (list, len, lambda has, limit: has >= limit, "has fewer items than"),
-    "maxItems": (list, len, lambda has, limit: has <= limit, "has more items than"),
-    "minimum": (float, float, lambda has, limit: has >= limit, "is less than"),
-    "maximum": (float, float, lambda has, limit: has <= limit, "is more than"),
-    "exclusiveMinimum": (float, float, lambda has, limit: has > limit, "is not more than"),
-    "exclusiveMaximum": (float, float, lambda has, limit: has < limit, "is not less than"),
-}
-_SAYING = ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated")
+_SUBSCHEMA = ("additionalProperties", "items")
+_SUBSCHEMA_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SUBSCHEMA_MAP = ("properties", "$defs", "definitions")
+_ANNOTATIONS = ("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated")
+_ASSERTIONS = (
+    *("type", "enum", "const", "$ref", "required", "pattern", "format"),
+    *("minLength", "maxLength", "minItems", "maxItems"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+)
+KEYWORDS = frozenset((*_SUBSCHEMA, *_SUBSCHEMA_LIST, *_SUBSCHEMA_MAP, *_ASSERTIONS))
 _DATE = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _TIME = "[0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]+)?(?:Z|[+-][0-9]{2}:[0-9]{2})"
 _FORMATS = {
@@ -49,20 +42,8 @@ _FORMATS = {
     "date-time": re.compile(f"{_DATE}T{_TIME}"),
     "uuid": re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
 }
-_KNOWN = {
-    "type",
-    "enum",
-    "const",
-    "$ref",
-    "required",
-    "pattern",
-    "format",
-    *_ONE,
-    *_SEVERAL,
-    *_NAMED,
-    *_LIMITS,
-    *_SAYING,
-}
+_LONGEST_REASON = 160  # characters; the library quotes the whole value
+_FORMAT_CHECKER = FormatChecker(())
 
 
 def read_schema(path: Path) -> dict[str, Any]:
@@ -75,170 +56,99 @@ def read_schema(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is no JSON: {error}", hint="--schema wants a file with a JSON schema") from error
     if not isinstance(schema, dict):
         raise UsageError(f"{path} is no JSON schema: it is {shown(schema)}", hint='such as {"type": "object", ...}')
-    for problem in _problems(schema, schema, "#"):
-        raise UsageError(f"{path}: {problem}", hint=f"known are {', '.join(sorted(_KNOWN - set(_SAYING)))}")
+    hint = f"supported keywords: {', '.join(sorted(KEYWORDS))}"
+    try:
+        Draft202012Validator.check_schema(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        for problem in _problems(schema, schema, "#"):
+            raise UsageError(f"{path}: {problem}", hint=hint)
+    except SchemaError as error:
+        place = "/".join(("#", *map(str, error.absolute_path)))
+        raise UsageError(f"{path}: {place}: {_shortened(error.message)}", hint=hint) from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply", hint="use $defs and $ref instead") from None
     return schema
 
 
 def _problems(schema: Any, root: Any, where: str) -> Iterator[str]:
+    """Keywords that are not supported and references that lead nowhere, in a valid schema."""
     if isinstance(schema, bool):
         return
-    if not isinstance(schema, dict):
-        yield f"{where} must be a schema, not {shown(schema)}"
-        return
-    if unknown := next((key for key in schema if key not in _KNOWN), None):
-        yield f"{where} has the key {shown(unknown)}, which is not checked"
-    types = schema.get("type", [])
-    listed = types if isinstance(types, list) else [types]
-    if any(not isinstance(kind, str) or kind not in _TYPES for kind in listed):
-        yield f"{where}/type is {shown(types)}"
-    try:
-        re.compile(schema.get("pattern", ""))
-    except (re.error, TypeError):
-        yield f"{where}/pattern is {shown(schema['pattern'])}, which is no regular expression"
-    if "$ref" in schema and _target(root, schema["$ref"]) is None:
-        yield f"{where}/$ref leads to {shown(schema['$ref'])}, which is not in the file"
-    for key in _LIMITS:
-        if key in schema and (isinstance(schema[key], bool) or not isinstance(schema[key], int | float)):
-            yield f"{where}/{key} must be a number, not {shown(schema[key])}"
-    for keys, kind, words in ((_NAMED, dict, "an object"), ((*_SEVERAL, "enum", "required"), list, "a list")):
-        for key in keys:
-            if not isinstance(schema.get(key, kind()), kind):
-                yield f"{where}/{key} must be {words}, not {shown(schema[key])}"
-    for name, inner in _inner(schema):
+    for key in schema:
+        if key not in KEYWORDS and key not in _ANNOTATIONS:
+            yield f"{where}: the keyword {shown(key)} is not supported"
+    ref = schema.get("$ref")
+    if ref is not None and not _leads_inside(root, ref):
+        yield f"{where}/$ref: {shown(ref)} is not in the file"
+    for name, inner in _subschemas(schema):
         yield from _problems(inner, root, f"{where}/{name}")
 
 
-def _inner(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The schemas inside one, with their places."""
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in schema.items():
-        if key in _ONE:
+        if key in _SUBSCHEMA:
             yield key, value
-        elif key in _SEVERAL and isinstance(value, list):
-            yield from ((f"{key}/{at}", one) for at, one in enumerate(value))
-        elif key in _NAMED and isinstance(value, dict):
+        elif key in _SUBSCHEMA_LIST:
+            yield from ((f"{key}/{index}", one) for index, one in enumerate(value))
+        elif key in _SUBSCHEMA_MAP:
             yield from ((f"{key}/{name}", one) for name, one in value.items())
 
 
-def _target(root: Any, ref: Any) -> Any:
-    """What a reference leads to; None: nowhere in this document."""
-    if not isinstance(ref, str) or not ref.startswith("#"):
-        return None
-    for step in ref.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, dict) and name in root:
-            root = root[name]
-        elif isinstance(root, list) and name.isdigit() and int(name) < len(root):
-            root = root[int(name)]
-        else:
-            return None
-    return root
-
-
-def wrong(schema: Schema, value: Any, root: Any = None, where: str = "it") -> str | None:
-    """Why a document is none of a schema's; None: it is one."""
-    if isinstance(schema, bool):
-        return None if schema else f"{where} must not be there"
-    root = schema if root is None else root
-    if "$ref" in schema and (why := wrong(_target(root, schema["$ref"]), value, root, where)):
-        return why
-    return (
-        _wrong_itself(schema, value, where)
-        or _wrong_choice(schema, value, root, where)
-        or _wrong_inside(schema, value, root, where)
-    )
-
-
-def _wrong_itself(schema: Mapping[str, Any], value: Any, where: str) -> str | None:
-    if "enum" in schema and not any(_same(one, value) for one in schema["enum"]):
-        return f"{where} is {shown(value)}, none of {shown(schema['enum'])}"
-    if "const" in schema and not _same(schema["const"], value):
-        return f"{where} is {shown(value)}, not {shown(schema['const'])}"
-    kinds = schema.get("type", list(_TYPES))
-    if not any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds)):
-        return f"{where} is {shown(value)}, which is not of the type {shown(kinds)}"
-    for key, (kind, size, holds, words) in _LIMITS.items():
-        if key in schema and _sized(value, kind) and not holds(size(value), schema[key]):
-            return f"{where} {words} {schema[key]:g}"
-    return _wrong_text(schema, value, where) if isinstance(value, str) else None
-
-
-def _wrong_text(schema: Mapping[str, Any], value: str, where: str) -> str | None:
-    if re.search(schema.get("pattern", ""), value) is None:
-        return f"{where} does not match {schema['pattern']}"
-    return None if _formed(schema.get("format"), value) else f"{where} is no {schema['format']}"
-
-
-def _formed(format: str | None, text: str) -> bool:
-    """Whether a text has its format; all but a few say something to people only, as the specification has it."""
-    if format not in _FORMATS:
-        return True
-    if not _FORMATS[format].fullmatch(text):
-        return False
-    day, clock = (text[:10], text[11:]) if format == "date-time" else (text, text)
+def _leads_inside(root: Any, ref: str) -> bool:
     try:
-        if format in ("date", "date-time"):
+        registry = Registry().with_resource("", DRAFT202012.create_resource(root))
+        return ref.startswith("#") and isinstance(registry.resolver().lookup(ref).contents, dict | bool)
+    except Unresolvable:
+        return False
+
+
+def wrong(schema: Mapping[str, Any] | bool, value: Any, where: str = "it") -> str | None:
+    """Why a value does not follow a schema; None if it does. UsageError where a reference leads outside the schema."""
+    # Without a registry of its own the validator would fetch references from the network.
+    validator = Draft202012Validator(schema, registry=Registry(), format_checker=_FORMAT_CHECKER)
+    try:
+        error: ValidationError | None = next(validator.iter_errors(value), None)
+    except RecursionError:  # of the value, or of a schema that refers to itself
+        return f"{where} is nested too deeply"
+    except Unresolvable as unresolvable:
+        raise UsageError(f"the schema refers to {shown(unresolvable.ref)}, which is not in it") from None
+    if error is None:
+        return None
+    return f"{where}{error.json_path[1:]}: {_shortened(error.message)}"
+
+
+def _shortened(reason: str) -> str:
+    half = _LONGEST_REASON // 2
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:half]} ... {reason[-half:]}"
+
+
+def _has_format(name: str, text: object) -> bool:
+    """Whether a text has its format."""
+    if not isinstance(text, str):
+        return True
+    if not _FORMATS[name].fullmatch(text):
+        return False
+    day, clock = (text[:10], text[11:]) if name == "date-time" else (text, text)
+    try:
+        if name in ("date", "date-time"):
             date.fromisoformat(day)
-        if format in ("time", "date-time"):
+        if name in ("time", "date-time"):
             time.fromisoformat(clock.replace("Z", "+00:00"))
     except ValueError:
         return False
     return True
 
 
-def _wrong_choice(schema: Mapping[str, Any], value: Any, root: Any, where: str) -> str | None:
-    for one in schema.get("allOf", ()):
-        if why := wrong(one, value, root, where):
-            return why
-    if "anyOf" in schema and all(wrong(one, value, root, where) for one in schema["anyOf"]):
-        return f"{where} is none of anyOf"
-    if "oneOf" in schema:
-        fit = sum(wrong(one, value, root, where) is None for one in schema["oneOf"])
-        return None if fit == 1 else f"{where} is {fit} of oneOf"
-    return None
-
-
-def _wrong_inside(schema: Mapping[str, Any], value: Any, root: Any, where: str) -> str | None:
-    inside: list[tuple[Any, Any, str]] = []
-    if isinstance(value, dict):
-        if missing := next((name for name in schema.get("required", ()) if name not in value), None):
-            return f"{where} lacks {missing!r}"
-        known = schema.get("properties", {})
-        further = schema.get("additionalProperties", True)
-        inside = [(known.get(name, further), one, f"{where}.{name}") for name, one in value.items()]
-    elif isinstance(value, list):
-        prefix = schema.get("prefixItems", [])
-        rest = schema.get("items", True)
-        inside = [(prefix[at] if at < len(prefix) else rest, one, f"{where}[{at}]") for at, one in enumerate(value)]
-    return next((why for one in inside if (why := wrong(one[0], one[1], root, one[2]))), None)
-
-
-def _is(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, _TYPES[kind])
-
-
-def _sized(value: Any, kind: type) -> bool:
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
+for _name in _FORMATS:  # other formats are annotations, as the specification allows
+    _FORMAT_CHECKER.checks(_name)(partial(_has_format, _name))
 
 
 def answer_schema(shape: Shape, schema: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What an answer must look like; None: it is a plain text."""
+    """The schema of an answer; None for plain text."""
     if not shape.parts:
         return schema
-    given: Schema = {"type": "string", "minLength": 1} if schema is None else _moved(schema, "#/properties/output")
+    given: Mapping[str, Any] = (
+        {"type": "string", "minLength": 1} if schema is None else _moved(schema, "#/properties/output")
+    )
     parts: dict[str, Any] = {
         "instruction": {"type": "string", "minLength": 1},
         "input": {"type": "string"},
@@ -253,7 +163,7 @@ def answer_schema(shape: Shape, schema: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _moved(value: Any, place: str) -> Any:
-    """A schema that stands inside another from now on: its references lead there."""
+    """A schema to be put inside another: its references lead to the new place, and it has no base of its own."""
     if isinstance(value, list):
         return [_moved(one, place) for one in value]
     if not isinstance(value, dict):
@@ -261,24 +171,25 @@ def _moved(value: Any, place: str) -> Any:
     return {
         key: place + one[1:] if key == "$ref" and isinstance(one, str) and one.startswith("#") else _moved(one, place)
         for key, one in value.items()
+        if not (key == "$id" and isinstance(one, str))
     }
 
 
 def response_format(name: str, schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A schema as a request has it."""
+    """A schema as a `response_format`."""
     if schema is None:
         return None
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}
 
 
 def document(text: str) -> Any:
-    """JSON that a model wrote; ValueError where it is none, or holds what JSON does not have."""
+    """The JSON that a model wrote; ValueError if it is none, or has NaN or infinities."""
 
     def none(word: str) -> Any:
         raise ValueError(word)
 
     value = json.loads(text, parse_constant=none)
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("a number beyond all bounds")
+        raise ValueError("the number is infinite")
     TEXT(value)  # allow_nan is off: 1e999 inside is refused
     return value

@@ -164,6 +164,13 @@ def test_a_named_file_is_wanted_even_if_hidden_or_ignored(tmp_path: Path) -> Non
     assert [one.name for one in gather([root / ".env", root / "notes.tmp"]).documents] == [".env", "notes.tmp"]
 
 
+def test_a_named_folder_is_wanted_even_if_ignored(tmp_path: Path) -> None:
+    root = tree(tmp_path)
+    (root / "build" / "other.tmp").write_text("no\n")
+    names = [one.name for one in gather([root / "build", root / "README.md"]).documents]
+    assert names == ["build/out.txt", "README.md"]
+
+
 def test_the_digest_does_not_feed_on_itself(tmp_path: Path) -> None:
     root = tree(tmp_path)
     (root / "digest.md").write_text("old\n")

@@ -207,7 +207,7 @@ def test_what_is_dropped_is_counted_and_told(tmp_path: Path) -> None:
     rejected = list(read_rows(tmp_path / "rejected.jsonl"))
     assert [(row["parent"], row["why"], row["reason"]) for row in rejected] == [
         ("seed-1", "failed", "the prompt is too long"),
-        ("seed-2", "invalid", "it lacks 'output'"),
+        ("seed-2", "invalid", "it: 'output' is a required property"),
         ("seed-3", "near-duplicate", "1.00 like seed-3"),
         ("seed-4", "invalid", "it was cut at max_tokens"),
         ("seed-6", "too low", "2: dull"),

@@ -64,11 +64,16 @@ def test_examples_of_answers(
         (answered("Sure! {}"), PAIR, None, ("invalid", "it is no JSON")),
         (answered("[" * 100_000), PAIR, None, ("invalid", "it is nested too deeply")),
         (answered("1"), TEXT, {"$ref": "#"}, ("invalid", "it is nested too deeply")),
-        (answered('{"instruction": "x"}'), PAIR, None, ("invalid", "it lacks 'input'")),
+        (answered('{"instruction": "x"}'), PAIR, None, ("invalid", "it: 'input' is a required property")),
         (answered(parts(output=" ")), PAIR, None, ("invalid", "output is empty")),
-        (answered(parts(more=1)), PAIR, None, ("invalid", "it.more must not be there")),
-        (answered(parts()), PAIR, SCHEMA, ("invalid", 'it.output is "1", which is not of the type "object"')),
-        (answered("{}"), TEXT, SCHEMA, ("invalid", "it lacks 'sum'")),
+        (
+            answered(parts(more=1)),
+            PAIR,
+            None,
+            ("invalid", "it: Additional properties are not allowed ('more' was unexpected)"),
+        ),
+        (answered(parts()), PAIR, SCHEMA, ("invalid", "it.output: '1' is not of type 'object'")),
+        (answered("{}"), TEXT, SCHEMA, ("invalid", "it: 'sum' is a required property")),
     ],
 )
 def test_what_is_no_example_says_why(
