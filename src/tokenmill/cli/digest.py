@@ -11,7 +11,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Digest, build, estimate
 from tokenmill.jobs.digest_files import Found, gather
 from tokenmill.jobs.lint_report import LONG_DIGEST_TOKENS
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 
 SHOWN_NAMES = 5
 

@@ -14,7 +14,7 @@ from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.engine import measured
 from tokenmill.errors import UsageError
 from tokenmill.model.identity import identity_of
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 from tokenmill.tuner import history as speeds
 
 Source = Literal["tune", "bench", "run", "soak", "load"]

@@ -21,9 +21,9 @@ from tokenmill.jobs.lint import Lint
 from tokenmill.jobs.lint_report import Report
 from tokenmill.jobs.read import BadLine, Chunk, open_source, split
 from tokenmill.model.identity import identity_of
-from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
 from tokenmill.planner.speed.forecast import prefill_speed
+from tokenmill.storage.atomic import new_file
 from tokenmill.tuner import history
 from tokenmill.tuner.history import Speed
 

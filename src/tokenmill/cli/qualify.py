@@ -19,8 +19,8 @@ from tokenmill.engine.engine import Engine, Identity
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.hardware.catalog import find
-from tokenmill.model.newfile import new_file
 from tokenmill.model.read import read
+from tokenmill.storage.atomic import new_file
 from tokenmill.tuner.qualify import (
     DEPTHS,
     POSITIONS,

@@ -23,7 +23,6 @@ from tokenmill.launch import spell
 from tokenmill.launch.files.launch import grouped
 from tokenmill.launch.files.shell import joined, words
 from tokenmill.model.identity import identity_of
-from tokenmill.model.newfile import new_file
 from tokenmill.model.pull.store import pulled
 from tokenmill.model.read import read
 from tokenmill.planner.make import make
@@ -31,6 +30,7 @@ from tokenmill.planner.plan import Plan
 from tokenmill.report.collect import Subject, collect
 from tokenmill.report.render import GENERATOR, MARK, markdown, page
 from tokenmill.report.report import CommandText, Report
+from tokenmill.storage.atomic import new_file
 from tokenmill.tuner import history
 
 _NOT_SAID = ("engine", "binary", "port", "warm", "point", "machine")

@@ -11,7 +11,7 @@ from tokenmill.cli.output import Common, say, show_json
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.reader import Reader
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 from tokenmill.units import number_of
 
 _PAGE = 512

@@ -23,6 +23,7 @@ from typing import get_args
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.pids import Pid
 from tokenmill.errors import EngineError, UsageError
+from tokenmill.storage.atomic import replace_file
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _POLL_S = 0.05
@@ -73,12 +74,7 @@ def write(state: Path, record: Record) -> None:
     """Keep a record, replacing the former one of that name."""
     home = folder(state, record.name)
     home.mkdir(parents=True, exist_ok=True)
-    new = home / f"engine.json.{os.getpid()}"
-    with new.open("w", encoding="utf-8") as file:
-        json.dump(asdict(record), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(home / "engine.json")
+    replace_file(home / "engine.json", json.dumps(asdict(record), indent=1).encode())
 
 
 def read(state: Path, name: str) -> Record | None:

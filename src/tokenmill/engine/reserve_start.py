@@ -15,6 +15,7 @@ from tokenmill.engine.reserve import AppliedLimits, arrange, keep_off, seen
 from tokenmill.engine.reserve_group import memory_limit_of
 from tokenmill.launch.binding import host_bytes
 from tokenmill.planner.plan import Plan
+from tokenmill.storage.atomic import replace_file
 
 Told = Callable[[str], None]
 _SCOPE_S, _POLL_S = 20.0, 0.02  # for systemd to have made a scope around what already runs
@@ -94,9 +95,8 @@ def kept_now(state: Path, record: records.Record) -> AppliedLimits | None:
 
 
 def _write(state: Path, name: str, engine: Pid, kept: AppliedLimits) -> None:
-    new = _path(state, name).with_suffix(".new")
-    new.write_text(json.dumps({"engine": asdict(engine), "kept": asdict(kept)}), encoding="utf-8")
-    new.replace(_path(state, name))
+    text = json.dumps({"engine": asdict(engine), "kept": asdict(kept)})
+    replace_file(_path(state, name), text.encode())
 
 
 def _path(state: Path, name: str) -> Path:

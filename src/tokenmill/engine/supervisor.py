@@ -24,6 +24,7 @@ from typing import Any
 
 from tokenmill.engine import oom
 from tokenmill.engine.pids import Pid, descendants
+from tokenmill.storage.atomic import replace_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -222,10 +223,8 @@ class Minder:
             "kills": {name: count - self.kills_before.get(name, 0) for name, count in now.items()},
             "kernel": oom.kernel_line(self.pid, self.began_s) if killed and not self.asked else None,
         }
-        written = Path(self.orders.exit + ".new")
         with suppress(OSError):
-            written.write_text(json.dumps(report), encoding="utf-8")
-            written.replace(self.orders.exit)
+            replace_file(Path(self.orders.exit), json.dumps(report).encode())
 
     def _leave_nothing(self, output: int) -> None:
         """End whatever the engine left, wherever it moved: every descendant is a child of ours sooner or later."""

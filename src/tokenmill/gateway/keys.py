@@ -15,13 +15,14 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from tokenmill.errors import ConfigError, UsageError
+from tokenmill.storage.atomic import replace_file
 
 PREFIX = "tm-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
@@ -115,15 +116,8 @@ def _changing(state: Path) -> Iterator[list[Key]]:
 
 
 def _write(path: Path, keys: list[Key]) -> None:
-    new = path.with_name(f"keys.json.{os.getpid()}")
-    with suppress(FileNotFoundError):
-        new.unlink()
-    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "w", encoding="utf-8") as text:
-        json.dump({"keys": [asdict(key) for key in keys]}, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
-    new.replace(path)
+    text = json.dumps({"keys": [asdict(key) for key in keys]}, indent=1)
+    replace_file(path, text.encode(), mode=0o600)
 
 
 def _hash(secret: str) -> str:

@@ -8,7 +8,6 @@ catalogue and does not look at this machine.
 import dataclasses
 import json
 import math
-import os
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from tokenmill.decode import read_toml
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.hardware.machine import Machine
+from tokenmill.storage.atomic import replace_file
 from tokenmill.units import format_bytes
 
 WIDTH = 100
@@ -77,13 +77,7 @@ def write(machine: Machine, path: Path) -> None:
         if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
             path.write_bytes(text)
             return
-        target = path.resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_bytes(text)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        replace_file(path.resolve(), text)
     except OSError as error:
         raise UsageError(
             f"cannot write {path}: {error.strerror}", hint="name a file in a folder you may write to"

@@ -13,7 +13,7 @@ from tokenmill.errors import CorruptModel, TokenmillError, UsageError
 from tokenmill.model import catalog
 from tokenmill.model.gguf import Header, TensorEntry, is_url, open_source, read_headers
 from tokenmill.model.header import assemble, data_bytes, padded, pair
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 from tokenmill.units import MIB, format_bytes
 
 MOST_DISK_BYTES = 8 * MIB  # beyond the header; a filesystem without holes needs the whole size

@@ -18,7 +18,7 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.model import mixture, shapes, vocabulary, weights
 from tokenmill.model.gguf import TensorEntry
 from tokenmill.model.header import Encoded, Plain, Row, encode, padded
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 from tokenmill.units import format_bytes
 
 Kind = Literal["moe-mla", "moe", "dense"]

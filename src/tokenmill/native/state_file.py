@@ -12,13 +12,14 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tokenmill.errors import EngineError, ForeignState
+from tokenmill.storage.atomic import replacing
 from tokenmill.units import MIB
 
 MAGIC = b"tokenmill head\x1a\n"
@@ -50,27 +51,20 @@ def write(
     header = json.dumps({"identity": dict(identity), "tokens": len(tokens), "state_bytes": state_bytes}).encode()
     front = _FIXED.pack(MAGIC, VERSION, len(header)) + header + np.asarray(tokens, "<i4").tobytes()
     size = len(front) + state_bytes + _DIGEST_BYTES
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w+b") as file:
+        with replacing(path) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a dead process later
             with mmap.mmap(file.fileno(), size) as mapped:
                 mapped[: len(front)] = front
                 fill(mapped, len(front))
                 mapped[size - _DIGEST_BYTES :] = _digest(mapped, size - _DIGEST_BYTES)
                 mapped.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        _sync_folder(path.parent)
     except OSError as error:
         raise EngineError(
             f"the head cannot be saved to {path}: {error.strerror}",
             hint=f"it needs {-(-size // MIB)} MiB there",
         ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
     return size
 
 
@@ -147,12 +141,3 @@ def _digest(data: mmap.mmap | memoryview, end: int) -> bytes:
             with view[at : min(at + _BLOCK_BYTES, end)] as block:
                 digest.update(block)
     return digest.digest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """So that the new name survives a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,7 +4,6 @@ An answer of 4 000 tokens with 20 probabilities each is 160 000 numbers, as Pyth
 at once would take memory that the model is in. Other endings of a file's name are written as rows.py writes them.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any, BinaryIO
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import arrow
-from tokenmill.model.newfile import new_file
 from tokenmill.recipes.rows import read_rows, suffix_of, write_rows
+from tokenmill.storage.atomic import new_file
 
 MESSAGES = "messages"
 """A column type beside those of rows.py: list<struct<role: string, content: string>>."""
@@ -35,10 +34,7 @@ def write_table(
         plain = {name: "json" if kind == MESSAGES else kind for name, kind in columns.items()}
         return write_rows(path, rows, plain, metadata=metadata)
     with new_file(path, force=True) as file:
-        count = _write(file, path, rows, columns, metadata or {})
-        file.flush()
-        os.fsync(file.fileno())
-    return count
+        return _write(file, path, rows, columns, metadata or {})
 
 
 def read_table_columns(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.recipes.documents import Document
+from tokenmill.storage.atomic import replace_file
 
 MANIFEST = "manifest.jsonl"
 State = Literal["done", "failed", "edited"]
@@ -175,14 +176,9 @@ def remove(path: Path, folder: Path) -> None:
 
 def put(path: Path, data: bytes) -> None:
     """Replace a file whole; its folder is made where it is not there."""
-    part = path.with_name(f".{path.name}.part")  # one writer at a time: what a kill left is overwritten
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, data, temporary=path.with_name(f".{path.name}.part"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFull(f"no room is left on the disk of {path}", hint=f"free some space: {_GO_ON}") from error

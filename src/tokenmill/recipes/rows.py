@@ -17,7 +17,7 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.jobs.line import parse
 from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import arrow, check_characters, delimiter_of, is_parquet, numbered, plain, read_table
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 COLUMN_TYPES = (
@@ -94,11 +94,7 @@ def write_rows(
     else:
         write = _as_lines(path, suffix, named, columns)
     with new_file(path, force=True) as file:
-        count = write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path)
-    return count
+        return write(file)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -251,12 +247,3 @@ def _arrow_type(pyarrow: Any, kind: str) -> Any:
         return pyarrow.list_(_arrow_type(pyarrow, kind.removeprefix("list<").removesuffix(">")))
     names = {"bool": "bool_", "json": "string"}
     return getattr(pyarrow, names.get(kind, kind))()
-
-
-def _sync_folder(path: Path) -> None:
-    """The new name is on the disk, too."""
-    descriptor = os.open(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.errors import UsageError
-from tokenmill.model.newfile import new_file
+from tokenmill.storage.atomic import new_file
 
 Kind = Literal["document", "piece", "reduce"]
 KINDS: tuple[Kind, ...] = ("document", "piece", "reduce")

