@@ -93,9 +93,16 @@ class NotSpellable(UsageError):
 
 
 class RequestRefused(UsageError):
-    """The request cannot be answered and retrying does not help; the message says why."""
+    """The request cannot be answered and retrying does not help; `param` is the key of the body that is wrong."""
 
     code = "invalid_request"
+    wire_fields: ClassVar[tuple[str, ...]] = ("param",)
+
+    def __init__(
+        self, message: str, *, param: str | None = None, hint: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.param = param
 
 
 class TooLong(RequestRefused):
@@ -257,4 +264,4 @@ def from_wire(message: Mapping[str, Any]) -> TokenmillError:
     common = {"hint": message.get("hint"), "code": message.get("code")}
     if not isinstance(kind, type) or not issubclass(kind, TokenmillError):
         return EngineError(text, **common)
-    return kind(text, **common, **{name: message[name] for name in kind.wire_fields})
+    return kind(text, **common, **{name: message[name] for name in kind.wire_fields if name in message})

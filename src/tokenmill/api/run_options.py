@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from tokenmill.api.options import EngineArguments, check_names
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.body import checked
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.openai_schema import CHAT, HIGHEST_PRIORITY
+from tokenmill.jobs.openai.call import checked
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY, ChatJob
 from tokenmill.jobs.retries import MOST_ATTEMPTS
 from tokenmill.jobs.worker import Options
 
@@ -122,7 +122,7 @@ def check_arguments(arguments: Mapping[str, Any], accepted: type[Any]) -> None:
     """UsageError for a keyword argument that is not a key of the TypedDict `accepted`."""
     accepts_defaults = "defaults" in accepted.__annotations__
     for name in arguments:
-        if accepts_defaults and name in CHAT and name not in accepted.__annotations__:
+        if accepts_defaults and name in ChatJob.__struct_fields__ and name not in accepted.__annotations__:
             hint = f'defaults={{"{name}": ...}} sets it for every job'
             raise UsageError(f"{name} is a key of the request body, not an option", hint=hint)
     check_names(arguments, accepted)

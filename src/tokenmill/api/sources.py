@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from tokenmill.api.progress import log
 from tokenmill.errors import UsageError
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.layout import Saving, lay_out
-from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.read import check_there
 from tokenmill.jobs.table import Table, read_table, table_from_arrow, table_from_rows
 from tokenmill.jobs.template import read_template
@@ -107,7 +107,7 @@ def job_line(job: Any) -> bytes:
     if not isinstance(job, Mapping):
         raise UsageError(f"a job must be a string or a dict (got {type(job).__name__})")
     try:
-        return TEXT(dict(job)).encode() + b"\n"
+        return compact_json(dict(job)).encode() + b"\n"
     except UnicodeEncodeError:  # half a surrogate pair: the job fails by itself
         return json.dumps(dict(job), separators=(",", ":")).encode() + b"\n"
     except (TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from tokenmill.cli.recipe_forecast import Tokens, forecast_shown
 from tokenmill.cli.recipe_view import RecipeResult, ending, spent_document, summary_rows
 from tokenmill.cli.stopping import SignalStop
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import HIGHEST_PRIORITY
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 from tokenmill.recipes.runner import BatchRunner, Budget, Prospect
 from tokenmill.recipes.running import RecipeRequest, run_recipe
 

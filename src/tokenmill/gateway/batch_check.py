@@ -13,8 +13,8 @@ from typing import Any
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.gateway.batch_records import BadLine
 from tokenmill.jobs import read
+from tokenmill.jobs.json_text import shown
 from tokenmill.jobs.line import custom_id_of, parse
-from tokenmill.jobs.openai_schema import shown
 
 MOST_TOLD = 100  # wrong lines that are named
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"PA": "Parquet"}

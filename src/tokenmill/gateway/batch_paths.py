@@ -17,8 +17,8 @@ from tokenmill.gateway.batch_view import (
     WINDOW,
 )
 from tokenmill.gateway.openapi import NO_KEY, NOT_FOUND, json_answer, json_body, ref, refusals
-from tokenmill.jobs.body import URLS
-from tokenmill.jobs.openai_schema import HIGHEST_PRIORITY
+from tokenmill.jobs.openai.call import URLS
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 
 _WHEN = {"type": ["integer", "null"], "description": "Unix seconds."}
 _ID = {"type": ["string", "null"]}

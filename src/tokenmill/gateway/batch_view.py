@@ -6,8 +6,9 @@ from typing import Any, NoReturn, TypeVar
 
 from tokenmill.gateway.batch_records import BadLine, BatchRecord, File, HttpBatchRequest, Outcome, Page
 from tokenmill.gateway.faults import Fault
-from tokenmill.jobs.body import URLS
-from tokenmill.jobs.openai_schema import HIGHEST_PRIORITY, shown
+from tokenmill.jobs.json_text import shown
+from tokenmill.jobs.openai.call import URLS
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")

@@ -12,19 +12,17 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from tokenmill.engine.engine import Request as EngineRequest
-from tokenmill.errors import RequestRefused
-from tokenmill.gateway.faults import Fault, param_of
+from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.recorder import Lane
-from tokenmill.jobs.body import Call, Endpoint, check
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.line import parse as parse_object
-from tokenmill.jobs.openai_schema import TEXT, shown
+from tokenmill.jobs.openai.call import Call, Endpoint, check_request
 from tokenmill.units import MIB, format_bytes
 
 MOST_DEPTH = 64  # of arrays and objects in one another
 _LARGE_BYTES = MIB  # parsed in a thread, so that others are not held up
 _SEEDS = 1 << 63
 _LANE_HEADER = "x-tokenmill-lane"
-_TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 _NOT_HERE = {
     "priority": "the lane decides who goes first: X-Tokenmill-Lane: batch, or service_tier: flex",
     "deadline": "it is for jobs of a batch; timeout says how long this request may take",
@@ -115,7 +113,7 @@ def parse_now(body: bytes) -> dict[str, Any]:
         if deeper_than(value, MOST_DEPTH):
             raise ValueError(f"not JSON that is read here: nested deeper than {MOST_DEPTH}")  # noqa: TRY301
         if rb"\ud" in body or rb"\uD" in body:
-            TEXT(value).encode()  # half of a surrogate pair is no text
+            compact_json(value).encode()  # half of a surrogate pair is no text
     except UnicodeError:
         raise Fault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
     except ValueError as error:
@@ -147,85 +145,39 @@ def lane_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Lane:
         if said not in ("interactive", "batch"):
             raise Fault(f"X-Tokenmill-Lane must be interactive or batch, not {said[:40]!r}", code="invalid_lane")
         return "interactive" if said == "interactive" else "batch"
-    tier = body.get("service_tier")
-    if tier is not None and (not isinstance(tier, str) or tier not in _TIERS):
-        raise _wrong("service_tier", f"must be one of {', '.join(_TIERS)}, not {shown(tier)}")
-    return "batch" if tier == "flex" else "interactive"
+    return "batch" if body.get("service_tier") == "flex" else "interactive"
 
 
 def asked(endpoint: Endpoint, body: Mapping[str, Any], lane: Lane, *, most_choices: int) -> Asked:
-    """Check a body; RequestRefused or a Fault names the key."""
-    given = {key: value for key, value in body.items() if key != "service_tier"}
+    """Validate a body. Raises RequestRefused or a Fault, which name the key."""
     for key, hint in _NOT_HERE.items():
-        if given.get(key) is not None:
+        if body.get(key) is not None:
             raise Fault(f"{key} has no meaning here", param=key, hint=hint)
-    n = _choices(given, most_choices)
-    prompts = _prompts(given) if endpoint == "completion" else None
-    count = n * len(prompts or (None,))
-    if count > most_choices:
-        raise _wrong("n", f"{count} answers at once; {most_choices} are the most here")
-    try:
-        bodies = [given] if prompts is None else [given | {"prompt": prompt} for prompt in prompts]
-        calls = [check(endpoint, one, streams=True) for one in bodies]
-    except RequestRefused as error:
-        raise Fault(error.message, param=_param(error, body), hint=error.hint, code=_code(error)) from None
-    values = calls[0].values
-    stream = bool(values.get("stream"))
+    values = check_request(endpoint, {key: value for key, value in body.items() if key not in _NOT_HERE})
+    prompt = values.get("prompt")
+    prompts = prompt if type(prompt) is list else [prompt]
+    n = _choices(body)
+    if n * len(prompts) > most_choices:
+        raise Fault(f"n: {n * len(prompts)} answers in one request; the maximum is {most_choices}", param="n")
+    options = values.get("stream_options", {})
+    if options and "stream" not in values:
+        raise Fault("stream_options: only for streams", param="stream_options", hint="set stream to true")
+    calls = [Call(endpoint, values if len(prompts) == 1 else {**values, "prompt": each}) for each in prompts]
     return Asked(
         endpoint,
         tuple(call for call in calls for _ in range(n)),
-        calls[0].model,
+        values.get("model"),
         lane,
-        stream,
-        _include_usage(values, stream=stream),
+        "stream" in values,
+        bool(options.get("include_usage")),
         values.get("timeout"),
         n,
     )
 
 
-def _choices(given: dict[str, Any], most: int) -> int:
-    """How many answers to one prompt; takes the keys that say so out."""
-    n = given.pop("n", None)
-    best_of = given.pop("best_of", None)
-    for key, value in (("n", n), ("best_of", best_of)):
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            raise _wrong(key, f"must be a whole number from 1 to {most}, not {shown(value)}")
-    if best_of is not None and best_of != (n or 1):
-        raise _wrong("best_of", "only as many as n are computed: leave it out")
-    return n or 1
-
-
-def _prompts(given: Mapping[str, Any]) -> list[Any] | None:
-    """Several prompts of one completion; None: one, or something that is checked later."""
-    prompt = given.get("prompt")
-    if type(prompt) is list and len(prompt) > 1 and all(type(one) in (str, list) for one in prompt):
-        return prompt
-    return None
-
-
-def _include_usage(values: Mapping[str, Any], *, stream: bool) -> bool:
-    options = values.get("stream_options") or {}
-    if options and not stream:
-        raise _wrong("stream_options", "is for streams: set stream to true, or leave it out")
-    for key, value in options.items():
-        if key not in ("include_usage", "include_obfuscation"):
-            raise _wrong("stream_options", f"unknown key {shown(key)}; include_usage is known")
-        if type(value) is not bool:
-            raise _wrong("stream_options", f"{key} must be true or false, not {shown(value)}")
-    return bool(options.get("include_usage"))
-
-
-def _wrong(key: str, what: str) -> Fault:
-    return Fault(f"{key}: {what}" if not what.startswith("is ") else f"{key} {what}", param=key)
-
-
-def _param(error: RequestRefused, body: Mapping[str, Any]) -> str | None:
-    if error.message.startswith("unknown key "):
-        return next((key for key in body if shown(key) == error.message.removeprefix("unknown key ")), None)
-    if error.message.endswith(" is missing"):
-        return error.message.split(" ", 1)[0]
-    return param_of(error, body)
-
-
-def _code(error: RequestRefused) -> str | None:
-    return "unknown_parameter" if error.message.startswith("unknown key ") else None
+def _choices(body: Mapping[str, Any]) -> int:
+    """How many answers to one prompt."""
+    n: int = body.get("n") or 1
+    if body.get("best_of") not in (None, n):
+        raise Fault("best_of: only n answers are computed", param="best_of", hint="leave best_of out")
+    return n

@@ -18,7 +18,7 @@ from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streams import failure
-from tokenmill.jobs.body import Endpoint
+from tokenmill.jobs.openai.call import Endpoint
 
 ANYBODY = "anybody"  # whom requests without a key count for
 

@@ -26,7 +26,8 @@ from tokenmill.gateway.request_context import RequestContext
 from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streams import DONE, HEADERS, Chunks, Heading
-from tokenmill.jobs.body import answer_body, encode, usage_body
+from tokenmill.jobs.json_text import encode
+from tokenmill.jobs.openai.answers import choice, usage_body
 
 Event = tuple[int, Piece | Answer]
 
@@ -145,10 +146,7 @@ class FallbackRunner:
             self._done(backend, index, event)
             self._answers[index] = use.parse(event)
         usage = self._total(asked)
-        choices = [
-            answer_body(asked.endpoint, answer, id="", model="", created_s=0)["choices"][0] | {"index": index}
-            for index, answer in sorted(self._answers.items())
-        ]
+        choices = [choice(asked.endpoint, answer, index) for index, answer in sorted(self._answers.items())]
         body = encode(heading.fields(chunk=False) | {"choices": choices, "usage": usage_body(usage)})
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if usage.cached_tokens is not None:
@@ -161,8 +159,8 @@ class FallbackRunner:
         choices = [_Choice(chunks, index, use.reader()) for index in range(len(asked.calls))]
         put = self._sending.put
         await self._sending.start(200, [*HEADERS, *_engine_headers(backend, use)])
-        for choice in choices:
-            if opening := chunks.opening(choice.index):
+        for each in choices:
+            if opening := chunks.opening(each.index):
                 await put(opening)
         async for index, event in events:
             if isinstance(event, Piece):

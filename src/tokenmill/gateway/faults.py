@@ -6,7 +6,6 @@ gateway or the engine.
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tokenmill.errors import (
@@ -98,7 +97,7 @@ def error_body(error: TokenmillError) -> dict[str, Any]:
         "error": {
             "message": text,
             "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
-            "param": error.param if isinstance(error, Fault) else param_of(error),
+            "param": param_of(error),
             "code": error.code,
             "source": source_of(error),
         }
@@ -111,9 +110,11 @@ def error_headers(error: TokenmillError) -> dict[str, str]:
     return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
 
 
-def param_of(error: TokenmillError, body: Mapping[str, Any] | None = None) -> str | None:
-    """The key that a refused body is refused for: messages begin with it."""
+def param_of(error: TokenmillError) -> str | None:
+    """The key of the body that is wrong; engines name it at the beginning of their messages."""
+    if isinstance(error, Fault):
+        return error.param
     if not isinstance(error, RequestRefused):
         return None
     found = _KEY.match(error.message)
-    return found[1] if found is not None and (body is None or found[1] in body) else None
+    return error.param or (found[1] if found else None)

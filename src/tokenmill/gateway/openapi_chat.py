@@ -4,7 +4,7 @@ from typing import Any
 
 from tokenmill.engine.engine import MOST_LOGPROBS
 from tokenmill.gateway.openapi import json_body, ref, refusals
-from tokenmill.jobs.openai_schema import MOST_BIASES, MOST_STOPS
+from tokenmill.jobs.openai.requests import MAX_BIASES, MAX_STOPS
 
 _INT31 = (1 << 31) - 1
 _INT63 = (1 << 63) - 1
@@ -40,14 +40,14 @@ _SHARED: dict[str, Any] = {
     "stop": {
         "anyOf": [
             {"type": "string", "minLength": 1},
-            {"type": "array", "maxItems": MOST_STOPS, "items": {"type": "string", "minLength": 1}},
+            {"type": "array", "maxItems": MAX_STOPS, "items": {"type": "string", "minLength": 1}},
             {"type": "null"},
         ]
     },
     "logit_bias": _or_null(
         {
             "type": "object",
-            "maxProperties": MOST_BIASES,
+            "maxProperties": MAX_BIASES,
             "propertyNames": {"pattern": "^[0-9]{1,9}$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }

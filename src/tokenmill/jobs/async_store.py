@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tokenmill.errors import StoreError, TokenmillError, TooLong
-from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.models import (
@@ -28,6 +27,7 @@ from tokenmill.jobs.models import (
     State,
     Waiting,
 )
+from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shard_view import ShardView, WorkerSpec
 from tokenmill.jobs.store import Store

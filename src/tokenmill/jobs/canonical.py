@@ -23,10 +23,10 @@ from hashlib import blake2b
 from typing import Literal
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.body import checked
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.line import body_of, parse
 from tokenmill.jobs.lint_text import line_ends_unified
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.openai.call import checked
 from tokenmill.units import MIB
 
 MOST_MEANINGS = 100_000
@@ -118,7 +118,7 @@ def _values(text: str) -> Iterator[tuple[Change, bytes, bytes, int]]:
     except (RequestRefused, ValueError, RecursionError):
         return
     for index, tool in enumerate(body.get("tools") or ()):
-        spelling = TEXT(tool)
+        spelling = compact_json(tool)
         yield "tools", _tool_meaning(spelling), _digest("tool", spelling), index
     for index, message in enumerate(body.get("messages") or ()):
         content = message.get("content")

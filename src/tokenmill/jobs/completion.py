@@ -15,11 +15,12 @@ from tokenmill.errors import EngineDied, EngineError, NonFiniteLogits, Tokenmill
 from tokenmill.jobs import attempts, liveness, retries
 from tokenmill.jobs.async_store import AsyncStore, PendingWrites, prompt_bytes
 from tokenmill.jobs.attempts import Attempt, Broke, Came, Ended
-from tokenmill.jobs.body import answer_body, encode
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.job_buffer import JobBuffer
+from tokenmill.jobs.json_text import encode
 from tokenmill.jobs.misses import Miss, explain
 from tokenmill.jobs.models import Batch, Failure, Finished, JobId, State
+from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.jobs.progress import Failed
 from tokenmill.jobs.run_stats import RunStats
 

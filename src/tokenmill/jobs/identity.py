@@ -34,8 +34,8 @@ from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from tokenmill.jobs.body import Call, Endpoint
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
+from tokenmill.jobs.openai.call import Call, Endpoint
 
 CHUNK_BYTES = 512
 FINE_BYTES = 64
@@ -151,7 +151,7 @@ def _parts(values: Mapping[str, Any]) -> list[str]:
     """Three texts for each message (role, content, the rest) behind one for what templates place first."""
     parts = [""]
     if not _PREAMBLE_KEYS.isdisjoint(values):
-        parts = [TEXT({key: values[key] for key in _PREAMBLE if key in values})]
+        parts = [compact_json({key: values[key] for key in _PREAMBLE if key in values})]
     for message in values["messages"]:
         content = message.get("content")
         if len(message) == 2 and type(content) is str:
@@ -167,9 +167,9 @@ def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
     if not isinstance(content, str):
         rest["content"] = content  # told apart from a text that reads the same
         text = "\n".join(part[part["type"]] for part in content or ())
-    return message["role"], text, TEXT(rest) if rest else ""
+    return message["role"], text, compact_json(rest) if rest else ""
 
 
 @lru_cache(1024)  # most files have one set of values on all lines
 def _header(model_id: str, endpoint: Endpoint, sampling: tuple[tuple[str, Any], ...]) -> bytes:
-    return f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{TEXT(sorted(sampling))}\n".encode()
+    return f"{_FORM}\n{len(model_id)} {model_id}\n{endpoint}\n{compact_json(sorted(sampling))}\n".encode()

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
 
@@ -69,7 +69,7 @@ class Layout:
             messages = [{"role": "user", "content": user}]
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
-            yield TEXT({"custom_id": self._ids[row], **self._body, "messages": messages})
+            yield compact_json({"custom_id": self._ids[row], **self._body, "messages": messages})
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.body import URLS, Call, Endpoint, check, checked, stored_call
 from tokenmill.jobs.identity import alone, place_values
+from tokenmill.jobs.json_text import shown
 from tokenmill.jobs.models import INVALID_LINE, JobId, State
-from tokenmill.jobs.openai_schema import LINE_KEYS, shown
+from tokenmill.jobs.openai.call import URLS, Call, Endpoint, check, checked, stored_call
+from tokenmill.jobs.openai.requests import LINE_KEYS
 from tokenmill.jobs.read import BadLine, Chunk, split
 from tokenmill.units import KIB
 

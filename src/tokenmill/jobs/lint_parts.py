@@ -7,9 +7,9 @@ told as "message 1 (system), byte 34". A test holds the two together.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tokenmill.jobs.body import Call
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
+from tokenmill.jobs.openai.call import Call
 
 TOOLS = "tools"
 ARGUMENTS = "template arguments"
@@ -65,7 +65,7 @@ def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelle
     text = "".join(part.text for part in parts)
     if not tools or parts[0].label != TOOLS:
         return text
-    return text.replace(TEXT(list(tools)), TEXT(list(spelled)), 1)
+    return text.replace(compact_json(list(tools)), compact_json(list(spelled)), 1)
 
 
 def shortened(parts: Sequence[Part], most: int) -> tuple[Part, ...]:

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from tokenmill.engine import tool_calls
 from tokenmill.engine.engine import Engine, Usage
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.jobs.body import Call
 from tokenmill.jobs.forest import Minimum
+from tokenmill.jobs.openai.call import Call
 
 MOST_JOBS = 1000  # whose prompts are made tokens of once more, when the work is done
 MOST_TOKENS = 500_000

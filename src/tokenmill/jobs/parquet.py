@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import LINE_KEYS, TEXT, known_names
+from tokenmill.jobs.json_text import compact_json
+from tokenmill.jobs.openai.requests import JOB_KEYS, LINE_KEYS
 from tokenmill.jobs.read import BadLine, Chunk
 
 _ROWS = 1024
@@ -51,7 +52,7 @@ def parquet_chunks(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
 
 
 def _check_columns(name: str, columns: list[str]) -> None:
-    known = sorted({*known_names(), *LINE_KEYS})
+    known = sorted(JOB_KEYS | LINE_KEYS)
     for column in columns:
         if column not in known:
             near = difflib.get_close_matches(column, known, n=1)
@@ -64,7 +65,7 @@ def _written(first: int, rows: list[dict[str, Any]], maps: set[str]) -> Iterator
     written = list[str]()
     for number, row in enumerate(rows, first):
         try:
-            written.append(TEXT(_line(row, maps)))
+            written.append(compact_json(_line(row, maps)))
         except (ValueError, TypeError) as error:
             if written:
                 yield Chunk(start, "\n".join(written).encode())

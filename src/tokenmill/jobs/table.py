@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
+from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID, parse
-from tokenmill.jobs.openai_schema import TEXT, shown
 from tokenmill.jobs.read import BadLine, open_source, split
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -227,7 +227,7 @@ def _text(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, bytes):
         return _decoded(value)
-    return str(value) if isinstance(value, Decimal | datetime.timedelta) else TEXT(plain(value))
+    return str(value) if isinstance(value, Decimal | datetime.timedelta) else compact_json(plain(value))
 
 
 def _decoded(value: bytes) -> str:

@@ -2,7 +2,7 @@
 
 The form is llama.cpp's: each message has role and content; reasoning_content, name, tool_call_id and tool_calls where
 they were given; nothing else. Tools have name, description and parameters. Nothing given is ever changed: templates get
-copies. `jobs.openai_schema` checked the conversation at the edge. This module refuses only what is left to the
+copies. `jobs.openai` validated the conversation at the edge. This module refuses only what is left to the
 engine: content parts other than text, malformed tool calls, template arguments.
 """
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.body import checked
+from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID, body_of
-from tokenmill.jobs.openai_schema import TEXT, shown
+from tokenmill.jobs.openai.call import checked
 from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.runner import Line, chat_line
 
@@ -131,7 +131,7 @@ def bodies(prompt: Prompt, ask: DistillOptions) -> Iterator[Line]:
 
 def seed_of(prompt: Prompt, sample: int, base: int) -> int:
     """A seed of what is asked and the sample's number: where in a file a prompt stands does not matter."""
-    text = TEXT([base, sample, [[message["role"], message["content"]] for message in prompt.messages]])
+    text = compact_json([base, sample, [[message["role"], message["content"]] for message in prompt.messages]])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.distill_prompts import Prompt
 from tokenmill.recipes.reasoning import Parted, has_marks, part
 from tokenmill.recipes.runner import Answered, Line, Origin, made_by
@@ -125,7 +125,7 @@ def _by_tokens(text: str, written: str) -> Parted:
 
 def opened_by(body: Mapping[str, Any]) -> str:
     """What decides how a line's template begins an answer: lines with the same begin it in the same way."""
-    return TEXT([body.get("chat_template_kwargs"), body.get("reasoning_effort")])
+    return compact_json([body.get("chat_template_kwargs"), body.get("reasoning_effort")])
 
 
 def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[str]:

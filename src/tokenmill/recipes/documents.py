@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import TEXT, shown
+from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.summarize_html import page_text, said_encoding
 from tokenmill.units import MIB, format_bytes
@@ -285,7 +285,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float) and math.isnan(value):  # how some tables write that there is nothing
         return ""
-    text = _plain_lines(value if isinstance(value, str) else TEXT(value))
+    text = _plain_lines(value if isinstance(value, str) else compact_json(value))
     try:
         text.encode()
     except UnicodeEncodeError:

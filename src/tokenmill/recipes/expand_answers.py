@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.expand_lines import Job
 from tokenmill.recipes.expand_schema import answer_schema, document, wrong
 from tokenmill.recipes.expand_seeds import Example, Shape
@@ -58,7 +58,7 @@ def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape)
     if why is not None:
         return Dropped("invalid", why)
     if not shape.parts:
-        return replace(old, answer=TEXT(value))
+        return replace(old, answer=compact_json(value))
     return _of_parts(value, old)
 
 
@@ -70,7 +70,7 @@ def finish_of(answer: Answered) -> str | None:
 
 
 def _of_parts(value: Mapping[str, Any], old: Example) -> Example | Dropped:
-    texts = {part: one.strip() if isinstance(one, str) else TEXT(one) for part, one in value.items()}
+    texts = {part: one.strip() if isinstance(one, str) else compact_json(one) for part, one in value.items()}
     blank = next((part for part, text in texts.items() if not text and part != "input"), None)
     if blank is not None:
         return Dropped("invalid", f"{blank} is empty")

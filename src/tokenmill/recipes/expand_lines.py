@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.expand_prompts import Prompt, fields_of, values_of
 from tokenmill.recipes.expand_schema import answer_schema, response_format
 from tokenmill.recipes.expand_seeds import Parent, Shape
@@ -65,12 +65,12 @@ class ExpandPrompts:
             seed=self.seed(job),
             response_format=response_format("example", wanted),
         )
-        return {**line, "custom_id": f"{way}-{_digest(TEXT(line['body']), job.parent.id, str(job.turn))[:16]}"}
+        return {**line, "custom_id": f"{way}-{_digest(compact_json(line['body']), job.parent.id, str(job.turn))[:16]}"}
 
     def seed(self, job: Job) -> int:
         """For the draws of a job: of the content, not of the file's order or the run."""
         example = job.parent.example
-        content = TEXT([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
+        content = compact_json([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
         digest = _digest(str(self.drawing.seed), content, job.variant.way, job.variant.detail or "", str(job.turn))
         return int(digest[:16], 16) >> (64 - _SEED_BITS)
 

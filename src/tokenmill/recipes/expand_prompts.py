@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.template import Field, Template, read_template
 from tokenmill.recipes.expand_seeds import Example, Shape
 from tokenmill.recipes.expand_transforms import INSTRUCTION, WAYS
@@ -165,10 +165,10 @@ def fields_of(way: str, shape: Shape, schema: object | None) -> str:
     if way == INSTRUCTION:
         return "Write the instruction alone, without a heading, quotes or a word about it."
     if not shape.parts:
-        follows = "" if schema is None else f" It is JSON that follows this schema: {TEXT(schema)}"
+        follows = "" if schema is None else f" It is JSON that follows this schema: {compact_json(schema)}"
         return "Write the new text alone, without a heading, quotes or a word about it." + follows
     *first, last = [f'"{part}"' for part in shape.parts]
     keys = f"{', '.join(first)} and {last}" if first else last
     empty = ' "input" is empty where the instruction needs none.' if "input" in shape.parts else ""
-    follows = "" if schema is None else f' "output" is JSON that follows this schema: {TEXT(schema)}'
+    follows = "" if schema is None else f' "output" is JSON that follows this schema: {compact_json(schema)}'
     return f"Write one JSON object with {keys}.{empty}{follows}"

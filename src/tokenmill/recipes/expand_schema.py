@@ -21,7 +21,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import TEXT, shown
+from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.recipes.expand_seeds import Shape
 
 _SUBSCHEMA = ("additionalProperties", "items")
@@ -191,5 +191,5 @@ def document(text: str) -> Any:
     value = json.loads(text, parse_constant=none)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("the number is infinite")
-    TEXT(value)  # allow_nan is off: 1e999 inside is refused
+    compact_json(value)  # allow_nan is off: 1e999 inside is refused
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.openai_schema import TEXT, shown
+from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.recipes.rows import read_rows
 
 _CHATS = {"messages": ("role", "content"), "conversations": ("from", "value")}
@@ -193,7 +193,7 @@ def _text(where: str, column: str, value: Any) -> str:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool | int | float | dict | list):
-        return TEXT(value)
+        return compact_json(value)
     raise UsageError(f"{where} has no text in {column!r}, but {shown(str(value))}", hint=_HINT)
 
 
@@ -224,7 +224,7 @@ def _turns(where: str, value: Any, shape: Shape) -> list[Mapping[str, Any]]:
         isinstance(turn, Mapping) and all(isinstance(turn.get(key), str) for key in shape.turn) for turn in value
     )
     if not fine:
-        example = TEXT([dict(zip(shape.turn, (shape.roles[0], "..."), strict=True))])
+        example = compact_json([dict(zip(shape.turn, (shape.roles[0], "..."), strict=True))])
         raise UsageError(f"{where} has no list of messages with texts in {shape.chat!r}", hint=f"such as {example}")
     return list(value)
 

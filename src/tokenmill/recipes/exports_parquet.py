@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.table import arrow
 from tokenmill.recipes.rows import read_rows, suffix_of, write_rows
 from tokenmill.storage.atomic import new_file
@@ -75,7 +75,8 @@ def _write(
         with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
             for group in _groups(rows):
                 made = [
-                    {**row, **{name: TEXT(row[name]) for name in texts if row.get(name) is not None}} for row in group
+                    {**row, **{name: compact_json(row[name]) for name in texts if row.get(name) is not None}}
+                    for row in group
                 ]
                 writer.write_table(pyarrow.Table.from_pylist(made, schema=schema))
                 count += len(group)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.line import parse
-from tokenmill.jobs.openai_schema import TEXT
 from tokenmill.jobs.table import arrow, check_characters, delimiter_of, is_parquet, numbered, plain, read_table
 from tokenmill.storage.atomic import new_file
 
@@ -116,7 +116,7 @@ def _from_lines(path: Path) -> Iterator[dict[str, Any]]:
             hint = "each line is one JSON object; other tables are told by .csv or .tsv"
             raise UsageError(f"line {number} of {path}: {error}", hint=hint) from None
         if "\\u" in text:
-            check_characters(f"line {number} of {path}", TEXT(row))
+            check_characters(f"line {number} of {path}", compact_json(row))
         yield row
 
 
@@ -162,9 +162,9 @@ def _as_lines(path: Path, suffix: str, rows: Iterable[Row], columns: Mapping[str
 
 def _json(value: Any) -> str:
     try:
-        return TEXT(value)
+        return compact_json(value)
     except ValueError:
-        return TEXT(_finite(value))
+        return compact_json(_finite(value))
 
 
 def _finite(value: Any) -> Any:

@@ -2,13 +2,13 @@
 
 import json
 
-from tokenmill.jobs.openai_schema import TEXT
+from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.runner import Line
 
 
 def written(line: Line) -> bytes:
     """One line, with its end."""
     try:
-        return TEXT(line).encode() + b"\n"
+        return compact_json(line).encode() + b"\n"
     except UnicodeEncodeError:  # half a character: the line's own outcome says so
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"

@@ -67,4 +67,5 @@ def test_waiting_is_rounded_up() -> None:
 )
 def test_the_key_is_found_in_the_message(message: str, param: str | None) -> None:
     assert param_of(RequestRefused(message)) == param
+    assert param_of(RequestRefused(message, param="stop")) == "stop"
     assert param_of(TokenmillError(message)) is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenmill.engine.engine import TokenLogprob, Usage
 from tokenmill.errors import EngineDied
 from tokenmill.gateway.streams import Chunks, Heading, failure
-from tokenmill.jobs.body import Endpoint
+from tokenmill.jobs.openai.call import Endpoint
 
 
 def read(event: bytes) -> dict[str, object]:

@@ -4,7 +4,8 @@ import json
 from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
-from tokenmill.jobs.body import answer_body, encode
+from tokenmill.jobs.json_text import encode
+from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.recipes.runner import Answered, Origin, made_by
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)

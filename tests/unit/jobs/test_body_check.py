@@ -1,5 +1,6 @@
 """Bodies in: every key known by name, wrong ones named, nothing dropped silently."""
 
+import re
 from typing import Any
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Chat, Request, Sampling
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.body import Endpoint, check, stored_call
-from tokenmill.jobs.openai_schema import CHAT, COMPLETION
+from tokenmill.jobs.openai.call import Endpoint, check, check_request, stored_call
+from tokenmill.jobs.openai.requests import ChatJob, CompletionJob
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -84,8 +85,8 @@ OPENAI_COMPLETION = [
 
 
 def test_every_key_of_openai_is_known() -> None:
-    assert set(OPENAI_CHAT) <= set(CHAT)
-    assert set(OPENAI_COMPLETION) <= set(COMPLETION)
+    assert set(OPENAI_CHAT) <= set(ChatJob.__struct_fields__)
+    assert set(OPENAI_COMPLETION) <= set(CompletionJob.__struct_fields__)
 
 
 @pytest.mark.parametrize("key", sorted({*OPENAI_CHAT} - {"messages"}))
@@ -218,100 +219,141 @@ def test_nulls_in_messages_are_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "body", "words"),
+    ("endpoint", "body", "param"),
     [
-        ("chat", {}, "messages is missing"),
-        ("completion", {}, "prompt is missing"),
-        ("chat", {"messages": HELLO, "temperatur": 1}, 'unknown key "temperatur"'),
-        ("chat", {"messages": HELLO, "temperature": "hot"}, 'temperature: must be a number from 0 to 100, not "hot"'),
-        ("chat", {"messages": HELLO, "temperature": True}, "temperature: must be a number"),
-        ("chat", {"messages": HELLO, "temperature": -0.1}, "temperature: must be a number from 0"),
-        ("chat", {"messages": HELLO, "top_p": 1.1}, "top_p: must be a number from 0 to 1"),
-        ("chat", {"messages": HELLO, "max_tokens": 0}, "max_tokens: must be a whole number from 1"),
-        ("chat", {"messages": HELLO, "max_tokens": -1}, "max_tokens: must be a whole number from 1"),
+        ("chat", {}, "messages"),
+        ("completion", {}, "prompt"),
+        ("chat", {"messages": HELLO, "temperatur": 1}, "temperatur"),
+        ("chat", {"messages": HELLO, "temperature": "hot"}, "temperature"),
+        ("chat", {"messages": HELLO, "temperature": True}, "temperature"),
+        ("chat", {"messages": HELLO, "temperature": -0.1}, "temperature"),
+        ("chat", {"messages": HELLO, "top_p": 1.1}, "top_p"),
+        ("chat", {"messages": HELLO, "max_tokens": 0}, "max_tokens"),
+        ("chat", {"messages": HELLO, "max_tokens": -1}, "max_tokens"),
         (
             "chat",
             {"messages": HELLO, "max_completion_tokens": -1},
-            "max_completion_tokens: must be a whole number from 1",
+            "max_completion_tokens",
         ),
-        ("completion", {"prompt": "a", "max_tokens": -1}, "max_tokens: must be a whole number from 1"),
-        ("chat", {"messages": HELLO, "n": -1}, "n: is -1"),
-        ("chat", {"messages": HELLO, "logprobs": True, "top_logprobs": -1}, "top_logprobs: must be a whole number"),
-        ("chat", {"messages": HELLO, "top_k": -2}, "top_k: must be a whole number"),
-        ("chat", {"messages": HELLO, "seed": -(1 << 63) - 1}, "seed: must be a whole number"),
-        ("chat", {"messages": HELLO, "max_tokens": 2.5}, "max_tokens: must be a whole number"),
+        ("completion", {"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ("chat", {"messages": HELLO, "n": -1}, "n"),
+        ("chat", {"messages": HELLO, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ("chat", {"messages": HELLO, "top_k": -2}, "top_k"),
+        ("chat", {"messages": HELLO, "seed": -(1 << 63) - 1}, "seed"),
+        ("chat", {"messages": HELLO, "max_tokens": 2.5}, "max_tokens"),
         (
             "chat",
             {"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3},
-            "max_completion_tokens: is given twice",
+            "max_completion_tokens",
         ),
-        ("chat", {"messages": HELLO, "seed": 1 << 63}, "seed: must be a whole number"),
-        ("chat", {"messages": HELLO, "n": 2}, "n: is 2, which cannot be answered: a line has one answer"),
-        ("chat", {"messages": HELLO, "stream": True}, "stream: a job's answer comes whole"),
-        ("chat", {"messages": HELLO, "stop": ["a", ""]}, "stop: must be"),
-        ("chat", {"messages": HELLO, "stop": ["a"] * 65}, "stop: has 65 texts"),
-        ("chat", {"messages": HELLO, "logit_bias": {"the": 1}}, 'logit_bias: "the" is not a token'),
-        ("chat", {"messages": HELLO, "logit_bias": {"1": 101}}, "logit_bias: must be a number from -100"),
-        ("chat", {"messages": HELLO, "top_logprobs": 2}, "top_logprobs needs logprobs"),
-        ("chat", {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs: must be a whole number"),
-        ("chat", {"messages": HELLO, "response_format": {"type": "xml"}}, "response_format: its type must be"),
-        ("chat", {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format: json_schema needs"),
-        ("chat", {"messages": HELLO, "grammar": "x", "json_schema": {}}, "grammar and a JSON format"),
-        ("chat", {"messages": HELLO, "tool_choice": "required"}, "tool_choice asks for a tool"),
+        ("chat", {"messages": HELLO, "seed": 1 << 63}, "seed"),
+        ("chat", {"messages": HELLO, "n": 2}, "n"),
+        ("chat", {"messages": HELLO, "stream": True}, "stream"),
+        ("chat", {"messages": HELLO, "stop": ["a", ""]}, "stop"),
+        ("chat", {"messages": HELLO, "stop": ["a"] * 65}, "stop"),
+        ("chat", {"messages": HELLO, "logit_bias": {"the": 1}}, "logit_bias"),
+        ("chat", {"messages": HELLO, "logit_bias": {"1": 101}}, "logit_bias"),
+        ("chat", {"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
+        ("chat", {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat", {"messages": HELLO, "response_format": {"type": "xml"}}, "response_format"),
+        ("chat", {"messages": HELLO, "response_format": {"type": "json_schema"}}, "response_format"),
+        ("chat", {"messages": HELLO, "grammar": "x", "json_schema": {}}, "grammar"),
+        ("chat", {"messages": HELLO, "tool_choice": "required"}, "tool_choice"),
         (
             "chat",
             {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            'no tool is called "x"',
+            "tool_choice",
         ),
-        ("chat", {"messages": HELLO, "tools": [{"type": "retrieval"}]}, "tools[0] must be"),
-        ("chat", {"messages": HELLO, "functions": [{}]}, "functions: is OpenAI's older form"),
-        ("chat", {"messages": HELLO, "audio": {"voice": "x"}}, "audio: cannot be answered"),
-        ("chat", {"messages": HELLO, "modalities": ["audio"]}, 'modalities: is ["audio"], which'),
-        ("chat", {"messages": []}, "messages: must be a list with at least one"),
-        ("chat", {"messages": "hello"}, "messages: must be a list"),
-        ("chat", {"messages": [{"role": "user"}]}, "messages[0] has no content"),
-        ("chat", {"messages": [*HELLO, {"role": "usr", "content": "x"}]}, "messages[1].role must be one of"),
-        ("chat", {"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role must be one of"),
-        ("chat", {"messages": [{"role": "user", "content": "x", "nmae": "me"}]}, "messages[0] has the unknown key"),
+        ("chat", {"messages": HELLO, "tools": [{"type": "retrieval"}]}, "tools"),
+        ("chat", {"messages": HELLO, "functions": [{}]}, "functions"),
+        ("chat", {"messages": HELLO, "audio": {"voice": "x"}}, "audio"),
+        ("chat", {"messages": HELLO, "modalities": ["audio"]}, "modalities"),
+        ("chat", {"messages": []}, "messages"),
+        ("chat", {"messages": "hello"}, "messages"),
+        ("chat", {"messages": [{"role": "user"}]}, "messages"),
+        ("chat", {"messages": [*HELLO, {"role": "usr", "content": "x"}]}, "messages"),
+        ("chat", {"messages": [{"role": ["user"], "content": "x"}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "nmae": "me"}]}, "messages"),
         (
             "chat",
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            'messages[0].content[0] is of type "image_url"; only text',
+            "messages",
         ),
-        ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a text"),
-        ("chat", {"messages": [{"role": "user", "content": "x", "tool_call_id": 5}]}, "messages[0].tool_call_id must"),
-        ("chat", {"messages": ["hello"]}, "messages[0] must be an object"),
-        ("chat", {"messages": [*HELLO, None]}, "messages[1] must be an object"),
-        ("chat", {"messages": [{}]}, "messages[0].role must be one of"),
-        ("chat", {"messages": [{"role": "", "content": "x"}]}, "messages[0].role must be one of"),
-        ("chat", {"messages": [{"role": 7, "content": "x"}]}, "messages[0].role must be one of"),
-        ("chat", {"messages": [{"role": "assistant"}]}, "messages[0] has no content"),
-        ("chat", {"messages": [{"role": "tool", "tool_calls": [1]}]}, "messages[0] has no content"),
-        ("chat", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages[0].content must be a text"),
-        ("chat", {"messages": [{"role": "user", "content": []}]}, "messages[0].content has no parts"),
-        ("chat", {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0] is of type null"),
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 'is of type "input_audio"'),
-        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "text must be a text"),
-        ("chat", {"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages[0].name must be a text"),
+        ("chat", {"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "tool_call_id": 5}]}, "messages"),
+        ("chat", {"messages": ["hello"]}, "messages"),
+        ("chat", {"messages": [*HELLO, None]}, "messages"),
+        ("chat", {"messages": [{}]}, "messages"),
+        ("chat", {"messages": [{"role": "", "content": "x"}]}, "messages"),
+        ("chat", {"messages": [{"role": 7, "content": "x"}]}, "messages"),
+        ("chat", {"messages": [{"role": "assistant"}]}, "messages"),
+        ("chat", {"messages": [{"role": "tool", "tool_calls": [1]}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": []}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": ["x"]}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}, "messages"),
+        ("chat", {"messages": [{"role": "user", "content": "x", "name": 7}]}, "messages"),
         (
             "chat",
             {"messages": [{"role": "assistant", "content": "x", "reasoning_content": True}]},
-            "messages[0].reasoning",
+            "messages",
         ),
-        ("chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]}, "tool_calls must be a list"),
-        ("chat", {"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0] must be"),
-        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice: must be"),
-        ("completion", {"prompt": ["a", "b"]}, "prompt: holds 2 prompts"),
-        ("completion", {"prompt": [1, -1]}, "prompt: must be"),
-        ("completion", {"prompt": "a", "echo": True}, "echo: is true, which cannot be answered"),
-        ("completion", {"prompt": "a", "tools": []}, 'unknown key "tools"'),
-        ("completion", {"prompt": "a", "logprobs": True}, "logprobs: must be a whole number"),
+        ("chat", {"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]}, "messages"),
+        ("chat", {"messages": HELLO, "tools": [{"type": "function", "function": {}}]}, "tools"),
+        ("chat", {"messages": HELLO, "tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ("completion", {"prompt": ["a", "b"]}, "prompt"),
+        ("completion", {"prompt": [1, -1]}, "prompt"),
+        ("completion", {"prompt": "a", "echo": True}, "echo"),
+        ("completion", {"prompt": "a", "tools": []}, "tools"),
+        ("completion", {"prompt": "a", "logprobs": True}, "logprobs"),
     ],
 )
-def test_refused(endpoint: Endpoint, body: dict[str, Any], words: str) -> None:
+def test_refused(endpoint: Endpoint, body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         check(endpoint, body)
-    assert words in caught.value.message
+    assert caught.value.param == param
+    unknown = param not in (ChatJob if endpoint == "chat" else CompletionJob).__struct_fields__
+    assert caught.value.code == ("unknown_parameter" if unknown else "invalid_request")
+    assert caught.value.message.startswith(f'unknown key "{param}"' if unknown else param)
+
+
+@pytest.mark.parametrize(
+    ("messages", "path"),
+    [
+        ([*HELLO, {"role": "usr", "content": "x"}], "messages[1].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "assistant"}], "messages[0]"),
+        ([*HELLO, None], "messages[1]"),
+        ([{"role": "user", "content": "x", "nmae": "me"}], "messages[0]"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": "x", "tool_call_id": 5}], "messages[0].tool_call_id"),
+    ],
+)
+def test_the_place_in_a_conversation_is_named(messages: list[Any], path: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check("chat", {"messages": messages})
+    assert re.split(r":? ", caught.value.message)[0] == path
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [({"the": 1}, "logit_bias"), ({"7\n": 1}, "logit_bias"), ({"1": 101}, "logit_bias"), ({"1": True}, "logit_bias")],
+)
+def test_tokens_of_a_bias_are_numbers(value: Any, param: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check("chat", {"messages": HELLO, "logit_bias": value})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), 1e308])
+@pytest.mark.parametrize("key", ["temperature", "seed", "max_tokens", "timeout"])
+def test_huge_numbers_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check("chat", {"messages": HELLO, key: value})
+    assert caught.value.param == key
 
 
 @pytest.mark.parametrize(
@@ -331,8 +373,8 @@ def test_the_nearest_key_is_named(endpoint: Endpoint, key: str, hint: str) -> No
 
 
 def test_streams_where_they_can_be() -> None:
-    call = check("chat", {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}, streams=True)
-    assert call.values["stream"] is True
+    values = check_request("chat", {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}})
+    assert values["stream"] is True
 
 
 JSON = st.recursive(
@@ -342,11 +384,12 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(CHAT)), JSON)
+@given(st.sampled_from(sorted(ChatJob.__struct_fields__)), JSON)
 def test_any_value_is_taken_or_refused_by_name(key: str, value: Any) -> None:
     try:
         call = check("chat", {"messages": HELLO, key: value})
     except RequestRefused as error:
+        assert error.param == key
         assert key in error.message
     else:
         assert isinstance(call.request(), Request)

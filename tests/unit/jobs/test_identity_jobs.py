@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.head_keys import old_place
-from tokenmill.jobs.body import Endpoint, check
 from tokenmill.jobs.identity import (
     CHUNK_BYTES,
     ENDS,
@@ -23,6 +22,7 @@ from tokenmill.jobs.identity import (
     prompt_text,
     shared_bytes,
 )
+from tokenmill.jobs.openai.call import Endpoint, check
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"a": 1, "b": 2}}}

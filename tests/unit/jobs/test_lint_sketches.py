@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.jobs.body import check
 from tokenmill.jobs.identity import prompt_text
 from tokenmill.jobs.lint_diff import side
 from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
@@ -16,6 +15,7 @@ from tokenmill.jobs.lint_heads import SharedHeads, cut, misplaced
 from tokenmill.jobs.lint_parts import Part, Prompt, located, prompt_of, shortened
 from tokenmill.jobs.lint_tokens import Tokens
 from tokenmill.jobs.lint_tree import HEAD_ENDS, Tree
+from tokenmill.jobs.openai.call import check
 
 
 def least(texts: list[bytes]) -> int:

@@ -9,9 +9,9 @@ from support.fake_engine import FakeEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
 from tokenmill.jobs import run_stats as accounts_module
 from tokenmill.jobs.attempts import Attempt
-from tokenmill.jobs.body import Call
 from tokenmill.jobs.lower_bound import Reckoned, counted
 from tokenmill.jobs.models import Job, State
+from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.progress import Least
 from tokenmill.jobs.run_stats import RunStats
 from tokenmill.jobs.shape import EngineShape

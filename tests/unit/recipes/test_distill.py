@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
-from tokenmill.jobs.body import answer_body
+from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distill_rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
 from tokenmill.recipes.distillation import Distilled, distill, prospect_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.body import check
+from tokenmill.jobs.openai.call import check
 from tokenmill.recipes.expand_lines import LEAST_PART, ExpandPrompts, Job, SamplingOptions, jobs_of, part_lines
 from tokenmill.recipes.expand_prompts import load
 from tokenmill.recipes.expand_seeds import Example, Parent, Shape

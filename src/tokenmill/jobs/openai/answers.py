@@ -1,0 +1,170 @@
+"""Answers as OpenAI's response objects. The types below are also the schemas of /openapi.json."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
+
+from msgspec import Meta
+
+from tokenmill.engine.engine import Answer, TokenLogprob, Usage
+from tokenmill.jobs.openai.call import Endpoint
+
+_LOWEST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come; JSON has no infinity
+_Count = Annotated[int, Meta(ge=0)]
+
+
+class PromptTokensDetails(TypedDict):
+    """Where the prompt's tokens came from."""
+
+    cached_tokens: Annotated[int, Meta(ge=0, description="Not computed again.")]
+
+
+class CompletionUsage(TypedDict):
+    """Tokens of a request; counts that the engine does not report are left out."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    total_tokens: _Count
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+
+
+class ResponseMessage(TypedDict):
+    """What the model said."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    reasoning_content: NotRequired[str]
+
+
+class ChatChoice(TypedDict):
+    """One answer to a chat."""
+
+    index: int
+    message: ResponseMessage
+    logprobs: NotRequired[dict[str, Any] | None]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class CompletionChoice(TypedDict):
+    """One answer to a prompt."""
+
+    index: int
+    text: str
+    logprobs: NotRequired[dict[str, Any] | None]
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(TypedDict):
+    """The answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: NotRequired[Annotated[str, Meta(description="The same for the same model and build.")]]
+    choices: Annotated[list[ChatChoice], Meta(min_length=1)]
+    usage: CompletionUsage
+
+
+class Completion(TypedDict):
+    """The answer of /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: NotRequired[Annotated[str, Meta(description="The same for the same model and build.")]]
+    choices: Annotated[list[CompletionChoice], Meta(min_length=1)]
+    usage: CompletionUsage
+
+
+def answer_body(
+    endpoint: Endpoint, answer: Answer, *, id: str, model: str, created_s: float, made_by: str | None = None
+) -> dict[str, Any]:
+    """The answer as OpenAI's chat.completion or text_completion object; `id` without its prefix.
+
+    `made_by`: the engine and its build, which stay with the answer: others of the same model may take it over.
+    """
+    chat = endpoint == "chat"
+    return {
+        "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",
+        "object": "chat.completion" if chat else "text_completion",
+        "created": int(created_s),
+        "model": model,
+        **({} if made_by is None else {"system_fingerprint": made_by}),
+        "choices": [choice(endpoint, answer)],
+        "usage": usage_body(answer.usage),
+    }
+
+
+def choice(endpoint: Endpoint, answer: Answer, index: int = 0) -> ChatChoice | CompletionChoice:
+    """The answer as one choice of a response object."""
+    tokens = answer.logprobs
+    if endpoint == "chat":
+        return {
+            "index": index,
+            "message": _message(answer),
+            "logprobs": None if tokens is None else chat_logprobs(tokens),
+            "finish_reason": answer.finish_reason,
+        }
+    return {
+        "index": index,
+        "text": answer.text,
+        "logprobs": None if tokens is None else text_logprobs(tokens),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def usage_body(usage: Usage) -> CompletionUsage:
+    """Tokens as OpenAI counts them."""
+    body: CompletionUsage = {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+    if usage.cached_tokens is not None:
+        body["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return body
+
+
+def _message(answer: Answer) -> ResponseMessage:
+    if answer.message is None:
+        return {"role": "assistant", "content": answer.text}
+    message = cast(ResponseMessage, {"role": "assistant", "content": None, **answer.message})
+    if message["content"] is None and not message.get("tool_calls"):
+        message["content"] = answer.text
+    return message
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Token probabilities in the form of chats."""
+    return {
+        "content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
+        "refusal": None,
+    }
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    entry: dict[str, Any] = {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+    if token.token is not None:
+        entry["id"] = token.token  # not OpenAI's: llama-server has it there, too
+    return entry
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
+    """Token probabilities in the older form of completions; `offset`: of the first token in the text."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [_finite(token.logprob) for token in tokens],
+        "top_logprobs": [{top.text: _finite(top.logprob) for top in token.top} for token in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _finite(logprob: float) -> float:
+    return logprob if isfinite(logprob) else _LOWEST_LOGPROB

@@ -1,0 +1,407 @@
+"""A request body as a `Call`, from which an engine request is made.
+
+A body is validated once, by the model of `requests.py`, where it enters: `check` for a line of a batch, `check_request`
+at the gateway. `stored_call` reads a body that was validated before it was stored. All three make the same values.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from tokenmill.engine.engine import Chat, Priority, Prompt, Request, Sampling
+from tokenmill.errors import RequestRefused
+from tokenmill.jobs.json_text import compact_json, shown
+from tokenmill.jobs.openai.requests import ChatJob, ChatRequest, CompletionJob, CompletionRequest
+
+Endpoint = Literal["chat", "completion"]
+URLS: Mapping[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+_JOBS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatJob, "completion": CompletionJob}
+_REQUESTS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatRequest, "completion": CompletionRequest}
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_last_n",
+    "seed",
+    "logit_bias",
+    "top_logprobs",
+    "grammar",
+    "json_schema",
+)
+_HINTS = {
+    "n": "a job has one answer: repeat the line with another seed and custom_id",
+    "best_of": "a job has one answer: repeat the line with another seed and custom_id",
+    "functions": "OpenAI's older form: use tools",
+    "function_call": "OpenAI's older form: use tool_choice",
+    "audio": "answers are text",
+    "modalities": "answers are text",
+    "verbosity": "local models have no such setting",
+    "web_search_options": "nothing is searched",
+    "suffix": "text is written at the end only",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A validated body: its endpoint, and the values that were given, each under one name."""
+
+    endpoint: Endpoint
+    values: Mapping[str, Any]
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt for an engine."""
+        if self.endpoint == "completion":
+            prompt: str | tuple[int, ...] = self.values["prompt"]
+            return prompt
+        tools = self.values.get("tools", ())
+        arguments = self.values.get("template_arguments", {})
+        return Chat(tuple(self.values["messages"]), tuple(tools), self.values.get("tool_choice"), arguments)
+
+    @property
+    def model(self) -> str | None:
+        """The model that the body names."""
+        name: str | None = self.values.get("model")
+        return name
+
+    def request(self, priority: Priority = "batch") -> Request:
+        """The request for an engine."""
+        values = self.values
+        extra = {key: values[key] for key in ("parallel_tool_calls",) if key in values}
+        return Request(
+            prompt=self.prompt,
+            sampling=Sampling(**{key: values[key] for key in _SAMPLING if key in values}),
+            max_tokens=values.get("max_tokens"),
+            stop=values.get("stop", ()),
+            ignore_eos=values.get("ignore_eos", False),
+            priority=priority,
+            timeout_s=values.get("timeout"),
+            extra=extra,
+        )
+
+
+def check(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
+    """The call of a job's body. Raises RequestRefused, which names the key."""
+    return Call(endpoint, checked(endpoint, body))
+
+
+def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a job's body. Raises RequestRefused, which names the key."""
+    _validate(_JOBS[endpoint], endpoint, body)
+    values = _values(endpoint, body)
+    if "stream" in values:
+        raise RequestRefused("stream: a job's answer comes whole", param="stream", hint="leave stream out")
+    if type(values.get("prompt")) is list:
+        message = f"prompt: holds {len(values['prompt'])} prompts; a job has one"
+        raise RequestRefused(message, param="prompt", hint="write each prompt on a line of its own")
+    return values
+
+
+def check_request(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a body of the gateway's; `prompt` is a list if there are several. Raises RequestRefused."""
+    _validate(_REQUESTS[endpoint], endpoint, body)
+    return _values(endpoint, body)
+
+
+def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
+    """Convert a body that `check` accepted before, without validating it again.
+
+    Raises RequestRefused if the body cannot be decoded: the store is damaged, or another version accepted it.
+    """
+    try:
+        return Call(endpoint, _values(endpoint, body))
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RequestRefused(
+            f"the stored request cannot be decoded: {type(error).__name__}: {error}",
+            hint="run tokenmill lint on the file and submit it again",
+        ) from error
+
+
+# ---- validation
+
+
+def _validate(model: type[msgspec.Struct], endpoint: Endpoint, body: Mapping[str, Any]) -> None:
+    try:
+        msgspec.convert(body, model)
+    except (msgspec.ValidationError, UnicodeEncodeError) as first:
+        error: Exception = first
+        if any(map(_is_whole, body.values())):
+            try:
+                msgspec.convert(_with_integers(endpoint, body), model)
+            except (msgspec.ValidationError, UnicodeEncodeError) as second:
+                error = second
+            else:
+                return
+        raise _refusal(model, endpoint, body, error) from None
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is float and value.is_integer()
+
+
+def _with_integers(endpoint: Endpoint, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with integers where a float such as 2.0 stands for one: many clients write them so."""
+    conversions = _CONVERSIONS[endpoint]
+    integers = (int, _to_seed, _to_top_k)
+    return {
+        name: int(value) if _is_whole(value) and conversions.get(name, _IGNORED)[1] in integers else value
+        for name, value in body.items()
+    }
+
+
+_EXPECTED = re.compile(r"`([a-z |]+)`")
+_STEP = re.compile(r"\[(\d+)\]|\.?(\w+)|(.+)")
+_KINDS = {
+    "float": "a number",
+    "int": "an integer",
+    "str": "a string",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def _refusal(
+    model: type[msgspec.Struct], endpoint: Endpoint, body: Mapping[str, Any], error: Exception
+) -> RequestRefused:
+    """A validation error with the key, the value, and the words that people use for JSON."""
+    for name in body:
+        if name not in model.__struct_fields__:
+            hint = _nearest(model, endpoint, str(name))
+            return RequestRefused(f"unknown key {shown(name)}", param=name, hint=hint, code="unknown_parameter")
+    if isinstance(error, UnicodeEncodeError):
+        return RequestRefused("half of a surrogate pair (\\ud800 to \\udfff) stands alone")
+    what, _, where = str(error).rpartition(" - at ")
+    what = what or where
+    path = where.rpartition("`$")[2].strip("`.") if what != where else ""
+    if what.startswith("Object missing required field"):
+        path = f"{path}.{what.split('`')[1]}".lstrip(".")
+        text = f"{path} is missing"
+    elif what.startswith("Object contains unknown field"):
+        text = f"{path} has the unknown key {shown(what.partition('`')[2][:-1])}"
+    elif what.startswith("Expected "):
+        expected = _EXPECTED.sub(_kinds, what.partition(", got ")[0].removeprefix("Expected "))
+        subject = f"{path}: a key" if where.startswith("`key`") else f"{path}:"
+        text = f"{subject} must be {expected}, not {shown(_at(body, path))}"
+    elif what.startswith("Invalid "):
+        text = f"{path}: {shown(_at(body, path))} is not supported"
+    else:
+        text = f"{path} {what}"
+    param = re.split(r"[.\[]", path)[0]
+    return RequestRefused(text, param=param, hint=_HINTS.get(param))
+
+
+def _kinds(found: re.Match[str]) -> str:
+    names = [name for name in found[1].split(" | ") if name != "null"]
+    return " or ".join(_KINDS.get(name, name) for name in names)
+
+
+def _at(body: Any, path: str) -> Any:
+    """The value at a path such as messages[0].role; of an object's values, which have no path, the object."""
+    for index, name, other in _STEP.findall(path):
+        if other:
+            break
+        body = body[int(index)] if index else body.get(name)
+    return body
+
+
+@lru_cache(4096)  # a file with a wrong key has it on every line
+def _nearest(model: type[msgspec.Struct], endpoint: Endpoint, key: str) -> str:
+    if near := difflib.get_close_matches(key[:80], model.__struct_fields__, n=1):
+        return f"did you mean {near[0]!r}?"
+    other: Endpoint = "completion" if endpoint == "chat" else "chat"
+    if key in _JOBS[other].__struct_fields__:
+        return f"only {'/v1/completions' if other == 'completion' else '/v1/chat/completions'} has it"
+    return "nothing is ignored silently: leave it out, or use a key that is known"
+
+
+# ---- conversion
+
+
+def _values(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a validated body, each under one name; what cannot change the answer is left out."""
+    conversions = _CONVERSIONS[endpoint]
+    values: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        target, convert = conversions[name]
+        if target is None:
+            continue
+        made = value if convert is None else convert(value)
+        if made is not None and values.setdefault(target, made) != made:
+            raise RequestRefused(f"{name}: given twice with different values, as {target} too", param=name)
+    prompt = "messages" if endpoint == "chat" else "prompt"
+    if prompt not in values:
+        raise RequestRefused(f"{prompt} is missing", param=prompt)
+    if not _TOGETHER.isdisjoint(values):
+        _combine(endpoint, values)
+    return values
+
+
+_TOGETHER = frozenset(("grammar", "logprobs", "top_logprobs", "effort", "tool_choice", "parallel_tool_calls"))
+
+
+def _combine(endpoint: Endpoint, values: dict[str, Any]) -> None:
+    """Check rules about several keys, and merge keys that express one thing together; mutates `values`."""
+    if "grammar" in values and "json_schema" in values:
+        raise RequestRefused("grammar: excludes a JSON format", param="grammar", hint="give one of them")
+    if endpoint == "completion":
+        return
+    if values.pop("logprobs", None):
+        values.setdefault("top_logprobs", 0)
+    elif values.pop("top_logprobs", 0):
+        raise RequestRefused("top_logprobs: needs logprobs: true", param="top_logprobs")
+    if "effort" in values:
+        values["template_arguments"] = values.pop("effort") | values.get("template_arguments", {})
+    choice = values.get("tool_choice")
+    tools = values.get("tools")
+    if tools is None:
+        values.pop("parallel_tool_calls", None)
+        if choice is not None and values.pop("tool_choice") != "none":
+            raise RequestRefused("tool_choice: asks for a tool, but there are no tools", param="tool_choice")
+    elif isinstance(choice, dict) and all(tool["function"]["name"] != choice["function"]["name"] for tool in tools):
+        name = shown(choice["function"]["name"])
+        raise RequestRefused(f"tool_choice: no tool is called {name}", param="tool_choice")
+
+
+def _or_absent(value: Any) -> Any:
+    return value or None
+
+
+def _to_seed(value: Any) -> int | None:
+    return None if value == -1 else int(value)  # llama.cpp's -1: random
+
+
+def _to_top_k(value: Any) -> int:
+    return 0 if value == -1 else int(value)  # vLLM's -1 and llama.cpp's 0: all tokens
+
+
+def _to_stop(value: Any) -> tuple[str, ...] | None:
+    return (value,) if type(value) is str else tuple(value) or None
+
+
+def _to_logit_bias(value: Any) -> tuple[tuple[int, float], ...] | None:
+    return tuple(sorted((int(token), float(amount)) for token, amount in value.items())) or None
+
+
+def _to_schema(value: Any) -> str | None:
+    if value["type"] == "text":
+        return None
+    if value["type"] == "json_object":
+        return compact_json(value.get("schema") or {})  # the schema is llama.cpp's addition
+    return compact_json(value["json_schema"]["schema"])
+
+
+def _to_prompt(value: Any) -> str | tuple[int, ...] | list[str | tuple[int, ...]]:
+    """One prompt, or a list of several."""
+    if type(value) is str:
+        return value
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return tuple(value)
+    if int in kinds:
+        raise RequestRefused("prompt: a list of tokens or of prompts, not of both", param="prompt")
+    prompts = [prompt if type(prompt) is str else tuple(prompt) for prompt in value]
+    return prompts if len(prompts) > 1 else prompts[0]
+
+
+def _to_messages(value: Any) -> Any:
+    """The messages without keys that are null."""
+    for message in value:
+        if len(message) > 2 and None in message.values():  # two keys are a role and a content
+            return [{key: item for key, item in message.items() if item is not None} for message in value]
+    return value
+
+
+def _to_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
+    return tuple(value) or None
+
+
+def _to_tool_choice(value: Any) -> Any:
+    if type(value) is str:
+        return None if value == "auto" else value  # "auto" is what its absence means
+    return {"type": "function", "function": {"name": value["function"]["name"]}}
+
+
+def _to_effort(value: Any) -> dict[str, Any]:
+    # As llama-server reads it: "none" switches thinking off, any other word is for the model's template.
+    return {"enable_thinking": False} if value == "none" else {"reasoning_effort": value}
+
+
+def _to_parallel(value: Any) -> bool | None:
+    # true allows several calls and is kept by an answer with one; false forbids, and must reach the engine.
+    return None if value else False
+
+
+_Conversion = tuple[str | None, Callable[[Any], Any] | None]
+"""The name in Call.values (None: the key cannot change an answer) and a function that returns None for "as absent"."""
+_IGNORED: _Conversion = (None, None)
+_SPECIAL: Mapping[str, _Conversion] = {
+    "messages": ("messages", _to_messages),
+    "prompt": ("prompt", _to_prompt),
+    "top_k": ("top_k", _to_top_k),
+    "repetition_penalty": ("repeat_penalty", float),
+    "repeat_last_n": ("penalty_last_n", int),
+    "seed": ("seed", _to_seed),
+    "max_completion_tokens": ("max_tokens", int),
+    "stop": ("stop", _to_stop),
+    "logit_bias": ("logit_bias", _to_logit_bias),
+    "response_format": ("json_schema", _to_schema),
+    "json_schema": ("json_schema", compact_json),
+    "grammar": ("grammar", _or_absent),
+    "ignore_eos": ("ignore_eos", _or_absent),
+    "stream": ("stream", _or_absent),
+    "stream_options": ("stream_options", _or_absent),
+    "tools": ("tools", _to_tools),
+    "tool_choice": ("tool_choice", _to_tool_choice),
+    "parallel_tool_calls": ("parallel_tool_calls", _to_parallel),
+    "chat_template_kwargs": ("template_arguments", _or_absent),
+    "reasoning_effort": ("effort", _to_effort),
+    "n": _IGNORED,
+    "best_of": _IGNORED,
+    "user": _IGNORED,
+    "metadata": _IGNORED,
+    "cache_prompt": _IGNORED,
+    "service_tier": _IGNORED,
+    "echo": _IGNORED,
+    "suffix": _IGNORED,
+    "functions": _IGNORED,
+    "function_call": _IGNORED,
+    "audio": _IGNORED,
+    "modalities": _IGNORED,
+    "verbosity": _IGNORED,
+    "web_search_options": _IGNORED,
+    "prediction": _IGNORED,
+    "store": _IGNORED,
+    "safety_identifier": _IGNORED,
+    "prompt_cache_key": _IGNORED,
+    "prompt_cache_retention": _IGNORED,
+}
+
+
+def _number(annotation: Any) -> type[int] | type[float] | None:
+    """What a number is converted to, so that 1 and 1.0 are the same."""
+    if annotation in (int, float):
+        return annotation  # type: ignore[no-any-return]
+    return next(filter(None, map(_number, get_args(annotation))), None)
+
+
+def _conversions(*models: type[msgspec.Struct]) -> Mapping[str, _Conversion]:
+    fields = [field for model in models for field in msgspec.structs.fields(model)]
+    return {field.name: _SPECIAL.get(field.name, (field.name, _number(field.type))) for field in fields}
+
+
+_CONVERSIONS: Mapping[Endpoint, Mapping[str, _Conversion]] = {
+    "chat": {**_conversions(ChatJob, ChatRequest), "logprobs": ("logprobs", _or_absent)},
+    "completion": {**_conversions(CompletionJob, CompletionRequest), "logprobs": ("top_logprobs", int)},
+}
