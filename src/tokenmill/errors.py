@@ -51,6 +51,10 @@ class TokenmillError(Exception):
         if code is not None and code != self.code:
             self.code = code
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception's own way calls the class with the message alone, and some classes need more.
+        return _unpickle, (type(self), self.args, self.__dict__)
+
 
 class UsageError(TokenmillError):
     """The command, file or name that the message mentions is wrong."""
@@ -249,6 +253,12 @@ class StoreFull(StoreError):
 
     code = "store_full"
     http_status = 507
+
+
+def _unpickle(kind: type[TokenmillError], args: tuple[Any, ...], fields: dict[str, Any]) -> TokenmillError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 def to_wire(error: TokenmillError) -> dict[str, Any]:

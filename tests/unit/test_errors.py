@@ -2,12 +2,14 @@
 
 import inspect
 import json
+import pickle
 import re
 
 import pytest
 
 from tokenmill import errors
 from tokenmill.errors import DoesNotFit, EngineDied, EngineError, TokenmillError, TooLong, from_wire, to_wire
+from tokenmill.jobs.retries import CutShort
 
 ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
 STATUS = re.compile(r"^    [│├└─ ]*([A-Z]\w+)  +.*?(?:exit (\d))?(?: +)?(?:http (\d+))?$")
@@ -74,3 +76,11 @@ def test_a_class_that_is_not_known_becomes_an_engine_error(kind: str) -> None:
     came = from_wire({"kind": kind, "message": "m", "hint": "h", "code": "new"})
     assert type(came) is EngineError
     assert (came.message, came.hint, came.code) == ("m", "h", "new")
+
+
+@pytest.mark.parametrize("error", [*map(example, ALL), CutShort("cut", needed_tokens=9, context_tokens=1)], ids=repr)
+def test_an_error_can_be_pickled_with_all_it_holds(error: TokenmillError) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert vars(back) == vars(error)
+    assert str(back) == str(error)

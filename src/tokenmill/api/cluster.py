@@ -1,6 +1,7 @@
-"""A batch on the machines of a Ray cluster: one engine on each, each planned by its own machine.
+"""A batch on the nodes of a Ray cluster: one engine per node, planned by the node itself.
 
-The store and the output stay here; only requests and answers travel.
+The store and the output files stay on the driver, which schedules the jobs of each node as it does for a local engine;
+only requests and answers travel.
 """
 
 import asyncio
@@ -19,10 +20,8 @@ from tokenmill.api.progress import OnProgress, described, log
 from tokenmill.api.slots import fit_slots
 from tokenmill.api.summary import NodeSummary
 from tokenmill.config import Config
-from tokenmill.engine.ray_cluster.cluster import connected
-from tokenmill.engine.ray_cluster.fleet import RayFleet
-from tokenmill.engine.ray_cluster.host import Prepared
-from tokenmill.engine.ray_cluster.places import NodeEvent, Ready
+from tokenmill.engine.ray import PreparedEngine, connect
+from tokenmill.engine.ray_nodes import NodeEvent, RayNodes, ReadyNode
 from tokenmill.errors import UsageError
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch
@@ -36,7 +35,7 @@ from tokenmill.model.identity import identity_of
 _LOADING_S = 30.0  # between two messages about one load
 _VERBS = {
     "found": "was found",
-    "waits": "is waiting",
+    "waiting": "is waiting",
     "ready": "is ready",
     "lost": "was lost",
     "left out": "is left out",
@@ -44,12 +43,12 @@ _VERBS = {
 
 
 class Cluster:
-    """The machines of a cluster, and what each of them did."""
+    """The nodes of a cluster, and what each of them did."""
 
-    def __init__(self, fleet: RayFleet, news: "NodeLog", choice: EngineChoice, *, measure: bool) -> None:
+    def __init__(self, nodes: RayNodes, node_log: "NodeLog", choice: EngineChoice, *, measure: bool) -> None:
         self.choice = choice
-        self._fleet = fleet
-        self._news = news
+        self._nodes = nodes
+        self._node_log = node_log
         self._measure = measure
         self._report: PoolReport | None = None
         self._load_s: float | None = None  # until the first engine was ready
@@ -66,44 +65,45 @@ class Cluster:
         """Start the engines and work; the report, and the seconds until the first engine was ready."""
         began_s = asyncio.get_running_loop().time()
 
-        async def hand(ready: Ready) -> PoolMember:
+        async def join(ready: ReadyNode) -> PoolMember:
             if self._load_s is None:
                 self._load_s = asyncio.get_running_loop().time() - began_s
-            return await self._hand(ready, store, batch)
+            return await self._member(ready, store, batch)
 
         try:
-            async with aclosing(self._fleet.engines(hand)) as hands:
+            async with aclosing(self._nodes.engines(join)) as members:
                 self._report = await run_pool(
                     store,
                     [batch],
-                    hands,
+                    members,
                     outputs=outputs,
                     options=options,
                     stop=stop,
-                    tell=lambda now: on_progress(self._with_machines(now)),
-                    coming=lambda: self._fleet.coming,
+                    tell=lambda now: on_progress(self._with_nodes(now)),
+                    coming=lambda: self._nodes.coming,
                 )
         finally:
-            await self._fleet.close()
+            await self._nodes.close()
         return self._report.whole, self._load_s
 
     def nodes(self) -> tuple[NodeSummary, ...]:
-        """Every machine with its report, or why it did nothing."""
-        hands = self._report.hands if self._report is not None else ()
-        worked = {each.name for each in hands}
-        news = self._news
-        lost_early = {name: why for name, why in news.lost.items() if name not in worked | news.left_out.keys()}
+        """Every node with its report, or why it did nothing."""
+        members = self._report.hands if self._report is not None else ()
+        worked = {each.name for each in members}
+        lost = self._node_log.lost
+        left_out = self._node_log.left_out
+        lost_early = {name: reason for name, reason in lost.items() if name not in worked | left_out.keys()}
         return (
-            *(NodeSummary(each.name, each.report, each.lost) for each in hands),
-            *(NodeSummary(name, lost=why) for name, why in lost_early.items()),
-            *(NodeSummary(name, left_out=why) for name, why in news.left_out.items()),
+            *(NodeSummary(each.name, each.report, each.lost) for each in members),
+            *(NodeSummary(name, lost=reason) for name, reason in lost_early.items()),
+            *(NodeSummary(name, left_out=reason) for name, reason in left_out.items()),
         )
 
-    def _with_machines(self, now: Snapshot) -> Snapshot:
-        """A snapshot that names the machines, unless the engine has something to report."""
-        return replace(now, engine_says=f"on {', '.join(self._fleet.up)}") if now.engine_says is None else now
+    def _with_nodes(self, now: Snapshot) -> Snapshot:
+        """A snapshot that names the nodes, unless an engine has something to report."""
+        return replace(now, engine_says=f"on {', '.join(self._nodes.up)}") if now.engine_says is None else now
 
-    async def _hand(self, ready: Ready, store: Store, batch: Batch) -> PoolMember:
+    async def _member(self, ready: ReadyNode, store: Store, batch: Batch) -> PoolMember:
         shape = await fit_slots(
             ready.engine,
             store,
@@ -119,7 +119,7 @@ class Cluster:
 def open_cluster(
     where: str, store: Address, model: str | None, options: EngineOptions, config: Config
 ) -> Iterator[Cluster]:
-    """Connect to a cluster and ask every machine for its plan; their engines stop when this ends."""
+    """Connect to a cluster and have every node plan; their engines stop when this ends."""
     _check(store, options)
     engine = options.engine_config(config)
     if engine.kind not in ENGINES:
@@ -129,13 +129,13 @@ def open_cluster(
         )
     options.goal_for(ENGINES[engine.kind])  # refuse contradicting options before the cluster is asked
     file = None if model is None or not Path(model).exists() else os.path.abspath(model)  # noqa: PTH100
-    news = NodeLog()
-    with connected(where) as cluster:
+    node_log = NodeLog()
+    with connect(where) as cluster:
         prepare = partial(prepare_here, file or model, options)
-        fleet = RayFleet(cluster, prepare, tell=news.add, model_id=None if file is None else identity_of(file))
-        model_id = asyncio.run(fleet.survey())
-        choice = EngineChoice(model_id, model or DEFAULT_MODEL, engine, config.state_path)
-        yield Cluster(fleet, news, choice, measure=options.sequences is None)
+        model_id = None if file is None else identity_of(file)
+        nodes = RayNodes(cluster, prepare, on_event=node_log.add, model_id=model_id)
+        choice = EngineChoice(asyncio.run(nodes.survey()), model or DEFAULT_MODEL, engine, config.state_path)
+        yield Cluster(nodes, node_log, choice, measure=options.sequences is None)
 
 
 def _check(store: Address, options: EngineOptions) -> None:
@@ -148,32 +148,33 @@ def _check(store: Address, options: EngineOptions) -> None:
         raise UsageError("machine and on contradict each other", hint="leave out machine: every node plans for itself")
 
 
-def prepare_here(model: str | None, options: EngineOptions) -> Prepared:
+def prepare_here(model: str | None, options: EngineOptions) -> PreparedEngine:
     """Plan for the machine that this is called on, with its own configuration."""
     config = configuration(None)
     planned = plan_engine(str(model_path(model, config)), options, config)
-    return Prepared(planned.plan, planned.model_path, planned.config, config.state_path, planned.tuned)
+    return PreparedEngine(planned.plan, planned.model_path, planned.config, config.state_path, planned.tuned)
 
 
 class NodeLog:
-    """Logs events of machines; of a load, each stage once, and again after a while."""
+    """Logs the events of nodes; of a load, each stage once, and again after a while."""
 
     def __init__(self) -> None:
-        self.left_out: dict[str, str] = {}  # machine -> reason
+        self.left_out: dict[str, str] = {}  # node -> reason
         self.lost: dict[str, str] = {}
-        self._loads: dict[str, tuple[str, float]] = {}  # machine -> stage that was logged last, and when
+        self._loads: dict[str, tuple[str, float]] = {}  # node -> stage that was logged last, and when
 
-    def add(self, news: NodeEvent) -> None:
-        """Log one event; mutates."""
-        if news.loading is not None:
-            title, _, text = described(news.loading)
-            logged, at_s = self._loads.get(news.name, ("", 0.0))
+    def add(self, event: NodeEvent) -> None:
+        """Log one event."""
+        if event.loading is not None:
+            title, _, text = described(event.loading)
+            logged, at_s = self._loads.get(event.name, ("", 0.0))
             if title != logged or time.monotonic() - at_s > _LOADING_S:
-                self._loads[news.name] = title, time.monotonic()
-                log.info(f"{news.name}: {title} {text}".rstrip())
+                self._loads[event.name] = title, time.monotonic()
+                log.info(f"{event.name}: {title} {text}".rstrip())
             return
-        if news.what == "left out":
-            self.left_out[news.name] = news.words
-        elif news.what == "lost":
-            self.lost[news.name] = news.words
-        log.info(f"{news.name} {_VERBS[news.what]}: {news.words}" + (f"\nhint: {news.hint}" if news.hint else ""))
+        if event.kind == "left out":
+            self.left_out[event.name] = event.message
+        elif event.kind == "lost":
+            self.lost[event.name] = event.message
+        hint = f"\nhint: {event.hint}" if event.hint else ""
+        log.info(f"{event.name} {_VERBS[event.kind]}: {event.message}{hint}")

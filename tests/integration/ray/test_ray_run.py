@@ -6,7 +6,9 @@ that every line shows whether it got its own answer, whatever else was computed 
 
 import json
 import re
+import signal
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ HOUSES, EACH = ("Adams", "Baker", "Clark"), 8
 LIMIT_S = 250.0
 
 
-def lines() -> list[dict[str, Any]]:
+def lines(each: int = EACH) -> list[dict[str, Any]]:
     """Some jobs behind each of three digests, in turns: those that share one do not lie side by side."""
     found = []
-    for number in range(EACH):
+    for number in range(each):
         for house in HOUSES:
             rules = " ".join(f"Rule {rule} of house {house}: a report names its mill {rule}." for rule in range(14))
             messages = [{"role": "system", "content": rules}, {"role": "user", "content": f"Who is number {number}?"}]
@@ -70,7 +72,7 @@ def test_where_the_model_does_not_fit_every_machine_is_named(
     assert done.stdout == ""
     left_out = re.findall(r"^(\S+) is left out: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
     assert sorted(left_out) == names(cluster)
-    assert "error: no machine of the Ray cluster can be used\nhint: " in done.stderr
+    assert "error: no node of the Ray cluster can be used\nhint: " in done.stderr
     assert "try a smaller --context" in done.stderr
     assert not (tmp_path / "out").exists()
 
@@ -90,6 +92,27 @@ def test_through_rays_client_heads_are_computed_on_few_machines(
     prompt = (found["computed_prompt_tokens"] + found["reused_tokens"]) / len(alone)
     most = (len(HOUSES) + len(cluster.nodes) - 1) * prompt + len(alone) * prompt / 5
     assert found["computed_prompt_tokens"] <= most
+
+
+def test_an_interrupted_and_a_killed_run_are_resumed(cluster: RayCluster, tmp_path: Path) -> None:
+    every, output = lines(5 * EACH), tmp_path / "out.jsonl"
+    jobs, store = write(tmp_path / "jobs.jsonl", every), tmp_path / "tokenmill" / "batches"
+    finished = 0
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        run = begun(tmp_path, jobs, "-o", output, "--on", cluster.address, *ONE_LANE)
+        try:
+            until(partial(more_done, store, finished))
+            run.send_signal(number)
+            _, talk = run.communicate(timeout=LIMIT_S)
+        finally:
+            run.kill()
+            run.wait()
+        assert run.returncode == code, talk.decode()
+        finished = last_batch(store)[0].done
+    found = ran(tmp_path, jobs, "-o", output, "--on", cluster.address, *ONE_LANE)
+    assert found["computed"] == len(every) - finished
+    texts = [json.loads(line["response"]["body"]["choices"][0]["message"]["content"]) for line in read(output)]
+    assert texts == [line["custom_id"] for line in every]
 
 
 def test_a_machine_that_is_killed_costs_nothing_but_time(
@@ -113,6 +136,10 @@ def test_a_machine_that_is_killed_costs_nothing_but_time(
     assert found["succeeded"] == found["jobs"] == found["computed"] == len(alone)
     assert found["failed"] == found["set_aside"] == 0
     assert answers(output) == alone
+
+
+def more_done(store: Path, than: int) -> bool:
+    return last_batch(store)[0].done > than
 
 
 def names(cluster: RayCluster) -> list[str]:

@@ -9,7 +9,7 @@ from tokenmill.api.cluster import NodeLog, open_cluster
 from tokenmill.api.options import EngineOptions
 from tokenmill.config import Config
 from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.ray_cluster.places import NodeEvent
+from tokenmill.engine.ray_nodes import NodeEvent
 from tokenmill.errors import UsageError
 from tokenmill.jobs.address import address_of
 
@@ -37,13 +37,13 @@ def test_events_of_machines_are_logged(caplog: pytest.LogCaptureFixture) -> None
     told.add(NodeEvent("alpha", "found", "16 processors, 1 GPU"))
     for loaded in (10, 20, 30):
         told.add(NodeEvent("alpha", "loading", loading=LoadProgress("reading", bytes_loaded=loaded, bytes_total=100)))
-    told.add(NodeEvent("alpha", "ready", "llama.cpp; 8 lanes"))
+    told.add(NodeEvent("alpha", "ready", "llama.cpp; 8 slots"))
     told.add(NodeEvent("beta", "left out", "kimi is not here", "tokenmill models pull kimi"))
     told.add(NodeEvent("alpha", "lost", "its node has died"))
     assert "\n".join(caplog.messages).splitlines() == [
         "alpha was found: 16 processors, 1 GPU",
         "alpha: reading 10 B of 100 B",
-        "alpha is ready: llama.cpp; 8 lanes",
+        "alpha is ready: llama.cpp; 8 slots",
         "beta is left out: kimi is not here",
         "hint: tokenmill models pull kimi",
         "alpha was lost: its node has died",

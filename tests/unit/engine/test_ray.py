@@ -1,40 +1,42 @@
-"""Clusters that are not there, and what Ray says of a host that is gone."""
+"""Addresses without a cluster, Ray's messages about lost nodes, and which nodes count."""
 
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tokenmill.engine import ray as module
 from tokenmill.engine.ports import free_port
-from tokenmill.engine.ray_cluster import cluster
-from tokenmill.engine.ray_cluster.cluster import connected
+from tokenmill.engine.ray import Node, connect, live_nodes
+from tokenmill.engine.ray_nodes import most_common, unique_name
 from tokenmill.errors import EngineError, UsageError
 
 NODE_DIED = """The actor died unexpectedly before finishing this task.
-\tclass_name: Host
+\tclass_name: NodeActor
 \tactor_id: 3d1f0a
 \tnamespace: 11fe
 \tip: 192.0.2.2
 The actor died because its node has died. Node Id: 8d0dfb7ea84a8473
 \tthe actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"""
-NOT_INSTALLED = """The actor died because of an error raised in its creation task, ray::Host.__init__()
+NOT_INSTALLED = """The actor died because of an error raised in its creation task, ray::NodeActor.__init__()
   File "python/ray/includes/common.pxi", line 1
 ModuleNotFoundError: No module named 'tokenmill'"""
-BROKEN = """The actor died because of an error raised in its creation task, ray::Host.__init__()
+BROKEN = """The actor died because of an error raised in its creation task, ray::NodeActor.__init__()
 ValueError: no such plan"""
 
 
 @pytest.mark.parametrize("where", ["foo", "", "ray:", "ray://foo", "http://foo:1", "foo:bar", "foo:1/x", "a b:1"])
 def test_what_is_no_address_is_refused(where: str) -> None:
-    with pytest.raises(UsageError, match="is no Ray cluster") as caught, connected(where):
+    with pytest.raises(UsageError, match="is not the address of a Ray cluster") as caught, connect(where):
         pass
     assert caught.value.hint == "ray, HOST:6379, or ray://HOST:10001"
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EngineError, match="Ray is not installed here") as caught, connected("ray"):
+    with pytest.raises(EngineError, match="Ray is not installed here") as caught, connect("ray"):
         pass
     assert caught.value.hint == "pip install 'tokenmill[ray]'"
 
@@ -50,7 +52,7 @@ def test_a_cluster_that_is_started_tells_nobody_unless_somebody_wants_it(
     ray = ModuleType("ray")
     vars(ray).update(init=lambda **_: found.append(os.environ.get("RAY_USAGE_STATS_ENABLED")), shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with connected("ray"):
+    with connect("ray"):
         assert found == [holds]
 
 
@@ -58,12 +60,12 @@ def test_a_cluster_that_is_started_tells_nobody_unless_somebody_wants_it(
 def test_where_nothing_listens_ray_is_not_asked(scheme: str) -> None:
     where = f"{scheme}127.0.0.1:{free_port('127.0.0.1', 0)}"
     with pytest.raises(EngineError, match=f"no Ray cluster answers at {where}: Connection refused"):
-        cluster._check_there(where)
+        module._check_listening(where)
 
 
 @pytest.mark.parametrize("where", ["ray", "auto", "local"])
 def test_what_ray_finds_by_itself_is_left_to_it(where: str) -> None:
-    cluster._check_there(where)
+    module._check_listening(where)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +82,39 @@ def test_what_ray_finds_by_itself_is_left_to_it(where: str) -> None:
     ],
 )
 def test_of_rays_page_the_line_that_says_why_is_kept(text: str, words: str) -> None:
-    assert cluster._why(RuntimeError(text)) == words
+    assert module._death_cause(RuntimeError(text)) == words
+
+
+def row(node: str, host: str = "mill", *, alive: bool = True, **resources: float) -> dict[str, Any]:
+    """As ray.nodes() has it, as far as it matters here."""
+    return {
+        "NodeID": node,
+        "Alive": alive,
+        "NodeManagerHostname": host,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"memory": 1e10, **resources},
+    }
+
+
+def test_machines_that_live_and_give_processors_are_used() -> None:
+    rows = [row("c", "zeta", CPU=4.0), row("b", "alpha", CPU=64.0, GPU=2.0), row("a", alive=False, CPU=4.0), row("d")]
+    assert live_nodes(rows) == (Node("b", "alpha", 64.0, 2.0), Node("c", "zeta", 4.0, 0.0))
+
+
+def test_a_machine_without_a_name_is_called_by_its_address() -> None:
+    assert live_nodes([row("a", "", CPU=1.0)])[0].host == "10.0.0.1"
+
+
+def test_machines_of_one_name_get_numbers() -> None:
+    node, taken = Node("a", "mill", 1.0, 0.0), list[str]()
+    for _ in range(3):
+        taken.append(unique_name(node.host, taken))
+    assert taken == ["mill", "mill-2", "mill-3"]
+
+
+@pytest.mark.parametrize(
+    ("identities", "expected"),
+    [([], None), (["x"], "x"), (["x", "y", "y"], "y"), (["y", "x"], "y"), (["x", "y", "y", "x", "x"], "x")],
+)
+def test_the_model_that_most_have_counts(identities: list[str], expected: str | None) -> None:
+    assert most_common(identities) == expected
