@@ -29,9 +29,9 @@ from statistics import median
 
 import numpy as np
 
-from tokenmill.hardware.bandwidth import free_bytes, measure, usable_cores
-from tokenmill.hardware.bandwidth_memory import slice_bytes, working_set_bytes
-from tokenmill.hardware.bandwidth_threads import thread_counts
+from tokenmill.hardware.bandwidth.measure import free_bytes, measure, usable_cores
+from tokenmill.hardware.bandwidth.memory import slice_bytes, working_set_bytes
+from tokenmill.hardware.bandwidth.threads import thread_counts
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.machine import Machine

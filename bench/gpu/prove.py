@@ -43,7 +43,8 @@ from prove_rows import Clock, Rows, budgets
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import TokenmillError
-from tokenmill.hardware import bandwidth, machine_file
+from tokenmill.hardware import machine_file
+from tokenmill.hardware.bandwidth import measure
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
@@ -95,7 +96,7 @@ class Proof:
         if not path.exists():
             say("probing the machine")
             seconds = 0.5 if self.given.cpu else PROBE_S
-            found = bandwidth.measure(here, path=self.state, seconds=seconds, progress=lambda text: say(f"  {text}"))
+            found = measure.measure(here, path=self.state, seconds=seconds, progress=lambda text: say(f"  {text}"))
             machine_file.write(replace(here, measured=found), path)
             about(self, here)
         known = machine_file.read(path)

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tokenmill.errors import EngineError
-from tokenmill.hardware.cuda import load
+from tokenmill.hardware.bandwidth.gpu import load
 from tokenmill.units import MIB
 
 READY_S = 60.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.hardware import bandwidth_disk
-from tokenmill.hardware.bandwidth import measure, usable_cores
-from tokenmill.hardware.bandwidth_memory import measure_mapped
+from tokenmill.hardware.bandwidth import disk
+from tokenmill.hardware.bandwidth.measure import measure, usable_cores
+from tokenmill.hardware.bandwidth.memory import measure_mapped
 from tokenmill.hardware.machine import Cpu, Machine, Rate
 from tokenmill.units import MIB
 
@@ -22,8 +22,8 @@ SMALL = Machine("here", cpu=Cpu(l3_bytes=32 * MIB))
 @pytest.fixture(autouse=True)
 def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests run where temporary folders are memory, and where a disk is slow; what is tested is the same."""
-    monkeypatch.setattr(bandwidth_disk, "MEMORY_FILE_SYSTEMS", ())
-    monkeypatch.setattr(bandwidth_disk, "LEAST_TEMPORARY_BYTES", bandwidth_disk.BLOCK_BYTES)
+    monkeypatch.setattr(disk, "MEMORY_FILE_SYSTEMS", ())
+    monkeypatch.setattr(disk, "LEAST_TEMPORARY_BYTES", disk.BLOCK_BYTES)
 
 
 def _holds_together(rate: Rate) -> None:
@@ -55,7 +55,7 @@ def test_memory_is_read_and_copied() -> None:
 
 def test_the_disk_is_read_through_a_temporary_file_that_is_gone_afterwards(tmp_path: Path) -> None:
     said: list[str] = []
-    rate = bandwidth_disk.measure_disk(tmp_path, 0.5, said.append)
+    rate = disk.measure_disk(tmp_path, 0.5, said.append)
     assert list(tmp_path.iterdir()) == []
     assert rate is not None, said
     _holds_together(rate)
@@ -70,7 +70,7 @@ def test_a_model_file_is_read_where_there_is_one(tmp_path: Path) -> None:
         for _ in range(256):
             opened.write(block)
     said: list[str] = []
-    rate = bandwidth_disk.measure_disk(tmp_path, 0.3, said.append)
+    rate = disk.measure_disk(tmp_path, 0.3, said.append)
     assert rate is not None, said
     _holds_together(rate)
     assert model.name in said[-1] or "temporary" in said[-1]  # the second where O_DIRECT is refused
@@ -78,16 +78,16 @@ def test_a_model_file_is_read_where_there_is_one(tmp_path: Path) -> None:
 
 
 def test_without_o_direct_the_page_cache_is_dropped_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth_disk, "_make_direct", lambda _descriptor: False)
+    monkeypatch.setattr(disk, "_make_direct", lambda _descriptor: False)
     said: list[str] = []
-    rate = bandwidth_disk.measure_disk(tmp_path, 0.3, said.append)
+    rate = disk.measure_disk(tmp_path, 0.3, said.append)
     assert rate is not None, said
     assert said[-1].endswith("with buffered reads after dropping it from the page cache")
 
 
 def test_a_folder_that_may_not_be_written_is_left_out_with_the_reason() -> None:
     said: list[str] = []
-    assert bandwidth_disk.measure_disk(Path("/proc"), 0.1, said.append) is None
+    assert disk.measure_disk(Path("/proc"), 0.1, said.append) is None
     assert said[-1].startswith("disk: left out")
 
 

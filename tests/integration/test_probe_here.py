@@ -14,8 +14,8 @@ import pytest
 from tokenmill.cli import run
 from tokenmill.hardware import probe
 from tokenmill.hardware.dmi import read_modules
+from tokenmill.hardware.gpu.nvml import Reading, read
 from tokenmill.hardware.host import LocalHost
-from tokenmill.hardware.nvml import Reading, read
 
 
 def test_agrees_with_what_python_sees(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from support.plans import placed, settings
 from tokenmill.config import Config
 from tokenmill.doctor.facts import Facts, Look, ModelFacts
 from tokenmill.doctor.gather import gather
+from tokenmill.hardware.gpu.nvml import Reading
 from tokenmill.hardware.machine import Cpu, Disk, Dram, HugePages, Machine, NumaNode
-from tokenmill.hardware.nvml import Reading
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 from tokenmill.planner.plan import Plan

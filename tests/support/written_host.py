@@ -3,7 +3,7 @@
 import fnmatch
 from dataclasses import dataclass, field
 
-from tokenmill.hardware import nvml
+from tokenmill.hardware.gpu import nvml
 from tokenmill.hardware.host import Ran, natural
 
 

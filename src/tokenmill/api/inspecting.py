@@ -39,7 +39,7 @@ def probe(
     found = read_machine(folder)
     if not measure:
         return found
-    from tokenmill.hardware.bandwidth import measure as measure_bandwidth  # noqa: PLC0415  imports numpy
+    from tokenmill.hardware.bandwidth.measure import measure as measure_bandwidth  # noqa: PLC0415  imports numpy
 
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     return replace(found, measured=measure_bandwidth(found, path=existing, progress=log.info))

@@ -30,11 +30,10 @@ from tokenmill.engine.loading_process import parse_memlock, parse_status
 from tokenmill.engine.oom import counter
 from tokenmill.errors import UsageError
 from tokenmill.hardware.dmi import read_modules
-from tokenmill.hardware.dram import count_channels
 from tokenmill.hardware.host import Host, LocalHost, number
 from tokenmill.hardware.limits import parse_cgroup
-from tokenmill.hardware.linux import parse_meminfo
 from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.memory import count_channels, parse_meminfo
 from tokenmill.hardware.probe import probe
 from tokenmill.units import KIB
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.engine.loading_process import parse_memlock
-from tokenmill.hardware.disk import block_name
+from tokenmill.hardware.disk import block_name, mount_of, parse_mountinfo
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.limits import parse_cgroup
-from tokenmill.hardware.linux import parse_meminfo
-from tokenmill.hardware.mounts import mount_of, parse_mountinfo
+from tokenmill.hardware.memory import parse_meminfo
 
 _PAGE = mmap.PAGESIZE  # swap counters are in pages
 _SECTOR = 512  # block statistics count these whatever the disk has

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from tokenmill.engine.pids import Pid, boot_id, descendants
-from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.launch.binding import ranges
 from tokenmill.units import number_of
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import ModelError
-from tokenmill.hardware.mounts import mount_of, parse_mountinfo
+from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # how finely residency is told

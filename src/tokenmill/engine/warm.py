@@ -19,10 +19,10 @@ from tokenmill.engine.loading_process import parse_status
 from tokenmill.engine.page_cache import Filled, FillProgress, fill
 from tokenmill.engine.pinned_prefixes import Head, Held, WarmedHead, hold
 from tokenmill.engine.priority import preparation
+from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
-from tokenmill.hardware.linux import parse_meminfo
-from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.hardware.memory import parse_meminfo
 from tokenmill.launch.binding import HOST_TIERS, mapped_bytes
 from tokenmill.planner.plan import Plan
 from tokenmill.units import format_bytes, format_seconds

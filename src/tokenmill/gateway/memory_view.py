@@ -10,11 +10,11 @@ from typing import Any
 
 from tokenmill.engine.launching import ReadyEngine
 from tokenmill.engine.reconcile import HOST, Row
+from tokenmill.hardware.disk import parse_mountinfo
+from tokenmill.hardware.gpu.nvidia import read_nvidia
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
-from tokenmill.hardware.linux import parse_meminfo
-from tokenmill.hardware.mounts import parse_mountinfo
-from tokenmill.hardware.nvidia import read_nvidia
+from tokenmill.hardware.memory import parse_meminfo
 
 ITEMS = ("weights", "repack", "kv", "compute", "output", "prompt_cache", "runtime")
 """What bars are made of; the rest (mapped, own, total) are sums of these, seen from the system's side."""

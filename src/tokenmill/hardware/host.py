@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tokenmill.hardware import nvml
+from tokenmill.hardware.gpu import nvml
 
 _COMMAND_LIMIT_S = 10.0
 _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # dmidecode and ipmctl live here, often outside a user's PATH

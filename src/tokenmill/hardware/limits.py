@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from tokenmill.hardware.cpu import parse_numbers
+from tokenmill.hardware.disk import Mount
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Limits, Note
-from tokenmill.hardware.mounts import Mount
 from tokenmill.units import format_bytes
 
 # include/linux/proc_ns.h fixes the inode of the first PID namespace; another number means a container's.

@@ -1,10 +1,4 @@
-"""The one value that leaves this room: what the hardware is.
-
-`None` means unknown, never zero; every unknown that a person could find out has a `Note` saying how.
-Figures are of three kinds that never share a name: `nominal_*` comes from the specification,
-`measured` holds what `tokenmill probe --measure` saw on this machine, and the rest is what the
-operating system reports. Sizes are bytes, bandwidths are decimal GB/s.
-"""
+"""What a machine is: memories, processors, GPUs, disks and links, as one frozen `Machine`."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tokenmill.hardware.disk import Mount
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Dram, Note, Pmem, PmemNamespace
-from tokenmill.hardware.mounts import Mount
 from tokenmill.units import parse_bytes
 
 Mode = Literal["memory", "app-direct", "mixed"]

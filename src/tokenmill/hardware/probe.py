@@ -6,17 +6,15 @@ kernel's memory figures mean, and the hypervisor before DRAM and disk, whose fac
 
 from pathlib import Path
 
-from tokenmill.hardware.amd import read_amd
 from tokenmill.hardware.cpu import read_cpu
-from tokenmill.hardware.disk import read_disk
+from tokenmill.hardware.disk import parse_mountinfo, read_disk
 from tokenmill.hardware.dmi import read_modules
-from tokenmill.hardware.dram import make_dram
+from tokenmill.hardware.gpu.amd import read_amd
+from tokenmill.hardware.gpu.nvidia import read_nvidia
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_container, read_limits
-from tokenmill.hardware.linux import parse_meminfo, read_huge_pages, read_numa, read_os, read_swap
 from tokenmill.hardware.machine import Machine
-from tokenmill.hardware.mounts import parse_mountinfo
-from tokenmill.hardware.nvidia import read_nvidia
+from tokenmill.hardware.memory import make_dram, parse_meminfo, read_huge_pages, read_numa, read_os, read_swap
 from tokenmill.hardware.pmem import as_cache, read_pmem
 
 

@@ -12,10 +12,10 @@ from pathlib import PurePosixPath
 
 from tokenmill.engine.loading_process import ProcessMemory, read_memory
 from tokenmill.engine.loading_vram import this_driver
+from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost, number
 from tokenmill.hardware.limits import parse_cgroup
-from tokenmill.hardware.linux import parse_meminfo
-from tokenmill.hardware.mounts import parse_mountinfo
+from tokenmill.hardware.memory import parse_meminfo
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.planner.placement import host_tier

@@ -10,7 +10,7 @@ from tokenmill.cli.doctor import Line, render
 from tokenmill.doctor.examine import CHECKS, examine
 from tokenmill.doctor.facts import Facts, Holder
 from tokenmill.doctor.finding import SEVERITIES, Finding
-from tokenmill.hardware.nvml import Reading
+from tokenmill.hardware.gpu.nvml import Reading
 from tokenmill.units import GIB, MIB
 from unit.hardware.conftest import DATA, load_nvml
 

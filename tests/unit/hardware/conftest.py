@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.hardware.gpu.nvml import Card, Link, Reading
 from tokenmill.hardware.host import Host, Ran, natural
-from tokenmill.hardware.nvml import Card, Link, Reading
 
 DATA = Path(__file__).parents[2] / "data" / "hardware"
 SECTION = re.compile(r"^-- (?:(link|hex|run|failed|space) )?(.+) --\n", re.MULTILINE)

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenmill.hardware.amd import is_apu, parse_amdgpu_ids, parse_pci_ids, read_amd, read_link
+from tokenmill.hardware.gpu.amd import is_apu, parse_amdgpu_ids, parse_pci_ids, read_amd, read_link
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import PcieLink
 

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import ProbeError, UsageError
-from tokenmill.hardware import bandwidth, bandwidth_disk, bandwidth_gpu, cuda
-from tokenmill.hardware.bandwidth_memory import Memory, copying, peak_bytes, reading, slice_bytes, working_set_bytes
-from tokenmill.hardware.bandwidth_threads import (
+from tokenmill.hardware.bandwidth import disk, measure
+from tokenmill.hardware.bandwidth import gpu as bandwidth_gpu
+from tokenmill.hardware.bandwidth.memory import Memory, copying, peak_bytes, reading, slice_bytes, working_set_bytes
+from tokenmill.hardware.bandwidth.threads import (
     Pass,
     Place,
     as_rate,
@@ -26,8 +27,8 @@ from tokenmill.hardware.bandwidth_threads import (
     thread_counts,
     whole_gb_s,
 )
+from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.machine import Cpu, Disk, Dram, Gpu, Limits, Machine, Pmem, PmemNamespace, Rate
-from tokenmill.hardware.mounts import parse_mountinfo
 from tokenmill.units import GIB, MIB
 
 
@@ -174,7 +175,7 @@ def test_cores_within_the_limits(
     limits: Limits, expected: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {10, 11, 12})
-    assert len(bandwidth.usable_cores(Machine("m", limits=limits), tmp_path)) == expected
+    assert len(measure.usable_cores(Machine("m", limits=limits), tmp_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_cores_within_the_limits(
     ],
 )
 def test_free_memory_is_the_smaller_of_what_is_there_and_what_is_allowed(machine: Machine, expected: int) -> None:
-    assert bandwidth.free_bytes(machine) == expected
+    assert measure.free_bytes(machine) == expected
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ MOUNTS = """\
     [("/mnt/pmem0", True), ("/mnt/pmem1/models", True), ("/mnt/pmem2", False), ("/mnt/pmem3", False), ("/srv", False)],
 )
 def test_dax_mounts_are_told_from_those_with_a_page_cache(folder: str, dax: bool) -> None:
-    assert bandwidth.on_dax(MOUNTS, folder) is dax
+    assert measure.on_dax(MOUNTS, folder) is dax
 
 
 def _solid(path: Path, size_bytes: int) -> Path:
@@ -288,15 +289,15 @@ def test_the_largest_solid_model_is_found_and_holes_are_not(tmp_path: Path) -> N
     with (tmp_path / "ghost.gguf").open("wb") as ghost:
         ghost.truncate(500 * GIB)
     (tmp_path / "broken.gguf").symlink_to(tmp_path / "nowhere")
-    assert bandwidth_disk.largest_model(tmp_path, 256 * MIB) == largest
-    assert bandwidth_disk.largest_model(tmp_path, GIB) is None
+    assert disk.largest_model(tmp_path, 256 * MIB) == largest
+    assert disk.largest_model(tmp_path, GIB) is None
 
 
 def test_a_disk_that_is_memory_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mounts = f"22 1 0:1 / {tmp_path.resolve()} rw - tmpfs tmpfs rw\n"
-    monkeypatch.setattr(bandwidth_disk, "parse_mountinfo", lambda _text: parse_mountinfo(mounts))
+    monkeypatch.setattr(disk, "parse_mountinfo", lambda _text: parse_mountinfo(mounts))
     said: list[str] = []
-    assert bandwidth_disk.measure_disk(tmp_path, 1.0, said.append) is None
+    assert disk.measure_disk(tmp_path, 1.0, said.append) is None
     assert said == [f"disk: left out, {tmp_path} is on tmpfs, which is memory"]
 
 
@@ -326,7 +327,7 @@ def test_cards_are_matched_by_uuid_and_never_by_guess(
 
 
 def test_without_the_driver_there_is_no_rate_and_no_error() -> None:
-    assert cuda.load("libcuda-that-is-not-there.so.1") is None
+    assert bandwidth_gpu.load("libcuda-that-is-not-there.so.1") is None
 
 
 class Driver:
@@ -362,7 +363,7 @@ class Driver:
 
 
 def _measure_with(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
-    monkeypatch.setattr(bandwidth_gpu, "load", lambda: cuda.Cuda(cast("ctypes.CDLL", driver)))
+    monkeypatch.setattr(bandwidth_gpu, "load", lambda: bandwidth_gpu.Cuda(cast("ctypes.CDLL", driver)))
     said: list[str] = []
     machine = Machine("m", gpus=(Gpu(0, "Card", uuid=f"GPU-{'0' * 8}-0000-0000-0000-{'0' * 12}"),))
     rates = bandwidth_gpu.measure_gpus(machine, 0.003, said.append)
@@ -406,7 +407,7 @@ def test_cards_without_a_driver_are_left_out_with_the_reason(monkeypatch: pytest
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Nothing is streamed; returned is what was said."""
-    monkeypatch.setattr(bandwidth, "measure_memory", lambda *_: [Rate("dram", 100.0)])
+    monkeypatch.setattr(measure, "measure_memory", lambda *_: [Rate("dram", 100.0)])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return []
 
@@ -414,15 +415,15 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("mode", ["memory", "mixed"])
 def test_memory_mode_is_said_to_be_measured_in_its_cache(mode: str, instant: list[str]) -> None:
     pmem = Pmem(mode="memory" if mode == "memory" else "mixed", available_bytes=64 * GIB)
-    measured = bandwidth.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=pmem), progress=instant.append)
+    measured = measure.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=pmem), progress=instant.append)
     assert "stay in its DRAM cache" in instant[0]
     assert measured.gb_s("dram") == 100.0
 
 
 def test_a_busy_machine_is_told_that_its_figures_are_low(instant: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = len(bandwidth.usable_cores(Machine("m")))
+    cores = len(measure.usable_cores(Machine("m")))
     monkeypatch.setattr(os, "getloadavg", lambda: (cores * 0.9, 0.0, 0.0))
-    bandwidth.measure(Machine("m", Cpu(l3_bytes=MIB)), progress=instant.append)
+    measure.measure(Machine("m", Cpu(l3_bytes=MIB)), progress=instant.append)
     assert instant[0].startswith(f"this machine is busy (load {cores * 0.9:.1f} on {cores} cores)")
 
 
@@ -431,7 +432,7 @@ def test_pmem_that_cannot_be_read_honestly_is_left_out(instant: list[str], tmp_p
         PmemNamespace("namespace0.0", "fsdax", GIB, mount=str(tmp_path)),
         PmemNamespace("namespace1.0", "devdax", GIB),
     )
-    measured = bandwidth.measure(
+    measured = measure.measure(
         Machine("m", Cpu(l3_bytes=MIB), pmem=Pmem(mode="app-direct", namespaces=spaces)), progress=instant.append
     )
     assert measured.gb_s("pmem") is None
@@ -444,20 +445,20 @@ def test_pmem_that_cannot_be_read_honestly_is_left_out(instant: list[str], tmp_p
 def test_a_dax_mount_without_a_file_to_read_is_left_out(
     instant: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bandwidth, "on_dax", lambda *_: True)
+    monkeypatch.setattr(measure, "on_dax", lambda *_: True)
     spaces = (PmemNamespace("namespace0.0", "fsdax", GIB, mount=str(tmp_path)),)
-    bandwidth.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=Pmem(namespaces=spaces)), progress=instant.append)
+    measure.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=Pmem(namespaces=spaces)), progress=instant.append)
     assert instant[-1] == f"pmem: namespace0.0 left out, {tmp_path} holds no model file of 512.0 MiB or more to read"
 
 
 def test_a_missing_path_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(ProbeError, match="there is no"):
-        bandwidth.measure(Machine("m"), path=tmp_path / "gone")
+        measure.measure(Machine("m"), path=tmp_path / "gone")
     with pytest.raises(ProbeError, match="there is no"):
-        bandwidth.measure(Machine("m", disk=Disk(str(tmp_path / "gone"))))
+        measure.measure(Machine("m", disk=Disk(str(tmp_path / "gone"))))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_no_time_is_no_measurement(seconds: float) -> None:
     with pytest.raises(UsageError, match="cannot measure in"):
-        bandwidth.measure(Machine("m"), seconds=seconds)
+        measure.measure(Machine("m"), seconds=seconds)

@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.hardware.disk import read_disk
+from tokenmill.hardware.disk import Mount, mount_of, parse_mountinfo, read_disk
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Disk, Note
-from tokenmill.hardware.mounts import Mount, mount_of, parse_mountinfo
 
 Captured = Callable[[str], Host]
 

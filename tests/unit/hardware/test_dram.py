@@ -1,7 +1,7 @@
 import pytest
 
 from tokenmill.hardware.dmi import Module
-from tokenmill.hardware.dram import count_channels, make_dram
+from tokenmill.hardware.memory import count_channels, make_dram
 from tokenmill.units import GIB
 
 

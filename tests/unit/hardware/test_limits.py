@@ -2,10 +2,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.limits import parse_cgroup, read_container, read_limits
 from tokenmill.hardware.machine import Limits
-from tokenmill.hardware.mounts import parse_mountinfo
 from tokenmill.units import GIB
 
 Made = Callable[..., Host]

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from tokenmill.hardware.host import Host, natural, number
-from tokenmill.hardware.linux import parse_meminfo, read_huge_pages, read_numa, read_os, read_swap
 from tokenmill.hardware.machine import HugePages, Swap
+from tokenmill.hardware.memory import parse_meminfo, read_huge_pages, read_numa, read_os, read_swap
 from tokenmill.units import GIB, KIB
 
 Made = Callable[..., Host]

@@ -5,11 +5,11 @@ from typing import Any, TypeVar
 import pynvml
 import pytest
 
-from tokenmill.hardware import cards as known_cards
+from tokenmill.hardware.gpu import cards as known_cards
+from tokenmill.hardware.gpu.nvidia import make_gpu, make_links, nominal_gb_s, read_nvidia
+from tokenmill.hardware.gpu.nvml import Card, Link, Reading, bus_id, read
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import NvLink
-from tokenmill.hardware.nvidia import make_gpu, make_links, nominal_gb_s, read_nvidia
-from tokenmill.hardware.nvml import Card, Link, Reading, bus_id, read
 
 Made = Callable[..., Host]
 T = TypeVar("T")

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmill.hardware.disk import Mount
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Dimm, Dram
-from tokenmill.hardware.mounts import Mount
 from tokenmill.hardware.pmem import (
     Shares,
     as_cache,

@@ -6,7 +6,7 @@ import pytest
 
 from support.plans import placed, settings
 from tokenmill.engine.loading_process import ProcessMemory
-from tokenmill.hardware import nvml
+from tokenmill.hardware.gpu import nvml
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS

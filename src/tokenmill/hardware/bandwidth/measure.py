@@ -12,13 +12,13 @@ from math import floor
 from pathlib import Path
 
 from tokenmill.errors import ProbeError, UsageError
-from tokenmill.hardware.bandwidth_disk import largest_model, measure_disk
-from tokenmill.hardware.bandwidth_gpu import measure_gpus
-from tokenmill.hardware.bandwidth_memory import measure_mapped, measure_memory, working_set_bytes
-from tokenmill.hardware.bandwidth_threads import Progress, read_places, spread_cores, thread_counts
-from tokenmill.hardware.linux import parse_meminfo
+from tokenmill.hardware.bandwidth.disk import largest_model, measure_disk
+from tokenmill.hardware.bandwidth.gpu import measure_gpus
+from tokenmill.hardware.bandwidth.memory import measure_mapped, measure_memory, working_set_bytes
+from tokenmill.hardware.bandwidth.threads import Progress, read_places, spread_cores, thread_counts
+from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.hardware.machine import Machine, Measurements, Rate
-from tokenmill.hardware.mounts import mount_of, parse_mountinfo
+from tokenmill.hardware.memory import parse_meminfo
 from tokenmill.units import format_bytes
 
 BUSY_SHARE = 0.25

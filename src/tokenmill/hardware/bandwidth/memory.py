@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import ProbeError
-from tokenmill.hardware.bandwidth_threads import Progress, Step, as_rate, best_window_gb_s, climb, stream, thread_counts
+from tokenmill.hardware.bandwidth.threads import Progress, Step, as_rate, best_window_gb_s, climb, stream, thread_counts
 from tokenmill.hardware.machine import Rate
 from tokenmill.units import MIB, format_bytes
 

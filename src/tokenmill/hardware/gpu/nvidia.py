@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from tokenmill.hardware import cards as known_cards
 from tokenmill.hardware.cpu import format_numbers
+from tokenmill.hardware.gpu import cards as known_cards
+from tokenmill.hardware.gpu.nvml import Card, Reading
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Gpu, Note, NvLink, PcieLink
-from tokenmill.hardware.nvml import Card, Reading
 
 _VENDOR = 0x10DE
 _DISPLAY_CLASS = 0x03  # first byte of the PCI class; a card's audio function is 0x04

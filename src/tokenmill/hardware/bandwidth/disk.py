@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-from tokenmill.hardware.bandwidth_threads import Progress, Step, as_rate, climb, stream, thread_counts, whole_gb_s
+from tokenmill.hardware.bandwidth.threads import Progress, Step, as_rate, climb, stream, thread_counts, whole_gb_s
+from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.hardware.machine import Rate
-from tokenmill.hardware.mounts import mount_of, parse_mountinfo
 from tokenmill.units import GIB, MIB, format_bytes
 
 BLOCK_BYTES = 4 * MIB

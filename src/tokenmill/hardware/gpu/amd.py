@@ -6,7 +6,7 @@ firmware set aside: it is left unknown, so that no plan counts those bytes twice
 
 import re
 
-from tokenmill.hardware import cards
+from tokenmill.hardware.gpu import cards
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Gpu, Note, PcieLink
 
