@@ -38,8 +38,8 @@ from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
 from tokenmill.jobs.forest import minimum  # noqa: E402
 from tokenmill.jobs.line import call_of  # noqa: E402
-from tokenmill.model import synth  # noqa: E402
 from tokenmill.model.pull import pull  # noqa: E402
+from tokenmill.model.synthetic import generate  # noqa: E402
 from tokenmill.native.client import NativeEngine  # noqa: E402
 from tokenmill.tuner.point import SlotPoint  # noqa: E402
 from tokenmill.tuner.slots import measure  # noqa: E402
@@ -116,7 +116,7 @@ def model_file(name: str, folder: Path) -> Path:
         return pull("smollm2", models_path=Config().models_path, keep_free_bytes=GIB).path
     path = folder / "moe.gguf"
     if not path.exists():
-        synth.write("moe-mla", synth.sizes("moe-mla", dict(MOE)), path)
+        generate.write("moe-mla", generate.sizes("moe-mla", dict(MOE)), path)
     return path
 
 

@@ -31,8 +31,8 @@ from tokenmill.engine.engine import Request, Sampling, answer
 from tokenmill.engine.priority import set_session_nice
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
-from tokenmill.model import synth
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.start import start
 from tokenmill.native.worker_config import goal_for
@@ -171,7 +171,7 @@ def by_chance(ahead: int, turns: int) -> float:
 async def measured(folder: Path, turns: int, turn_s: float) -> list[tuple[Turn, Turn]]:
     """Pairs of turns, beside all cores taken and beside a reserve."""
     model = folder / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 4, "embed": 512}), model)
+    generate.write("moe", generate.sizes("moe", {"layers": 4, "embed": 512}), model)
     machine = probe(folder)
     cpus = os.sched_getaffinity(0)
     usual = os.getpriority(os.PRIO_PROCESS, 0)

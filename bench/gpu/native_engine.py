@@ -21,8 +21,8 @@ from tokenmill.engine.launching import launch_engine
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
-from tokenmill.model import synth
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
@@ -33,7 +33,7 @@ HEAD = 2000
 TAIL = 24
 OUT = 64
 REQUESTS = 16
-SIZES = synth.Sizes(
+SIZES = generate.Sizes(
     layers=8,
     embed=2048,
     heads=16,
@@ -128,7 +128,7 @@ def main() -> None:
     found: dict[str, Any] = {"machine": machine.name, "cards": [gpu.name for gpu in machine.gpus]}
     with TemporaryDirectory() as folder:
         model = Path(folder) / "moe.gguf"
-        synth.write("moe", SIZES, model)
+        generate.write("moe", SIZES, model)
         found["model_bytes"] = model.stat().st_size
         for name, plan in plans(machine, model, given.threads).items():
             try:

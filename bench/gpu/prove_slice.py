@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.model import catalog, mixture, shapes, synth, vocabulary, weights
+from tokenmill.model import architectures, catalog, quant_mix
 from tokenmill.model.catalog import Entry
 from tokenmill.model.gguf import TensorEntry
-from tokenmill.model.header import Encoded, Plain, Row, encode
+from tokenmill.model.gguf_write import Encoded, Plain, Row, encode
+from tokenmill.model.synthetic import generate, vocabulary, weights
 
 MODEL = "kimi-k2.5"
 QUANT = "Q4_X"
 LAYERS = 5  # one dense, four of 9.06 GiB of experts: 38.9 GiB in all
-TINY = synth.Sizes(
+TINY = generate.Sizes(
     layers=4,
     embed=512,
     heads=4,
@@ -47,7 +48,7 @@ def head(layers: int = LAYERS) -> Encoded:
         "general.name": f"{whole.title}, {layers} of its {whole.keys['block_count']} layers",
         "general.file_type": cut.mixes[QUANT].file_type or 0,
         "general.quantization_version": 2,
-        synth.SYNTHETIC_KEY: True,
+        generate.SYNTHETIC_KEY: True,
     }
     return encode({**general, **cut.full_keys(), **_words(cut)}, _tensors(cut), f"{MODEL}:{QUANT}, {layers} layers")
 
@@ -55,9 +56,9 @@ def head(layers: int = LAYERS) -> Encoded:
 def _tensors(cut: Entry) -> tuple[Row, ...]:
     slots = cut.slots()
     mix = cut.mixes[QUANT]
-    types = mixture.choose(mix.base, slots, cut.traits(), {**cut.pinned, **mix.patterns})
+    types = quant_mix.choose(mix.base, slots, cut.traits(), {**cut.pinned, **mix.patterns})
     rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]
-    return tuple(sorted(rows, key=lambda row: shapes.file_order(row[0])))
+    return tuple(sorted(rows, key=lambda row: architectures.file_order(row[0])))
 
 
 def _words(cut: Entry) -> dict[str, Plain]:
@@ -125,5 +126,5 @@ def write_tiny(target: Path) -> float:
         return 0.0
     began = time.monotonic()
     target.parent.mkdir(parents=True, exist_ok=True)
-    synth.write("moe-mla", TINY, target)
+    generate.write("moe-mla", TINY, target)
     return time.monotonic() - began

@@ -10,7 +10,7 @@ import pytest
 
 from support.run_cli import said, tokenmill
 from tokenmill.engine import records
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 
 SMALL = ("--context", "256", "--sequences", "2", "--ubatch", "64", "--threads", "1", "--threads-batch", "1")
@@ -20,7 +20,7 @@ SHORT = ("--depth", "128", "--tokens", "4", "--repeat", "1", "--thread-counts", 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 256}), path)
+    generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 256}), path)
     return path
 
 

@@ -12,8 +12,8 @@ from tokenmill.cli import run
 from tokenmill.cli.history_view import curve
 from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
-from tokenmill.model import synth
 from tokenmill.model.identity import identity_of
+from tokenmill.model.synthetic import generate
 from tokenmill.tuner.history import Source, Speed, append
 from tokenmill.tuner.point import Figures, TrialSettings
 
@@ -69,7 +69,7 @@ def mill(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    synth.write("dense", synth.sizes("dense", {"layers": 2, "embed": 128, "heads": 2, "dense_ff": 256}), path)
+    generate.write("dense", generate.sizes("dense", {"layers": 2, "embed": 128, "heads": 2, "dense_ff": 256}), path)
     return path
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from support.run_cli import said, tokenmill
 from tokenmill.cli import run
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 
 SMALL = ("--quick", "--depths", "256", "--threads", "1", "--threads-batch", "1", "--no-warm")
 
 
 def made(path: Path, seed: int = 0, **sizes: int | None) -> Path:
     chosen = {"layers": 2, "embed": 128, "heads": 2, "vocab": 512, "dense_ff": 256, **sizes}
-    synth.write("dense", synth.sizes("dense", chosen), path, seed=seed)
+    generate.write("dense", generate.sizes("dense", chosen), path, seed=seed)
     return path
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill
-from tokenmill.model import synth
 from tokenmill.model.identity import identity_of
+from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 from tokenmill.tuner.soak_store import load
 
@@ -21,7 +21,7 @@ SMALL = ("--context", "256", *LEAN)
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 256}), path)
+    generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 256}), path)
     return path
 
 

@@ -13,7 +13,7 @@ import pytest
 from support.processes import command_lines
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
 from tokenmill.engine import measured
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 
 ONE = ("--threads", 1, "--threads-batch", 1, "--context", 512, "--no-warm")
@@ -37,7 +37,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
     return path
 
 

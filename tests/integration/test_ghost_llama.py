@@ -6,8 +6,9 @@ import pytest
 
 from support import llama
 from support.range_server import range_server
-from tokenmill.model import catalog, ghost, synth
+from tokenmill.model import catalog
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate, ghost
 from tokenmill.units import MIB
 
 CONTEXT = 16384
@@ -57,7 +58,7 @@ def test_the_seeds_cache_comes_out_exactly(tmp_path: Path) -> None:
 
 def test_a_ghost_of_a_real_file_is_planned_like_the_file(tmp_path: Path) -> None:
     model, copy = tmp_path / "model.gguf", tmp_path / "ghost.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {}), model)
+    generate.write("moe-mla", generate.sizes("moe-mla", {}), model)
     ghost.write(str(model), copy)
     real, ghostly = llama.plan(model, context=4096), llama.plan(copy, context=4096)
     assert (real.description, real.parameters, real.weight_bytes, real.cache_mib) == (
@@ -70,7 +71,7 @@ def test_a_ghost_of_a_real_file_is_planned_like_the_file(tmp_path: Path) -> None
 
 def test_a_ghost_is_made_from_an_address_without_its_weights(tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
-    synth.write("moe", synth.sizes("moe", {}), tmp_path / "served" / "model.gguf")
+    generate.write("moe", generate.sizes("moe", {}), tmp_path / "served" / "model.gguf")
     with range_server(tmp_path / "served") as server:
         written = ghost.write(f"{server.url}/model.gguf", tmp_path / "ghost.gguf")
         assert server.bytes_sent < MIB < written.apparent_bytes

@@ -15,8 +15,8 @@ from tokenmill.engine.measured import append, read, record
 from tokenmill.engine.reconcile import Reconciliation, Row, observed, reconcile
 from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.probe import probe
-from tokenmill.model import synth
 from tokenmill.model.read import read as read_model
+from tokenmill.model.synthetic import generate
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
@@ -93,8 +93,8 @@ def test_smollm2_takes_what_its_plan_says(smollm2_path: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_cold_mixture_of_experts_loads_in_steps(mmap: bool, tmp_path: Path) -> None:
     model = tmp_path / "moe.gguf"
-    sizes = synth.sizes("moe", {"layers": 6, "experts": 48, "expert_ff": 512, "embed": 768})
-    synth.write("moe", sizes, model)
+    sizes = generate.sizes("moe", {"layers": 6, "experts": 48, "expert_ff": 512, "embed": 768})
+    generate.write("moe", sizes, model)
     forget(model)
     plan = planned(model, mmap=mmap)
     looks, found = load(plan, model, tmp_path / "log")
@@ -120,7 +120,7 @@ def test_a_cold_mixture_of_experts_loads_in_steps(mmap: bool, tmp_path: Path) ->
 
 def test_a_server_that_cannot_load_says_why(tmp_path: Path) -> None:
     model = tmp_path / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {}), model)
+    generate.write("moe", generate.sizes("moe", {}), model)
     plan = planned(model, mmap=True)
     os.truncate(model, model.stat().st_size // 2)
     with logged_server(plan, model, tmp_path / "log") as server:

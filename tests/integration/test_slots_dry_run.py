@@ -7,8 +7,8 @@ import pytest
 
 from tokenmill.engine.verify import request, verify
 from tokenmill.hardware.catalog import find
-from tokenmill.model import ghost, synth
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate, ghost
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 
@@ -16,7 +16,7 @@ from tokenmill.planner.make import make
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    synth.write("moe", synth.sizes("moe", {}), folder / "moe.gguf")
+    generate.write("moe", generate.sizes("moe", {}), folder / "moe.gguf")
     ghost.write("gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf")  # sliding windows: a cache of their own in each slot
     return {"moe": folder / "moe.gguf", "windows": folder / "windows.gguf"}
 

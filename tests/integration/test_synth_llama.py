@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 
 from support import llama
-from tokenmill.model import synth, weights
-from tokenmill.model.synth import Kind
+from tokenmill.model.synthetic import generate, weights
+from tokenmill.model.synthetic.generate import Kind
 
 PROMPT = "<|im_start|>user\nWhat is the tide? Füße, 潮汐 🌊\t\x07 end<|im_end|>\n<|im_start|>assistant\n"
 
@@ -15,7 +15,7 @@ PROMPT = "<|im_start|>user\nWhat is the tide? Füße, 潮汐 🌊\t\x07 end<|im_
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_it_decodes_finite_varied_and_the_same_twice(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    made = synth.write(kind, synth.sizes(kind, {}), path)
+    made = generate.write(kind, generate.sizes(kind, {}), path)
     first, second = (llama.run(path, PROMPT) for _ in range(2))
     assert first.parameters == made.parameters
     assert first.finite
@@ -30,7 +30,7 @@ def test_it_decodes_finite_varied_and_the_same_twice(kind: Kind, tmp_path: Path)
 @pytest.mark.parametrize("type", weights.TYPES)
 def test_every_type_that_can_be_made_runs(type: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2}), path, type=type)
+    generate.write("moe", generate.sizes("moe", {"layers": 2}), path, type=type)
     ran = llama.run(path, "the tide", tokens=4)
     assert ran.finite
     assert type in ("F32", "F16", "BF16") or type.split("_", maxsplit=1)[0] in ran.description
@@ -38,5 +38,5 @@ def test_every_type_that_can_be_made_runs(type: str, tmp_path: Path) -> None:
 
 def test_prompts_lead_to_different_answers(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write("moe", synth.sizes("moe", {}), path)
+    generate.write("moe", generate.sizes("moe", {}), path)
     assert llama.run(path, "the tide").tokens != llama.run(path, "the moon").tokens

@@ -14,10 +14,10 @@ from support.plans import placed, settings
 from tokenmill.engine import fit_params
 from tokenmill.engine.verify import verify
 from tokenmill.errors import EngineError
-from tokenmill.model import ghost, synth
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
-from tokenmill.model.synth import Kind
+from tokenmill.model.synthetic import generate, ghost
+from tokenmill.model.synthetic.generate import Kind
 from tokenmill.native.dry_run import ContextProjection, DryRun, project
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.llama_cpp import draw
@@ -141,7 +141,7 @@ def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_a_real_model_takes_what_its_dry_run_said(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write(kind, synth.sizes(kind, {}), path)
+    generate.write(kind, generate.sizes(kind, {}), path)
     wanted = Context(512, batch=512, full_windows=True)
     found = project(path, DryRun((wanted,), repack=False)).contexts[0]
     check(read(path), wanted, found, compute_share=0.01)

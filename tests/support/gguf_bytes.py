@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.model.blocks import BY_NAME, BY_NUMBER
+from tokenmill.model.tensor_types import BY_NAME, BY_NUMBER
 
 NUMBER_OF = {kind.name: number for number, kind in BY_NUMBER.items()}
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}

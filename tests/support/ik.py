@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from tokenmill.model.blocks import tensor_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
 from tokenmill.model.read import read
+from tokenmill.model.tensor_types import tensor_bytes
 from tokenmill.planner.plan import Settings
 
 

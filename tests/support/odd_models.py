@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
-from tokenmill.model import vocabulary
+from tokenmill.model.synthetic import vocabulary
 
 SPECIAL = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
 VOCAB, EMBED, HEADS, LAYERS = 512, 64, 4, 4

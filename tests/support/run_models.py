@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 
-from tokenmill.model.blocks import tensor_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
 from tokenmill.model.read import read
+from tokenmill.model.tensor_types import tensor_bytes
 
 _LATENT = LayerCache("latent", 576, 512)
 

@@ -6,7 +6,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenmill.model.safetensors_header import DTYPE_BITS
+from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS
 
 Table = Mapping[str, tuple[str, Sequence[int]]]
 

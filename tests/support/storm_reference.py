@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from support.run_cli import tokenmill, write
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 
 Line = Mapping[str, Any]
 Answer = tuple[str, str, int]  # text, finish reason, tokens
@@ -56,7 +56,7 @@ def make_reference(folder: Path, jobs: int) -> Reference:
         "dense_ff": 256,
         "vocab": 2048,
     }
-    synth.write("dense", synth.sizes("dense", sizes), model, type="F32")
+    generate.write("dense", generate.sizes("dense", sizes), model, type="F32")
     wanted = -(-jobs // _SEEDS)
     candidates = [_job(number) for number in range(2 * wanted + 20)]
     source = write(folder / "candidates.jsonl", [{**line, "logprobs": 2} for line in candidates])

@@ -3,14 +3,14 @@
 import struct
 from pathlib import Path
 
-from tokenmill.model import synth
 from tokenmill.model.gguf import read_headers
+from tokenmill.model.synthetic import generate
 
 
 def write_moe(folder: Path) -> Path:
     """A mixture of experts of 4 MB with random weights; a word of a prompt is about four of its tokens."""
     path = folder / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 128, "heads": 4, "head_dim": 32}), path)
+    generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 128, "heads": 4, "head_dim": 32}), path)
     return path
 
 

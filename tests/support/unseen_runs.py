@@ -12,8 +12,8 @@ from support.run_models import model
 from support.runs import Figure, all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, PcieLink, Rate
-from tokenmill.model.blocks import tensor_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
+from tokenmill.model.tensor_types import tensor_bytes
 from tokenmill.planner.plan import Placement, Settings
 
 _AVX512 = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16")

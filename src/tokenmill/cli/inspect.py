@@ -9,8 +9,8 @@ from rich.text import Text
 
 from tokenmill.api import inspecting as api
 from tokenmill.cli.output import Common, show, show_json
-from tokenmill.model.blocks import CACHE_TYPES
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
+from tokenmill.model.tensor_types import CACHE_TYPES
 from tokenmill.units import format_bytes, format_count
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)

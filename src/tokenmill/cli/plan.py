@@ -26,8 +26,9 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.launch import Finding, findings_for, flags_of, free_of, read_command, to_placement
 from tokenmill.launch.files import write_as
 from tokenmill.launch.patterns import tiers_by_pattern
-from tokenmill.model import catalog, ghost
+from tokenmill.model import catalog
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import ghost
 from tokenmill.planner.goal import DialectName
 from tokenmill.planner.make import make
 from tokenmill.planner.placement import host_tier

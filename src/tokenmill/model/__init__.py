@@ -1,4 +1,13 @@
-"""What a model is: `read(path)` turns a file's header into one frozen `Profile`."""
+"""What a model is: `read(path)` turns a file's header into one frozen `ModelProfile`.
+
+read                        a path, a URL or a catalogue name
+gguf, gguf_write            GGUF headers, read and written
+sources, remote             local files; files behind HTTP range requests
+architectures, kv_layout    classes and shapes of tensors; what each layer keeps per token
+tensor_types, quant_mix     block sizes; which type each tensor gets in a mix such as Q4_K_M
+catalog, identity, verify   models by name; a short name for the same bytes; published hashes
+huggingface, synthetic, pull
+"""
 
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from tokenmill.decode import read_toml
 from tokenmill.errors import UnknownModel
-from tokenmill.model import mixture, shapes, vocabulary
+from tokenmill.model import architectures, quant_mix
 from tokenmill.model.gguf import Header
-from tokenmill.model.header import Encoded, Plain, Row, encode
+from tokenmill.model.gguf_write import Encoded, Plain, Row, encode
+from tokenmill.model.synthetic import vocabulary
 
 _ENTRIES = resources.files("tokenmill.model") / "entries"
 GHOST_KEY = "tokenmill.ghost"
@@ -58,7 +59,7 @@ class Entry:
     keys: dict[str, Plain]  # without the architecture's prefix
     words: Words
     listed: tuple[str, ...]  # quantisations worth showing; any that llama-quantize knows can be asked for
-    extras: shapes.Extras = field(default_factory=shapes.Extras)
+    extras: architectures.Extras = field(default_factory=architectures.Extras)
     mixes: dict[str, Mix] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)  # patterns that hold in every quantisation
 
@@ -66,16 +67,16 @@ class Entry:
         """The architecture's keys under their names in the file."""
         return {f"{self.architecture}.{key}": value for key, value in self.keys.items()}
 
-    def slots(self) -> list[shapes.Slot]:
+    def slots(self) -> list[architectures.Slot]:
         """Every tensor's name and shape, in file order."""
-        return shapes.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
+        return architectures.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
 
-    def traits(self) -> mixture.Traits:
+    def traits(self) -> quant_mix.Traits:
         """What the choice of types depends on."""
-        own = shapes.Keys(self.architecture, self.full_keys())
+        own = architectures.Keys(self.architecture, self.full_keys())
         heads = own["attention.head_count"]
         kv_heads = own["attention.head_count_kv"]
-        return mixture.Traits(
+        return quant_mix.Traits(
             layers=own["block_count"],
             experts=own.get("expert_count"),
             queries_per_kv_head=heads // kv_heads,
@@ -106,7 +107,7 @@ def entry(name: str) -> Entry:
 def quants(name: str) -> tuple[str, ...]:
     """Every quantisation that can be asked for, the model's own first."""
     own = tuple(entry(name).mixes)
-    return own + tuple(mix for mix in mixture.FILE_TYPES if mix not in own)
+    return own + tuple(mix for mix in quant_mix.FILE_TYPES if mix not in own)
 
 
 def resolve(name: str) -> tuple[str, str]:
@@ -156,18 +157,18 @@ def encoded(name: str, *, words: bool = True) -> Encoded:
 
 def _tensors(found: Entry, mix: Mix) -> tuple[Row, ...]:
     slots = found.slots()
-    types = mixture.choose(mix.base, slots, found.traits(), {**found.pinned, **mix.patterns})
+    types = quant_mix.choose(mix.base, slots, found.traits(), {**found.pinned, **mix.patterns})
     rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]
     rows += [
         (name.replace(".weight", ".scale"), (shape[2] if len(shape) == 3 else 1,), "F32")
         for name, shape, _ in rows
         if name.endswith(mix.scales)
     ]
-    return tuple(sorted(rows, key=lambda row: shapes.file_order(row[0])))
+    return tuple(sorted(rows, key=lambda row: architectures.file_order(row[0])))
 
 
 def _file_type(mix: Mix) -> int:
-    return mixture.FILE_TYPES[mix.base][0] if mix.file_type is None else mix.file_type
+    return quant_mix.FILE_TYPES[mix.base][0] if mix.file_type is None else mix.file_type
 
 
 def _words(words: Words) -> dict[str, Plain]:

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenmill.errors import CorruptModel, ModelError
+from tokenmill.model.architectures import classify, layer_of
 from tokenmill.model.gguf import Header, LongArray, Value
-from tokenmill.model.kv import layout
+from tokenmill.model.kv_layout import layout
 from tokenmill.model.profile import Experts, Format, ModelFile, Profile, Tensor, TensorClass, Tokenizer
-from tokenmill.model.tensors import classify, layer_of
 
 MOST_LAYERS = 4096
 LONGEST_NAME = 256  # of anything that is shown to a person

@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, RemoteError, UnknownModel
-from tokenmill.model.blocks import BY_NUMBER, BlockType
 from tokenmill.model.sources import U64, Cursor, FileSource, Source
+from tokenmill.model.tensor_types import BY_NUMBER, BlockType
 from tokenmill.units import format_bytes
 
 MOST_KEYS = 4096

@@ -1,16 +1,11 @@
-"""The one value that leaves this room: what a model is.
-
-A profile is a table of tensors, each with its class, layer, type and bytes, plus what the architecture
-says of its cache. Sizes come from the table alone, so they are right for architectures nobody told us
-about; what had to be assumed (mostly the cache's layout) is said in `guesses`.
-"""
+"""What a model is: tensors, layers, KV layout and tokenizer, as one frozen `ModelProfile`."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from tokenmill.model.blocks import CACHE_TYPES, cache_bytes
+from tokenmill.model.tensor_types import CACHE_TYPES, cache_bytes
 
 
 class TensorClass(StrEnum):

@@ -6,8 +6,8 @@ from tokenmill.errors import ModelError, UnknownModel
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url, read_headers
+from tokenmill.model.huggingface.safetensors import read_folder
 from tokenmill.model.profile import Profile
-from tokenmill.model.safetensors import read_folder
 from tokenmill.model.sources import UNREADABLE
 
 

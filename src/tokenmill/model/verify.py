@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, PullError, UnknownModel, UsageError
-from tokenmill.model import gguf, safetensors_header
+from tokenmill.model import gguf
+from tokenmill.model.huggingface import safetensors_header
+from tokenmill.model.huggingface.safetensors import shards_in
 from tokenmill.model.pull import hub
 from tokenmill.model.pull.store import Progress, read_note, sha256_of, split_of
 from tokenmill.model.pull.wheel import WHEELS
-from tokenmill.model.safetensors_files import shards_in
 
 Verdict = Literal["ok", "wrong", "unknown"]
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -3,8 +3,8 @@
 from tokenmill.config import MAX_THREADS
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
-from tokenmill.model.blocks import CACHE_TYPES
 from tokenmill.model.profile import Profile
+from tokenmill.model.tensor_types import CACHE_TYPES
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.plan import Decision, Settings
 

@@ -10,7 +10,7 @@ from itertools import product
 from math import log
 from typing import Any
 
-from tokenmill.model.blocks import BY_NAME
+from tokenmill.model.tensor_types import BY_NAME
 from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.offload import left_to_cards, rows_in_force

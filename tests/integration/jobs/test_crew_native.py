@@ -14,7 +14,7 @@ from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piec
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker_pool import PoolReport
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(20))
@@ -57,7 +57,7 @@ class Noting(ForwardingEngine):
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
     return path
 
 

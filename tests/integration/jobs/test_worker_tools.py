@@ -16,7 +16,7 @@ from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import work
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
@@ -42,7 +42,7 @@ SEEDS = range(12)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(synth, "_TEMPLATE", TEMPLATE)
+        patched.setattr(generate, "_TEMPLATE", TEMPLATE)
         return write_moe(tmp_path_factory.mktemp("model"))
 
 

@@ -10,8 +10,8 @@ import pytest
 from support.llama_templates import Written, llama_prompts
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
-from tokenmill.model import synth
 from tokenmill.model.gguf import read_header
+from tokenmill.model.synthetic import generate
 from tokenmill.native.chat import Template, template_of
 
 DATA = Path(__file__).parents[2] / "data" / "templates"
@@ -215,7 +215,7 @@ _TEMPLATES = {"chatml": "chatml", **_PUBLISHED, **FAMILIES}
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of some kilobytes."""
-    sizes = synth.sizes(
+    sizes = generate.sizes(
         "dense",
         {
             "layers": 1,
@@ -229,7 +229,7 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         },
     )
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    synth.write("dense", sizes, path)
+    generate.write("dense", sizes, path)
     return path
 
 

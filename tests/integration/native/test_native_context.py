@@ -11,7 +11,7 @@ import pytest
 from support.native import Work, loaded, opened
 from support.odd_models import VOCAB, recurrent, windowed
 from tokenmill.errors import EngineError, ForeignState
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.context import Context, Decoded, Logits
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.model import Model
@@ -23,7 +23,9 @@ IDENTITY = {"model": "m1"}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path)
+    generate.write(
+        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path
+    )
     with loaded(path) as made:
         yield made
 

@@ -15,7 +15,7 @@ import pytest
 from support.native import loaded
 from tokenmill.engine.engine import Priority, Request, Sampling
 from tokenmill.errors import EngineError
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.batch import Row
 from tokenmill.native.context import Context, Decoded
 from tokenmill.native.context_settings import ContextSettings
@@ -35,7 +35,7 @@ BATCH_CLIENT, CHAT_CLIENT = 1, 2
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 128, "vocab": VOCAB}), path)
+    generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": VOCAB}), path)
     with loaded(path) as made:
         yield made
 

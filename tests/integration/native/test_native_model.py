@@ -7,7 +7,7 @@ import pytest
 from support.native import loaded
 from support.odd_models import chunked, recurrent, windowed
 from tokenmill.errors import EngineError
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.abi import Library
 from tokenmill.native.cdefs import Log, open_running
 from tokenmill.native.context import Context, most_sequences
@@ -23,7 +23,7 @@ def library() -> Library:
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
     return path
 
 

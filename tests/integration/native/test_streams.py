@@ -14,7 +14,7 @@ from support.odd_models import recurrent, windowed
 from tokenmill.engine.engine import Counters, Request, answer
 from tokenmill.errors import EngineError, TooLong, UsageError
 from tokenmill.jobs.forest import common_length
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.context import Context, Decoded, Logits
 from tokenmill.native.context_settings import ContextSettings
@@ -29,7 +29,9 @@ CLOSE = 0.1  # of the largest logit: a quantised model rounds by the size of its
 @pytest.fixture(scope="module")
 def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path)
+    generate.write(
+        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path
+    )
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.native_engine import native, plan_for, run
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 from tokenmill.tuner.bench import Order, Part, bench
 from tokenmill.tuner.bench_rig import Rig, pids_of
@@ -23,7 +23,7 @@ PLACE = PointScope("box", "m", "moe", "id", "native", "build 1")
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {"layers": 2, "embed": 256}), path)
+    generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 256}), path)
     return path
 
 

@@ -14,7 +14,7 @@ from support.native_engine import plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine import measured
 from tokenmill.engine.engine import Counters, Engine
-from tokenmill.model import synth
+from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.tuner.engine_rig import NativeStand, Starter
 from tokenmill.tuner.measure import How
@@ -29,7 +29,7 @@ DIALS = TrialSettings(1, 1, 2, 128, 512)
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "moe.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
     return path
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from support.native_engine import run, this_machine
 from tokenmill.config import EngineConfig
-from tokenmill.model import synth
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.tuner.engine_rig import Starter
@@ -22,7 +22,7 @@ DIALS = TrialSettings(1, 1, 1, 128, 512)
 
 def test_a_server_is_started_once_for_all_widths(tmp_path: Path) -> None:
     path = tmp_path / "moe.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {"layers": 2, "embed": 256}), path)
     goal = Goal(context=512, sequences=2, ubatch=128, threads=1, threads_batch=1)
     plan = make(this_machine(), read(str(path)), goal)
 

@@ -11,7 +11,7 @@ from prove_slice import LAYERS, head, values, write
 from tokenmill.errors import TokenmillError
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
-from tokenmill.model.header import encode
+from tokenmill.model.gguf_write import encode
 from tokenmill.units import GIB
 
 

@@ -16,8 +16,8 @@ from tokenmill.doctor.model import LEAST_BYTES, model_facts, read_gb_s
 from tokenmill.engine import records
 from tokenmill.engine.pids import Pid
 from tokenmill.hardware.machine import Measurements, Rate
-from tokenmill.model import ghost
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import ghost
 from tokenmill.planner.goal import Goal
 from tokenmill.units import GIB, MIB
 

@@ -24,9 +24,9 @@ from tokenmill.engine.reconcile import (
     spanned_bytes,
 )
 from tokenmill.hardware.catalog import find
-from tokenmill.model import synth
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import generate
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
@@ -40,7 +40,7 @@ KIMI = read("kimi-k2.5:Q4_K_S")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     """The model of llama.cpp-moe-mmap-v4.log."""
     path = tmp_path_factory.mktemp("synth") / "moe.gguf"
-    synth.write("moe", synth.sizes("moe", {}), path)
+    generate.write("moe", generate.sizes("moe", {}), path)
     return read(str(path))
 
 

@@ -2,8 +2,8 @@
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
-from tokenmill.model.blocks import BY_NUMBER
 from tokenmill.model.describe import FILE_TYPES
+from tokenmill.model.tensor_types import BY_NUMBER
 
 
 def test_mainline_types_are_those_of_the_package() -> None:

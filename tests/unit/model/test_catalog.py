@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UnknownModel
-from tokenmill.model import catalog, ghost, mixture
-from tokenmill.model.blocks import tensor_bytes
+from tokenmill.model import catalog, quant_mix
 from tokenmill.model.gguf import LongArray, read_header
 from tokenmill.model.read import read
+from tokenmill.model.synthetic import ghost
+from tokenmill.model.tensor_types import tensor_bytes
 from tokenmill.units import GIB
 
 # What published files weigh in GiB, and how close the catalogue must come. Files made with per-tensor overrides differ
@@ -46,7 +47,7 @@ def test_sizes_agree_with_published_files(name: str, published: float, within: f
 def test_a_published_recipe_for_glm_gives_its_published_size(up: str, down: str, published: float) -> None:
     entry = catalog.entry("glm-4.5")
     slots = entry.slots()
-    types = mixture.choose("Q6_K", slots, entry.traits(), {"ffn_(up|gate)_exps": up, "ffn_down_exps": down})
+    types = quant_mix.choose("Q6_K", slots, entry.traits(), {"ffn_(up|gate)_exps": up, "ffn_down_exps": down})
     size = sum(tensor_bytes(kind, shape) for (_, shape), kind in zip(slots, types, strict=True)) / GIB
     assert abs(size - published) / published <= 0.01
 

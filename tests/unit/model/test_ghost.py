@@ -10,8 +10,8 @@ import pytest
 
 from support.gguf_bytes import TINY_KEYS, TINY_TABLE, array, value, write
 from tokenmill.errors import TokenmillError, UnknownModel, UsageError
-from tokenmill.model import ghost, synth
 from tokenmill.model.gguf import read_header
+from tokenmill.model.synthetic import generate, ghost
 from tokenmill.units import GIB, MIB
 
 KEYS = {**TINY_KEYS, "tiny.list": array(5, [1, -2, 3]), "tokenizer.ggml.tokens": array(8, ["a", "b", "ü"])}
@@ -133,7 +133,7 @@ def test_a_ghost_of_a_ghost_is_the_same_ghost(tmp_path: Path) -> None:
 
 def test_weights_are_left_behind(tmp_path: Path) -> None:
     source, target = tmp_path / "model.gguf", tmp_path / "ghost.gguf"
-    synth.write("dense", synth.sizes("dense", {}), source)
+    generate.write("dense", generate.sizes("dense", {}), source)
     written = ghost.write(str(source), target)
     assert written.disk_bytes < MIB < source.stat().st_blocks * 512
     with target.open("rb") as file:

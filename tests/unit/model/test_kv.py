@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.model.kv import layout
+from tokenmill.model.kv_layout import layout
 from tokenmill.model.profile import LayerCache
 from tokenmill.units import MIB
 

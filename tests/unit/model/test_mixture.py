@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.model import catalog, mixture
-from tokenmill.model.blocks import tensor_bytes
+from tokenmill.model import catalog, quant_mix
 from tokenmill.model.catalog import Entry
+from tokenmill.model.tensor_types import tensor_bytes
 
 CHOICES = Path(__file__).parents[2] / "data" / "quantize" / "choices.tsv"
 
@@ -43,7 +43,7 @@ def test_the_captured_choices_cover_every_model_and_mix() -> None:
     table = _choices()
     assert set(table) == {*catalog.names(), *VARIANTS}
     for rows in table.values():
-        assert {row["mix"] for row in rows} == set(mixture.FILE_TYPES) - {"F32"}
+        assert {row["mix"] for row in rows} == set(quant_mix.FILE_TYPES) - {"F32"}
 
 
 @pytest.mark.parametrize("model", sorted(_choices()))
@@ -51,7 +51,7 @@ def test_every_tensor_gets_the_type_that_llama_quantize_gives_it(model: str) -> 
     entry = VARIANTS[model]() if model in VARIANTS else catalog.entry(model)
     slots, traits = entry.slots(), entry.traits()
     for row in _choices()[model]:
-        types = mixture.choose(row["mix"], slots, traits, {})
+        types = quant_mix.choose(row["mix"], slots, traits, {})
         listing = "".join(f"{name} {kind}\n" for (name, _), kind in zip(slots, types, strict=True))
         size = sum(tensor_bytes(kind, shape) for (_, shape), kind in zip(slots, types, strict=True))
         assert f"{size / (1 << 20):.2f}" == row["mib"], row["mix"]
@@ -60,8 +60,8 @@ def test_every_tensor_gets_the_type_that_llama_quantize_gives_it(model: str) -> 
 
 def test_the_first_matching_pattern_decides() -> None:
     slots = [("blk.0.ffn_up_exps.weight", (256, 256, 4)), ("blk.0.attn_q.weight", (256, 256))]
-    traits = mixture.Traits(layers=1, experts=4)
-    assert mixture.choose("Q8_0", slots, traits, {"_exps": "Q4_0", "ffn": "Q2_K"}) == ["Q4_0", "Q8_0"]
+    traits = quant_mix.Traits(layers=1, experts=4)
+    assert quant_mix.choose("Q8_0", slots, traits, {"_exps": "Q4_0", "ffn": "Q2_K"}) == ["Q4_0", "Q8_0"]
 
 
 def test_patterns_never_touch_norms_biases_and_routers() -> None:
@@ -71,8 +71,8 @@ def test_patterns_never_touch_norms_biases_and_routers() -> None:
         ("blk.0.ffn_gate_exps.bias", (256, 4)),
         ("blk.0.ffn_gate_inp.weight", (256, 4)),
     ]
-    traits = mixture.Traits(layers=1)
-    assert mixture.choose("Q4_K_M", slots, traits, {".": "Q4_0"}) == ["F32"] * 4
+    traits = quant_mix.Traits(layers=1)
+    assert quant_mix.choose("Q4_K_M", slots, traits, {".": "Q4_0"}) == ["F32"] * 4
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_patterns_never_touch_norms_biases_and_routers() -> None:
     [(8, [0, 3, 6, 7]), (32, [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31])],
 )
 def test_the_layers_that_get_more_bits(layers: int, raised: list[int]) -> None:
-    assert [layer for layer in range(layers) if mixture.more_bits(layer, layers)] == raised
+    assert [layer for layer in range(layers) if quant_mix.more_bits(layer, layers)] == raised
 
 
 def test_an_unknown_mix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        mixture.choose("Q9_K", [], mixture.Traits(layers=1), {})
+        quant_mix.choose("Q9_K", [], quant_mix.Traits(layers=1), {})
     assert "Q4_K_M" in str(caught.value.hint)

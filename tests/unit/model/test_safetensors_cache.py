@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from tokenmill.model.hf_cache import Projections, layout
-from tokenmill.model.hf_config import Settings, declared_experts, declared_heads, language_model
-from tokenmill.model.hf_names import Place
-from tokenmill.model.hf_projections import projections
+from tokenmill.model.huggingface.config import Settings, declared_experts, declared_heads, language_model
+from tokenmill.model.huggingface.kv_layout import Projections, layout
+from tokenmill.model.huggingface.safetensors_header import Stored
+from tokenmill.model.huggingface.tensors import Place, projections
 from tokenmill.model.profile import LayerCache, TensorClass
-from tokenmill.model.safetensors_header import Stored
 
 FULL, WIDE = LayerCache("full", 1024, 1024), {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 NONE = LayerCache("none")

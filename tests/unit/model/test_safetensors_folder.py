@@ -9,8 +9,8 @@ import pytest
 
 from support.safetensors_folder import header, write_file, write_folder, write_raw
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, TokenmillError, UnknownModel, UsageError
+from tokenmill.model.huggingface.safetensors import read_folder
 from tokenmill.model.profile import Experts, LayerCache, TensorClass
-from tokenmill.model.safetensors import read_folder
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -320,7 +320,7 @@ def test_an_unreadable_file_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_model_of_too_many_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.model.safetensors.MOST_ROWS", 10)
+    monkeypatch.setattr("tokenmill.model.huggingface.safetensors.MOST_ROWS", 10)
     with pytest.raises(CorruptModel, match="more than any model"):
         read_folder(write_folder(tmp_path, TABLE, CONFIG))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from support.safetensors_folder import header, write_raw
 from tokenmill.errors import ModelError, UsageError
-from tokenmill.model.safetensors import read_folder
-from tokenmill.model.safetensors_header import DTYPE_BITS
+from tokenmill.model.huggingface.safetensors import read_folder
+from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS
 
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

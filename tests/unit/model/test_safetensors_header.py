@@ -11,7 +11,7 @@ import pytest
 
 from support.safetensors_folder import header, write_file, write_raw
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError
-from tokenmill.model.safetensors_header import MAX_TENSORS, Stored, read_header
+from tokenmill.model.huggingface.safetensors_header import MAX_TENSORS, Stored, read_header
 
 
 def declared(dtype: object = "U8", shape: object = (2,), offsets: object = (0, 2)) -> dict[str, object]:

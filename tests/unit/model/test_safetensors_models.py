@@ -11,8 +11,8 @@ import pytest
 
 from support import checkpoints
 from support.safetensors_folder import write_folder
+from tokenmill.model.huggingface.safetensors import read_folder
 from tokenmill.model.profile import Experts, LayerCache, Profile, TensorClass
-from tokenmill.model.safetensors import read_folder
 from tokenmill.units import GIB
 
 CONFIGS = Path(__file__).parents[2] / "data" / "model" / "hf"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.model.hf_names import EXPERT_INDEX, OVERHEAD, classify_hf, storage
+from tokenmill.model.huggingface.tensors import EXPERT_INDEX, OVERHEAD, classify_hf, storage
 from tokenmill.model.profile import TensorClass
 
 MIXTURE = {"experts": 8, "layers": 61}

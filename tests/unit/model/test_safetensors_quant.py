@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.model.hf_quant import Group, Meaning, Scheme, meaning, scheme_of
-from tokenmill.model.safetensors_header import Stored
+from tokenmill.model.huggingface.quantization import Group, Meaning, Scheme, meaning, scheme_of
+from tokenmill.model.huggingface.safetensors_header import Stored
 
 
 def compressed(*groups: tuple[int, str, int | None, int | None]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.model import catalog, shapes
+from tokenmill.model import architectures, catalog
 
 # (model, tensors, parameters in units of the last printed digit): "model params" as llama.cpp and llama-bench print it
 # for published files: github.com/ikawrakow/ik_llama.cpp/pull/259 (DeepSeek), github.com/ggml-org/llama.cpp/pull/19922
@@ -75,5 +75,5 @@ def test_tensors_are_in_the_order_llama_quantize_writes() -> None:
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        shapes.slots("rwkv7", {}, 10, shapes.Extras())
+        architectures.slots("rwkv7", {}, 10, architectures.Extras())
     assert "deepseek2" in str(caught.value.hint)

@@ -11,10 +11,10 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from tokenmill.errors import UsageError
-from tokenmill.model import synth, weights
 from tokenmill.model.gguf import read_header
 from tokenmill.model.read import read
-from tokenmill.model.synth import Kind
+from tokenmill.model.synthetic import generate, weights
+from tokenmill.model.synthetic.generate import Kind
 from tokenmill.units import MIB
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -27,12 +27,12 @@ def _digest(path: Path) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_defaults_make_a_small_file_of_the_length_its_header_says(kind: Kind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    made = synth.write(kind, synth.sizes(kind, {}), path)
+    made = generate.write(kind, generate.sizes(kind, {}), path)
     header = read_header(path)
     assert path.stat().st_size == header.file_bytes == made.bytes
     assert 2 * MIB < made.bytes < 64 * MIB
     assert made.parameters == sum(tensor.elements for tensor in header.tensors)
-    assert header.keys[synth.SYNTHETIC_KEY] is True
+    assert header.keys[generate.SYNTHETIC_KEY] is True
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -50,7 +50,7 @@ def test_sizes_reach_the_file(tmp_path: Path) -> None:
         "context": 1234,
     }
     path = tmp_path / "model.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", dict(asked)), path, type="Q8_0")
+    generate.write("moe-mla", generate.sizes("moe-mla", dict(asked)), path, type="Q8_0")
     profile = read(path)
     assert (profile.layers, profile.embedding_length, profile.heads, profile.training_context) == (3, 256, 4, 1234)
     assert profile.experts is not None
@@ -64,24 +64,24 @@ def test_sizes_reach_the_file(tmp_path: Path) -> None:
 
 def test_default_latent_width_is_the_real_one(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {}), path)
+    generate.write("moe-mla", generate.sizes("moe-mla", {}), path)
     assert {(layer.kind, layer.k_elements) for layer in read(path).cache} == {("latent", 576)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(kind: Kind, tmp_path: Path) -> None:
-    sizes = synth.sizes(kind, {"layers": 2, "embed": 64, "vocab": 300})
+    sizes = generate.sizes(kind, {"layers": 2, "embed": 64, "vocab": 300})
     paths = [tmp_path / f"{number}.gguf" for number in range(3)]
     for path, seed in zip(paths, (7, 7, 8), strict=True):
-        synth.write(kind, sizes, path, seed=seed)
+        generate.write(kind, sizes, path, seed=seed)
     assert _digest(paths[0]) == _digest(paths[1]) != _digest(paths[2])
 
 
 def test_bytes_do_not_change_between_releases(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write(
+    generate.write(
         "dense",
-        synth.sizes("dense", {"layers": 1, "embed": 64, "heads": 1, "kv_heads": 1, "dense_ff": 64, "vocab": 260}),
+        generate.sizes("dense", {"layers": 1, "embed": 64, "heads": 1, "kv_heads": 1, "dense_ff": 64, "vocab": 260}),
         path,
     )
     with path.open("rb") as file:
@@ -108,9 +108,9 @@ def test_weights_have_the_deviation_asked_for_and_no_bias(kind: str) -> None:
 
 
 def test_a_large_model_is_written_in_little_memory(tmp_path: Path) -> None:
-    sizes = synth.sizes("moe", {"layers": 2, "embed": 1024, "experts": 64, "expert_ff": 512})
+    sizes = generate.sizes("moe", {"layers": 2, "embed": 1024, "experts": 64, "expert_ff": 512})
     tracemalloc.start()
-    made = synth.write("moe", sizes, tmp_path / "model.gguf", type="Q8_0")
+    made = generate.write("moe", sizes, tmp_path / "model.gguf", type="Q8_0")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert made.bytes > 200 * MIB
@@ -119,9 +119,9 @@ def test_a_large_model_is_written_in_little_memory(tmp_path: Path) -> None:
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    made = synth.write(
+    made = generate.write(
         "dense",
-        synth.sizes("dense", {}),
+        generate.sizes("dense", {}),
         tmp_path / "model.gguf",
         progress=lambda done, total: heard.append((done, total)),
     )
@@ -132,7 +132,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 
 def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    synth.write("moe-mla", synth.sizes("moe-mla", {}), path, type="Q4_K")
+    generate.write("moe-mla", generate.sizes("moe-mla", {}), path, type="Q4_K")
     types = {tensor.name: tensor.type for tensor in read_header(path).tensors}
     assert types["blk.1.ffn_up_exps.weight"] == "Q4_K"
     assert types["blk.1.attn_k_b.weight"] == "Q5_0"
@@ -162,17 +162,17 @@ def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Pa
 )
 def test_sizes_that_cannot_be_are_refused(kind: Kind, asked: dict[str, int | None], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        synth.sizes(kind, asked)
+        generate.sizes(kind, asked)
     assert caught.value.hint
 
 
 def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--seed -1"):
-        synth.write("dense", synth.sizes("dense", {}), tmp_path / "model.gguf", seed=-1)
+        generate.write("dense", generate.sizes("dense", {}), tmp_path / "model.gguf", seed=-1)
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="IQ1_S") as caught:
-        synth.write("dense", synth.sizes("dense", {}), tmp_path / "model.gguf", type="IQ1_S")
+        generate.write("dense", generate.sizes("dense", {}), tmp_path / "model.gguf", type="IQ1_S")
     assert "Q4_0" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []

@@ -1,7 +1,7 @@
 import pytest
 
+from tokenmill.model.architectures import classify, layer_of
 from tokenmill.model.profile import TensorClass
-from tokenmill.model.tensors import classify, layer_of
 
 C = TensorClass
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.model import catalog, vocabulary
+from tokenmill.model import catalog
+from tokenmill.model.synthetic import vocabulary
 
 SPECIAL = {"<a>": 0, "<b>": 5}
 

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.errors import UsageError
-from tokenmill.model import ghost as ghosts
+from tokenmill.model.synthetic import ghost as ghosts
 from tokenmill.units import format_bytes, format_count
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.cli.output import Common, byte_progress, facts, show, show_json
-from tokenmill.model import synth as making
+from tokenmill.model.synthetic import generate as making
 from tokenmill.units import format_bytes, format_count
 
 

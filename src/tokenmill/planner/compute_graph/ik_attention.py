@@ -11,8 +11,8 @@ Drawn after src/graphs/build_deepseek2.cpp of 2026, and in the order of 2025 whe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokenmill.model.blocks import cache_bytes
 from tokenmill.model.profile import LayerCache, Profile, Tensor
+from tokenmill.model.tensor_types import cache_bytes
 from tokenmill.planner.compute_graph.builder import F16, F32, GraphBuilder
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.units import MIB

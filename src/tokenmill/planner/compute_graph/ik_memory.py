@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tokenmill.model.blocks import BY_NAME, cache_bytes
 from tokenmill.model.profile import Profile, Tensor, TensorClass
+from tokenmill.model.tensor_types import BY_NAME, cache_bytes
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.builder import F16, F32
 from tokenmill.planner.compute_graph.ik_attention import LEAST_PROMPT, latent_of

@@ -8,8 +8,8 @@ and the index of sparse attention are rough.
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tokenmill.model.blocks import cache_bytes
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor
+from tokenmill.model.tensor_types import cache_bytes
 from tokenmill.planner.compute_graph.builder import F16, F32, I32, I64, GraphBuilder, MicroBatch
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
 

@@ -10,8 +10,8 @@ Holds for llama.cpp since late 2025 (padding of windows to 256; latent caches st
 
 from dataclasses import dataclass
 
-from tokenmill.model.blocks import BY_NAME
 from tokenmill.model.profile import LayerCache, Profile
+from tokenmill.model.tensor_types import BY_NAME
 from tokenmill.planner.compute_graph.builder import F32, MicroBatch
 from tokenmill.planner.plan import Settings
 

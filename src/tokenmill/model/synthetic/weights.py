@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.model.blocks import BY_NAME
+from tokenmill.model.tensor_types import BY_NAME
 from tokenmill.units import MIB
 
 PIECE_BYTES = 8 * MIB

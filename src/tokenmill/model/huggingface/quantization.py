@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from tokenmill.model.hf_names import OVERHEAD, storage
-from tokenmill.model.safetensors_header import DTYPE_BITS, Stored
+from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS, Stored
+from tokenmill.model.huggingface.tensors import OVERHEAD, storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.model import mixture, shapes, vocabulary, weights
+from tokenmill.model import architectures, quant_mix
 from tokenmill.model.gguf import TensorEntry
-from tokenmill.model.header import Encoded, Plain, Row, encode, padded
+from tokenmill.model.gguf_write import Encoded, Plain, Row, encode, padded
+from tokenmill.model.synthetic import vocabulary, weights
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import format_bytes
 
@@ -159,9 +160,9 @@ def _check(kind: Kind, chosen: Sizes) -> None:
 def _head(kind: Kind, chosen: Sizes, type: str, seed: int) -> Encoded:
     architecture, own, extras = _ARCHITECTURES[kind](chosen)
     keys: dict[str, Plain] = {f"{architecture}.{name}": value for name, value in own.items()}
-    slots = shapes.slots(architecture, keys, chosen.vocab, extras)
+    slots = architectures.slots(architecture, keys, chosen.vocab, extras)
     rows: list[Row] = [
-        (name, shape, mixture.fitting(type, shape[0]) if mixture.quantisable(name, shape) else "F32")
+        (name, shape, quant_mix.fitting(type, shape[0]) if quant_mix.quantisable(name, shape) else "F32")
         for name, shape in slots
     ]
     words = vocabulary.build(chosen.vocab, _SPECIAL, speakable=True)
@@ -169,7 +170,7 @@ def _head(kind: Kind, chosen: Sizes, type: str, seed: int) -> Encoded:
         "general.architecture": architecture,
         "general.type": "model",
         "general.name": f"tokenmill {kind} {chosen.layers}x{chosen.embed} seed {seed}",
-        "general.file_type": mixture.FILE_TYPES[_FILE_TYPES.get(type, type)][0],
+        "general.file_type": quant_mix.FILE_TYPES[_FILE_TYPES.get(type, type)][0],
         "general.quantization_version": 2,
         SYNTHETIC_KEY: True,
     }
@@ -198,7 +199,7 @@ def _values(tensor: TensorEntry, seed: int) -> Iterator[NDArray[np.uint8]]:
     return weights.pieces(tensor.name, tensor.type, tensor.shape, seed, std)
 
 
-_Built = tuple[str, dict[str, Plain], shapes.Extras]  # architecture, its keys, what no key says
+_Built = tuple[str, dict[str, Plain], architectures.Extras]  # architecture, its keys, what no key says
 
 
 def _common(chosen: Sizes, feed_forward: int) -> dict[str, Plain]:
@@ -253,17 +254,17 @@ def _latent(chosen: Sizes) -> _Built:
         "expert_weights_scale": 2.5,
         "expert_weights_norm": True,
     }
-    return "deepseek2", keys, shapes.Extras(router_bias=True)
+    return "deepseek2", keys, architectures.Extras(router_bias=True)
 
 
 def _mixture(chosen: Sizes) -> _Built:
     feed_forward = (chosen.expert_ff or 0) * (chosen.used or 0)
     keys = {**_common(chosen, feed_forward), **_ordinary(chosen), **_routed(chosen)}
-    return "qwen3moe", keys, shapes.Extras(head_norms=True)
+    return "qwen3moe", keys, architectures.Extras(head_norms=True)
 
 
 def _dense(chosen: Sizes) -> _Built:
-    return "llama", {**_common(chosen, chosen.dense_ff or 0), **_ordinary(chosen)}, shapes.Extras()
+    return "llama", {**_common(chosen, chosen.dense_ff or 0), **_ordinary(chosen)}, architectures.Extras()
 
 
 _ARCHITECTURES: dict[Kind, Callable[[Sizes], _Built]] = {"moe-mla": _latent, "moe": _mixture, "dense": _dense}

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Literal
 
-from tokenmill.model.hf_config import Settings, declared_context, declared_heads
-from tokenmill.model.hf_state import state_bytes, state_dtype
-from tokenmill.model.kv import Layout
+from tokenmill.model.huggingface.config import Settings, declared_context, declared_heads, state_bytes, state_dtype
+from tokenmill.model.kv_layout import Layout
 from tokenmill.model.profile import LayerCache
 
 Kind = Literal["full", "window", "chunked", "recurrent", "both", "none"]  # both: attention and a state side by side

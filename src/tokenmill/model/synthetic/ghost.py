@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenmill.errors import CorruptModel, TokenmillError, UsageError
 from tokenmill.model import catalog
 from tokenmill.model.gguf import Header, TensorEntry, is_url, open_source, read_headers
-from tokenmill.model.header import assemble, data_bytes, padded, pair
+from tokenmill.model.gguf_write import assemble, data_bytes, padded, pair
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import MIB, format_bytes
 

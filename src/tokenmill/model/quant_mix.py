@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
-from tokenmill.model.blocks import BY_NAME
-from tokenmill.model.shapes import Slot
-from tokenmill.model.tensors import layer_of
+from tokenmill.model.architectures import Slot, layer_of
+from tokenmill.model.tensor_types import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tokenmill.model.blocks import BY_NUMBER, tensor_bytes
 from tokenmill.model.gguf import (
     DEFAULT_ALIGNMENT,
     KEPT_ARRAY_ITEMS,
@@ -18,6 +17,7 @@ from tokenmill.model.gguf import (
     TensorEntry,
     Value,
 )
+from tokenmill.model.tensor_types import BY_NUMBER, tensor_bytes
 
 Plain = bool | int | float | str | list[int] | list[float] | list[str]
 Row = tuple[str, tuple[int, ...], str]

@@ -1,0 +1,3 @@
+"""Models without published weights: `ghost` has a true header and no data,
+`generate` writes random weights that llama.cpp runs.
+"""
