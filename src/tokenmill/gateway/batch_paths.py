@@ -3,20 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.gateway.batch_records import STATUSES
-from tokenmill.gateway.batch_view import (
-    LEAST_KEPT_S,
-    LISTED_PURPOSES,
+from tokenmill.gateway.files import LEAST_KEPT_S, LISTED_PURPOSES, MOST_KEPT_S, PURPOSES
+from tokenmill.gateway.openapi import NO_KEY, NOT_FOUND, json_answer, json_body, ref, refusals
+from tokenmill.jobs.http_batches import (
     LONGEST_KEY,
     LONGEST_VALUE,
     MOST_BATCHES,
     MOST_FILES,
-    MOST_KEPT_S,
     MOST_METADATA,
-    PURPOSES,
+    STATUSES,
     WINDOW,
 )
-from tokenmill.gateway.openapi import NO_KEY, NOT_FOUND, json_answer, json_body, ref, refusals
 from tokenmill.jobs.openai.call import URLS
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 

@@ -1,173 +1,166 @@
-"""/v1/batches: files of jobs handed in by HTTP, worked on by the batch room beside everything else."""
+"""/v1/batches: create, list, retrieve and cancel batches; a `BatchRunner` works on them while the gateway serves."""
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.errors import StoreError, UsageError
 from tokenmill.gateway import bodies
 from tokenmill.gateway.batch_paths import PATHS, SCHEMAS
-from tokenmill.gateway.batch_records import BatchRecord, Outcome, of_counts
-from tokenmill.gateway.batch_repository import BatchRepository
-from tokenmill.gateway.batch_view import (
-    MOST_BATCHES,
-    USUAL_BATCHES,
-    batch_body,
-    list_body,
-    metadata_wanted,
-    order_of,
-    page_of,
-)
+from tokenmill.gateway.batch_runner import TICK_S, BatchRunner
 from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.files import file_routes, may_see, no_such_place, owner_of
+from tokenmill.gateway.files import (
+    FileStore,
+    file_routes,
+    kept_s,
+    list_body,
+    may_see,
+    moment,
+    no_file,
+    owner_of,
+    page_of,
+    refuse,
+    visible_file,
+)
 from tokenmill.gateway.parts import Part
-from tokenmill.gateway.runner import TICK_S, BatchRunner
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.desk import take_over_desk
+from tokenmill.jobs.http_batches import (
+    LONGEST_KEY,
+    LONGEST_VALUE,
+    LONGEST_WINDOW_S,
+    MOST_BATCHES,
+    MOST_METADATA,
+    USUAL_BATCHES,
+    WINDOW,
+    BadLine,
+    HttpBatch,
+    HttpBatches,
+    HttpBatchRequest,
+    Outcome,
+)
+from tokenmill.jobs.json_text import shown
+from tokenmill.jobs.openai.call import URLS
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 
-FOLDER = "batches"  # in the state folder: where `tokenmill run` and `tokenmill status` have theirs
+FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default
+_WINDOW = re.compile(WINDOW[1:-1])
+_METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_REQUEST_KEYS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "priority")
 
 
 def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> Part:
-    """Files, batches, and who works on them while the gateway serves."""
-    room = Room(state, tick_s, clock)
-    return Part(batch_routes(state, room), PATHS, SCHEMAS, alongside=room.opened)
+    """Files and batches, and the runner that works on them while the gateway serves."""
+    service = _Service(state, tick_s, clock)
+    return Part(_routes(state, service), PATHS, SCHEMAS, alongside=service.serving)
 
 
 @dataclass(slots=True)
-class Room:
-    """What requests and the runner share; open while the gateway serves."""
+class _Service:
+    """What requests and the runner share, open while the gateway serves."""
 
     state: GatewayState
     tick_s: float
     clock: Callable[[], float]
-    _desk: BatchRepository | None = None
-    _runner: BatchRunner | None = None
+    _opened: tuple[HttpBatches, FileStore, BatchRunner] | None = field(default=None, init=False)
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Open the desk and work until the gateway has stopped."""
+    async def serving(self) -> AsyncIterator[None]:
+        """Open the store, take over an older gateway's database, and work on batches until the gateway stops."""
         folder = self.state.state_path / FOLDER
-        self._desk = await asyncio.to_thread(lambda: BatchRepository(folder, clock=self.clock))
-        self._runner = BatchRunner(self.state, self._desk, folder, tick_s=self.tick_s, clock=self.clock)
-        self._runner.start()
+        rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
         try:
-            yield
+            await asyncio.to_thread(take_over_desk, folder, rows)
+            files = FileStore(folder, rows)
+            runner = BatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
+            self._opened = rows, files, runner
+            runner.start()
+            try:
+                yield
+            finally:
+                await runner.stop()
         finally:
-            await self._runner.stop()
-            self._desk.close()
-            self._desk = self._runner = None
+            self._opened = None
+            rows.close()
 
-    def desk(self) -> BatchRepository:
-        """It, while it is open."""
-        if self._desk is None:
+    def files(self) -> tuple[HttpBatches, FileStore]:
+        """Rows and bytes; a Fault before the gateway serves."""
+        if self._opened is None:
             raise Fault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
-        return self._desk
+        return self._opened[:2]
+
+    def rows(self) -> HttpBatches:
+        """Rows; a Fault before the gateway serves."""
+        return self.files()[0]
 
     def wake(self) -> None:
-        """There is something for the runner."""
-        if self._runner is not None:
-            self._runner.wake()
-
-    async def bodies(self, tickets: Sequence[BatchRecord]) -> list[dict[str, Any]]:
-        """Batches as clients see them, counted as of now."""
-        return await asyncio.to_thread(self._bodies, tickets)
-
-    def _bodies(self, tickets: Sequence[BatchRecord]) -> list[dict[str, Any]]:
-        live = self._counted([ticket for ticket in tickets if ticket.outcome is None])
-        made = []
-        for ticket in tickets:
-            outcome = ticket.outcome or live.get(ticket.id)
-            made.append(batch_body(ticket, outcome))
-        return made
-
-    def _counted(self, tickets: Sequence[BatchRecord]) -> dict[str, Outcome]:
-        """From a connection of its own, so that nobody waits for who writes."""
-        found: dict[str, Outcome] = {}
-        if not tickets:
-            return found
-        try:
-            with Reader(self.state.state_path / FOLDER) as reader:
-                for ticket in tickets:
-                    try:
-                        batch = reader.named(ticket.id)
-                    except UsageError:
-                        continue  # its file has not been read yet
-                    found[ticket.id] = of_counts(batch.counts, batch.totals)
-        except StoreError:  # there is none yet, or it is being made
-            return found
-        return found
+        """Let the runner look for work now."""
+        if self._opened is not None:
+            self._opened[2].wake()
 
 
-def batch_routes(state: GatewayState, room: Room) -> list[Route]:
-    """Everything about files and batches."""
+def _routes(state: GatewayState, service: _Service) -> list[Route]:
     settings = state.config.gateway
 
     async def create(request: Request) -> Response:
         body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
-        order = order_of(await bodies.parse(body))
-        owner = owner_of(request)
-        desk = room.desk()
-        file = await asyncio.to_thread(desk.file, order.input_file_id)
-        if file is None or not may_see(owner, file.owner):
-            raise _no_file(order.input_file_id)
+        wanted = batch_request(await bodies.parse(body))
+        rows = service.rows()
+        file = await visible_file(request, rows, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":
             raise Fault(
-                f"{file.id} was handed in for {file.purpose}, not for batch",
+                f"{file.id} was uploaded for {file.purpose}, not for batch",
                 param="input_file_id",
                 code="invalid_value",
                 hint='upload it with purpose "batch"',
             )
-        ticket = await asyncio.to_thread(desk.take, order, owner)
-        if ticket is None:
-            raise _no_file(order.input_file_id)
-        room.wake()
-        return JSONResponse((await room.bodies([ticket]))[0])
+        batch = await asyncio.to_thread(rows.create, wanted, owner_of(request))
+        if batch is None:
+            raise no_file(wanted.input_file_id, param="input_file_id")
+        service.wake()
+        return JSONResponse(batch_body(batch))
 
     async def listed(request: Request) -> Response:
         query = request.query_params
-        wanted = metadata_wanted(query)
-        known = ("after", "limit", *(f"metadata[{key}]" for key in wanted))
+        metadata = metadata_wanted(query)
+        known = ("after", "limit", *(f"metadata[{key}]" for key in metadata))
         page = page_of(query, usual=USUAL_BATCHES, most=MOST_BATCHES, known=known)
-        found = await asyncio.to_thread(room.desk().tickets, owner_of(request), page, metadata=wanted)
-        if found is None:
-            raise no_such_place(page.after)
-        made = dict(zip((ticket.id for ticket in found), await room.bodies(found), strict=True))
-        return JSONResponse(list_body(found, page, lambda ticket: made[ticket.id]))
+        found = await asyncio.to_thread(service.rows().batches, owner_of(request), page, metadata=metadata)
+        return JSONResponse(list_body(found, page, batch_body))
 
     async def one(request: Request) -> Response:
-        return JSONResponse((await room.bodies([await seen(request)]))[0])
+        return JSONResponse(batch_body(await visible(request)))
 
     async def cancel(request: Request) -> Response:
-        ticket = await seen(request)
-        desk = room.desk()
-        moved = await asyncio.to_thread(desk.move, ticket.id, "cancelling", since=("validating", "in_progress"))
-        ticket = await seen(request)
-        if not moved and ticket.status not in ("cancelling", "cancelled"):
+        batch = await visible(request)
+        cancelled = await asyncio.to_thread(service.rows().cancel, batch.id)
+        batch = await visible(request)
+        if not cancelled and batch.status not in ("cancelling", "cancelled"):
             raise Fault(
-                f"{ticket.id} is {ticket.status}: there is nothing left to cancel",
+                f"{batch.id} is {batch.status}: there is nothing left to cancel",
                 status=409,
                 code="batch_not_cancellable",
             )
-        room.wake()
-        return JSONResponse((await room.bodies([ticket]))[0])
+        service.wake()
+        return JSONResponse(batch_body(batch))
 
-    async def seen(request: Request) -> BatchRecord:
+    async def visible(request: Request) -> HttpBatch:
         name = request.path_params["batch_id"]
-        ticket = await asyncio.to_thread(room.desk().ticket, name)
-        if ticket is None or not may_see(owner_of(request), ticket.owner):
+        batch = await asyncio.to_thread(service.rows().batch, name)
+        if batch is None or not may_see(owner_of(request), batch.owner):
             raise Fault(f"there is no batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
-        return ticket
+        return batch
 
     return [
-        *file_routes(state, room.desk),
+        *file_routes(state, service.files),
         Route("/v1/batches", create, methods=["POST"]),
         Route("/v1/batches", listed, methods=["GET"]),
         Route("/v1/batches/{batch_id}", one, methods=["GET"]),
@@ -175,5 +168,128 @@ def batch_routes(state: GatewayState, room: Room) -> list[Route]:
     ]
 
 
-def _no_file(file: str) -> Fault:
-    return Fault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param="input_file_id")
+# Responses.
+
+
+def batch_body(batch: HttpBatch) -> dict[str, Any]:
+    """A batch as OpenAI's clients see it."""
+    outcome = batch.outcome
+    written = outcome if batch.final else None
+    ended_at = {batch.status: moment(batch.ended_s)}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": _errors_body(batch.errors) if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id if written and written.completed else None,
+        "error_file_id": batch.error_file_id if written and written.failed else None,
+        "created_at": int(batch.created_s),
+        "in_progress_at": moment(batch.in_progress_s),
+        "expires_at": int(batch.expires_s),
+        "finalizing_at": moment(batch.finalizing_s),
+        "completed_at": ended_at.get("completed"),
+        "failed_at": ended_at.get("failed"),
+        "expired_at": ended_at.get("expired"),
+        "cancelling_at": moment(batch.cancelling_s),
+        "cancelled_at": ended_at.get("cancelled"),
+        "request_counts": {
+            "total": outcome.total if outcome else 0,
+            "completed": outcome.completed if outcome else 0,
+            "failed": outcome.failed if outcome else 0,
+        },
+        "usage": _usage_body(outcome) if outcome else None,
+        "metadata": batch.metadata,
+        "priority": batch.priority,
+    }
+
+
+def _errors_body(errors: Sequence[BadLine]) -> dict[str, Any]:
+    data = [{"code": bad.code, "line": bad.line, "message": bad.message, "param": bad.param} for bad in errors]
+    return {"object": "list", "data": data}
+
+
+def _usage_body(outcome: Outcome) -> dict[str, Any]:
+    """What was computed for the batch; answers that the store had already cost nothing."""
+    spent = outcome.totals
+    return {
+        "input_tokens": spent.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": spent.cached_tokens},
+        "output_tokens": spent.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": spent.prompt_tokens + spent.completion_tokens,
+        "answers": {"computed": spent.computed, "reused": spent.reused},
+    }
+
+
+# Requests.
+
+
+def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
+    """The body of a request for a batch; a Fault names the key that is wrong."""
+    unknown = next((key for key in given if key not in _REQUEST_KEYS), None)
+    if unknown is not None:
+        raise Fault(f"unknown key {shown(unknown)}", param=unknown, code="unknown_parameter")
+    for key in ("input_file_id", "endpoint", "completion_window"):
+        if given.get(key) is None:
+            raise Fault(f"{key} is missing", param=key, code="missing_required_parameter")
+        if not isinstance(given[key], str):
+            refuse(key, f"must be a text, not {shown(given[key])}")
+    endpoint = given["endpoint"]
+    window = given["completion_window"]
+    if endpoint not in URLS:
+        refuse("endpoint", f"must be {' or '.join(URLS)}, not {shown(endpoint)}")
+    return HttpBatchRequest(
+        endpoint,
+        window,
+        window_s(window),
+        given["input_file_id"],
+        _metadata(given.get("metadata")),
+        _priority(given.get("priority")),
+        _output_kept_s(given.get("output_expires_after")),
+    )
+
+
+def window_s(text: str) -> float:
+    """A completion window in seconds. OpenAI allows only 24h, the gateway any time up to a year."""
+    if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= LONGEST_WINDOW_S:
+        refuse("completion_window", f"must be a time such as 24h, 90m or 7d, up to a year, not {shown(text)}")
+    return float(int(text[:-1]) * _SECONDS[text[-1]])
+
+
+def _metadata(given: Any) -> Mapping[str, str] | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or len(given) > MOST_METADATA:
+        refuse("metadata", f"must be an object of up to {MOST_METADATA} texts")
+    for key, value in given.items():
+        if len(key) > LONGEST_KEY or not isinstance(value, str) or len(value) > LONGEST_VALUE:
+            refuse("metadata", f"keys are texts of up to {LONGEST_KEY} characters, values of up to {LONGEST_VALUE}")
+    return given
+
+
+def _priority(given: Any) -> int:
+    if given is not None and (type(given) is not int or abs(given) > HIGHEST_PRIORITY):
+        refuse("priority", f"must be from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {shown(given)}")
+    return given or 0
+
+
+def _output_kept_s(given: Any) -> int | None:
+    if given is None:
+        return None
+    if not isinstance(given, dict) or set(given) != {"anchor", "seconds"}:
+        refuse("output_expires_after", "must be an object with anchor and seconds")
+    if type(given["seconds"]) is not int:
+        refuse("output_expires_after", f"seconds must be a whole number, not {shown(given['seconds'])}")
+    return kept_s(given["anchor"], given["seconds"], "output_expires_after")
+
+
+def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:
+    """The metadata that listed batches must have: query parameters `metadata[KEY]=VALUE`."""
+    named = {name: found[1] for name in query if (found := _METADATA_QUERY.fullmatch(name))}
+    if len(named) > MOST_METADATA:
+        refuse("metadata", f"a batch has at most {MOST_METADATA} entries")
+    return {key: query[name] for name, key in named.items()}

@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 
 from tokenmill.gateway.backend_monitor import BackendMonitor
-from tokenmill.gateway.batch_counts import batches_by_status
+from tokenmill.gateway.batches import FOLDER as BATCHES
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.memory_view import Room, rooms
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
 from tokenmill.gateway.state import GatewayState
+from tokenmill.jobs.http_batches import batches_by_status
 
 LOOK_S = 1.0
 SETTLE_S = 0.2  # between two looks while an engine is not as it should be
@@ -166,7 +167,7 @@ class Monitor:
             self._changed.notify_all()
 
     async def _look_around(self) -> None:
-        self.batches = await asyncio.to_thread(batches_by_status, self.state.state_path)
+        self.batches = await asyncio.to_thread(batches_by_status, self.state.state_path / BATCHES)
         now_s = time.monotonic()
         if self._rooms_s is None or now_s - self._rooms_s >= ROOMS_S:
             tiers = {row.tier for up in self.state.ups.values() for row in up.held.rows}

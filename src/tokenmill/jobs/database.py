@@ -2,8 +2,10 @@
 
 `store.db` is in WAL mode, so readers and the writer do not wait for each other. The working process holds `store.lock`.
 A transaction is durable (answers: on the disk before they count), not durable (it can be derived again), or deferred
-(committed together with the next one). The log is written back to the file and truncated when the store is opened and
-closed, when the disk is full, and when it exceeds a limit that depends on the free space. Knows nothing of the tables.
+(committed together with the next one). A process without the lock may write, too, such as a gateway that gets a file;
+while it waits for its turn it locks `store.wait`, and then nothing is deferred. The log is written back to the file and
+truncated when the store is opened and closed, when the disk is full, and when it exceeds a limit that depends on the
+free space. Knows nothing of the tables.
 """
 
 import fcntl
@@ -25,6 +27,7 @@ from tokenmill.units import KIB, MIB
 
 FILE = "store.db"
 LOCK = "store.lock"
+WAIT = "store.wait"
 APPLICATION_ID = 0x746D696C  # "tmil"
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_WAIT_S = 10.0
@@ -53,10 +56,13 @@ class Database:
         self._log_bytes = 0
         with ExitStack() as stack:
             self._lock = _locked(folder) if mode == "work" else None
+            self._wait: int | None = None
             stack.callback(self._unlock)
             try:
                 self._connection = _connected(self.path, mode)
                 self._inode = self.path.stat().st_ino
+                if mode != "read":
+                    self._wait = os.open(folder / WAIT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise unusable(folder, error) from error
             self._page_bytes: int = self._connection.execute("PRAGMA page_size").fetchone()[0]
@@ -85,8 +91,9 @@ class Database:
     @contextmanager
     def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
         """See `tables.Tables`."""
-        with self._guard, told(self.path):
+        with self._guard, told(self.path), self._in_turn():
             self._check_here()
+            deferred = deferred and not self._is_awaited()
             if not durable and not deferred:
                 self.flush()  # it may be large, and a savepoint would copy every page that it changes
             joined = self.deferred
@@ -106,6 +113,29 @@ class Database:
             except BaseException:
                 self._undo(joined=joined)
                 raise
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Without the lock: let the process that has it know that a transaction waits."""
+        if self._lock is not None or self._wait is None:
+            yield
+            return
+        fcntl.flock(self._wait, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._wait, fcntl.LOCK_UN)
+
+    def _is_awaited(self) -> bool:
+        """Whether a process without the lock waits to write; it would get no turn between deferred transactions."""
+        if self._wait is None:
+            return False
+        try:
+            fcntl.flock(self._wait, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._wait, fcntl.LOCK_UN)
+        return False
 
     def _undo(self, *, joined: bool) -> None:
         """Roll back one transaction; an error such as a full disk has already rolled back deferred changes with it."""
@@ -182,9 +212,10 @@ class Database:
             raise gone(self.path)
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for held in (self._lock, self._wait):
+            if held is not None:
+                os.close(held)
+        self._lock = self._wait = None
 
 
 def _locked(folder: Path) -> int:

@@ -33,7 +33,7 @@ from tokenmill.jobs.postgres_backend import Backend, Connection, ask, backend_of
 from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, Unreachable, told, unreachable
 from tokenmill.jobs.queries import postgres_migrations, postgres_queries, postgres_schema
 
-VERSION, OLDEST = 3, 1  # that is written, and that can be brought there
+VERSION, OLDEST = 4, 1  # that is written, and that can be brought there
 OLDEST_SERVER = 120000  # 12
 PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
 _FIRST_WAIT_S = 0.1

@@ -17,11 +17,11 @@ from support.gateway_clients import InOrder, open_gate
 from support.gateway_clients import until as comes_true
 from support.jobs_store import Clock
 from tokenmill.errors import StoreFull
-from tokenmill.gateway import app, batches, keys, runner
-from tokenmill.gateway.batch_records import BatchRecord
-from tokenmill.gateway.batch_repository import BatchRepository
-from tokenmill.gateway.batch_results import write_results
+from tokenmill.gateway import app, batch_runner, batches, keys
+from tokenmill.gateway.batch_files import write_results
+from tokenmill.gateway.files import FileStore
 from tokenmill.jobs.async_store import AsyncStore
+from tokenmill.jobs.http_batches import HttpBatch
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store, ask_to_cancel
@@ -256,12 +256,12 @@ def test_the_command_line_can_cancel_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_store_that_was_lost_is_made_again(tmp_path: Path) -> None:
+def test_jobs_that_were_removed_are_stored_again(tmp_path: Path) -> None:
     with faked(tmp_path, grace_s=0.0) as (gateway, _):
         client = gateway.client()
         batch = until(client, created(client, prompt_line("a", "slow"), prompt_line("b", "b")), "in_progress", done=1)
-    for path in (tmp_path / "batches").glob("store.*"):
-        path.unlink()
+    with Store(tmp_path / "batches") as store:
+        store.forget(store.named(batch.id).id)
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()
         until(client, client.batches.retrieve(batch.id), "in_progress", done=1)
@@ -340,12 +340,12 @@ def test_text_that_is_none(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, tried = write_results, threading.Event()
 
-    def full(desk: BatchRepository, reader: Reader, batch: Batch, ticket: BatchRecord) -> None:
-        write(desk, reader, batch, ticket)  # half of it is done, and done again
+    def full(files: FileStore, reader: Reader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
+        write(files, reader, jobs, batch, now_s=now_s)  # half of it is done, and done again
         tried.set()
         raise StoreFull("no room is left")
 
-    monkeypatch.setattr(runner, "write_results", full)
+    monkeypatch.setattr(batch_runner, "write_results", full)
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()
         batch = until(client, created(client, prompt_line("a", "x"), prompt_line("b", "long")), "finalizing")
@@ -353,7 +353,7 @@ def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkey
         comes_true(lambda: any(line.get("event") == "batch_waits" for line in gateway.lines))
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch.id)
-    monkeypatch.setattr(runner, "write_results", write)
+    monkeypatch.setattr(batch_runner, "write_results", write)
     with faked(tmp_path) as (gateway, (engine,)):
         client = gateway.client()
         done = until(client, client.batches.retrieve(batch.id), "completed")

@@ -222,10 +222,10 @@ def test_what_is_wrong_with_a_request(gateway: Served) -> None:
         client.batches.retrieve,
         client.batches.cancel,
     ):
-        for name in ("file-none", "../desk.db", "%2e%2e%2fdesk.db", "batch_none"):
+        for name in ("file-none", "../store.db", "%2e%2e%2fstore.db", "batch_none"):
             with pytest.raises((openai.NotFoundError, ValueError)):  # the client itself refuses some
                 ask(name)
-    assert patient.get(f"{gateway.url}/v1/files/..%2fdesk.db/content").status_code == 404
+    assert patient.get(f"{gateway.url}/v1/files/..%2fstore.db/content").status_code == 404
 
 
 def test_killed_in_the_middle_and_started_again(smollm2_path: Path, tmp_path: Path) -> None:

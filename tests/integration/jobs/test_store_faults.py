@@ -165,8 +165,8 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
         batch = submitted(store, tmp_path / "j", ["a"])
     step = "ALTER TABLE batches ADD COLUMN colour TEXT;"
     monkeypatch.setattr(database, "newest", lambda: 99)
-    monkeypatch.setattr(database, "migrations", lambda: {2: "nonsense", 99: step})
-    with pytest.raises(StoreError, match="has version 2 of the store"):
+    monkeypatch.setattr(database, "migrations", lambda: {3: "nonsense", 99: step})
+    with pytest.raises(StoreError, match="has version 3 of the store"):
         Reader(tmp_path / "s")
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts.total == 1

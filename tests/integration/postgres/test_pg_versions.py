@@ -6,18 +6,31 @@ import pytest
 
 from support.postgres import Cluster, asked
 from tokenmill.errors import StoreError
+from tokenmill.jobs.address import Server
+from tokenmill.jobs.http_batches import File, HttpBatches, HttpBatchRequest
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
-COLUMNS = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name IN ('runners', 'answers') ORDER BY 1"
+COLUMNS = (
+    "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = current_schema() "
+    "AND table_name IN ('runners', 'answers', 'files', 'http_batches', 'http_batch_states') ORDER BY 1, 2"
+)
+
+
+def without_http_batches(server: Server) -> None:
+    """Make a store of version 3 of one of version 4."""
+    asked(server, "DROP VIEW http_batch_states")
+    asked(server, "DROP TABLE files, http_batches")
+    asked(server, "UPDATE tokenmill SET version = 3")
 
 
 def test_a_store_of_the_first_version_is_brought_up_to_date(postgres: Cluster, tmp_path: Path) -> None:
     server = postgres.fresh()
     Store(server).close()
     wanted = asked(server, COLUMNS)
+    without_http_batches(server)
     asked(server, "ALTER TABLE runners DROP COLUMN model_id, DROP COLUMN room, DROP COLUMN batches")
     asked(server, "ALTER TABLE answers DROP COLUMN checksum")
     asked(server, "UPDATE tokenmill SET version = 1")
@@ -29,5 +42,31 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(postgres: Cluster, t
     with Store(server) as store:
         assert submit(store, jobs, Submission("model")).batch.counts.total == 1
     assert asked(server, COLUMNS) == wanted
-    assert asked(server, "SELECT version FROM tokenmill") == [(3,)]
+    assert asked(server, "SELECT version FROM tokenmill") == [(4,)]
     Reader(server).close()
+
+
+def test_a_store_of_version_3_gets_http_batches(postgres: Cluster, tmp_path: Path) -> None:
+    server = postgres.fresh()
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text('{"prompt": "one"}\n')
+    with Store(server) as store:
+        name = submit(store, jobs, Submission("model")).batch.name
+    without_http_batches(server)
+    rows = HttpBatches(server)
+    rows.add_file(File("file-1", None, "f", "batch", 1, "", 0.0))
+    batch = rows.create(HttpBatchRequest("/v1/completions", "24h", 86400.0, "file-1"), None)
+    assert batch is not None
+    assert rows.unfinished() == [batch]
+    rows.close()
+    with Reader(server) as reader:
+        assert reader.named(name).counts.total == 1
+
+
+def test_a_store_of_a_newer_version_is_refused(postgres: Cluster) -> None:
+    server = postgres.fresh()
+    Store(server).close()
+    asked(server, "UPDATE tokenmill SET version = 99")
+    for opening in (Store, Reader, HttpBatches):
+        with pytest.raises(StoreError, match="newer tokenmill: the store's version is 99"):
+            opening(server)

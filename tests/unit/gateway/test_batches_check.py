@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.gateway.batch_check import MOST_TOLD, Checked, check_file
+from tokenmill.gateway.batch_files import MOST_ERRORS, CheckedInput, check_input
 
 URL = "/v1/completions"
 
@@ -16,16 +16,16 @@ def line(name: object = "a", *, without: str = "", **more: Any) -> str:
     return json.dumps({key: value for key, value in given.items() if key != without})
 
 
-def checked(folder: Path, *lines: str | bytes) -> Checked:
+def checked(folder: Path, *lines: str | bytes) -> CheckedInput:
     path = folder / "jobs"
     path.write_bytes(b"\n".join(one if isinstance(one, bytes) else one.encode() for one in lines))
-    return check_file(path, URL)
+    return check_input(path, URL)
 
 
 def test_a_good_file(tmp_path: Path) -> None:
     bad_body = line("c", body={"model": "m", "temprature": 1})  # the affair of its own line
-    assert checked(tmp_path, line("a"), "", line("b"), bad_body) == Checked("m", 3)
-    assert checked(tmp_path, line("a", body={"prompt": "p"})) == Checked(None, 1)
+    assert checked(tmp_path, line("a"), "", line("b"), bad_body) == CheckedInput("m", 3)
+    assert checked(tmp_path, line("a", body={"prompt": "p"})) == CheckedInput(None, 1)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         (line(url="/v1/chat/completions"), "mismatched_endpoint", "the batch is for /v1/completions"),
         (line(body=[]), "invalid_value", "body must be an object"),
         (line(body={"model": 5}), "invalid_value", "model must be a text"),
-        (line(body={"model": "other"}), "mismatched_model", "a batch is for one"),
+        (line(body={"model": "other"}), "mismatched_model", "a batch has one model"),
         (line(body={}), "mismatched_model", "null"),
         (line(url="\ud800"), "mismatched_endpoint", "url is"),
     ],
@@ -78,9 +78,9 @@ def test_files_that_are_something_else(tmp_path: Path, content: bytes, code: str
 
 
 def test_not_every_bad_line_is_told(tmp_path: Path) -> None:
-    assert len(checked(tmp_path, *["{"] * 300).errors) == MOST_TOLD
+    assert len(checked(tmp_path, *["{"] * 300).errors) == MOST_ERRORS
 
 
 def test_it_can_be_broken_off(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text(line("a"))
-    assert check_file(tmp_path / "jobs", URL, go_on=lambda: False).lines == 0
+    assert check_input(tmp_path / "jobs", URL, go_on=lambda: False).lines == 0

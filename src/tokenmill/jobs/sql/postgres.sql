@@ -4,7 +4,7 @@
 -- name: tables
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = current_schema() AND relname IN ('tokenmill', 'batches', 'jobs', 'blocks', 'answers', 'counts', 'totals',
-                                                 'runners', 'stretches');
+                                                 'runners', 'stretches', 'files', 'http_batches');
 
 -- name: version
 SELECT version FROM tokenmill;
@@ -111,6 +111,9 @@ SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN 
 -- name: forget_batch
 WITH no_counts AS (DELETE FROM counts WHERE batch = :batch), no_totals AS (DELETE FROM totals WHERE batch = :batch)
 DELETE FROM batches WHERE id = :batch;
+
+-- name: lock_file
+SELECT 1 FROM files WHERE id = :id FOR UPDATE;
 
 -- name: fold_counts
 WITH many AS (SELECT batch, state FROM counts GROUP BY batch, state HAVING count(*) > 1),

@@ -256,3 +256,80 @@ DELETE FROM blocks WHERE id BETWEEN :first AND :last;
 
 -- name: forget_batch
 DELETE FROM batches WHERE id = :batch;
+
+-- Files and batches that were submitted by HTTP.
+
+-- name: add_file
+INSERT INTO files (id, owner, filename, purpose, bytes, sha256, created_s, expires_s)
+VALUES (:id, :owner, :filename, :purpose, :bytes, :sha256, :created_s, :expires_s)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: file
+SELECT id, owner, filename, purpose, bytes, sha256, created_s, expires_s FROM files WHERE id = :id;
+
+-- name: lock_file
+SELECT 1 FROM files WHERE id = :id;
+
+-- name: file_seq
+SELECT seq FROM files WHERE id = :id;
+
+-- name: files_before
+SELECT id, owner, filename, purpose, bytes, sha256, created_s, expires_s FROM files
+WHERE seq < :seq AND coalesce(owner = :owner, TRUE) AND coalesce(purpose = :purpose, TRUE) AND coalesce(expires_s > :now, TRUE)
+ORDER BY seq DESC LIMIT :limit;
+
+-- name: files_after
+SELECT id, owner, filename, purpose, bytes, sha256, created_s, expires_s FROM files
+WHERE seq > :seq AND coalesce(owner = :owner, TRUE) AND coalesce(purpose = :purpose, TRUE) AND coalesce(expires_s > :now, TRUE)
+ORDER BY seq LIMIT :limit;
+
+-- name: expired_files
+SELECT id FROM files WHERE expires_s <= :now;
+
+-- name: user_of_file
+SELECT id FROM http_batches WHERE input_file_id = :id AND ended IS NULL LIMIT 1;
+
+-- name: delete_file
+DELETE FROM files WHERE id = :id;
+
+-- name: add_http_batch
+INSERT INTO http_batches (id, owner, endpoint, completion_window, input_file_id, metadata, priority, created_s, expires_s,
+                          output_file_id, error_file_id, output_kept_s, model, in_progress_s, finalizing_s, cancelling_s,
+                          ended_s, ended, errors, outcome)
+VALUES (:id, :owner, :endpoint, :completion_window, :input_file_id, :metadata, :priority, :created_s, :expires_s,
+        :output_file_id, :error_file_id, :output_kept_s, :model, :in_progress_s, :finalizing_s, :cancelling_s,
+        :ended_s, :ended, :errors, :outcome)
+ON CONFLICT (id) DO NOTHING;
+
+-- name: http_batch
+SELECT * FROM http_batch_states WHERE id = :id;
+
+-- name: http_batch_seq
+SELECT seq FROM http_batches WHERE id = :id;
+
+-- name: http_batches_before
+SELECT * FROM http_batch_states WHERE seq < :seq AND coalesce(owner = :owner, TRUE) ORDER BY seq DESC LIMIT :limit;
+
+-- name: unfinished_http_batches
+SELECT * FROM http_batch_states WHERE ended IS NULL ORDER BY seq;
+
+-- name: http_batches_by_status
+SELECT ended, count(*) FROM http_batches WHERE ended IS NOT NULL GROUP BY ended
+UNION ALL SELECT status, count(*) FROM http_batch_states WHERE ended IS NULL GROUP BY status;
+
+-- name: set_http_batch_model
+UPDATE http_batches SET model = :model WHERE id = :id;
+
+-- name: finalize_http_batch
+UPDATE http_batches SET finalizing_s = :now
+WHERE id = :id AND ended IS NULL AND cancelling_s IS NULL AND finalizing_s IS NULL;
+
+-- name: cancel_http_batch
+UPDATE http_batches SET cancelling_s = :now
+WHERE id = :id AND ended IS NULL AND cancelling_s IS NULL AND finalizing_s IS NULL;
+
+-- name: end_http_batch
+UPDATE http_batches
+SET ended = :ended, ended_s = :now, errors = :errors, outcome = :outcome,
+    in_progress_s = coalesce(in_progress_s, (SELECT sealed_s FROM batches WHERE name = http_batches.id))
+WHERE id = :id AND ended IS NULL AND (cancelling_s IS NULL OR :cancelling = 1);

@@ -1,4 +1,4 @@
--- The whole schema of version 2. A change goes into migrations/ under the next number and into this file;
+-- The whole schema of version 3. A change goes into migrations/ under the next number and into this file;
 -- a test compares the two.
 --
 -- Every page that a transaction changes is written to the write-ahead log as a whole. So the counters of a batch are
@@ -87,3 +87,61 @@ CREATE TRIGGER jobs_counted AFTER UPDATE OF state ON jobs WHEN old.state <> new.
                        set_aside = set_aside + (new.state = 5) - (old.state = 5)
     WHERE id = new.batch;
 END;
+
+-- Files and batches that were submitted by HTTP. The bytes of the files are in the gateway's folder.
+CREATE TABLE files (
+    seq       INTEGER PRIMARY KEY AUTOINCREMENT,
+    id        TEXT    NOT NULL UNIQUE,     -- also the name of the file that holds the bytes
+    owner     TEXT,                        -- the name of an API key; NULL: sent without a key
+    filename  TEXT    NOT NULL,            -- the client's name for it; only displayed
+    purpose   TEXT    NOT NULL,
+    bytes     INTEGER NOT NULL,
+    sha256    TEXT    NOT NULL,
+    created_s REAL    NOT NULL,
+    expires_s REAL
+);
+
+CREATE TABLE http_batches (
+    seq               INTEGER PRIMARY KEY AUTOINCREMENT,
+    id                TEXT    NOT NULL UNIQUE,  -- also the name of its job batch
+    owner             TEXT,
+    endpoint          TEXT    NOT NULL,
+    completion_window TEXT    NOT NULL,
+    input_file_id     TEXT    NOT NULL,
+    metadata          TEXT,                     -- JSON
+    priority          INTEGER NOT NULL,
+    created_s         REAL    NOT NULL,
+    expires_s         REAL    NOT NULL,
+    output_file_id    TEXT    NOT NULL,
+    error_file_id     TEXT    NOT NULL,
+    output_kept_s     INTEGER,                  -- how long its results are kept; NULL: until they are deleted
+    model             TEXT,                     -- the one that its lines name
+    in_progress_s     REAL,                     -- NULL: see sealed_s of the job batch
+    finalizing_s      REAL,
+    cancelling_s      REAL,
+    ended_s           REAL,
+    ended             TEXT,                     -- its final status; NULL: see http_batch_states
+    errors            TEXT,                     -- JSON: why the file was refused
+    outcome           TEXT                      -- JSON: counts and totals at its end
+);
+
+CREATE INDEX http_batches_open  ON http_batches (seq) WHERE ended IS NULL;
+CREATE INDEX http_batches_input ON http_batches (input_file_id) WHERE ended IS NULL;
+
+-- The status of an HTTP batch: its own columns say what the client asked for and what the gateway did, its job batch says
+-- how far the jobs are. When it ends, counts and totals are copied to it, because its result files do not change any more.
+CREATE VIEW http_batch_states AS
+SELECT seq, http_batches.id AS id, owner, endpoint, completion_window, input_file_id, metadata,
+       http_batches.priority AS priority, http_batches.created_s AS created_s, expires_s,
+       output_file_id, error_file_id, output_kept_s, model,
+       CASE WHEN ended IS NOT NULL THEN ended
+            WHEN cancelling_s IS NOT NULL THEN 'cancelling'
+            WHEN finalizing_s IS NOT NULL THEN 'finalizing'
+            WHEN sealed_s IS NOT NULL THEN 'in_progress'
+            ELSE 'validating' END AS status,
+       coalesce(in_progress_s, sealed_s) AS in_progress_s, finalizing_s, cancelling_s, ended_s, ended,
+       http_batches.errors AS errors, outcome,
+       batches.id AS job_batch, done, failed + cancelled + set_aside AS undone,
+       pending + running + done + failed + cancelled + set_aside AS total,
+       computed, reused, prompt_tokens, cached_tokens, completion_tokens, engine_s
+FROM http_batches LEFT JOIN batches ON batches.name = http_batches.id;

@@ -1,0 +1,86 @@
+"""A gateway takes over the files and batches that an older one kept in desk.db."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import patient
+from support.batches import lines_of, until
+from support.desk import EXPECTED, old_state
+from support.fake_engine import FakeEngine
+from support.gateway import Served, config_in, fake_engines, served
+from support.gateway_clients import open_gate
+from support.jobs_store import Clock
+from tokenmill.errors import StoreError
+from tokenmill.gateway import app, batches, keys
+from tokenmill.jobs.desk import DESK, TAKEN_OVER
+from tokenmill.jobs.store import Store
+
+ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing", "validating"), "completed")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    made.now_s = EXPECTED["now_s"]
+    monkeypatch.setattr(app, "parts", lambda state: (batches.part(state, tick_s=0.02, clock=made),))
+    return made
+
+
+def listed(gateway: Served, secrets: dict[str, str]) -> dict[str, Any]:
+    """What each key is told of files and batches."""
+    return {
+        name: {
+            kind: patient.get(f"{gateway.url}/v1/{kind}", headers={"Authorization": f"Bearer {secret}"}).json()
+            for kind in ("files", "batches")
+        }
+        for name, secret in secrets.items()
+    }
+
+
+def test_everything_is_there_and_goes_on(tmp_path: Path, clock: Clock) -> None:
+    folder = old_state(tmp_path)
+    secrets = {name: keys.add(tmp_path, name) for name in ("eva", "adam")}
+    made: list[FakeEngine] = []
+
+    def make() -> list[tuple[str, FakeEngine]]:
+        made.append(FakeEngine())
+        return [("fake", made[-1])]
+
+    with Store(folder, clock=clock), served(fake_engines(make), config_in(tmp_path)) as gateway:  # nothing moves yet
+        assert listed(gateway, secrets) == EXPECTED["listed"]
+        assert not (folder / DESK).exists()
+        assert (folder / TAKEN_OVER).exists()
+    with served(fake_engines(make), config_in(tmp_path)) as gateway:
+        open_gate(gateway, made[-1])
+        clients = {name: gateway.client(secret) for name, secret in secrets.items()}
+        for name, before in EXPECTED["listed"].items():
+            for batch in before["batches"]["data"]:
+                was = batch["status"]
+                now = until(clients[name], clients[name].batches.retrieve(batch["id"]), ENDS.get(was, was))
+                if was not in ENDS:
+                    assert now.model_dump(exclude_unset=True) == batch
+                if now.output_file_id:
+                    assert len(lines_of(clients[name], now.output_file_id)) == now.request_counts.completed
+                if now.error_file_id:
+                    assert len(lines_of(clients[name], now.error_file_id)) == now.request_counts.failed
+        assert sorted(made[-1].seen.streams) == ["gated 0", "gated 1", "gated w", "valid"]  # nothing is computed twice
+        after = listed(gateway, secrets)
+    with served(fake_engines(make), config_in(tmp_path)) as gateway:
+        assert listed(gateway, secrets) == after
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_desk_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    folder = old_state(tmp_path)
+    with sqlite3.connect(folder / DESK) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with (
+        pytest.raises(StoreError, match="newer tokenmill"),
+        served(fake_engines(lambda: [("fake", FakeEngine())]), config_in(tmp_path)),
+    ):
+        pass
+    assert (folder / DESK).exists()
