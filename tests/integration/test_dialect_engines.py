@@ -15,7 +15,7 @@ from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.errors import UsageError
 from tokenmill.launch import FlagSet, flags_of, spell
 from tokenmill.launch.files import write_as
-from tokenmill.launch.flagset import captured, stored
+from tokenmill.launch.flag_sets import captured, stored
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB

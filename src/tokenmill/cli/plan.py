@@ -25,7 +25,7 @@ from tokenmill.hardware.catalog import THIS, find, names
 from tokenmill.hardware.machine import Machine
 from tokenmill.launch import Finding, findings_for, flags_of, free_of, read_command, to_placement
 from tokenmill.launch.files import write_as
-from tokenmill.launch.patterns import tiers_by_pattern
+from tokenmill.launch.tensor_patterns import tiers_by_pattern
 from tokenmill.model import catalog
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import ghost

@@ -13,10 +13,10 @@ from tokenmill.cli.plan_command import folded
 from tokenmill.cli.plan_hosts_view import document, explained, render
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.fleet import WRITTEN, Fleet, fleet_of
-from tokenmill.launch import flags_of, rpc, vllm_ray
-from tokenmill.launch.flagset import family, stored
-from tokenmill.launch.patterns import tiers_by_pattern
+from tokenmill.launch import flags_of, rpc, vllm
+from tokenmill.launch.flag_sets import family, stored
 from tokenmill.launch.rpc import HostCommand
+from tokenmill.launch.tensor_patterns import tiers_by_pattern
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.multi_host.hosts import HostsPlan
@@ -95,7 +95,7 @@ def spell_hosts(
 ) -> tuple[HostCommand, ...]:
     """What to run on every host, in order; flags are those of `binary`, else of the captured build."""
     flags = flags_of(binary) if binary else stored(plan.settings.engine)
-    write = vllm_ray.spell if family(plan.settings.engine) == "vllm" else rpc.spell
+    write = vllm.spell_cluster if family(plan.settings.engine) == "vllm" else rpc.spell
     return write(plan, model=model, host=host, port=port, binary=binary, flags=flags)
 
 

@@ -21,7 +21,7 @@ from tokenmill.errors import FlagUnknown, ModelError, NotSpellable, UsageError
 from tokenmill.hardware.catalog import find, names
 from tokenmill.launch import spell
 from tokenmill.launch.files.launch import grouped
-from tokenmill.launch.files.shell import joined, words
+from tokenmill.launch.files.services import joined, words
 from tokenmill.model.identity import identity_of
 from tokenmill.model.pull.store import pulled
 from tokenmill.model.read import read

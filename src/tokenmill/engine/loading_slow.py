@@ -12,7 +12,7 @@ from tokenmill.engine.loading import LoadProgress, Sample
 from tokenmill.engine.loading_system import System
 from tokenmill.engine.logs.faults import MEMLOCK
 from tokenmill.launch.binding import HOST_TIERS, binding
-from tokenmill.launch.parsed import Finding
+from tokenmill.launch.parse.parsed import Finding
 from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB, format_bytes, format_seconds
 

@@ -22,7 +22,7 @@ from tokenmill.engine.loading_system import System, read_system
 from tokenmill.engine.logs.parsed import Hint
 from tokenmill.engine.pids import descendants
 from tokenmill.hardware.host import Host, LocalHost
-from tokenmill.launch.parsed import Finding
+from tokenmill.launch.parse.parsed import Finding
 from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB
 

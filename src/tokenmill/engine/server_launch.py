@@ -19,7 +19,7 @@ from tokenmill.engine.ports import is_loopback
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import Command, FlagSet, flags_of, spell
 from tokenmill.launch.files.launch import SHARED_MEMORY, Launch
-from tokenmill.launch.flagset import family, stored
+from tokenmill.launch.flag_sets import family, stored
 from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 

@@ -2,12 +2,12 @@
 
 from tokenmill.errors import UsageError
 from tokenmill.launch import ik_llama, llama_cpp, vllm
-from tokenmill.launch.command_line import read_command
-from tokenmill.launch.flagset import FlagSet, family, flags_of, stored
-from tokenmill.launch.machine_findings import findings_for, free_of
-from tokenmill.launch.parsed import Finding, ReadCommand
-from tokenmill.launch.patterns import patterns, tiers_by_pattern
-from tokenmill.launch.placed import to_placement
+from tokenmill.launch.flag_sets import FlagSet, family, flags_of, stored
+from tokenmill.launch.parse.command_line import read_command
+from tokenmill.launch.parse.machine_findings import findings_for, free_of
+from tokenmill.launch.parse.parsed import Finding, ReadCommand
+from tokenmill.launch.parse.placement import to_placement
+from tokenmill.launch.tensor_patterns import patterns, tiers_by_pattern
 from tokenmill.planner.plan import Command, Plan
 
 __all__ = [

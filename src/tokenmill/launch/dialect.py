@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from tokenmill.errors import UsageError
 from tokenmill.launch.binding import binding
-from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.layers import gpu_order, layer_flags
-from tokenmill.launch.patterns import patterns
+from tokenmill.launch.tensor_patterns import patterns
 from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.planner.speed.offload import set_rows

@@ -9,7 +9,7 @@ from tokenmill.launch.dialect import (
     serve_words,
     visible_gpus,
 )
-from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.layers import ALL_LAYERS
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.compute_graph.ik_options import IkOptions

@@ -10,7 +10,7 @@ from tokenmill.launch.dialect import (
     serve_words,
     visible_gpus,
 )
-from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import MIB
 

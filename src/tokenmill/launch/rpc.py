@@ -20,10 +20,10 @@ from tokenmill.launch.dialect import (
     serve_words,
     visible_gpus,
 )
-from tokenmill.launch.flagset import FlagSet
+from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.layers import layer_flags
 from tokenmill.launch.llama_cpp import CACHE_TYPES, OUTPUT_FIRST
-from tokenmill.launch.patterns import patterns
+from tokenmill.launch.tensor_patterns import patterns
 from tokenmill.model.profile import TOKEN_EMBEDDINGS
 from tokenmill.planner.multi_host.hosts import HostsPlan, Share
 from tokenmill.planner.plan import Command, Placement

@@ -13,7 +13,7 @@ from tokenmill.engine.embedded import parameters
 from tokenmill.engine.server_launch import llama_extras
 from tokenmill.errors import UsageError
 from tokenmill.launch import spell
-from tokenmill.launch.flagset import stored
+from tokenmill.launch.flag_sets import stored
 
 
 def embedded(*words: str) -> "subprocess.CompletedProcess[str]":

@@ -13,7 +13,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Limits, Machine
 from tokenmill.launch import Finding, ReadCommand, findings_for, read_command, spell, to_placement
 from tokenmill.launch.files import write_as
-from tokenmill.launch.shell_words import unwrap
+from tokenmill.launch.parse.shell_words import unwrap
 from tokenmill.model.read import read
 from tokenmill.planner.compute_graph.ik_options import IK_SPRING_2026
 from tokenmill.planner.goal import Goal

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import FlagUnknown, UsageError
-from tokenmill.launch.flagset import STORED, TAKEN_OVER, FlagSet, family, stored
+from tokenmill.launch.flag_sets import STORED, TAKEN_OVER, FlagSet, family, stored
 from tokenmill.planner.goal import DialectName
 
 MAINLINE = """

@@ -15,8 +15,8 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.fleet import Fleet, Host, Link
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, Rate
 from tokenmill.launch.layers import devices
-from tokenmill.launch.patterns import resolve
 from tokenmill.launch.rpc import HostCommand
+from tokenmill.launch.tensor_patterns import resolve
 from tokenmill.model.profile import TensorClass
 from tokenmill.model.read import read as read_model
 from tokenmill.planner.goal import Goal

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.errors import FlagUnknown, UsageError
 from tokenmill.launch import Command, FlagSet, read_command, spell, to_placement
-from tokenmill.launch.flagset import captured, stored
+from tokenmill.launch.flag_sets import captured, stored
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.plan import LedgerRow, Placement, Plan

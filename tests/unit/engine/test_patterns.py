@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.dialect_plans import EXPERT_NAMES, LAYER_NAMES, placed, small_profile, tensor
 from tokenmill.errors import UsageError
 from tokenmill.launch.layers import devices, gpu_order, layer_count, layer_flags
-from tokenmill.launch.patterns import layers_regex, patterns, resolve, tiers_by_pattern
+from tokenmill.launch.tensor_patterns import layers_regex, patterns, resolve, tiers_by_pattern
 from tokenmill.model.profile import ModelFile, Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.planner.plan import Placement

@@ -18,7 +18,7 @@ from tokenmill.launch import Command, spell
 from tokenmill.launch.binding import binding, ranges
 from tokenmill.launch.files import KINDS, write_as
 from tokenmill.launch.files.launch import Launch, slug
-from tokenmill.launch.files.systemd import quoted
+from tokenmill.launch.files.services import quoted
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB

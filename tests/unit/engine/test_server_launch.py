@@ -15,7 +15,7 @@ from tokenmill.engine.server_launch import Prepared, container_argv, llama_extra
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import spell
 from tokenmill.launch.files.launch import Launch
-from tokenmill.launch.flagset import stored
+from tokenmill.launch.flag_sets import stored
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.plan import Plan
 

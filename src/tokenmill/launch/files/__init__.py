@@ -3,7 +3,7 @@
 from typing import Literal, get_args
 
 from tokenmill.errors import UsageError
-from tokenmill.launch.files import compose, podman, quadlet, shell, systemd
+from tokenmill.launch.files import containers, services
 from tokenmill.launch.files.launch import Launch
 from tokenmill.planner.plan import Command, Plan
 
@@ -11,11 +11,11 @@ RunKind = Literal["shell", "podman", "quadlet", "systemd", "compose"]
 KINDS: tuple[RunKind, ...] = get_args(RunKind)
 
 _WRITERS = {
-    "shell": shell.write,
-    "podman": podman.write,
-    "quadlet": quadlet.write,
-    "systemd": systemd.write,
-    "compose": compose.write,
+    "shell": services.write_shell,
+    "podman": containers.write_podman,
+    "quadlet": containers.write_quadlet,
+    "systemd": services.write_systemd,
+    "compose": containers.write_compose,
 }
 
 

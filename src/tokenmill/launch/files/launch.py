@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from tokenmill.launch.binding import Binding, binding, host_bytes
-from tokenmill.launch.flagset import family
+from tokenmill.launch.flag_sets import family
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 

@@ -7,8 +7,8 @@ that yields sentences.
 import re
 from collections.abc import Iterable, Iterator
 
-from tokenmill.launch.flagset import FlagSet
-from tokenmill.launch.parsed import Finding, ReadCommand
+from tokenmill.launch.flag_sets import FlagSet
+from tokenmill.launch.parse.parsed import Finding, ReadCommand
 from tokenmill.units import format_bytes
 
 SMALL_UBATCH = 512

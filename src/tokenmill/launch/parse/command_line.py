@@ -8,13 +8,12 @@ import re
 from dataclasses import replace
 
 from tokenmill.errors import UsageError
-from tokenmill.launch.findings import findings_in
-from tokenmill.launch.flagset import FlagSet, captured, family, normal, stored
+from tokenmill.launch.flag_sets import FlagSet, captured, family, normal, stored
 from tokenmill.launch.layers import ALL_LAYERS
-from tokenmill.launch.options import Options, is_flag, parse
-from tokenmill.launch.parsed import Program, ReadCommand
-from tokenmill.launch.patterns import layers_regex
-from tokenmill.launch.shell_words import Unwrapped, unwrap
+from tokenmill.launch.parse.findings import findings_in
+from tokenmill.launch.parse.parsed import Options, Program, ReadCommand, is_flag, parse
+from tokenmill.launch.parse.shell_words import Unwrapped, unwrap
+from tokenmill.launch.tensor_patterns import layers_regex
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import DialectName, Goal

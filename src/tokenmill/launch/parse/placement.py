@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from tokenmill.errors import UsageError
 from tokenmill.launch.layers import ALL_LAYERS, devices, layer_count
-from tokenmill.launch.parsed import ReadCommand
-from tokenmill.launch.patterns import HOST, resolve, rule_home
+from tokenmill.launch.parse.parsed import ReadCommand
+from tokenmill.launch.tensor_patterns import HOST, resolve, rule_home
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.planner.plan import Placement
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from tokenmill.errors import NotSpellable, UsageError
 from tokenmill.hardware.machine import Machine
-from tokenmill.launch.findings import by_severity
-from tokenmill.launch.parsed import Finding, ReadCommand
-from tokenmill.launch.patterns import patterns, resolve
-from tokenmill.launch.placed import to_placement
+from tokenmill.launch.parse.findings import by_severity
+from tokenmill.launch.parse.parsed import Finding, ReadCommand
+from tokenmill.launch.parse.placement import to_placement
+from tokenmill.launch.tensor_patterns import patterns, resolve
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Placement
 from tokenmill.units import format_bytes
