@@ -9,7 +9,7 @@ import pytest
 
 from support.run_cli import SMALL, said, tokenmill, write
 from tokenmill.cli import run
-from tokenmill.recipes.expand_prompts import PACKAGED
+from tokenmill.recipes.expansion.prompts import PACKAGED
 
 SEEDS = [
     {"question": "What is rye?", "answer": '{"answer": "a grain"}', "topic": "grain"},

@@ -22,11 +22,11 @@ from tokenmill.cli.recipe_run import (
 )
 from tokenmill.engine.engine import MOST_LOGPROBS
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes import distillation as recipe
-from tokenmill.recipes.distill_prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
-from tokenmill.recipes.distill_rows import COLUMNS, Thinking
-from tokenmill.recipes.distillation import Distilled
-from tokenmill.recipes.exports import Format, Wanted
+from tokenmill.recipes.distillation import recipe
+from tokenmill.recipes.distillation.prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
+from tokenmill.recipes.distillation.recipe import Distilled
+from tokenmill.recipes.distillation.rows import COLUMNS, Thinking
+from tokenmill.recipes.export import Format, Wanted
 from tokenmill.recipes.exports_parquet import written_by
 from tokenmill.recipes.rows import check_target
 from tokenmill.recipes.runner import BatchRunner, Prospect
@@ -203,7 +203,7 @@ def _exported(
 
 
 async def _run(
-    mill: BatchRunner,
+    runner: BatchRunner,
     tell: Callable[[str], None],
     *,
     prompts: DistillPrompts,
@@ -211,7 +211,7 @@ async def _run(
     output: Path,
     thinking: Thinking,
 ) -> Distilled:
-    return await recipe.distill(mill, prompts, ask, output, thinking=thinking, tell=tell)
+    return await recipe.distill(runner, prompts, ask, output, thinking=thinking, tell=tell)
 
 
 def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens) -> Prospect:

@@ -13,16 +13,16 @@ from tokenmill.cli.job_options import BodyOptions
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.recipe_run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_lines import ExpandPrompts, SamplingOptions
-from tokenmill.recipes.expand_order import LEAST_YIELD, Expanded, ExpandRequest, summary_document
-from tokenmill.recipes.expand_prompts import JUDGE, known_ways, load, write_prompts
-from tokenmill.recipes.expand_prospect import prospect_of
-from tokenmill.recipes.expand_rows import check_targets
-from tokenmill.recipes.expand_schema import read_schema
-from tokenmill.recipes.expand_seeds import read_seeds
-from tokenmill.recipes.expand_transforms import INSTRUCTION, variants
-from tokenmill.recipes.expansion import expand as grow
-from tokenmill.recipes.near import Near
+from tokenmill.recipes.expansion.forecast import prospect_of
+from tokenmill.recipes.expansion.lines import ExpandPrompts, SamplingOptions
+from tokenmill.recipes.expansion.near_duplicates import Near
+from tokenmill.recipes.expansion.prompts import JUDGE, known_ways, load, write_prompts
+from tokenmill.recipes.expansion.recipe import expand as grow
+from tokenmill.recipes.expansion.request import LEAST_YIELD, Expanded, ExpandRequest, summary_document
+from tokenmill.recipes.expansion.rows import check_targets
+from tokenmill.recipes.expansion.schema import read_schema
+from tokenmill.recipes.expansion.seeds import read_seeds
+from tokenmill.recipes.expansion.transforms import INSTRUCTION, variants
 from tokenmill.recipes.runner import BatchRunner
 from tokenmill.units import number_of
 
@@ -172,8 +172,8 @@ def expand(
     check_targets(output, seeds, keeping.rejected)
     order = _order(seeds, output, growing, reading, keeping, drawing.drawing())
 
-    async def recipe(mill: BatchRunner, tell: Callable[[str], None]) -> Expanded:
-        return await grow(mill, order, tell)
+    async def recipe(runner: BatchRunner, tell: Callable[[str], None]) -> Expanded:
+        return await grow(runner, order, tell)
 
     done = run_recipe_command(
         recipe,
@@ -254,7 +254,7 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
         table.add_row("all", *(f"{counted[key]:,}" for key in _COUNTS), style="bold")
     rows = {"rows": _rows_words(value, order), "ended": value.why}
     if value.cut:
-        most = order.desk.drawing.max_tokens
+        most = order.prompts.drawing.max_tokens
         rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}: a larger one would let them end"
     if value.waiting:
         rows["waiting"] = f"{number_of(value.waiting, 'line')} without an answer or a score"

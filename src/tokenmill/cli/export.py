@@ -8,9 +8,9 @@ from cyclopts import Parameter
 
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.errors import UsageError
-from tokenmill.recipes import exports
-from tokenmill.recipes.exports import FORMATS, Exported, Format, Wanted, check_export, check_replaceable
-from tokenmill.recipes.exports_check import Checked, check
+from tokenmill.recipes import export as exporting
+from tokenmill.recipes.export import FORMATS, Exported, Format, Wanted, check_export, check_replaceable
+from tokenmill.recipes.export_check import Checked, check
 from tokenmill.recipes.rows import check_target
 from tokenmill.units import number_of
 
@@ -65,7 +65,7 @@ def export(
 def exported(table: Path, output: Path, wanted: Wanted, *, checked: bool, force: bool) -> dict[str, Any]:
     """Write an export and, where that is asked for, read it back; a document of it."""
     check_output(output, wanted.format, force=force)
-    made = exports.export(table, output, wanted)
+    made = exporting.export(table, output, wanted)
     read = check(table, output, wanted) if checked else None
     return document(made, read)
 

@@ -15,11 +15,11 @@ from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.reader import Reader
-from tokenmill.recipes.engine import planned_origin
-from tokenmill.recipes.engine_speeds import speeds_for
 from tokenmill.recipes.estimate import Forecast, Known, StageForecast, forecast
-from tokenmill.recipes.previous_answers import Lengths, lengths, settled_lines
+from tokenmill.recipes.history import Lengths, lengths, settled_lines
+from tokenmill.recipes.run import planned_origin
 from tokenmill.recipes.runner import Budget, Origin, Prospect, StageProspect
+from tokenmill.recipes.speeds import speeds_for
 from tokenmill.units import format_seconds, number_of
 
 _NO_SPEED = (

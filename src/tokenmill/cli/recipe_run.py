@@ -21,8 +21,8 @@ from tokenmill.cli.recipe_view import RecipeResult, ending, spent_document, summ
 from tokenmill.cli.stopping import SignalStop
 from tokenmill.errors import UsageError
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
+from tokenmill.recipes.run import RecipeRequest, run_recipe
 from tokenmill.recipes.runner import BatchRunner, Budget, Prospect
-from tokenmill.recipes.running import RecipeRequest, run_recipe
 
 __all__ = ["RecipeOptions", "RecipeResult", "Tokens", "run_recipe_command", "spent_document", "summary_rows"]
 

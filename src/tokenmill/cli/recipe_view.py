@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tokenmill.recipes.run import RecipeRun
 from tokenmill.recipes.runner import Budget, Spent
-from tokenmill.recipes.running import RecipeRun
 from tokenmill.units import format_seconds, number_of
 
 T = TypeVar("T")

@@ -26,14 +26,14 @@ from tokenmill.cli.recipe_run import (
 from tokenmill.errors import UsageError
 from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.reader import Reader
-from tokenmill.recipes.documents import Found, Reading, gather
-from tokenmill.recipes.manifest import MANIFEST, read_manifest
-from tokenmill.recipes.previous_answers import stored_answer
+from tokenmill.recipes.history import stored_answer
 from tokenmill.recipes.runner import BatchRunner, Prospect
-from tokenmill.recipes.summarization import Summarized, SummarizeRequest, nothing_to_do
-from tokenmill.recipes.summarization import summarize as summarize_documents
-from tokenmill.recipes.summarize_prompts import prompts_for, write_packaged
-from tokenmill.recipes.summarize_prospect import prospect
+from tokenmill.recipes.summarization.documents import Found, Reading, gather
+from tokenmill.recipes.summarization.forecast import prospect
+from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
+from tokenmill.recipes.summarization.prompts import prompts_for, write_packaged
+from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, nothing_to_do
+from tokenmill.recipes.summarization.recipe import summarize as summarize_documents
 from tokenmill.units import number_of
 
 MAX_TOKENS = 512
@@ -149,7 +149,7 @@ def summarize(
 def _recipe(
     order: SummarizeRequest, count: Tokens
 ) -> Callable[[BatchRunner, Callable[[str], None]], Awaitable[Summarized]]:
-    return lambda mill, tell: summarize_documents(mill, order, tokens=count, tell=tell)
+    return lambda runner, tell: summarize_documents(runner, order, tokens=count, tell=tell)
 
 
 def _prospect(

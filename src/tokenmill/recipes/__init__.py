@@ -11,28 +11,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.recipes.distill_prompts import DistillOptions as DistillOptions
-    from tokenmill.recipes.distill_prompts import DistillPrompts as DistillPrompts
-    from tokenmill.recipes.distill_prompts import checked_lines as check_prompts
-    from tokenmill.recipes.distill_rows import Thinking as Thinking
-    from tokenmill.recipes.distillation import distill as distill
-    from tokenmill.recipes.documents import Reading as DocumentOptions
-    from tokenmill.recipes.documents import gather as gather_documents
-    from tokenmill.recipes.expand_lines import ExpandPrompts as ExpandPrompts
-    from tokenmill.recipes.expand_lines import SamplingOptions as SamplingOptions
-    from tokenmill.recipes.expand_order import ExpandRequest as ExpandRequest
-    from tokenmill.recipes.expand_order import summary_document as expand_summary
-    from tokenmill.recipes.expand_prompts import JUDGE as JUDGE
-    from tokenmill.recipes.expand_prompts import known_ways as expand_methods
-    from tokenmill.recipes.expand_prompts import load as load_prompt
-    from tokenmill.recipes.expand_schema import read_schema as read_schema
-    from tokenmill.recipes.expand_schema import wrong as schema_error
-    from tokenmill.recipes.expand_seeds import read_seeds as read_seeds
-    from tokenmill.recipes.expand_transforms import INSTRUCTION as INSTRUCTION
-    from tokenmill.recipes.expand_transforms import variants as variants
-    from tokenmill.recipes.expansion import expand as expand
-    from tokenmill.recipes.manifest import read_manifest as read_manifest
-    from tokenmill.recipes.near import Near as NearDuplicates
+    from tokenmill.recipes.distillation.prompts import DistillOptions as DistillOptions
+    from tokenmill.recipes.distillation.prompts import DistillPrompts as DistillPrompts
+    from tokenmill.recipes.distillation.prompts import checked_lines as check_prompts
+    from tokenmill.recipes.distillation.recipe import distill as distill
+    from tokenmill.recipes.distillation.rows import Thinking as Thinking
+    from tokenmill.recipes.expansion.lines import ExpandPrompts as ExpandPrompts
+    from tokenmill.recipes.expansion.lines import SamplingOptions as SamplingOptions
+    from tokenmill.recipes.expansion.near_duplicates import Near as NearDuplicates
+    from tokenmill.recipes.expansion.prompts import JUDGE as JUDGE
+    from tokenmill.recipes.expansion.prompts import known_ways as expand_methods
+    from tokenmill.recipes.expansion.prompts import load as load_prompt
+    from tokenmill.recipes.expansion.recipe import expand as expand
+    from tokenmill.recipes.expansion.request import ExpandRequest as ExpandRequest
+    from tokenmill.recipes.expansion.request import summary_document as expand_summary
+    from tokenmill.recipes.expansion.schema import read_schema as read_schema
+    from tokenmill.recipes.expansion.schema import wrong as schema_error
+    from tokenmill.recipes.expansion.seeds import read_seeds as read_seeds
+    from tokenmill.recipes.expansion.transforms import INSTRUCTION as INSTRUCTION
+    from tokenmill.recipes.expansion.transforms import variants as variants
     from tokenmill.recipes.rows import read_rows as read_rows
     from tokenmill.recipes.rows import suffix_of as file_suffix
     from tokenmill.recipes.rows import write_rows as write_rows
@@ -44,46 +41,49 @@ if TYPE_CHECKING:
     from tokenmill.recipes.runner import Spent as Spent
     from tokenmill.recipes.runner import chat_line as chat_line
     from tokenmill.recipes.runner import text_of as text_of
-    from tokenmill.recipes.summarization import SummarizeRequest as SummarizeRequest
-    from tokenmill.recipes.summarization import summarize as summarize
-    from tokenmill.recipes.summarize_prompts import prompts_for as summary_prompts
+    from tokenmill.recipes.summarization.documents import Reading as DocumentOptions
+    from tokenmill.recipes.summarization.documents import gather as gather_documents
+    from tokenmill.recipes.summarization.manifest import read_manifest as read_manifest
+    from tokenmill.recipes.summarization.prompts import prompts_for as summary_prompts
+    from tokenmill.recipes.summarization.recipe import SummarizeRequest as SummarizeRequest
+    from tokenmill.recipes.summarization.recipe import summarize as summarize
 
 _MODULES = {
     "Answered": ("runner", "Answered"),
     "Budget": ("runner", "Budget"),
-    "DistillOptions": ("distill_prompts", "DistillOptions"),
-    "DistillPrompts": ("distill_prompts", "DistillPrompts"),
-    "DocumentOptions": ("documents", "Reading"),
+    "DistillOptions": ("distillation.prompts", "DistillOptions"),
+    "DistillPrompts": ("distillation.prompts", "DistillPrompts"),
+    "DocumentOptions": ("summarization.documents", "Reading"),
     "End": ("runner", "End"),
-    "ExpandPrompts": ("expand_lines", "ExpandPrompts"),
-    "ExpandRequest": ("expand_order", "ExpandRequest"),
-    "INSTRUCTION": ("expand_transforms", "INSTRUCTION"),
-    "JUDGE": ("expand_prompts", "JUDGE"),
+    "ExpandPrompts": ("expansion.lines", "ExpandPrompts"),
+    "ExpandRequest": ("expansion.request", "ExpandRequest"),
+    "INSTRUCTION": ("expansion.transforms", "INSTRUCTION"),
+    "JUDGE": ("expansion.prompts", "JUDGE"),
     "Line": ("runner", "Line"),
-    "NearDuplicates": ("near", "Near"),
+    "NearDuplicates": ("expansion.near_duplicates", "Near"),
     "Origin": ("runner", "Origin"),
-    "SamplingOptions": ("expand_lines", "SamplingOptions"),
+    "SamplingOptions": ("expansion.lines", "SamplingOptions"),
     "Spent": ("runner", "Spent"),
-    "SummarizeRequest": ("summarization", "SummarizeRequest"),
-    "Thinking": ("distill_rows", "Thinking"),
+    "SummarizeRequest": ("summarization.recipe", "SummarizeRequest"),
+    "Thinking": ("distillation.rows", "Thinking"),
     "chat_line": ("runner", "chat_line"),
-    "check_prompts": ("distill_prompts", "checked_lines"),
-    "distill": ("distillation", "distill"),
-    "expand": ("expansion", "expand"),
-    "expand_methods": ("expand_prompts", "known_ways"),
-    "expand_summary": ("expand_order", "summary_document"),
+    "check_prompts": ("distillation.prompts", "checked_lines"),
+    "distill": ("distillation.recipe", "distill"),
+    "expand": ("expansion.recipe", "expand"),
+    "expand_methods": ("expansion.prompts", "known_ways"),
+    "expand_summary": ("expansion.request", "summary_document"),
     "file_suffix": ("rows", "suffix_of"),
-    "gather_documents": ("documents", "gather"),
-    "load_prompt": ("expand_prompts", "load"),
-    "read_manifest": ("manifest", "read_manifest"),
+    "gather_documents": ("summarization.documents", "gather"),
+    "load_prompt": ("expansion.prompts", "load"),
+    "read_manifest": ("summarization.manifest", "read_manifest"),
     "read_rows": ("rows", "read_rows"),
-    "read_schema": ("expand_schema", "read_schema"),
-    "read_seeds": ("expand_seeds", "read_seeds"),
-    "schema_error": ("expand_schema", "wrong"),
-    "summarize": ("summarization", "summarize"),
-    "summary_prompts": ("summarize_prompts", "prompts_for"),
+    "read_schema": ("expansion.schema", "read_schema"),
+    "read_seeds": ("expansion.seeds", "read_seeds"),
+    "schema_error": ("expansion.schema", "wrong"),
+    "summarize": ("summarization.recipe", "summarize"),
+    "summary_prompts": ("summarization.prompts", "prompts_for"),
     "text_of": ("runner", "text_of"),
-    "variants": ("expand_transforms", "variants"),
+    "variants": ("expansion.transforms", "variants"),
     "write_rows": ("rows", "write_rows"),
 }
 

@@ -14,7 +14,7 @@ from tokenmill.jobs.expected import Left, Rates, eta_s
 from tokenmill.jobs.lint import Lint
 from tokenmill.jobs.lint_report import BYTES_PER_TOKEN, Report
 from tokenmill.jobs.lint_tokens import TokenCount
-from tokenmill.recipes.previous_answers import Lengths
+from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 
 _SAMPLE = 64  # lines that a token's bytes are told from, where none has to be done

@@ -1,8 +1,7 @@
-"""A mill on this machine: each stage is a batch of the store, worked through an engine until it or a budget ends.
+"""Runs recipes on this machine: each stage is a batch of the store, worked until it is done or a budget ends.
 
-A stage without work needs no engine, so whoever has one brings it up when it is first asked for. Lines that were given
-before are the batch that they were: finished answers are there at once, the rest goes on. Stopping loses nothing but
-answers under way.
+A stage without work needs no engine, so the engine is opened on first use. Lines that were submitted before are the
+same batch: finished answers are there immediately, the rest is resumed. Stopping loses only answers in flight.
 """
 
 import asyncio
@@ -10,7 +9,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,8 +23,7 @@ from tokenmill.jobs.shard_view import WorkerSpec
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import Options, work
-from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent
-from tokenmill.recipes.stage_file import written
+from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent, line_bytes
 
 _PAGE = 32  # results read at once: one with logprobs may have megabytes
 
@@ -35,7 +33,7 @@ Watch = Callable[[str, Batch], AbstractContextManager[Tell]]
 
 
 class EngineProvider(Protocol):
-    """Who has the engine."""
+    """Opens the engine of a runner when it is needed."""
 
     @property
     def origin(self) -> Origin:
@@ -46,7 +44,7 @@ class EngineProvider(Protocol):
 
 
 class OpenEngine:
-    """The crew of an engine that is up."""
+    """Provides an engine that is already open."""
 
     def __init__(self, engine: Engine, shape: EngineShape | None = None) -> None:
         self._engine = engine
@@ -58,7 +56,7 @@ class OpenEngine:
         return origin_of(self._engine.identity)
 
     async def ready(self, _batch: Batch) -> tuple[Engine, EngineShape]:
-        """It is."""
+        """Return it."""
         return self._engine, self._shape
 
 
@@ -91,43 +89,34 @@ def _answered(result: Result) -> Answered:
     return Answered(custom_id, None, result.code or result.state.word, result.message)
 
 
-class LocalRunner:
-    """A mill on a store that this process works on. One stage at a time.
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How far a `LocalRunner` may go, and what it reports."""
 
-    `began_s`: of the loop's clock, from when hours count; default: now. `alone`: nobody else uses the engine, so that
-    its own counters, which know of prompts under way, are counted against the budget. `booked`: told of each stage that
-    was worked on.
-    """
+    budget: Budget = field(default_factory=Budget)
+    stop: asyncio.Event | None = None  # set from outside to stop
+    worker: Options | None = None
+    priority: int | None = None
+    name: str = "recipe"  # of its batches
+    watch: Watch = lambda _stage, _batch: nullcontext(lambda _now: None)
+    began_s: float | None = None  # of the loop's clock, from when hours count; None: when the runner is made
+    exclusive: bool = True  # nobody else uses the engine, so its own counters, which know of running prompts, count
+    on_stage_end: Callable[[Report], None] = lambda _report: None
+
+
+class LocalRunner:
+    """Runs stages on a store that this process works on, one at a time."""
 
     def __init__(
-        self,
-        store: Store,
-        folder: Path,
-        crew: EngineProvider,
-        *,
-        budget: Budget | None = None,
-        stop: asyncio.Event | None = None,
-        options: Options | None = None,
-        priority: int | None = None,
-        called: str = "recipe",
-        watch: Watch | None = None,
-        began_s: float | None = None,
-        alone: bool = True,
-        booked: Callable[[Report], None] = lambda _report: None,
+        self, store: Store, folder: Path, engines: EngineProvider, options: RunnerOptions = RunnerOptions()
     ) -> None:
         self._store = store
         self._folder = folder
-        self._crew = crew
-        self._budget = budget or Budget()
-        self._stop = stop or asyncio.Event()
+        self._engines = engines
         self._options = options
-        self._priority = priority
-        self._called = called
-        self._watch: Watch = watch or (lambda _stage, _batch: nullcontext(lambda _now: None))
+        self._stop = options.stop or asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._began_s = self._loop.time() if began_s is None else began_s
-        self._alone = alone
-        self._booked = booked
+        self._began_s = self._loop.time() if options.began_s is None else options.began_s
         self._spent = Spent()
         self._time_up = False
         self._ended: End = "finished"
@@ -135,7 +124,7 @@ class LocalRunner:
     @property
     def origin(self) -> Origin:
         """Who answers."""
-        return self._crew.origin
+        return self._engines.origin
 
     @property
     def spent(self) -> Spent:
@@ -174,38 +163,40 @@ class LocalRunner:
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder, buffering=1 << 20) as file:
             for line in lines:
-                file.write(written(line))
+                file.write(line_bytes(line))
             file.flush()
             if file.tell() == 0:
                 return None
-            how = Submission(self._crew.origin.model_id, priority=self._priority)
+            how = Submission(self._engines.origin.model_id, priority=self._options.priority)
             where = f"/dev/fd/{file.fileno()}"
-            called = f"{self._called}: {stage}"
+            called = f"{self._options.name}: {stage}"
             return (await asyncio.to_thread(submit, self._store, where, how, called=called)).batch
 
     async def _worked(self, stage: str, batch: Batch) -> End:
         """Work until all is done or one of the limits is reached."""
-        # for loading takes a while, and others must not give up what is too long for them alone
+        # Announced before the load, which takes a while, so that other workers do not fail jobs too long for them.
         await asyncio.to_thread(announce, self._store, WorkerSpec(batch.model_id, None, (batch.id,)))
-        found = await self._unless_stopped(self._crew.ready(batch))
+        found = await self._unless_stopped(self._engines.ready(batch))
         if found is None:
             return self._over(0) or "stopped"
         engine, shape = found
         halt = asyncio.Event()
         live_prompts = 0
-        with self._watch(stage, batch) as shown:
+        with self._options.watch(stage, batch) as shown:
 
             def told(now: Snapshot) -> None:
                 nonlocal live_prompts
-                live_prompts = now.prompt_tokens_live if self._alone else now.tokens.computed
+                live_prompts = now.prompt_tokens_live if self._options.exclusive else now.tokens.computed
                 if self._over(live_prompts + now.tokens.generated) is not None:
                     halt.set()
                 shown(now)
 
             async with self._halting(halt):
-                report = await work(self._store, [batch], engine, shape, options=self._options, stop=halt, tell=told)
+                report = await work(
+                    self._store, [batch], engine, shape, options=self._options.worker, stop=halt, tell=told
+                )
         self._book(report, live_prompts)
-        self._booked(report)
+        self._options.on_stage_end(report)
         return self._over(0) or "stopped" if report.end == "stopped" else report.end
 
     def _book(self, report: Report, live_prompts: int) -> None:
@@ -223,14 +214,14 @@ class LocalRunner:
         """The limit that is reached, with so many tokens used in the stage that runs; None: none."""
         if self._stop.is_set():
             return "stopped"
-        if self._budget.tokens is not None and self._spent.tokens + live >= self._budget.tokens:
+        if self._options.budget.tokens is not None and self._spent.tokens + live >= self._options.budget.tokens:
             return "tokens"
         self._time_up |= self._ends_s is not None and self._loop.time() >= self._ends_s
         return "hours" if self._time_up else None
 
     @property
     def _ends_s(self) -> float | None:
-        return None if self._budget.seconds is None else self._began_s + self._budget.seconds
+        return None if self._options.budget.seconds is None else self._began_s + self._options.budget.seconds
 
     @asynccontextmanager
     async def _halting(self, halt: asyncio.Event) -> AsyncIterator[None]:

@@ -6,9 +6,12 @@ that runs elsewhere, and never pays for an answer twice. A runner works on a loc
 over HTTP; recipes do not know which.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
+
+from tokenmill.jobs.json_text import compact_json
 
 Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""
@@ -156,3 +159,11 @@ def text_of(answer: Answered) -> str | None:
     message = choices[0].get("message") if choices else None
     content = message.get("content") if message else None
     return content if isinstance(content, str) else None
+
+
+def line_bytes(line: Line) -> bytes:
+    """A line as it is stored. Equal lines give equal bytes, which is how an existing batch is found."""
+    try:
+        return compact_json(line).encode() + b"\n"
+    except UnicodeEncodeError:  # half a character: the line's own outcome says so
+        return json.dumps(line, separators=(",", ":")).encode() + b"\n"

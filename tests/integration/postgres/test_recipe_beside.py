@@ -19,7 +19,7 @@ from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
-from tokenmill.recipes.local_runner import LocalRunner, OpenEngine
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions
 from tokenmill.recipes.runner import Line, Origin
 
 QUICK = Options(attempts=1, tick_s=0.05)
@@ -66,7 +66,7 @@ def test_a_stage_ends_with_what_other_runners_have_of_it(server: Server, tmp_pat
         def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
             yield told
 
-        mill = LocalRunner(store, tmp_path, crew, options=QUICK, watch=watch)
+        mill = LocalRunner(store, tmp_path, crew, RunnerOptions(worker=QUICK, watch=watch))
         async with asyncio.timeout(LIMIT_S):
             stage = await mill.run("first", lines)
         assert stage.end == "finished"

@@ -13,8 +13,8 @@ from support.native import loaded
 from support.native_engine import native, plan_for, run
 from tokenmill.jobs.store import Store
 from tokenmill.native.vocab import Vocab
-from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts
-from tokenmill.recipes.distillation import Distilled, distill
+from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
+from tokenmill.recipes.distillation.recipe import Distilled, distill
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine
 from tokenmill.recipes.runner import Spent
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.distill_rows import COLUMNS
-from tokenmill.recipes.exports import Format, Wanted, export
-from tokenmill.recipes.exports_check import check
+from tokenmill.recipes.distillation.rows import COLUMNS
+from tokenmill.recipes.export import Format, Wanted, export
+from tokenmill.recipes.export_check import check
 from tokenmill.recipes.exports_parquet import write_table
 
 TEXTS = ("Blue.", 'She said "ü"\n\tand \u2028 left\x00', "漢字 🦊 </s>", "{}", "null")

@@ -21,7 +21,7 @@ from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.store import Store, ask_to_cancel
 from tokenmill.jobs.worker import Options
-from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
+from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions, Stage
 from tokenmill.recipes.runner import Answered, BatchRunner, Budget, Line, Origin, Spent, chat_line, text_of
 
 QUICK = Options(first_delay_s=0.01, tick_s=0.05)
@@ -94,7 +94,11 @@ def with_fake(
     async def go() -> None:
         engine, stop = Heard(), asyncio.Event()
         with Store(folder) as store:
-            await work(LocalRunner(store, folder, OpenEngine(engine), stop=stop, options=QUICK, **given), engine, stop)
+            await work(
+                LocalRunner(store, folder, OpenEngine(engine), RunnerOptions(stop=stop, worker=QUICK, **given)),
+                engine,
+                stop,
+            )
 
     within(go)
 
@@ -113,7 +117,10 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
 
     async def night(store: Store, budget: Budget | None, engine: Engine) -> tuple[LocalRunner, Stage]:
         mill = LocalRunner(
-            store, folder, OpenEngine(engine), budget=budget, options=QUICK, called="expand", watch=watch
+            store,
+            folder,
+            OpenEngine(engine),
+            RunnerOptions(budget=budget or Budget(), worker=QUICK, name="expand", watch=watch),
         )
         return mill, await mill.run("write", asked(THINGS, tokens=12))
 
@@ -237,7 +244,9 @@ def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
     async def go() -> None:
         with Store(tmp_path) as store:
             began_s = asyncio.get_running_loop().time() - HOUR_S
-            mill = LocalRunner(store, tmp_path, Nobody("m"), budget=Budget(seconds=HOUR_S), began_s=began_s)
+            mill = LocalRunner(
+                store, tmp_path, Nobody("m"), RunnerOptions(budget=Budget(seconds=HOUR_S), began_s=began_s)
+            )
             assert (await mill.run("write", asked(["one"]))).end == "hours"
 
     run(go)
@@ -248,7 +257,7 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
     async def go() -> None:
         crew, stop = Late(), asyncio.Event()
         with Store(tmp_path) as store:
-            mill = LocalRunner(store, tmp_path, crew, stop=stop, budget=budget)
+            mill = LocalRunner(store, tmp_path, crew, RunnerOptions(stop=stop, budget=budget or Budget()))
             running = asyncio.create_task(mill.run("write", asked(["one"])))
             await crew.asked.wait()
             if budget is None:
@@ -286,7 +295,7 @@ def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
             (batch,) = reader.batches()
         assert (batch.priority, batch.source, batch.output) == (5, "distill a.jsonl: write", None)
 
-    with_fake(tmp_path, work, priority=5, called="distill a.jsonl")
+    with_fake(tmp_path, work, priority=5, name="distill a.jsonl")
 
 
 def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
@@ -304,7 +313,7 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
         assert mill.spent.tokens >= 3 * (last.computed + last.generated) / 4 > 0
         assert 0 < len(names(stage)) < 20
 
-    with_fake(tmp_path, work, budget=Budget(tokens=60), alone=False, watch=watch)
+    with_fake(tmp_path, work, budget=Budget(tokens=60), exclusive=False, watch=watch)
 
 
 def test_it_is_a_mill(tmp_path: Path) -> None:

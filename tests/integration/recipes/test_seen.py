@@ -8,9 +8,8 @@ from support.jobs_store import pending
 from tokenmill.jobs.models import Batch, Failure, Finished, JobId, Submission
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.recipes.previous_answers import Lengths, lengths, settled_lines, stored_answer
-from tokenmill.recipes.runner import Line, chat_line
-from tokenmill.recipes.stage_file import written
+from tokenmill.recipes.history import Lengths, lengths, settled_lines, stored_answer
+from tokenmill.recipes.runner import Line, chat_line, line_bytes
 
 
 def asked(stage: str, jobs: int, tokens: int | None = 100) -> list[Line]:
@@ -19,7 +18,7 @@ def asked(stage: str, jobs: int, tokens: int | None = 100) -> list[Line]:
 
 def stored(store: Store, folder: Path, stage: str, lines: list[Line], model_id: str = "m") -> Batch:
     path = folder / "lines.jsonl"
-    path.write_bytes(b"".join(map(written, lines)))
+    path.write_bytes(b"".join(map(line_bytes, lines)))
     return submit(store, path, Submission(model_id), called=f"expand: {stage}").batch
 
 
@@ -77,6 +76,6 @@ def test_answers_that_say_nothing_of_their_length_do_not_count(tmp_path: Path) -
 
 def test_half_a_character_is_written_as_json_can() -> None:
     line = {"custom_id": "\ud800"}
-    assert written(line) == b'{"custom_id":"\\ud800"}\n'
-    assert json.loads(written(line)) == line
-    assert written({"a": "ü"}) == '{"a":"ü"}\n'.encode()
+    assert line_bytes(line) == b'{"custom_id":"\\ud800"}\n'
+    assert json.loads(line_bytes(line)) == line
+    assert line_bytes({"a": "ü"}) == '{"a":"ü"}\n'.encode()

@@ -8,12 +8,12 @@ from pathlib import Path
 from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.store import Store
-from tokenmill.recipes.documents import Reading, gather
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
-from tokenmill.recipes.manifest import read_manifest
 from tokenmill.recipes.runner import Line, Origin, Spent
-from tokenmill.recipes.summarization import Summarized, SummarizeRequest, summarize
-from tokenmill.recipes.summarize_prompts import KINDS, Prompts
+from tokenmill.recipes.summarization.documents import Reading, gather
+from tokenmill.recipes.summarization.manifest import read_manifest
+from tokenmill.recipes.summarization.prompts import KINDS, Prompts
+from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, summarize
 
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(6))
 PROMPTS = Prompts(DIGEST, dict.fromkeys(KINDS, "Summarize what the user sends."))

@@ -9,7 +9,7 @@ import pytest
 from tokenmill.cli import expand as command
 from tokenmill.cli import run
 from tokenmill.cli.recipe_view import RecipeResult
-from tokenmill.recipes.expand_order import Expanded, Tally
+from tokenmill.recipes.expansion.request import Expanded, Tally
 from tokenmill.recipes.runner import End, Origin, Spent
 
 ORIGIN = Origin("smollm2", "id", "native", "build 7", 1024)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.openai.answers import answer_body
-from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts
-from tokenmill.recipes.distill_rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
-from tokenmill.recipes.distillation import Distilled, distill, prospect_of
+from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
+from tokenmill.recipes.distillation.recipe import Distilled, distill, prospect_of
+from tokenmill.recipes.distillation.rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
 from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
 
 ORIGIN = Origin("tiny", "sha256:1", "native", "build 7")
@@ -247,7 +247,7 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
     assert "temperature 0.7" in few.notes[0]
     every = prompts(tmp_path, *map(str, range(2000)))
     assert len(prospect_of(every, DistillOptions(samples=2)).stages[0].lines) == 4000
-    monkeypatch.setattr("tokenmill.recipes.distillation.MOST_LINES", 3999)
+    monkeypatch.setattr("tokenmill.recipes.distillation.recipe.MOST_LINES", 3999)
     many = prospect_of(every, DistillOptions(samples=2))
     (stage,) = many.stages
     assert stage.jobs == 4000
@@ -257,7 +257,7 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
 
 
 def test_long_prompts_are_sampled_for_the_sake_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.recipes.distillation._MOST_CHARACTERS", 100)
+    monkeypatch.setattr("tokenmill.recipes.distillation.recipe._MOST_CHARACTERS", 100)
     (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), DistillOptions()).stages
     assert (stage.jobs, len(stage.lines)) == (2000, 500)
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts, Prompt, bodies, checked_lines, seed_of
+from tokenmill.recipes.distillation.prompts import (
+    DistillOptions,
+    DistillPrompts,
+    Prompt,
+    bodies,
+    checked_lines,
+    seed_of,
+)
 
 USER = {"role": "user", "content": "Why?"}
 

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.documents import MOST_BYTES, Found, Reading, gather
+from tokenmill.recipes.summarization.documents import MOST_BYTES, Found, Reading, gather
 
 ALL = Reading()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.recipes.engine_speeds import from_history, with_narrow
+from tokenmill.recipes.speeds import from_history, with_narrow
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, TrialSettings
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_lines import ExpandPrompts, SamplingOptions
-from tokenmill.recipes.expand_order import Expanded, ExpandRequest, summary_document
-from tokenmill.recipes.expand_prompts import JUDGE, load
-from tokenmill.recipes.expand_prospect import ASSUMED_YIELD, prospect_of
-from tokenmill.recipes.expand_rows import PROVENANCE, check_targets
-from tokenmill.recipes.expand_seeds import Seeds, read_seeds
-from tokenmill.recipes.expand_transforms import INSTRUCTION, WAYS, Variant
-from tokenmill.recipes.expansion import expand
+from tokenmill.recipes.expansion.forecast import ASSUMED_YIELD, prospect_of
+from tokenmill.recipes.expansion.lines import ExpandPrompts, SamplingOptions
+from tokenmill.recipes.expansion.prompts import JUDGE, load
+from tokenmill.recipes.expansion.recipe import expand
+from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, summary_document
+from tokenmill.recipes.expansion.rows import PROVENANCE, check_targets
+from tokenmill.recipes.expansion.seeds import Seeds, read_seeds
+from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS, Variant
 from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
 

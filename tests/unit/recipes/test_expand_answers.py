@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from tokenmill.recipes.expand_answers import Dropped, compared, example_of
-from tokenmill.recipes.expand_lines import Job
-from tokenmill.recipes.expand_prompts import JUDGE, load
-from tokenmill.recipes.expand_seeds import Example, Parent, Shape
-from tokenmill.recipes.expand_transforms import Variant
-from tokenmill.recipes.judge import judge_line, verdict_of
+from tokenmill.recipes.expansion.answers import Dropped, compared, example_of, judge_line, verdict_of
+from tokenmill.recipes.expansion.lines import Job
+from tokenmill.recipes.expansion.prompts import JUDGE, load
+from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
+from tokenmill.recipes.expansion.transforms import Variant
 from tokenmill.recipes.runner import Answered
 
 BEFORE = ({"role": "system", "content": "Be brief."},)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.openai.call import check
-from tokenmill.recipes.expand_lines import LEAST_PART, ExpandPrompts, Job, SamplingOptions, jobs_of, part_lines
-from tokenmill.recipes.expand_prompts import load
-from tokenmill.recipes.expand_seeds import Example, Parent, Shape
-from tokenmill.recipes.expand_transforms import WAYS, Variant
+from tokenmill.recipes.expansion.lines import LEAST_PART, ExpandPrompts, Job, SamplingOptions, jobs_of, part_lines
+from tokenmill.recipes.expansion.prompts import load
+from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
+from tokenmill.recipes.expansion.transforms import WAYS, Variant
 
 PAIR = Shape("output", "instruction", parts=("instruction", "output"))
 THREE = (Variant("paraphrase"), Variant("harder"), Variant("language", "de"))

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.recipes.expand_prompts import (
+from tokenmill.recipes.expansion.prompts import (
     JUDGE,
     PACKAGED,
     fields_of,
@@ -18,8 +18,8 @@ from tokenmill.recipes.expand_prompts import (
     values_of,
     write_prompts,
 )
-from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_transforms import FORMAT, INSTRUCTION, LANGUAGE, WAYS, Variant, variants
+from tokenmill.recipes.expansion.seeds import Example, Shape
+from tokenmill.recipes.expansion.transforms import FORMAT, INSTRUCTION, LANGUAGE, WAYS, Variant, variants
 
 PAIR = Shape("output", "instruction", "input", parts=("instruction", "input", "output"))
 TEXT = Shape("text")

@@ -8,8 +8,8 @@ import pytest
 
 from support.schema_cases import CASES, LINKED, Case
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_schema import answer_schema, document, read_schema, response_format, wrong
-from tokenmill.recipes.expand_seeds import Shape
+from tokenmill.recipes.expansion.schema import answer_schema, document, read_schema, response_format, wrong
+from tokenmill.recipes.expansion.seeds import Shape
 
 PAIR = Shape("output", "instruction", parts=("instruction", "output"))
 

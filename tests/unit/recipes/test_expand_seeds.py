@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_schema import read_schema
-from tokenmill.recipes.expand_seeds import Example, Seeds, read_seeds
+from tokenmill.recipes.expansion.schema import read_schema
+from tokenmill.recipes.expansion.seeds import Example, Seeds, read_seeds
 
 CHAT = [
     {"role": "system", "content": "Be brief."},

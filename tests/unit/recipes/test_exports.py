@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distill_rows import COLUMNS
-from tokenmill.recipes.exports import Format, Wanted, check_replaceable, export
+from tokenmill.recipes.distillation.rows import COLUMNS
+from tokenmill.recipes.export import Format, Wanted, check_replaceable, export
 from tokenmill.recipes.exports_parquet import read_table_columns, write_table, written_by
 
 SYSTEM = {"role": "system", "content": "Be brief."}

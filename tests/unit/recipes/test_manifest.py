@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
-from tokenmill.recipes.documents import Document
-from tokenmill.recipes.manifest import (
+from tokenmill.recipes.summarization.documents import Document
+from tokenmill.recipes.summarization.manifest import (
     MANIFEST,
     Entry,
     Manifest,

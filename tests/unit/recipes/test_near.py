@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.near import FEW_WORDS, MANY_WORDS, Near, kinds_of
+from tokenmill.recipes.expansion.near_duplicates import FEW_WORDS, MANY_WORDS, Near, kinds_of
 
 LONG = (
     "The sluice of a watermill lets more or less water onto the wheel and so the miller sets how fast the stones turn "

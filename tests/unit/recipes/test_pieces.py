@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.recipes.pieces import estimate, fits, groups, halved, headings, split
+from tokenmill.recipes.summarization.chunking import estimate, fits, groups, halved, headings, split
 
 PROSE = "The mill stands by the river. It has two wheels! Who built it? Nobody knows.\n\n"
 TEXTS = st.text(st.sampled_from("ab é\n.#=-`漢😀\u0301\u200d。 "), max_size=400) | st.text(max_size=200)

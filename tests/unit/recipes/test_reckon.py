@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.lint import Lint
 from tokenmill.recipes.estimate import Forecast, Known, Speeds, StageForecast, forecast
-from tokenmill.recipes.previous_answers import Lengths
+from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat_line
 
 HEAD = "You write one line about a thing. " * 40

@@ -15,7 +15,7 @@ from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.throughput import Tokens
 from tokenmill.recipes.runner import Origin
-from tokenmill.recipes.stage_speeds import FILE, MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
+from tokenmill.recipes.speeds import FILE, MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
 
 MACHINE = find("epyc-9175f")
 ORIGIN = Origin("tiny", "m", "native", "b2", 1024)

@@ -11,13 +11,13 @@ import pytest
 
 from support.mills import ORIGIN, Said, ScriptedMill, completion
 from tokenmill.errors import UsageError
-from tokenmill.recipes.documents import Reading, gather
-from tokenmill.recipes.manifest import MANIFEST, read_manifest
 from tokenmill.recipes.runner import Answered, End, Line
-from tokenmill.recipes.summarization import Summarized, SummarizeRequest, nothing_to_do, summarize
-from tokenmill.recipes.summarize_prompts import KINDS, Prompts, prompts_for, write_packaged
-from tokenmill.recipes.summarize_prospect import prospect
-from tokenmill.recipes.summarize_work import rooms
+from tokenmill.recipes.summarization.documents import Reading, gather
+from tokenmill.recipes.summarization.forecast import prospect
+from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
+from tokenmill.recipes.summarization.prompts import KINDS, Prompts, prompts_for, write_packaged
+from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, nothing_to_do, summarize
+from tokenmill.recipes.summarization.work import rooms
 
 PROMPTS = Prompts("the digest", {kind: f"prompt for a {kind}" for kind in KINDS})
 SAMPLING: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0}

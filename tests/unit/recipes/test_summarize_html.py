@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.recipes.summarize_html import page_text, said_encoding
+from tokenmill.recipes.summarization.html import page_text, said_encoding
 
 PAGE = """<!doctype html><html><head><title>The mill</title><style>p { color: red }</style>
 <script>if (a < b) { document.write("<p>no</p>") }</script></head><body>

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_seeds import Example
+from tokenmill.recipes.expansion.seeds import Example
 
 LANGUAGE = "language"
 FORMAT = "format"

@@ -10,38 +10,37 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from tokenmill.recipes.expand_answers import CUT, Dropped, compared, example_of
-from tokenmill.recipes.expand_lines import LEAST_PART, Job, jobs_of, part_lines
-from tokenmill.recipes.expand_order import Expanded, ExpandRequest, Tally
-from tokenmill.recipes.expand_prompts import Prompt
-from tokenmill.recipes.expand_rows import Made, Rejected, rows_there, write_expanded, write_rejected
-from tokenmill.recipes.expand_seeds import Parent
-from tokenmill.recipes.expand_transforms import INSTRUCTION
-from tokenmill.recipes.judge import judge_line, verdict_of
-from tokenmill.recipes.near import Likeness, Near
+from tokenmill.recipes.expansion.answers import CUT, Dropped, compared, example_of, judge_line, verdict_of
+from tokenmill.recipes.expansion.lines import LEAST_PART, Job, jobs_of, part_lines
+from tokenmill.recipes.expansion.near_duplicates import Likeness, Near
+from tokenmill.recipes.expansion.prompts import Prompt
+from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, Tally
+from tokenmill.recipes.expansion.rows import Made, Rejected, rows_there, write_expanded, write_rejected
+from tokenmill.recipes.expansion.seeds import Parent
+from tokenmill.recipes.expansion.transforms import INSTRUCTION
 from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, made_by
 from tokenmill.units import number_of
 
 _MORE = "more seeds, more --ways or a higher --temperature bring other rows"
 
 
-async def expand(mill: BatchRunner, order: ExpandRequest, tell: Callable[[str], None]) -> Expanded:
+async def expand(runner: BatchRunner, request: ExpandRequest, tell: Callable[[str], None]) -> Expanded:
     """Grow the dataset and write it; `tell` gets a sentence for each stage.
 
     A run that was broken off leaves a table of before that has more rows, and what was dropped for it, as they are.
     """
-    growth = _Growth(order, mill)
+    growth = _Growth(request, runner)
     end, why = await growth.run(tell)
-    desk = order.desk
-    rows = len(growth.kept) + (len(order.seeds.parents) if order.keep_seeds else 0)
-    there = 0 if end == "finished" else rows_there(order.output)
+    prompts = request.prompts
+    rows = len(growth.kept) + (len(request.seeds.parents) if request.keep_seeds else 0)
+    there = 0 if end == "finished" else rows_there(request.output)
     replaced = there <= rows
     if replaced:
-        write_expanded(order.output, order.seeds, growth.kept, desk, keep_seeds=order.keep_seeds)
-    if order.rejected is not None and (replaced or not order.rejected.exists()):
-        write_rejected(order.rejected, order.seeds, growth.rejected, desk)
+        write_expanded(request.output, request.seeds, growth.kept, prompts, keep_seeds=request.keep_seeds)
+    if request.rejected is not None and (replaced or not request.rejected.exists()):
+        write_rejected(request.rejected, request.seeds, growth.rejected, prompts)
     return Expanded(
-        order.output,
+        request.output,
         max(rows, there),
         len(growth.kept),
         growth.ways,
@@ -59,28 +58,28 @@ async def expand(mill: BatchRunner, order: ExpandRequest, tell: Callable[[str], 
 class _Growth:
     """One run of the recipe."""
 
-    def __init__(self, order: ExpandRequest, mill: BatchRunner) -> None:
-        self._order = order
-        self._mill = mill
+    def __init__(self, request: ExpandRequest, runner: BatchRunner) -> None:
+        self._request = request
+        self._runner = runner
         self.kept: list[Made] = []
         self.rejected: list[Rejected] = []
-        self.ways = {variant.label: Tally() for variant in order.variants}
+        self.ways = {variant.label: Tally() for variant in request.variants}
         self.failures: Counter[str] = Counter()
         self.round = self.waiting = self.surplus = self.cut = 0
         self._stage = self._asked = self._seen = 0
         self._looked = (0, 0, 0)  # rounds, lines and rows when the yield was last looked at
-        self._whole = Near(order.near)
-        self._tasks = Near(order.near) if any(variant.way == INSTRUCTION for variant in order.variants) else None
-        for parent in order.seeds.parents:
+        self._whole = Near(request.near)
+        self._tasks = Near(request.near) if any(variant.way == INSTRUCTION for variant in request.variants) else None
+        for parent in request.seeds.parents:
             self._remember(parent)
 
     async def run(self, tell: Callable[[str], None]) -> tuple[End, str]:
         """Rounds until one says why it was the last."""
-        order = self._order
-        parents: tuple[Parent, ...] = order.seeds.parents
-        while self.round < order.most_rounds:
-            before = 0 if order.evolve else self.round
-            jobs = list(jobs_of(parents, order.variants, order.per_seed, before))
+        request = self._request
+        parents: tuple[Parent, ...] = request.seeds.parents
+        while self.round < request.most_rounds:
+            before = 0 if request.evolve else self.round
+            jobs = list(jobs_of(parents, request.variants, request.per_seed, before))
             if not jobs:
                 grown = f"nothing new came that could be grown further{self._short()}"
                 return "finished", grown if self.round else "no seed can be grown"
@@ -89,19 +88,19 @@ class _Growth:
             end = await self._work_round(jobs, tell)
             if end != "finished":
                 return end, _ENDS[end]
-            if order.target is not None and len(self.kept) >= order.target:
+            if request.target is not None and len(self.kept) >= request.target:
                 return "finished", "the target is reached"
-            if self.round < order.most_rounds and (little := self._too_little()) is not None:
+            if self.round < request.most_rounds and (little := self._too_little()) is not None:
                 return "finished", little
-            if order.evolve:
+            if request.evolve:
                 parents = tuple(made.parent for made in self.kept[kept:])
         done = number_of(self.round, "round")
-        short = "" if order.target is None else f" and did not reach the target of {order.target:,}"
+        short = "" if request.target is None else f" and did not reach the target of {request.target:,}"
         return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
 
     def _too_little(self) -> str | None:
         """Why more rounds would not be worth it; None: they are, or there were too few lines to tell."""
-        (rounds, asked, kept), least = self._looked, self._order.least_yield
+        (rounds, asked, kept), least = self._looked, self._request.least_yield
         lines = self._asked - asked
         new = len(self.kept) - kept
         if lines < LEAST_PART:
@@ -115,7 +114,7 @@ class _Growth:
 
     def _short(self) -> str:
         """That the target is not reached, and what helps; nothing where there is none."""
-        target = self._order.target
+        target = self._request.target
         return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
 
     async def _work_round(self, jobs: list[Job], tell: Callable[[str], None]) -> End:
@@ -130,53 +129,53 @@ class _Growth:
             end = await self._work_part(part)
             tell(
                 f"round {self.round}: {len(self.kept) - kept:,} of {number_of(len(part), 'line')} kept, "
-                f"{len(self.kept):,}{'' if self._order.target is None else f' of {self._order.target:,}'} in all"
+                f"{len(self.kept):,}{'' if self._request.target is None else f' of {self._request.target:,}'} in all"
             )
             if end != "finished":
                 break
         return end
 
     def _enough(self) -> bool:
-        return self._order.target is not None and len(self.kept) >= self._order.target
+        return self._request.target is not None and len(self.kept) >= self._request.target
 
     def _part(self, left: int) -> int:
         """How many lines to write next."""
-        return left if self._order.target is None else part_lines(self._asked, left)
+        return left if self._request.target is None else part_lines(self._asked, left)
 
     async def _work_part(self, jobs: list[Job]) -> End:
         """Write, compare, judge, keep."""
-        order = self._order
+        request = self._request
         named = dict[str, Job]()
 
         def lines() -> Iterator[Line]:
             for job in jobs:  # one at a time: a round may have millions
-                line = order.desk.line(job)
+                line = request.prompts.line(job)
                 named[str(line["custom_id"])] = job
                 yield line
 
         self._asked += len(jobs)
-        ran = await self._mill.run(f"write {self._stage}", lines())
+        ran = await self._runner.run(f"write {self._stage}", lines())
         self._seen = 0
         new = list(self._new(ran.answers(), named))
         self.waiting += len(jobs) - self._seen
-        if order.judge is None:
+        if request.judge is None:
             for made in new:
                 self._keep(made)
             return ran.end
         if ran.end != "finished":
             self.waiting += len(new)
             return ran.end
-        return await self._judge(new, order.judge) if new else "finished"
+        return await self._judge(new, request.judge) if new else "finished"
 
     def _new(self, answers: Iterator[Answered], jobs: Mapping[str, Job]) -> Iterator[Made]:
         """Examples that are valid and unlike all before; the others are counted."""
-        order = self._order
-        here = self._mill.origin
+        request = self._request
+        here = self._runner.origin
         for answer in answers:
             self._seen += 1
             job = jobs[answer.custom_id]
             self.ways[job.variant.label].made += 1
-            example = example_of(answer, job, order.seeds.shape, order.desk.schema)
+            example = example_of(answer, job, request.seeds.shape, request.prompts.schema)
             origin = made_by(answer, here)
             if isinstance(example, Dropped):
                 if example.why == "failed":
@@ -194,8 +193,8 @@ class _Growth:
             yield made
 
     async def _judge(self, new: list[Made], prompt: Prompt) -> End:
-        order = self._order
-        shape = self._order.seeds.shape
+        request = self._request
+        shape = self._request.seeds.shape
         by_name = dict[str, Made]()
 
         def lines() -> Iterator[Line]:
@@ -206,7 +205,7 @@ class _Growth:
                 by_name[str(line["custom_id"])] = made
                 yield line
 
-        ran = await self._mill.run(f"judge {self._stage}", lines())
+        ran = await self._runner.run(f"judge {self._stage}", lines())
         seen = 0
         for answer in ran.answers():
             seen += 1
@@ -216,7 +215,7 @@ class _Growth:
                 words = answer.message or answer.code or "the verdict has no score"
                 self.failures[f"judge: {words}"] += 1
                 self._drop(made.dropped(Dropped("failed", f"judge: {words}")))
-            elif verdict.score < order.least_score:
+            elif verdict.score < request.least_score:
                 words = f"{verdict.score}{'' if verdict.reason is None else f': {verdict.reason}'}"
                 self._drop(made.dropped(Dropped("too low", words)))
             else:
@@ -233,7 +232,7 @@ class _Growth:
 
     def _drop(self, rejected: Rejected) -> None:
         self.ways[rejected.job.variant.label].dropped[rejected.dropped.why] += 1
-        if self._order.rejected is not None:
+        if self._request.rejected is not None:
             self.rejected.append(rejected)
 
     def _like(self, made: Made) -> Likeness | None:

@@ -1,4 +1,8 @@
-"""Run a recipe on an engine of this machine: `run_recipe`."""
+"""Runs a recipe on an engine of this machine: `run_recipe`.
+
+The engine is opened for the first stage that has work. A recipe whose answers are all in the store loads nothing, and
+still names the model that answered.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -7,8 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from tokenmill.api.batch_engine import EngineSetup
+from tokenmill.api.batch_engine import BatchEngine, EngineSetup
 from tokenmill.api.batches import counts_text
+from tokenmill.api.engines import EngineChoice
+from tokenmill.api.planning import EnginePlan
 from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.stopping import Stop
 from tokenmill.api.stores import work_folder
@@ -18,14 +24,49 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.store import Store
-from tokenmill.recipes.engine import RecipeEngine
-from tokenmill.recipes.local_runner import LocalRunner
+from tokenmill.recipes.local_runner import LocalRunner, RunnerOptions, origin_of
 from tokenmill.recipes.runner import BatchRunner, Budget, End, Origin, Spent
-from tokenmill.recipes.stage_speeds import keeper
+from tokenmill.recipes.speeds import build_here, keeper
+
+UNKNOWN_BUILD = "not started"
+
+
+class RecipeEngine(BatchEngine):
+    """The engine of one run of a recipe; opened for the first stage that has work."""
+
+    _planned: Origin | None = None
+
+    @property
+    def origin(self) -> Origin:
+        """Model, engine and build; taken from the plan until the engine is open."""
+        choice = self.setup.choice
+        if self.engine is not None:
+            return origin_of(self.engine.identity, called=name_of(choice, self.engine.identity.model))
+        if self._planned is None:
+            self._planned = planned_origin(choice, self.setup.planned)
+        return self._planned
+
+
+def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> Origin:
+    """Who will answer, told without starting anything."""
+    if choice.record is not None:
+        record = choice.record
+        return Origin(name_of(choice, record.model), record.model_id, record.kind, record.build)
+    if wanted is None:
+        return Origin(choice.model, choice.model_id, "url", UNKNOWN_BUILD)
+    context = wanted.plan.settings.context
+    name = name_of(choice, wanted.plan.profile.name)
+    return Origin(name, choice.model_id, choice.config.kind, build_here(wanted) or UNKNOWN_BUILD, context)
+
+
+def name_of(choice: EngineChoice, own: str) -> str:
+    """The model as people call it; for a file, as it calls itself."""
+    return own if choice.url is not None or "/" in choice.model or choice.model.endswith(".gguf") else choice.model
+
 
 T = TypeVar("T")
 Recipe = Callable[[BatchRunner, Callable[[str], None]], Awaitable[T]]
-"""Runs stages through a mill and returns what came of them; the second argument takes messages."""
+"""Runs stages on a runner and returns its result; the second argument takes messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +107,27 @@ def run_recipe(recipe: Recipe[T], request: RecipeRequest, stop: Stop, on_progres
 async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine, stop: Stop) -> RecipeRun[T]:
     began_s = asyncio.get_running_loop().time()
     stop.begin()
-    stop.loaded()  # the mill cancels a load by itself, so that the recipe can write what there is
+    stop.loaded()  # the runner cancels a load by itself, so that the recipe can write what there is
     setup = request.setup
     async with opening as engine:
-        mill = LocalRunner(
+        runner = LocalRunner(
             engine.store,
             engine.folder,
             engine,
-            budget=request.budget,
-            stop=stop.event,
-            priority=request.priority,
-            called=request.name,
-            watch=partial(_watched, engine.on_progress),
-            began_s=began_s,
-            alone=setup.planned is not None,
-            booked=_keeper(engine),
+            RunnerOptions(
+                budget=request.budget,
+                stop=stop.event,
+                priority=request.priority,
+                name=request.name,
+                watch=partial(_watched, engine.on_progress),
+                began_s=began_s,
+                exclusive=setup.planned is not None,
+                on_stage_end=_keeper(engine),
+            ),
         )
-        value = await recipe(mill, log.info)
+        value = await recipe(runner, log.info)
         seconds = asyncio.get_running_loop().time() - began_s
-        return RecipeRun(value, mill.end, mill.spent, mill.origin, engine.load_s, seconds)
+        return RecipeRun(value, runner.end, runner.spent, runner.origin, engine.load_s, seconds)
 
 
 def _keeper(engine: RecipeEngine) -> Callable[[Report], None]:

@@ -16,8 +16,8 @@ from pathlib import Path
 from tokenmill.errors import UsageError
 from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.template import Field, Template, read_template
-from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_transforms import INSTRUCTION, WAYS
+from tokenmill.recipes.expansion.seeds import Example, Shape
+from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS
 
 JUDGE = "judge"
 PACKAGED = (*WAYS, JUDGE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.exports import Wanted, columns_of, rows_of
+from tokenmill.recipes.export import Wanted, columns_of, rows_of
 from tokenmill.recipes.exports_parquet import MESSAGES
 
 _FLOAT32_BITS = 24

@@ -4,9 +4,9 @@ from itertools import count, islice
 from math import ceil
 from typing import TypeVar
 
-from tokenmill.recipes.expand_lines import Job, jobs_of, part_lines
-from tokenmill.recipes.expand_order import ExpandRequest
-from tokenmill.recipes.judge import MAX_TOKENS, judge_line
+from tokenmill.recipes.expansion.answers import MAX_TOKENS, judge_line
+from tokenmill.recipes.expansion.lines import Job, jobs_of, part_lines
+from tokenmill.recipes.expansion.request import ExpandRequest
 from tokenmill.recipes.runner import Line, Prospect, StageProspect
 
 ASSUMED_YIELD = 0.7
@@ -16,34 +16,34 @@ _SAMPLE = 1000  # of more
 T = TypeVar("T")
 
 
-def prospect_of(order: ExpandRequest) -> Prospect:
+def prospect_of(request: ExpandRequest) -> Prospect:
     """All rounds as one stage, and the judging of what they write as another."""
-    round_one = list(jobs_of(order.seeds.parents, order.variants, order.per_seed, 0))
-    jobs = _lines(order, len(round_one))
-    rows = order.target
+    round_one = list(jobs_of(request.seeds.parents, request.variants, request.per_seed, 0))
+    jobs = _lines(request, len(round_one))
+    rows = request.target
     notes = tuple[str, ...]()
     if not jobs:
         rows = None
-    elif order.target is not None and jobs < _needed(order.target):
-        notes = (f"{order.rounds} rounds of {len(round_one):,} lines may not come to {order.target:,} rows",)
+    elif request.target is not None and jobs < _needed(request.target):
+        notes = (f"{request.rounds} rounds of {len(round_one):,} lines may not come to {request.target:,} rows",)
         rows = None
-    sample = _sample(order, round_one, jobs)
-    assumed = None if order.target is None else f"{ASSUMED_YIELD:.0%} of what is written passes the filters"
+    sample = _sample(request, round_one, jobs)
+    assumed = None if request.target is None else f"{ASSUMED_YIELD:.0%} of what is written passes the filters"
     stages = [
         StageProspect(
             "write",
             jobs,
-            tuple(order.desk.line(job) for job in sample),
-            output_tokens=order.desk.drawing.max_tokens,
+            tuple(request.prompts.line(job) for job in sample),
+            output_tokens=request.prompts.drawing.max_tokens,
             assumed=assumed,
         )
     ]
-    if order.judge is not None:
+    if request.judge is not None:
         stages.append(
             StageProspect(
                 "judge",
                 jobs,
-                tuple(_judged(order, job) for job in _spread(sample, _SAMPLE)),
+                tuple(_judged(request, job) for job in _spread(sample, _SAMPLE)),
                 output_tokens=MAX_TOKENS,
                 assumed="every row is judged, and new rows are as long as their seeds",
             )
@@ -55,18 +55,18 @@ def _needed(target: int) -> int:
     return ceil(target / ASSUMED_YIELD)
 
 
-def _lines(order: ExpandRequest, of_round: int) -> int:
+def _lines(request: ExpandRequest, of_round: int) -> int:
     """Lines that are written: whole parts, as the run cuts them, until the target is likely to be reached."""
     if not of_round:
         return 0
-    if order.target is None:
-        return of_round * int(order.most_rounds)
-    needed = _needed(order.target)
+    if request.target is None:
+        return of_round * int(request.most_rounds)
+    needed = _needed(request.target)
     asked = 0
     rounds = 0
-    while asked < needed and rounds < order.most_rounds:
+    while asked < needed and rounds < request.most_rounds:
         if part_lines(asked, of_round) == of_round:  # and so are all that follow: parts only grow
-            return asked + of_round * int(min(ceil((needed - asked) / of_round), order.most_rounds - rounds))
+            return asked + of_round * int(min(ceil((needed - asked) / of_round), request.most_rounds - rounds))
         left = of_round
         while left and asked < needed:
             part = part_lines(asked, left)
@@ -76,23 +76,23 @@ def _lines(order: ExpandRequest, of_round: int) -> int:
     return asked
 
 
-def _sample(order: ExpandRequest, round_one: list[Job], jobs: int) -> list[Job]:
+def _sample(request: ExpandRequest, round_one: list[Job], jobs: int) -> list[Job]:
     """All jobs, in the order of the run, where that many can be made and are known; else some of the first round."""
     if jobs <= len(round_one):
         return round_one[:jobs] if jobs <= _ALL else _spread(round_one[:jobs], _SAMPLE)
-    if jobs > _ALL or order.evolve:  # what later rounds of an evolution begin with is not written yet
+    if jobs > _ALL or request.evolve:  # what later rounds of an evolution begin with is not written yet
         return _spread(round_one, _SAMPLE)
-    rounds = (jobs_of(order.seeds.parents, order.variants, order.per_seed, before) for before in count())
+    rounds = (jobs_of(request.seeds.parents, request.variants, request.per_seed, before) for before in count())
     return list(islice((job for one in rounds for job in one), jobs))
 
 
-def _judged(order: ExpandRequest, job: Job) -> Line:
+def _judged(request: ExpandRequest, job: Job) -> Line:
     """The judging of a row that is what it was made of, for want of a better one."""
-    if order.judge is None:
+    if request.judge is None:
         raise AssertionError("nothing is judged")
     example = job.parent.example
-    name = str(order.desk.line(job)["custom_id"])
-    return judge_line(name, example, example, job.variant, order.judge, order.seeds.shape)
+    name = str(request.prompts.line(job)["custom_id"])
+    return judge_line(name, example, example, job.variant, request.judge, request.seeds.shape)
 
 
 def _spread(items: list[T], most: int) -> list[T]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.recipes.distill_prompts import DistillOptions, DistillPrompts, Prompt, bodies, checked_lines
-from tokenmill.recipes.distill_rows import (
+from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts, Prompt, bodies, checked_lines
+from tokenmill.recipes.distillation.rows import (
     COLUMNS,
     Thinking,
     opened_by,
@@ -22,7 +22,7 @@ from tokenmill.recipes.distill_rows import (
     tokens_of,
 )
 from tokenmill.recipes.exports_parquet import write_table
-from tokenmill.recipes.previous_answers import MOST_LINES
+from tokenmill.recipes.history import MOST_LINES
 from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, Origin, Prospect, Ran, StageProspect
 from tokenmill.units import format_bytes, number_of
 
@@ -51,7 +51,7 @@ class Distilled:
 
 
 async def distill(
-    mill: BatchRunner,
+    runner: BatchRunner,
     prompts: DistillPrompts,
     ask: DistillOptions,
     output: Path,
@@ -60,12 +60,12 @@ async def distill(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Distilled:
     """Have all prompts answered, and write what is there."""
-    ran = await mill.run(STAGE, (line for _, _, line in lines_of(prompts, ask)))
+    ran = await runner.run(STAGE, (line for _, _, line in lines_of(prompts, ask)))
     tell(f"writing {output.name}")
     tally = _Tally()
     opened = templates_that_open(_with_lines(ran, prompts, ask)) if thinking == "auto" else frozenset[str]()
-    rows = _rows(ran, prompts, ask, mill.origin, thinking, opened, tally)
-    count = write_table(output, rows, COLUMNS, metadata=_metadata(mill.origin, ask))
+    rows = _rows(ran, prompts, ask, runner.origin, thinking, opened, tally)
+    count = write_table(output, rows, COLUMNS, metadata=_metadata(runner.origin, ask))
     return Distilled(
         output,
         ran.end,

@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.table import is_parquet
-from tokenmill.recipes.expand_answers import Dropped
-from tokenmill.recipes.expand_lines import ExpandPrompts, Job
-from tokenmill.recipes.expand_seeds import Example, Parent, Seeds
+from tokenmill.recipes.expansion.answers import Dropped
+from tokenmill.recipes.expansion.lines import ExpandPrompts, Job
+from tokenmill.recipes.expansion.seeds import Example, Parent, Seeds
 from tokenmill.recipes.rows import check_target, read_rows, suffix_of, write_rows
 from tokenmill.recipes.runner import Origin
 
@@ -95,7 +95,7 @@ def columns_of(seeds: Seeds) -> dict[str, str]:
     return {**seeds.shape.types, **seeds.carried, **{names[name]: kind for name, kind in PROVENANCE.items()}}
 
 
-def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: ExpandPrompts, *, keep_seeds: bool) -> int:
+def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], prompts: ExpandPrompts, *, keep_seeds: bool) -> int:
     """Write the dataset; how many rows."""
     names = provenance_names(seeds)
 
@@ -104,14 +104,14 @@ def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], desk: ExpandP
             of = {"id": parent.id, "root": parent.id, "way": SEED, "depth": 0}
             yield {**seeds.shape.row(parent.example), **parent.carried, **{names[key]: of[key] for key in of}}
         for one in made:
-            of = _provenance(one, desk) | {"score": one.score}
+            of = _provenance(one, prompts) | {"score": one.score}
             content = seeds.shape.row(one.example)
             yield {**content, **one.job.parent.carried, **{names[key]: of[key] for key in of}}
 
     return write_rows(path, rows(), columns_of(seeds), metadata={_SIGN: "expand", "tokenmill.seeds": seeds.path.name})
 
 
-def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk: ExpandPrompts) -> int:
+def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], prompts: ExpandPrompts) -> int:
     """Write what did not come through, with the reason; how many rows."""
     names = provenance_names(seeds)
     why, reason = (_TAKEN + name if name in seeds.shape.types else name for name in ("why", "reason"))
@@ -119,7 +119,7 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk:
 
     def rows() -> Iterator[dict[str, Any]]:
         for one in rejected:
-            of = _provenance(one, desk)
+            of = _provenance(one, prompts)
             content = {} if one.example is None else seeds.shape.row(one.example)
             given = {why: one.dropped.why, reason: one.dropped.words}
             yield {**given, **content, **one.job.parent.carried, **{names[key]: of[key] for key in of}}
@@ -127,11 +127,11 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], desk:
     return write_rows(path, rows(), columns, metadata={_SIGN: "expand"})
 
 
-def _provenance(one: Made | Rejected, desk: ExpandPrompts) -> dict[str, Any]:
+def _provenance(one: Made | Rejected, prompts: ExpandPrompts) -> dict[str, Any]:
     job = one.job
     origin = one.origin
-    drawing = desk.drawing
-    prompt = desk.prompts[job.variant.way]
+    drawing = prompts.drawing
+    prompt = prompts.prompts[job.variant.way]
     return {
         "id": one.id,
         "parent": job.parent.id,
@@ -148,7 +148,7 @@ def _provenance(one: Made | Rejected, desk: ExpandPrompts) -> dict[str, Any]:
         "build": origin.build,
         "temperature": drawing.temperature,
         "top_p": drawing.top_p,
-        "seed": desk.seed(job),
+        "seed": prompts.seed(job),
         "max_tokens": drawing.max_tokens,
     }
 

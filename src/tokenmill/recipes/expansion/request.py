@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expand_answers import Why
-from tokenmill.recipes.expand_lines import ExpandPrompts
-from tokenmill.recipes.expand_prompts import Prompt
-from tokenmill.recipes.expand_seeds import Seeds
-from tokenmill.recipes.expand_transforms import Variant
-from tokenmill.recipes.judge import HIGHEST
+from tokenmill.recipes.expansion.answers import HIGHEST, Why
+from tokenmill.recipes.expansion.lines import ExpandPrompts
+from tokenmill.recipes.expansion.prompts import Prompt
+from tokenmill.recipes.expansion.seeds import Seeds
+from tokenmill.recipes.expansion.transforms import Variant
 from tokenmill.recipes.runner import End
 
 LEAST_YIELD = 0.02  # rounds that bring less of what they wrote are the last
@@ -24,7 +23,7 @@ class ExpandRequest:
     """What is to be grown of what, and where it goes."""
 
     seeds: Seeds
-    desk: ExpandPrompts
+    prompts: ExpandPrompts
     variants: tuple[Variant, ...]
     output: Path
     judge: Prompt | None = None  # None: no second pass

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from tokenmill.jobs.json_text import compact_json
-from tokenmill.recipes.distill_prompts import Prompt
+from tokenmill.recipes.distillation.prompts import Prompt
 from tokenmill.recipes.reasoning import Parted, has_marks, part
 from tokenmill.recipes.runner import Answered, Line, Origin, made_by
 

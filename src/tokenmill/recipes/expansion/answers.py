@@ -1,4 +1,4 @@
-"""Answers made examples of, or the reason why one is none. Pure."""
+"""Turns answers into new examples and verdicts, or into the reason why there is none. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from tokenmill.jobs.json_text import compact_json
-from tokenmill.recipes.expand_lines import Job
-from tokenmill.recipes.expand_schema import answer_schema, document, wrong
-from tokenmill.recipes.expand_seeds import Example, Shape
-from tokenmill.recipes.expand_transforms import INSTRUCTION
-from tokenmill.recipes.runner import Answered, text_of
+from tokenmill.recipes.expansion.lines import Job
+from tokenmill.recipes.expansion.prompts import Prompt, shown, values_of
+from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, wrong
+from tokenmill.recipes.expansion.seeds import Example, Shape
+from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
+from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 
 Why = Literal["failed", "invalid", "near-duplicate", "too low"]
 CUT = "it was cut at max_tokens"
@@ -81,3 +82,54 @@ def compared(example: Example, *, task_alone: bool) -> str:
     """The text by which near-duplicates are told."""
     parts = (example.task, example.input) if task_alone else (example.task, example.input, example.answer)
     return "\n".join(part for part in parts if part)
+
+
+HIGHEST = 5
+MAX_TOKENS = 64
+_SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    # The score first: it stands even where the reason is cut.
+    "properties": {
+        "score": {"type": "integer", "enum": list(range(1, HIGHEST + 1))},
+        "reason": {"type": "string", "maxLength": 120},
+    },
+    "required": ["score"],
+    "additionalProperties": False,
+}
+_BEGINNING = re.compile(r'\s*\{\s*"score"\s*:\s*([1-5])\s*[,}]')
+
+
+class Verdict(NamedTuple):
+    """A score from 1 to 5, and why."""
+
+    score: int
+    reason: str | None
+
+
+def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: Prompt, shape: Shape) -> Line:
+    """The line that asks for a score; nothing is drawn."""
+    way = " ".join([variant.way, *variant.words.values()])
+    values = {**values_of(new, shape), "original": shown(old, shape), "way": way}
+    return chat_line(
+        f"judge-{name}",
+        prompt.messages(values),
+        max_tokens=MAX_TOKENS,
+        temperature=0.0,
+        response_format=response_format("verdict", _SCHEMA),
+    )
+
+
+def verdict_of(answer: Answered) -> Verdict | None:
+    """The verdict; None: there is no answer, or none that can be read."""
+    text = text_of(answer)
+    if text is None:
+        return None
+    try:
+        value = document(text)
+    except (ValueError, RecursionError):
+        found = _BEGINNING.match(text)
+        return None if found is None else Verdict(int(found[1]), None)
+    score, reason = (value.get("score"), value.get("reason")) if isinstance(value, dict) else (None, None)
+    if not isinstance(score, int) or isinstance(score, bool) or not 1 <= score <= HIGHEST:
+        return None
+    return Verdict(score, reason if isinstance(reason, str) else None)

@@ -14,11 +14,11 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID
-from tokenmill.recipes.documents import Document
-from tokenmill.recipes.pieces import TokenCount, estimate, fits, groups, halved, split
 from tokenmill.recipes.reasoning import part as parted
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
-from tokenmill.recipes.summarize_prompts import KINDS, Kind, Prompts
+from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split
+from tokenmill.recipes.summarization.documents import Document
+from tokenmill.recipes.summarization.prompts import KINDS, Kind, Prompts
 
 TEMPLATE_TOKENS = 64  # what a chat template puts around two messages, at most
 MARGIN = 0.02  # of the context: tokens of parts do not quite add up

@@ -22,7 +22,7 @@ from referencing.jsonschema import DRAFT202012
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.json_text import compact_json, shown
-from tokenmill.recipes.expand_seeds import Shape
+from tokenmill.recipes.expansion.seeds import Shape
 
 _SUBSCHEMA = ("additionalProperties", "items")
 _SUBSCHEMA_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tokenmill.recipes.manifest import Manifest, read_manifest
-from tokenmill.recipes.pieces import BYTES_PER_TOKEN, TokenCount, groups
-from tokenmill.recipes.previous_answers import MOST_LINES
+from tokenmill.recipes.history import MOST_LINES
 from tokenmill.recipes.reasoning import part as parted
 from tokenmill.recipes.runner import Answered, Line, Prospect, StageProspect, text_of
-from tokenmill.recipes.summarization import SummarizeRequest, judge, prunable, stage_name, works_of
-from tokenmill.recipes.summarize_work import MOST_LEVELS, NUMBER_TOKENS, Rooms, Work, line_of
+from tokenmill.recipes.summarization.chunking import BYTES_PER_TOKEN, TokenCount, groups
+from tokenmill.recipes.summarization.manifest import Manifest, read_manifest
+from tokenmill.recipes.summarization.recipe import SummarizeRequest, judge, prunable, stage_name, works_of
+from tokenmill.recipes.summarization.work import MOST_LEVELS, NUMBER_TOKENS, Rooms, Work, line_of
 from tokenmill.units import number_of
 
 Stored = Callable[[Line], Answered | None]
@@ -19,33 +19,33 @@ _ASSUMED = "notes on pieces as long as --max-tokens allows"
 
 
 def prospect(
-    order: SummarizeRequest,
+    request: SummarizeRequest,
     model_id: str,
     context: int | None,
     tokens: TokenCount | None,
     stored: Stored = lambda _line: None,
 ) -> Prospect:
     """The stages to come; reads the manifest and the summaries that are there."""
-    manifest = read_manifest(order.out)
-    judged = judge(order, manifest, model_id)
+    manifest = read_manifest(request.out)
+    judged = judge(request, manifest, model_id)
     unchanged = len(judged.of("unchanged"))
     edited = len(judged.of("edited"))
     notes = [f"{number_of(unchanged, 'document')} unchanged"] if unchanged else []
     if edited:
         notes.append(f"{number_of(edited, 'summary', 'summaries')} edited by hand and kept")
-    if order.found.skipped:
-        notes.append(f"{number_of(len(order.found.skipped), 'file or row', 'files or rows')} skipped")
-    if order.prune and judged.vanished:
+    if request.found.skipped:
+        notes.append(f"{number_of(len(request.found.skipped), 'file or row', 'files or rows')} skipped")
+    if request.prune and judged.vanished:
         notes += _pruning(manifest, judged.vanished)
     if not judged.of("to do"):
         return Prospect((), 0, tuple(notes))
-    room = order.rooms(context, tokens)
-    works = works_of(order, judged, manifest, room)
+    room = request.rooms(context, tokens)
+    works = works_of(request, judged, manifest, room)
     split = [work for work in works if len(work.parts) > 1]
     if split:
         pieces = sum(len(work.parts) for work in split)
         notes.append(f"{number_of(len(split), 'document')} longer than the context: {pieces:,} pieces")
-    unread = [len(work.parts) for work in split if not _answered(work, order, room, stored)]
+    unread = [len(work.parts) for work in split if not _answered(work, request, room, stored)]
     if room.estimated:
         notes.append("tokens are estimated: 4 bytes each, and a quarter of the context kept free")
     lines = [(name, part) for work in works for name, part in work.pending()]
@@ -53,10 +53,10 @@ def prospect(
     first = StageProspect(
         stage_name(1),
         len(lines),
-        tuple(line_of(name, part, order.prompts, order.sampling) for name, part in lines[::step]),
+        tuple(line_of(name, part, request.prompts, request.sampling) for name, part in lines[::step]),
         output_tokens=room.answer,
     )
-    return Prospect((first, *_reducing(unread, room, order)), len(works), tuple(notes))
+    return Prospect((first, *_reducing(unread, room, request)), len(works), tuple(notes))
 
 
 def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
@@ -72,13 +72,13 @@ def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
     return notes
 
 
-def _answered(work: Work, order: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
+def _answered(work: Work, request: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
     """Whether answers that are there lead to the end of a document, level by level. Changes nothing."""
     tried = replace(work, parts=[replace(part) for part in work.parts])
     opened = False
     while not tried.over:
         pending = list(tried.pending())
-        found = [stored(line_of(name, part, order.prompts, order.sampling)) for name, part in pending]
+        found = [stored(line_of(name, part, request.prompts, request.sampling)) for name, part in pending]
         answers = [each for each in found if each is not None]
         if len(answers) < len(pending):
             return False
@@ -89,9 +89,9 @@ def _answered(work: Work, order: SummarizeRequest, room: Rooms, stored: Stored) 
     return True
 
 
-def _reducing(split: Sequence[int], room: Rooms, order: SummarizeRequest) -> list[StageProspect]:
+def _reducing(split: Sequence[int], room: Rooms, request: SummarizeRequest) -> list[StageProspect]:
     """A stage for each level, as if every answer were as long as it may be."""
-    head = len(order.prompts.system("reduce").encode())
+    head = len(request.prompts.system("reduce").encode())
     note = room.answer + NUMBER_TOKENS
     stages = list[StageProspect]()
     left = list(split)

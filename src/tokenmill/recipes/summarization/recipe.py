@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.documents import Found, Skipped
-from tokenmill.recipes.manifest import (
+from tokenmill.recipes.reasoning import part as parted
+from tokenmill.recipes.runner import BatchRunner, End, Origin, text_of
+from tokenmill.recipes.summarization.chunking import TokenCount
+from tokenmill.recipes.summarization.documents import Found, Skipped
+from tokenmill.recipes.summarization.manifest import (
     Entry,
     Manifest,
     Recipe,
@@ -26,11 +29,8 @@ from tokenmill.recipes.manifest import (
     sum_of_bytes,
     verdict,
 )
-from tokenmill.recipes.pieces import TokenCount
-from tokenmill.recipes.reasoning import part as parted
-from tokenmill.recipes.runner import BatchRunner, End, Origin, text_of
-from tokenmill.recipes.summarize_prompts import Prompts
-from tokenmill.recipes.summarize_work import Failure, Rooms, Work, begun, line_of, rooms
+from tokenmill.recipes.summarization.prompts import Prompts
+from tokenmill.recipes.summarization.work import Failure, Rooms, Work, begun, line_of, rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +90,17 @@ class Summarized:
     cut: tuple[str, ...] = ()  # summaries that --max-tokens ended
 
 
-def judge(order: SummarizeRequest, manifest: Manifest, model_id: str) -> Judged:
+def judge(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Judged:
     """What is to be done; reads summaries, changes nothing."""
     known = {name: entry.summary for name, entry in manifest.entries.items()}
-    files = file_names(order.found.documents, known)
-    recipe = order.recipe(model_id)
+    files = file_names(request.found.documents, known)
+    recipe = request.recipe(model_id)
     verdicts = {
-        document.name: verdict(document, files[document.name], manifest, recipe, force=order.force)
-        for document in order.found.documents
+        document.name: verdict(document, files[document.name], manifest, recipe, force=request.force)
+        for document in request.found.documents
     }
     # What cannot be read today is not gone; neither are the rows of such a table.
-    unread = {skipped.name for skipped in order.found.skipped}
+    unread = {skipped.name for skipped in request.found.skipped}
     gone = (name for name in manifest.entries if name not in verdicts and unread.isdisjoint(_with_folders(name)))
     return Judged(verdicts, files, tuple(gone))
 
@@ -110,34 +110,36 @@ def _with_folders(name: str) -> list[str]:
     return ["/".join(parts[:size]) for size in range(len(parts) + 1)]  # "" stands for the place itself
 
 
-def nothing_to_do(order: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
-    """The end of a run that needs no mill; None: it needs one."""
-    judged = judge(order, manifest, model_id)
-    if judged.of("to do") or (order.prune and judged.vanished):
+def nothing_to_do(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
+    """The end of a run that needs no runner; None: it needs one."""
+    judged = judge(request, manifest, model_id)
+    if judged.of("to do") or (request.prune and judged.vanished):
         return None
-    return _summarized(order, judged, "finished", [], manifest, 0)
+    return _summarized(request, judged, "finished", [], manifest, 0)
 
 
 async def summarize(
-    mill: BatchRunner,
-    order: SummarizeRequest,
+    runner: BatchRunner,
+    request: SummarizeRequest,
     *,
     tokens: TokenCount | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summarized:
     """Summarize what is new or changed; `tokens` counts with the model's vocabulary, None: 4 bytes are one."""
-    with held(order.out):
-        manifest = read_manifest(order.out)
-        judged = judge(order, manifest, mill.origin.model_id)
+    with held(request.out):
+        manifest = read_manifest(request.out)
+        judged = judge(request, manifest, runner.origin.model_id)
         works = list[Work]()
         end: End = "finished"
         if judged.of("to do"):
-            room = order.rooms(mill.origin.context, tokens)
-            works = works_of(order, judged, manifest, room)
-            end = await _stages(mill, works, room, order, lambda over: _write(manifest, over, order, mill.origin))
-        pruned = _prune(manifest, judged.vanished, tell) if order.prune else 0
+            room = request.rooms(runner.origin.context, tokens)
+            works = works_of(request, judged, manifest, room)
+            end = await _stages(
+                runner, works, room, request, lambda over: _write(manifest, over, request, runner.origin)
+            )
+        pruned = _prune(manifest, judged.vanished, tell) if request.prune else 0
         manifest.save()
-        return _summarized(order, judged, end, works, manifest, pruned)
+        return _summarized(request, judged, end, works, manifest, pruned)
 
 
 def stage_name(number: int) -> str:
@@ -145,15 +147,19 @@ def stage_name(number: int) -> str:
     return "read" if number == 1 else f"reduce {number - 1}"
 
 
-def works_of(order: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[Work]:
+def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[Work]:
     """The work on every document that is to be done, before the first stage."""
     failures = {name: entry.failures for name, entry in manifest.entries.items()}
-    wanted = (each for each in order.found.documents if judged.verdicts[each.name] == "to do")
+    wanted = (each for each in request.found.documents if judged.verdicts[each.name] == "to do")
     return [begun(each, judged.files[each.name], failures.get(each.name, 0), room) for each in wanted]
 
 
 async def _stages(
-    mill: BatchRunner, works: Sequence[Work], room: Rooms, order: SummarizeRequest, write: Callable[[list[Work]], None]
+    runner: BatchRunner,
+    works: Sequence[Work],
+    room: Rooms,
+    request: SummarizeRequest,
+    write: Callable[[list[Work]], None],
 ) -> End:
     """Stage by stage until every document is over, or until one ends early; finished ones are written after each."""
     number = 0
@@ -163,8 +169,8 @@ async def _stages(
     while waiting and end == "finished":
         number += 1
         parts = {custom_id: (work, part) for work in waiting for custom_id, part in work.pending()}
-        lines = (line_of(custom_id, part, order.prompts, order.sampling) for custom_id, (_, part) in parts.items())
-        ran = await mill.run(stage_name(number), lines)
+        lines = (line_of(custom_id, part, request.prompts, request.sampling) for custom_id, (_, part) in parts.items())
+        ran = await runner.run(stage_name(number), lines)
         opened = opened or any(parted(text_of(each) or "").by_template for each in ran.answers())
         for answered in ran.answers():
             if answered.custom_id in parts and answered.code != "cancelled":  # to be taken up again as it is
@@ -178,9 +184,9 @@ async def _stages(
     return end
 
 
-def _write(manifest: Manifest, works: Sequence[Work], order: SummarizeRequest, origin: Origin) -> None:
+def _write(manifest: Manifest, works: Sequence[Work], request: SummarizeRequest, origin: Origin) -> None:
     """Write what is over: the manifest, then summaries. A file that is not ours is left, and its entry says so."""
-    recipe = order.recipe(origin.model_id)
+    recipe = request.recipe(origin.model_id)
     files = list[tuple[Path, bytes]]()
     for work in works:
         name = work.document.name
@@ -223,7 +229,7 @@ def _write(manifest: Manifest, works: Sequence[Work], order: SummarizeRequest, o
         new = sum_of_bytes(data)
         here = sum_of(path)
         ours = here is None or here == new or (old is not None and here in old.ours)
-        state: State = "done" if ours or order.force else "edited"
+        state: State = "done" if ours or request.force else "edited"
         manifest.entries[name] = replace(
             entry, state=state, summary_sha256=new, before_sha256=here if state == "done" else None
         )
@@ -256,7 +262,7 @@ def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], No
 
 
 def _summarized(
-    order: SummarizeRequest, judged: Judged, end: End, works: Sequence[Work], manifest: Manifest, pruned: int
+    request: SummarizeRequest, judged: Judged, end: End, works: Sequence[Work], manifest: Manifest, pruned: int
 ) -> Summarized:
     over = [work for work in works if work.over]
     done = [work for work in over if manifest.entries[work.document.name].state == "done"]
@@ -269,7 +275,7 @@ def _summarized(
         edited=(*judged.of("edited"), *kept),
         failed=tuple((work.document.name, work.failure) for work in over if work.failure is not None),
         left=len(works) - len(over),
-        skipped=order.found.skipped,
+        skipped=request.found.skipped,
         vanished=judged.vanished,
         pruned=pruned,
         pieces=sum(work.pieces for work in done),

@@ -19,7 +19,7 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.recipes.rows import read_rows
-from tokenmill.recipes.summarize_html import page_text, said_encoding
+from tokenmill.recipes.summarization.html import page_text, said_encoding
 from tokenmill.units import MIB, format_bytes
 
 MOST_BYTES = 64 * MIB  # of one file that is no table

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distill_rows import COLUMNS
+from tokenmill.recipes.distillation.rows import COLUMNS
 from tokenmill.recipes.exports_parquet import MESSAGES, columns_in, read_table_columns, write_table
 from tokenmill.recipes.reasoning import together
 from tokenmill.recipes.rows import read_rows, suffix_of

@@ -11,10 +11,10 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from tokenmill.jobs.json_text import compact_json
-from tokenmill.recipes.expand_prompts import Prompt, fields_of, values_of
-from tokenmill.recipes.expand_schema import answer_schema, response_format
-from tokenmill.recipes.expand_seeds import Parent, Shape
-from tokenmill.recipes.expand_transforms import INSTRUCTION, Variant
+from tokenmill.recipes.expansion.prompts import Prompt, fields_of, values_of
+from tokenmill.recipes.expansion.schema import answer_schema, response_format
+from tokenmill.recipes.expansion.seeds import Parent, Shape
+from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Line, chat_line
 
 LEAST_PART = 32  # lines that are written, and judged, before it is asked whether there is enough

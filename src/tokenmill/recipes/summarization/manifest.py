@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
-from tokenmill.recipes.documents import Document
+from tokenmill.recipes.summarization.documents import Document
 from tokenmill.storage.atomic import replace_file
 
 MANIFEST = "manifest.jsonl"

@@ -13,8 +13,7 @@ from tokenmill.jobs.line import Reading, row
 from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.submit import batch_key
-from tokenmill.recipes.runner import Answered, Line
-from tokenmill.recipes.stage_file import written
+from tokenmill.recipes.runner import Answered, Line, line_bytes
 
 MOST_LINES = 100_000  # of a stage that are looked up one by one; of more, a sample stands for all
 MOST_ANSWERS = 400  # that a mean is taken from: the newest
@@ -40,7 +39,7 @@ def settled_lines(reader: Reader, model_id: str, lines: Sequence[Line]) -> froze
     digest = hashlib.sha256()
     settled = set[int]()
     for number, line in enumerate(lines):
-        digest.update(written(line))
+        digest.update(line_bytes(line))
         identity = _identity(model_id, line)
         if identity is not None and reader.has_answer(identity):
             settled.add(number)
@@ -59,7 +58,7 @@ def stored_answer(reader: Reader, model_id: str, line: Line) -> Answered | None:
 
 def _identity(model_id: str, line: Line) -> bytes | None:
     """As `submit` reckons it; None: the line cannot be run."""
-    return row(written(line).decode().removesuffix("\n"), 1, Reading(0, model_id)).identity
+    return row(line_bytes(line).decode().removesuffix("\n"), 1, Reading(0, model_id)).identity
 
 
 def _states(reader: Reader, batch: Batch) -> Iterator[tuple[int, State]]:

@@ -1,0 +1,1 @@
+"""`tokenmill distill`: a teacher's answers to prompts, with tokens and log probabilities."""
