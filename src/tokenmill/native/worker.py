@@ -19,7 +19,8 @@ from tokenmill.model.gguf import read_headers
 from tokenmill.native import memory_limit, protocol, streams
 from tokenmill.native.abi import LOG_DEBUG
 from tokenmill.native.cdefs import Log, open_running
-from tokenmill.native.chat import Template, template_of
+from tokenmill.native.chat.renderer import Renderer
+from tokenmill.native.chat.template import SpecialTokens, template_of
 from tokenmill.native.compile_check import VocabSource
 from tokenmill.native.compiler import Compiler
 from tokenmill.native.constraints import can_follow_schemas
@@ -46,6 +47,7 @@ class Worker:
         self._shown = 0.0
         self.hub = IpcServer(order.socket, self._beat, self.stop)
         self.hub.loading(0.0, "opening llama.cpp")
+        self.renderer = Renderer()
         self.library = open_running(order.library, header=order.header)
         log = Log(self.library, sink=_print)
         self.hub.loading(0.0, "loading weights")
@@ -53,7 +55,7 @@ class Worker:
         self.hub.loading(1.0, "building the context")
         self.model.vocab.warm()
         self.compiler = Compiler(self.model.vocab, VocabSource(order.model, order.library, order.header))
-        self.template, self.template_notes = _template(order.model, self.model)
+        self.template_notes = _open_template(self.renderer, order.model, self.model)
         self.lanes = order.lanes
         self.settings = order.context
         if not self.model.facts.shares:  # an id costs a state of its own, and no heads are kept
@@ -84,6 +86,7 @@ class Worker:
                 session.run()
         finally:
             self.compiler.close()
+            self.renderer.close()
             self.hub.close()
 
     def stop(self) -> None:
@@ -174,7 +177,7 @@ class Worker:
             logit_bias=True,
             tools_parsed=False,
             most_logprobs=MOST_LOGPROBS,
-            shows_tools=self.template.shows_tools,
+            shows_tools=self.renderer.shows_tools,
             notes=notes,
             max_slots=self._most_lanes,
             changes_kv_layout=True,
@@ -215,7 +218,7 @@ class Worker:
         if isinstance(prompt, Chat):
             # Templates may write the date into the head: a night's batch must not lose its heads at midnight.
             now = self.began if request.priority == "batch" else None
-            return vocab.tokenise(self.template.render(prompt, now=now))
+            return vocab.tokenise(self.renderer.render(prompt, now=now))
         if isinstance(prompt, str):
             return vocab.tokenise(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
@@ -342,13 +345,12 @@ def _turn(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _template(path: Path, model: Model) -> tuple[Template, tuple[str, ...]]:
+def _open_template(renderer: Renderer, path: Path, model: Model) -> tuple[str, ...]:
+    """Give the renderer the template in the model file; notes for the user."""
     vocab = model.vocab
     source, notes = template_of(read_headers(path)[0].keys)
-    template = Template(
-        source, bos=vocab.bos_text, eos=vocab.eos_text, adds_bos=vocab.adds_bos, adds_eos=vocab.adds_eos
-    )
-    return template, (*notes, *template.notes)
+    renderer.open(source, SpecialTokens(vocab.bos_text, vocab.eos_text, vocab.adds_bos, vocab.adds_eos))
+    return (*notes, *renderer.notes)
 
 
 def main() -> int:

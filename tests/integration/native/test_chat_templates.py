@@ -12,7 +12,7 @@ from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
 from tokenmill.model.gguf import read_header
 from tokenmill.model.synthetic import generate
-from tokenmill.native.chat import Template, template_of
+from tokenmill.native.chat.template import Template, template_of
 
 DATA = Path(__file__).parents[2] / "data" / "templates"
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of synthetic models

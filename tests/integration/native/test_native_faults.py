@@ -13,7 +13,8 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine import records, restart
 from tokenmill.engine.engine import answer
 from tokenmill.engine.start import adopt, start_restarting
-from tokenmill.errors import EngineDied, EngineError
+from tokenmill.errors import EngineDied, EngineError, RequestRefused
+from tokenmill.model.gguf import read_header
 from tokenmill.native.client import NativeEngine
 
 ENDLESS = replace(chat("Count for ever.", tokens=900), ignore_eos=True)
@@ -167,5 +168,24 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_llama_cpps_words(smollm2
         with pytest.raises(EngineError, match=r"broken\.gguf.*attn_k.weight"):
             async with native(broken, tmp_path, plan=plan_for(smollm2_path)):
                 pass
+
+    run(work)
+
+
+def test_a_chat_template_that_loops_ends_its_request_and_nothing_else(smollm2_path: Path, tmp_path: Path) -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    hostile = "{% if 'attack' in messages[-1].content %}" + loop + "{% endif %}{{ messages[-1].content }}"
+    template = str(read_header(smollm2_path).keys["tokenizer.chat_template"])
+    model = tmp_path / "hostile.gguf"
+    model.write_bytes(smollm2_path.read_bytes().replace(template.encode(), hostile.ljust(len(template)).encode()))
+
+    async def work() -> None:
+        async with native(model, tmp_path) as engine:
+            running = asyncio.create_task(answer(engine, replace(ENDLESS, prompt="Count for ever.", max_tokens=200)))
+            with pytest.raises(RequestRefused) as refused:
+                await answer(engine, chat("attack"))
+            assert refused.value.code == "chat_template_stopped"
+            assert (await answer(engine, chat("Hello?"))).text
+            assert (await running).text
 
     run(work)

@@ -41,7 +41,7 @@ FOREIGN = r"""
 import json, pathlib, socket, sys
 from tokenmill.engine.engine import Capabilities, Counters, Identity
 from tokenmill.native import protocol
-from tokenmill.native.chat import Template
+from tokenmill.native.chat.template import Template
 from tokenmill.native.ipc_server import IpcServer
 
 template = Template("{% for message in messages %}{{ message.content }}{% endfor %}", bos="", eos="")

@@ -55,7 +55,9 @@ def peak_bytes(pid: int) -> int:
 
 def checker_of(engine: NativeEngine) -> int:
     """The process in which the worker has grammars and schemas compiled first."""
-    (found,) = descendants(pid_of(engine))
+    (found,) = (
+        pid for pid in descendants(pid_of(engine)) if b"compile_check" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
     return found
 
 

@@ -1,22 +1,21 @@
-"""What a template can do, found by running it on small conversations and watching what it looks at.
+"""What a template supports, found by rendering small conversations and observing which values it reads.
 
-llama.cpp decides in the same way, with the same conversations, how it changes messages before a template sees them:
-whether content is a text or a list of parts, whether there is a system role, whether the arguments of a tool call are
-walked through. Its words for what is looked at decide here, too: a value counts as used once the template has read it.
+llama.cpp decides in the same way, with the same conversations, how it changes messages before rendering: whether
+content is a text or a list of parts, whether there is a system role, whether tool call arguments are read as a mapping.
+As there, a value counts as used once the template has read it.
 """
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.native.chat_budget import Failed
-from tokenmill.native.chat_messages import Capabilities, Message
-from tokenmill.native.chat_values import Witness
+from tokenmill.native.chat.messages import Capabilities, Message
+from tokenmill.native.chat.sandbox import TemplateError, Witness
 
 Run = Callable[[list[Message], list[dict[str, Any]], Witness], str]
 _MARK = "STRING_MARKER"
-# What llama.cpp's engine does with lists alone, and fails at on a text.
-_LIST_WORDS = frozenset(
+# Filters that llama.cpp applies to lists only; they fail on a text.
+_LIST_FILTERS = frozenset(
     {"first", "last", "list", "items", "reverse", "map", "sort", "unique", "sum", "min", "max", "join"}
     | {"select", "reject", "selectattr", "rejectattr"}
 )
@@ -33,24 +32,24 @@ _CALLED = """[{"role": "user", "content": "User message"},
 
 
 class _Watch:
-    """Notes what is done with some values, told apart by identity."""
+    """Records the operations on some values, which are identified by `id`."""
 
     def __init__(self, **values: Any) -> None:
-        self._values = values  # kept alive, so that no other value gets their identity
+        self._values = values  # kept alive, so that no other value gets their id
         self._names = {id(value): name for name, value in values.items()}
         self.done: dict[str, set[str]] = {name: set() for name in values}
 
     def note(self, operation: str, value: object) -> None:
-        """Mutates. Fails where llama.cpp's engine would: a text is no list."""
+        """Mutates. Raises TypeError where llama.cpp would fail because a text is not a list."""
         if name := self._names.get(id(value)):
             self.done[name].add(operation)
         if operation == "deep":
             self._into(value, set())
-        if isinstance(value, str) and (operation == "loop" or operation.removeprefix("filter ") in _LIST_WORDS):
-            raise TypeError("a text has no parts")
+        if isinstance(value, str) and (operation == "loop" or operation.removeprefix("filter ") in _LIST_FILTERS):
+            raise TypeError("a text is not a list")
 
     def _into(self, value: object, seen: set[int]) -> None:
-        """All values inside, each once: a hostile template can make small values that have no end."""
+        """Visit all values inside, each once: a list may contain itself."""
         if id(value) in seen:
             return
         seen.add(id(value))
@@ -62,14 +61,14 @@ class _Watch:
 
 
 def capabilities(run: Run) -> Capabilities:
-    """What the template can do; `run` renders messages and tools or raises Failed."""
+    """What the template supports; `run` renders messages and tools or raises TemplateError."""
     text, typed = _content(run)
     calls, objects = _calls(run)
     return Capabilities(text, typed, _system(run), calls, objects)
 
 
 def shows_tools(run: Run) -> bool:
-    """Whether the template tells the model what tools there are."""
+    """Whether the template writes the tools into the prompt."""
     written = _try(run, [{"role": "user", "content": "User message"}], [json.loads(_TOOL)], _Watch())
     return written is not None and "tool1" in written
 
@@ -113,16 +112,16 @@ def _calls(run: Run) -> tuple[bool, bool]:
 
 
 def _try(run: Run, messages: list[Message], tools: list[dict[str, Any]], watch: _Watch) -> str | None:
-    """The text, or None; once more with empty reasoning, which some templates ask of every assistant message."""
+    """The text; None if it fails, with and without the empty reasoning that some templates require of every answer."""
     silent = [message for message in messages if message["role"] == "assistant"]
     try:
         return run(messages, tools, watch)
-    except Failed:
+    except TemplateError:
         if not silent:
             return None
     for message in silent:
         message.setdefault("reasoning_content", "")
     try:
         return run(messages, tools, watch)
-    except Failed:
+    except TemplateError:
         return None

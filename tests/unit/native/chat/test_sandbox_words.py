@@ -7,12 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokenmill.native.chat_budget import Limits
-from tokenmill.native.chat_words import sandbox
+from tokenmill.native.chat.sandbox import Sandbox
 
 JINJA = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
 JINJA.filters["tojson"] = lambda value, **kwargs: json.dumps(value, ensure_ascii=False, **kwargs)
-OURS = sandbox(Limits())
+OURS = Sandbox()
 
 EXPRESSIONS = [
     "t",
@@ -169,7 +168,7 @@ NUMBERS = st.integers(-9, 9)
 
 
 _COMPILED = {
-    expression: (JINJA.from_string(source), OURS.prepared(source))
+    expression: (JINJA.from_string(source), OURS.compiled(source))
     for expression in EXPRESSIONS
     for source in ["{% set x = " + expression + " %}{{ x if x is not none }}"]
 }
@@ -187,7 +186,7 @@ def test_it_means_what_jinja_means(expression: str, t: str, n: int, numbers: lis
         expected = str(theirs.render(values))
     except Exception:  # noqa: BLE001
         return
-    assert OURS.run(ours, values) == expected
+    assert OURS.render(ours, values) == expected
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_it_means_what_jinja_means(expression: str, t: str, n: int, numbers: lis
     ],
 )
 def test_statements(source: str, expected: str) -> None:
-    assert OURS.run(OURS.prepared(source), {}) == JINJA.from_string(source).render() == expected
+    assert OURS.render(OURS.compiled(source), {}) == JINJA.from_string(source).render() == expected
 
 
 @pytest.mark.parametrize(
@@ -243,5 +242,5 @@ def test_statements(source: str, expected: str) -> None:
     ],
 )
 def test_where_jinja_gives_up(expression: str, expected: str) -> None:
-    written = OURS.run(OURS.prepared("{{ " + expression + " }}"), {"messages": [{"x": 1}]})
+    written = OURS.render(OURS.compiled("{{ " + expression + " }}"), {"messages": [{"x": 1}]})
     assert written == expected

@@ -1,8 +1,7 @@
-"""How a template marks reasoning, found by comparing what it writes with and without some.
+"""How a template marks reasoning, found by comparing renderings with and without it.
 
-llama.cpp finds the marks in this way; they decide two things here: whether a template is told to think when nobody
-says otherwise, and what stands between an answer begun by the caller and the header of its message. The comparisons
-are the same; where the texts differ in more than marks, none are found.
+The comparisons are llama.cpp's. The marks decide whether `enable_thinking` is true by default, and what is written
+between the header of an answer and its beginning that the caller gives. Texts that differ in more than marks give none.
 """
 
 import re
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.native.chat_messages import Message
+from tokenmill.native.chat.messages import Message
 
 _THOUGHT = "REASON_PART I am thinking END_R"
 _USER: Message = {"role": "user", "content": "U_USER_MSG Hello END_U"}
@@ -18,7 +17,7 @@ _ANSWER: Message = {"role": "assistant", "content": "A_ASST_MSG I can help END_A
 _MARK = r"(?:<[^>]*>|\[[^\]]*\])"
 _WRAPPED = re.compile(rf"({_MARK}\s*){_THOUGHT}(\s*{_MARK}\s*)")
 _ENDED = re.compile(rf"{_THOUGHT}\s*({_MARK}\s*)")
-_TAIL = 64  # characters of one text's end that are looked for in the other
+_TAIL = 64  # characters of one text's end that are searched for in the other
 _ARGUMENTS = {"AA_ARG_FST_AA": "VVVV", "BB_ARG_SND_BB": "XXXX"}
 _PARAMETERS = {"type": "object", "properties": {name: {"type": "string"} for name in _ARGUMENTS}, "required": []}
 _TOOLS = [
@@ -27,20 +26,20 @@ _TOOLS = [
 ]
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "FFF_FIRST_FUN_F", "arguments": _ARGUMENTS}}
 
-# Render messages with tools, with or without the header of an answer, thinking or not; None where that fails.
+# Renders messages with tools, with or without the answer's header, with thinking on or off; None if that fails.
 Render = Callable[[list[Message], list[dict[str, Any]], bool, bool], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands before and after reasoning; empty where nothing does. `thinks`: the template knows of reasoning."""
+    """The text before and after reasoning; may be empty. `thinks`: the template supports reasoning."""
 
     start: str = ""
     end: str = ""
     thinks: bool = False
 
 
-# Templates whose marks comparing does not show: parts of their text, and the marks.
+# Templates whose marks a comparison does not find: parts of their source, and the marks.
 _KNOWN: tuple[tuple[tuple[str, ...], Marks], ...] = (
     (
         ("Write your thoughts between <think></think> and write your response between <response></response>",),
@@ -51,19 +50,19 @@ _KNOWN: tuple[tuple[tuple[str, ...], Marks], ...] = (
 
 
 def marks(render: Render, source: str, *, tools: bool) -> Marks:
-    """The marks of the template; `tools`: it can write tool calls."""
+    """The marks of a template; `tools`: it supports tool calls."""
     for parts, known in _KNOWN:
         if all(part in source for part in parts):
             return known
     start, end = _around_reasoning(render)
     thinks = bool(end)
-    start, end, told = _by_thinking(render, start, end)
-    thinks |= told
+    start, end, changes = _by_thinking(render, start, end)
+    thinks |= changes
     if tools:
-        start, end, with_calls = _beside_calls(render, start, end)
+        start, end, with_calls = _with_calls(render, start, end)
         thinks |= with_calls
     if not thinks and "content.split('</think>')" in source and "reasoning_content" not in source:
-        return Marks("<think>", "</think>", True)  # written before there was a field for reasoning: Qwen, DeepSeek
+        return Marks("<think>", "</think>", True)  # older than the field for reasoning: Qwen, DeepSeek
     if "laguna_glm_thinking" in source:
         start = start.strip()
         end = end.strip()
@@ -71,7 +70,7 @@ def marks(render: Render, source: str, *, tools: bool) -> Marks:
 
 
 def _around_reasoning(render: Render) -> tuple[str, str]:
-    """What stands around the reasoning of an earlier answer."""
+    """The marks around the reasoning of an earlier answer."""
     plain = render([_USER, _ANSWER], [], False, True)
     written = render([_USER, {**_ANSWER, "reasoning_content": _THOUGHT}], [], False, True)
     if plain is None or written is None or _THOUGHT not in written:
@@ -88,7 +87,7 @@ def _found(written: str) -> tuple[str, str]:
 
 
 def _by_thinking(render: Render, start: str, end: str) -> tuple[str, str, bool]:
-    """What an answer's header gains or loses when thinking is turned off."""
+    """The marks that turning thinking off adds to an answer's header or removes from it."""
     off = render([_USER], [], True, False)
     on = render([_USER], [], True, True)
     if off is None or on is None or off == on:
@@ -113,8 +112,8 @@ def _by_thinking(render: Render, start: str, end: str) -> tuple[str, str, bool]:
     return start, end, False
 
 
-def _beside_calls(render: Render, start: str, end: str) -> tuple[str, str, bool]:
-    """Marks of templates that keep reasoning only beside tool calls."""
+def _with_calls(render: Render, start: str, end: str) -> tuple[str, str, bool]:
+    """The marks of a template that writes reasoning only next to tool calls."""
     answered = render([_USER, {**_ANSWER, "reasoning_content": _THOUGHT}], _TOOLS, False, True)
     called = {"role": "assistant", "content": None, "reasoning_content": _THOUGHT, "tool_calls": [_CALL]}
     written = render([_USER, called], _TOOLS, False, True)
@@ -125,20 +124,20 @@ def _beside_calls(render: Render, start: str, end: str) -> tuple[str, str, bool]
 
 
 def _difference(left: str, right: str) -> tuple[str, str]:
-    """What each text has alone, its marks kept whole."""
+    """The parts in which two texts differ, with marks kept whole."""
     if right.startswith(left):
         return "", right[len(left) :]
     if left.startswith(right):
         return left[len(right) :], ""
     lefts = _pieces(left)
     rights = _pieces(right)
-    ahead = alike(lefts, rights)
-    behind = alike(lefts[ahead:][::-1], rights[ahead:][::-1])
+    ahead = common_length(lefts, rights)
+    behind = common_length(lefts[ahead:][::-1], rights[ahead:][::-1])
     return "".join(lefts[ahead : len(lefts) - behind]), "".join(rights[ahead : len(rights) - behind])
 
 
-def alike(left: Sequence[str], right: Sequence[str]) -> int:
-    """How far two texts or lists are the same from their beginning."""
+def common_length(left: Sequence[str], right: Sequence[str]) -> int:
+    """The length of the common beginning of two texts or lists."""
     low = 0
     high = min(len(left), len(right))
     while low < high:
@@ -148,10 +147,10 @@ def alike(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def _pieces(text: str) -> list[str]:
-    """Marks and single letters between them."""
+    """The marks, and the single characters between them."""
     return re.findall(rf"{_MARK}|.", text, re.DOTALL)
 
 
 def _segments(text: str) -> list[str]:
-    """Marks and the texts between them, without those that are only space."""
+    """The marks and the texts between them, without white space."""
     return [part.strip() for part in re.split(rf"({_MARK})", text) if part.strip()]

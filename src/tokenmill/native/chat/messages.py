@@ -1,9 +1,9 @@
-"""Conversations as OpenAI's API has them, put into the form that templates expect.
+"""Converts OpenAI conversations into the form that templates expect.
 
-The form is llama.cpp's: each message has role and content; reasoning_content, name, tool_call_id and tool_calls where
-they were given; nothing else. Tools have name, description and parameters. Nothing given is ever changed: templates get
-copies. `jobs.openai` validated the conversation at the edge. This module refuses only what is left to the
-engine: content parts other than text, malformed tool calls, template arguments.
+The form is llama.cpp's: each message has role and content; reasoning_content, name, tool_call_id and tool_calls if they
+were given; nothing else. Tools have name, description and parameters. Templates get copies of everything.
+The request body was validated before; this module refuses only what is left to the engine: content parts other
+than text, malformed tool calls, reserved template arguments.
 """
 
 import json
@@ -21,13 +21,13 @@ _RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "add_gener
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a template can do with a conversation."""
+    """What a template supports."""
 
     text_content: bool = True
-    typed_content: bool = False  # content as a list of parts
+    typed_content: bool = False  # content may be a list of parts
     system_role: bool = True
     tool_calls: bool = True
-    object_arguments: bool = False  # a call's arguments as a mapping, not as JSON text
+    object_arguments: bool = False  # reads a call's arguments as a mapping, not as JSON text
 
 
 def messages_of(chat: Chat) -> list[Message]:
@@ -44,8 +44,8 @@ def arguments_of(chat: Chat) -> dict[str, Any]:
     """The template arguments, checked."""
     for name in chat.template_arguments:
         if name in _RESERVED:
-            message = f"template argument {name!r} is not free to choose"
-            raise RequestRefused(message, hint=f"the conversation itself sets {', '.join(sorted(_RESERVED))}")
+            message = f"template argument {name!r} is reserved"
+            raise RequestRefused(message, hint=f"the request itself sets {', '.join(sorted(_RESERVED))}")
     thinking = chat.template_arguments.get("enable_thinking")
     if thinking is not None and not isinstance(thinking, bool):
         raise RequestRefused(f"enable_thinking is {thinking!r}", hint="give true or false, without quotes")
@@ -53,7 +53,7 @@ def arguments_of(chat: Chat) -> dict[str, Any]:
 
 
 def fitted(messages: Sequence[Message], can: Capabilities) -> list[Message]:
-    """The messages with content in the form a template can read."""
+    """The messages with content in the form that the template reads."""
     if can.text_content == can.typed_content:
         return [dict(message) for message in messages]
     if can.text_content:
@@ -62,10 +62,10 @@ def fitted(messages: Sequence[Message], can: Capabilities) -> list[Message]:
 
 
 def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> list[Message]:
-    """The messages with what a template cannot read put otherwise, as llama.cpp does.
+    """The messages changed, as llama.cpp does, to what the template supports.
 
-    A developer speaks as the system (unless the template knows developers); a system message the template would
-    refuse goes in front of the next message; arguments of calls become mappings where the template walks through them.
+    The role developer becomes system, unless `developers`; a system message that the template would refuse is put in
+    front of the next message; call arguments become mappings if the template reads them so.
     """
     if can.object_arguments:
         messages = [_with_objects(index, message) for index, message in enumerate(messages)]
@@ -80,7 +80,7 @@ def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> 
 
 
 def joined(content: str | list[dict[str, Any]], between: str) -> str:
-    """Content as one text; nothing stands between parts before the first that is not empty."""
+    """Content as one text, with `between` between the parts after the first that is not empty."""
     if isinstance(content, str):
         return content
     text = ""
@@ -90,7 +90,7 @@ def joined(content: str | list[dict[str, Any]], between: str) -> str:
 
 
 def unreadable(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """Which message holds text that is no text: half of a surrogate pair. None: none does."""
+    """The first message with half of a surrogate pair, as `messages[N]`; None if there is no such message."""
     for index, message in enumerate(messages):
         try:
             json.dumps(message, ensure_ascii=False, default=str).encode()
@@ -142,7 +142,7 @@ def _message(where: str, given: Mapping[str, Any]) -> Message:
 
 def _part(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] != "text":
-        problem = f"has a content part of type {part['type']!r}, and this engine reads text alone"
+        problem = f"has a content part of type {part['type']!r}; this engine supports text only"
         _refuse(where, problem, "give text parts only")
     return {"type": "text", "text": part["text"]}
 
@@ -151,14 +151,14 @@ def _call(where: str, given: Any) -> dict[str, Any]:
     function = given.get("function") if isinstance(given, Mapping) else None
     hint = 'a call is {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
     if not isinstance(function, Mapping) or given.get("type", "function") != "function":
-        _refuse(where, "has a tool call that is not of a function", hint)
+        _refuse(where, "has a tool call whose type is not function", hint)
     name = function.get("name")
     arguments = function.get("arguments")
     id_ = given.get("id")
     if not isinstance(name, str) or not name:
         _refuse(where, "has a tool call without a name", hint)
     if arguments is None or not isinstance(id_, str | None):
-        _refuse(where, "has a tool call without arguments or with an id that is not a text", hint)
+        _refuse(where, "has a tool call without arguments or with an id that is not a string", hint)
     if not isinstance(arguments, str):
         arguments = json.dumps(_copied(arguments, where), ensure_ascii=False, separators=(",", ":"))
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
@@ -168,7 +168,7 @@ def _call(where: str, given: Any) -> dict[str, Any]:
 def _tool(where: str, function: Mapping[str, Any]) -> dict[str, Any]:
     description = function.get("description")
     if not isinstance(description, str | None):
-        _refuse(where, "has a description that is not a text", "give a text, or leave it out")
+        _refuse(where, "has a description that is not a string", "give a string, or leave it out")
     parameters = _copied(function.get("parameters", {}), where)
     return {
         "type": "function",

@@ -1,8 +1,8 @@
-"""Families of templates that llama.cpp treats apart, known by parts of their text.
+"""Template families that llama.cpp treats specially, recognised by parts of their source.
 
-For most templates a conversation is changed by what the template can do. These are given what only their makers'
-own code would: reasoning under another name, tool results in another place. Each also has its own beginning for an
-answer that the caller has begun.
+For most templates, `capabilities.py` decides how a conversation is changed. These families expect what their makers'
+own code sends: reasoning under another name, tool results in another place. Each also has its own header for an answer
+whose beginning the caller gives.
 """
 
 import json
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.native.chat_messages import Message, joined
-from tokenmill.native.chat_reasoning import Marks
+from tokenmill.native.chat.messages import Message, joined
+from tokenmill.native.chat.reasoning import Marks
 
 Arguments = dict[str, Any]
 Adjust = Callable[[list[Message], Arguments], list[Message]]
@@ -19,22 +19,22 @@ Adjust = Callable[[list[Message], Arguments], list[Message]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family."""
+    """One family: its reasoning marks, and how messages and the answer's header differ."""
 
     name: str
     marks: Marks | Callable[[Arguments], Marks]
-    header: str | None = None  # what an answer begins with; None: what the template itself writes
+    header: str | None = None  # the answer's header; None: the template writes it
     adjust: Adjust = lambda messages, _arguments: messages
-    after: str = ""  # the header only stands after this
-    says_nothing_of_no_thoughts: bool = False  # without reasoning its first mark is left out
+    after: str = ""  # the header is written only after this
+    omits_empty_reasoning: bool = False  # without reasoning, its start mark is omitted
 
     def marks_for(self, arguments: Arguments) -> Marks:
-        """Its marks, which may depend on the template's arguments."""
+        """The reasoning marks, which may depend on the template's arguments."""
         return self.marks if isinstance(self.marks, Marks) else self.marks(arguments)
 
 
 def family_of(source: str) -> Family | None:
-    """The family a template belongs to; the first that fits. None: no special one."""
+    """The first family that matches the source; None if none does."""
     for needed, absent, family in _FAMILIES:
         if all(part in source for part in needed) and not any(part in source for part in absent):
             return family(source) if callable(family) else family
@@ -46,7 +46,7 @@ def _thinking_twice(messages: list[Message], _arguments: Arguments) -> list[Mess
 
 
 def _harmony(messages: list[Message], arguments: Arguments) -> list[Message]:
-    """Reasoning as `thinking`; beside a call it stands alone."""
+    """Reasoning as `thinking`; a message with tool calls and reasoning loses its content."""
     changed = []
     for message in _thinking_twice(messages, arguments):
         alone = "thinking" in message and "tool_calls" in message
@@ -76,7 +76,7 @@ def _always_reasoning(messages: list[Message], _arguments: Arguments) -> list[Me
 
 
 def _in_order_of_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
-    """Results of tools, run by run, in the order in which the tools were called."""
+    """Each run of tool results, sorted by the order of the calls."""
     changed = list(messages)
     order: dict[str, int] = {}
     place = 0
@@ -96,7 +96,7 @@ def _in_order_of_calls(messages: list[Message], _arguments: Arguments) -> list[M
 
 
 def _results_with_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
-    """Calls, their results and the answer that follows, in one message of the model's."""
+    """Calls, their results and the answer after them merged into one assistant message."""
     changed: list[Message] = []
     waiting = list(messages)
     while waiting:
@@ -129,7 +129,7 @@ def _read(content: Any) -> Any:
 
 
 def _with_languages(messages: list[Message], arguments: Arguments) -> list[Message]:
-    """Content with the languages to translate between."""
+    """User content with the source and target language."""
     codes = {name: arguments.get(name, "en-GB") for name in ("source_lang_code", "target_lang_code")}
     return [
         {**m, "content": [{"type": "text", "text": joined(m["content"], "\n"), **codes}]} if m["role"] == "user" else m
@@ -140,7 +140,7 @@ def _with_languages(messages: list[Message], arguments: Arguments) -> list[Messa
 def _deepseek(source: str) -> Family:
     if "function_calls" in source:
         return Family("DeepSeek V3.2", _THINK, "<｜Assistant｜>")
-    return Family("DeepSeek V4", _THINK, "<｜Assistant｜>", _in_order_of_calls, says_nothing_of_no_thoughts=True)
+    return Family("DeepSeek V4", _THINK, "<｜Assistant｜>", _in_order_of_calls, omits_empty_reasoning=True)
 
 
 def _qwen_coder(source: str) -> Family:
@@ -167,7 +167,7 @@ def _horizon(source: str) -> Family:
 _THINK = Marks("<think>", "</think>", True)
 _HARMONY = Marks("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>", True)
 
-# Parts of the source that must be there, parts that must not, the family; the first that fits counts.
+# Parts of the source that must be present, parts that must be absent, the family; the first match counts.
 _FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str], Family]], ...] = (
     (
         ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"),

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
-from tokenmill.native.chat_messages import (
+from tokenmill.native.chat.messages import (
     Capabilities,
     adapted,
     arguments_of,
@@ -30,22 +30,22 @@ def nested(levels: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "expected"),
     [
         ({"role": "user", "content": [text("a"), {"type": "refusal", "refusal": "no"}]}, "'refusal'"),
         ({"role": "user", "content": [text("a"), {"type": "image_url", "image_url": {}}]}, "'image_url'"),
-        ({"role": "assistant", "content": "", "tool_calls": ["f"]}, "not of a function"),
-        ({"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}, "not of a function"),
+        ({"role": "assistant", "content": "", "tool_calls": ["f"]}, "type is not function"),
+        ({"role": "assistant", "tool_calls": [{"type": "custom", "function": {}}]}, "type is not function"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}, "without a name"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}, "without arguments"),
         ({"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f", "arguments": ""}}]}, "an id"),
     ],
 )
-def test_a_bad_message_is_named(bad: Any, said: str) -> None:
+def test_a_bad_message_is_named(bad: Any, expected: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         messages_of(Chat((GOOD, GOOD, bad)))
     assert refused.value.message.startswith("messages[2] ")
-    assert said in refused.value.message
+    assert expected in refused.value.message
     assert refused.value.hint
 
 
@@ -119,16 +119,16 @@ def test_arguments_that_are_no_json_are_named_by_their_first_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "expected"),
     [
         ({"name": "f", "description": 7}, "tools[1] has a description"),
         ({"name": "f", "parameters": nested(100)}, "tools[1] is nested deeper than 64"),
     ],
 )
-def test_a_bad_tool_is_named(bad: Any, said: str) -> None:
+def test_a_bad_tool_is_named(bad: Any, expected: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         tools_of(Chat((GOOD,), tuple({"type": "function", "function": function} for function in ({"name": "f"}, bad))))
-    assert said in refused.value.message
+    assert expected in refused.value.message
 
 
 def test_the_form_of_a_tool() -> None:
@@ -138,15 +138,15 @@ def test_the_form_of_a_tool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
-        ({"messages": []}, "'messages' is not free"),
-        ({"bos_token": "x"}, "'bos_token' is not free"),
+        ({"messages": []}, "'messages' is reserved"),
+        ({"bos_token": "x"}, "'bos_token' is reserved"),
         ({"enable_thinking": "false"}, "enable_thinking is 'false'"),
         ({"x": nested(100)}, "template arguments is nested deeper than 64"),
     ],
 )
-def test_bad_template_arguments(arguments: dict[str, Any], said: str) -> None:
+def test_bad_template_arguments(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(RequestRefused) as refused:
         arguments_of(Chat((GOOD,), (), None, arguments))
-    assert said in refused.value.message
+    assert expected in refused.value.message
