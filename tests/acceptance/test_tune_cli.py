@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 from support.processes import command_lines
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
 from tokenmill.engine import measured
+from tokenmill.engine.engine import Engine, Request
 from tokenmill.model.synthetic import generate
-from tokenmill.tuner import history
+from tokenmill.tuner import history, slots
+from tokenmill.tuner.point import SlotPoint
 
 ONE = ("--threads", 1, "--threads-batch", 1, "--context", 512, "--no-warm")
 SMALL = (
@@ -134,13 +137,27 @@ def test_a_point_holds_with_the_options_it_was_found_with(home: Path, moe: Path,
     assert "was found with --reserve-ram" in said(own, "plan", moe, "--json").stderr
 
 
-def test_a_run_uses_the_point_and_does_not_measure_slots(home: Path, moe: Path, tmp_path: Path) -> None:
+def test_a_run_uses_the_point_and_does_not_measure_slots(
+    home: Path, moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, measured_limits = slots.measure, list[int]()
+
+    async def counted(engine: Engine, requests: Sequence[Request], limit: int, **options: Any) -> SlotPoint:
+        measured_limits.append(limit)
+        return await measure(engine, requests, limit, **options)
+
+    monkeypatch.setattr(slots, "measure", counted)
+    monkeypatch.setattr(slots, "MIN_BATCH_RATIO", 0)  # every batch is long enough to measure
     lines = [{"prompt": f"word {number}", "max_tokens": 2, "temperature": 0} for number in range(3)]
     jobs = write(tmp_path / "jobs.jsonl", lines)
-    done = said(home, "run", jobs, "-o", tmp_path / "out.jsonl", "--model", moe, "--no-warm")
+    words = ("run", jobs, "--model", moe)
+    without = said(home, *words, *ONE, "--no-point", "-o", tmp_path / "without.jsonl")
+    assert without.returncode == 0, without.stderr
+    assert len(measured_limits) == 1
+    done = said(home, *words, "--no-warm", "--no-reuse", "-o", tmp_path / "out.jsonl")
     assert done.returncode == 0, done.stderr
     assert "operating point of" in done.stderr
-    assert "by number of slots" not in done.stderr
+    assert len(measured_limits) == 1
     sequences = point_of(home)["dials"]["sequences"]
     assert f"{sequences} slots of 512 tokens" in done.stderr
 
