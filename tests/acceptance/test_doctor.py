@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import USUAL_HOME, counted, said
+from support.audited import audited
+from support.run_cli import USUAL_HOME, said
 from tokenmill.cli import run
 
 FEWEST_CHECKS = 10
@@ -77,11 +78,11 @@ def test_wrong_use_is_a_sentence(words: tuple[str, ...], hint: str, capsys: pyte
     assert hint in err
 
 
-def test_takes_a_moment() -> None:
-    """Two seconds, one of which it only looks on; counted by processor time, which others' work does not change much."""
-    done, cpu_s = counted("doctor", "--json")
-    assert done.returncode in (0, 1)
-    assert cpu_s < 20
+def test_it_only_asks_programs_that_describe_the_machine(smollm2_path: Path, tmp_path: Path) -> None:
+    seen = audited(tmp_path / "seen", "doctor", smollm2_path, "--json")
+    assert seen.code in (0, 1), seen.stderr
+    assert {"lscpu"} <= set(seen.programs) <= {"lscpu", "dmidecode", "ipmctl", "ndctl", "nvidia-smi"}
+    assert seen.loaded == []
 
 
 def test_help_tells_of_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.run_cli import USUAL_HOME, counted, said
+from support.audited import audited
+from support.run_cli import USUAL_HOME, said
 
 
 def tokenmill(*words: str) -> subprocess.CompletedProcess[str]:
@@ -63,11 +64,19 @@ def test_a_person_sees_it_in_80_columns() -> None:
         assert words in done.stdout
 
 
-def test_it_loads_and_starts_nothing() -> None:
-    """As a process of its own. Alone it takes less than a second, whatever else a machine does: counted, not timed."""
-    done, cpu_s = counted("plan", *KIMI)
-    assert done.returncode == 0
-    assert cpu_s < 20
+def test_it_loads_and_starts_nothing(smollm2_path: Path, tmp_path: Path) -> None:
+    words = ("plan", smollm2_path, "--machine", "epyc-9175f", "--json")
+    plan = audited(tmp_path / "seen", *words)
+    assert plan.code == 0, plan.stderr
+    assert plan.programs == []
+    assert plan.loaded == []
+    assert plan.read_bytes < smollm2_path.stat().st_size / 2  # a sixth, most of it Python's own
+
+
+def test_with_verify_it_starts_a_process(smollm2_path: Path, tmp_path: Path) -> None:
+    """So that the test above would see one."""
+    plan = audited(tmp_path / "seen", "plan", smollm2_path, "--machine", "epyc-9175f", "--verify")
+    assert plan.programs != []
 
 
 def test_what_does_not_fit_exits_with_3() -> None:

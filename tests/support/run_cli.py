@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -49,14 +48,6 @@ def said(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
         code = run([*map(str, words)])
     texts = (each.getvalue().decode() for each in written)
     return subprocess.CompletedProcess([*map(str, words)], code, *texts)
-
-
-def counted(*words: object) -> tuple[subprocess.CompletedProcess[str], float]:
-    """A command to its end, as a process, and the processor time that it took, in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = tokenmill(USUAL_HOME, *words)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def ran_here(home: Path, *words: object) -> dict[str, Any]:
