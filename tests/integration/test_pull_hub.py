@@ -281,8 +281,10 @@ def test_an_endpoint_that_is_none(pulling: Pulling, url: str, error: type[Tokenm
 )
 def test_names_that_lead_elsewhere_are_refused(pulling: Pulling, path: str) -> None:
     stock_hub(pulling.shelf, REPO, {path: b"GGUF"})
-    with pytest.raises(TokenmillError):
+    with pytest.raises(PullError) as refused:
         pulling(f"hf:{REPO}:{path}")
+    assert type(refused.value) is PullError
+    assert not any("/resolve/" in asked.path for asked in pulling.shelf.asked)
     assert not pulling.models_path.exists()
 
 

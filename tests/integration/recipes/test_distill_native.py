@@ -87,7 +87,9 @@ def test_what_a_stop_text_cut_off_is_still_in_the_tokens(taught: Taught, vocab: 
 
 
 def test_probabilities_stand_beside_their_tokens(taught: Taught) -> None:
+    assert taught.rows
     for row in taught.rows:
+        assert row["token_ids"]
         assert len(row["token_ids"]) == len(row["logprobs"]) == len(row["top_ids"]) == len(row["top_logprobs"])
         for token, logprob, ids, tops in zip(
             *(row[name] for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")), strict=True

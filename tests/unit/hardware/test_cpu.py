@@ -1,8 +1,9 @@
 import json
+import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenmill.hardware.cpu import cache_total, format_numbers, isa, parse_cpuinfo, parse_lscpu, parse_numbers, read_cpu
@@ -93,9 +94,16 @@ def test_any_json_from_lscpu_is_survived(document: object) -> None:
     parse_lscpu(json.dumps({"lscpu": document}))
 
 
-@given(st.text())
+LINES = st.sampled_from(["processor : 0", "processor:", "model name : x", "flags", "", " ", ":"]) | st.text()
+
+
+@given(st.lists(LINES).map("\n".join))
+@example("processor : 0\n\nmodel name : x\n\nprocessor : 1")
 def test_any_cpuinfo_is_survived(text: str) -> None:
-    assert all("processor" in block for block in parse_cpuinfo(text))
+    blocks = parse_cpuinfo(text)
+    assert all("processor" in block for block in blocks)
+    assert len(blocks) <= text.count("processor")
+    assert len(blocks) > 0 or not re.search(r"^processor\s*:", text, re.MULTILINE)
 
 
 @given(st.sets(st.integers(0, 300)))

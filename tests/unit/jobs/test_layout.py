@@ -74,6 +74,7 @@ def test_orders_hold_every_column_once_even_without_time(table: Table, split: ob
     cells = [[numbers.setdefault((column, row[column]), len(numbers)) for row in table.rows] for column in columns]
     weights = [len(value) + 1 for _, value in numbers]
     orders = arrange(cells, weights, [[*range(len(table.rows))]], split, most_cells)  # type: ignore[arg-type]
+    assert orders
     assert all(sorted(order) == [*columns] for order in orders)
 
 

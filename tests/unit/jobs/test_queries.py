@@ -10,7 +10,7 @@ import tokenmill.jobs
 from tokenmill.jobs.database import APPLICATION_ID, migrate
 from tokenmill.jobs.queries import migrations, newest, postgres_queries, queries, schema
 
-SOURCES = list(Path(tokenmill.jobs.__path__[0]).glob("*.py"))
+SOURCES = list(Path(tokenmill.jobs.__path__[0]).rglob("*.py"))
 CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"|\bask\(connection, "(\w+)\"""")
 
 

@@ -214,6 +214,7 @@ def test_leaders_of_small_groups_fill_the_lanes() -> None:
 def test_what_is_expected_is_found(reuse: Reuse, kind: type[Engine], width: int) -> None:
     for works in (nested(), digests()):
         night = Night(scheduler(reuse, width), engine_of(kind, width, None), works).run()
+        assert len(night.sent) == len(works)
         for job, sent in night.sent.items():
             found = night.engine.found[job]
             assert sent.expected_bytes <= found < sent.expected_bytes + CHUNK_BYTES
@@ -222,6 +223,7 @@ def test_what_is_expected_is_found(reuse: Reuse, kind: type[Engine], width: int)
 
 def test_what_is_expected_is_found_on_slots() -> None:
     night = Night(scheduler("slots", 4), SlotEngine(4), digests()).run()
+    assert len(night.sent) == len(digests())
     for job, sent in night.sent.items():
         assert sent.lane in range(4)
         assert sent.expected_bytes <= night.engine.found[job] < sent.expected_bytes + CHUNK_BYTES

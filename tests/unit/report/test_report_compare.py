@@ -46,8 +46,11 @@ def test_a_picture_holds_the_whole_ledger(model: str, machine: str) -> None:
 @pytest.mark.parametrize("width", [356, 660])
 @pytest.mark.parametrize(("model", "machine"), CASES)
 def test_bars_stay_inside_their_drawing(model: str, machine: str, width: int) -> None:
-    for tier in pictures(planned(model, machine), None):
+    tiers = pictures(planned(model, machine), None)
+    assert tiers
+    for tier in tiers:
         drawn = str(tier_chart(tier, width))
+        assert "<rect" in drawn
         assert f'viewBox="0 0 {width} ' in drawn
         for part in drawn.split("<rect")[1:]:
             values = dict(pair.split("=", 1) for pair in part.split("/>")[0].split() if "=" in pair)

@@ -113,5 +113,6 @@ def test_crowded_ticks_are_left_out_but_not_the_last() -> None:
 def test_labels_are_kept_apart_inside_the_plot(wanted: list[float]) -> None:
     found = spread(wanted, 15, 0, 200)
     ordered = sorted(found)
+    assert len(found) == len(wanted)
     assert all(high - low >= 15 - 1e-6 for low, high in pairwise(ordered))
     assert all(-1e-6 <= y <= 200 + 1e-6 for y in found)
