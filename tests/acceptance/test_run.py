@@ -27,7 +27,7 @@ from support.run_cli import (
 )
 from tokenmill.cli import run as cli
 from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.submissions import Submissions
 
 
 def test_a_batch_is_answered_in_order_with_its_head_computed_once(
@@ -72,15 +72,15 @@ def test_jobs_are_answered_before_the_last_line_is_stored(
 ) -> None:
     growing.small_groups(monkeypatch.setattr)
     monkeypatch.setattr(submitting, "GROUP_LINES", 2)
-    add, answered = Store.add, list[int]()
+    add, answered = Submissions.add, list[int]()
 
-    def add_behind_an_answer(self: Store, batch: int, *args: Any, **more: Any) -> None:
+    def add_behind_an_answer(self: Submissions, batch: int, *args: Any, **more: Any) -> None:
         if self.last_line(batch) >= 6:  # the first lines are stored; the rest only when one of them is answered
-            until(lambda: self.batch(batch).counts.done > 0)
-            answered.append(self.batch(batch).counts.done)
+            until(lambda: self._reader.batch(batch).counts.done > 0)
+            answered.append(self._reader.batch(batch).counts.done)
         add(self, batch, *args, **more)
 
-    monkeypatch.setattr(Store, "add", add_behind_an_answer)
+    monkeypatch.setattr(Submissions, "add", add_behind_an_answer)
     source, output = write(tmp_path / "jobs.jsonl", jobs()), tmp_path / "out.jsonl"
     totals = ran_here(home, source, "--output", output, *store)
     assert answered

@@ -158,7 +158,7 @@ class BatchRunner:
                 self._start_step(batch, self._admit(store, batch))
                 return
             if jobs is not None:  # a kill left a part of it
-                await asyncio.to_thread(store.forget, jobs.id)
+                await asyncio.to_thread(store.submissions.forget, jobs.id)
             await self._end(batch, "cancelled" if cancelling else "expired", even_cancelling=cancelling)
         elif jobs.finished:
             self._workers.done(jobs.id)

@@ -78,7 +78,7 @@ class Reader:
 
     def now_s(self) -> float:
         """The time that everything here is measured by, on a server the same on all hosts."""
-        return self._now()
+        return time.time() + self._database.ahead_s if self._clock is None else self._clock()
 
     def batches(self) -> list[Batch]:
         """Every batch, oldest first."""
@@ -143,7 +143,7 @@ class Reader:
             map(
                 Waiting._make,
                 self._database.all(
-                    "waiting", batch=batch, now=self._now(), limit=limit, **_behind(after or _START, batch)
+                    "waiting", batch=batch, now=self.now_s(), limit=limit, **_behind(after or _START, batch)
                 ),
             )
             for batch in batches
@@ -152,7 +152,7 @@ class Reader:
 
     def due(self, before_s: float, limit: int) -> list[Waiting]:
         """Pending jobs with a deadline of their own up to a time, the nearest first."""
-        return [*map(Waiting._make, self._database.all("due", before=before_s, now=self._now(), limit=limit))]
+        return [*map(Waiting._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
 
     def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
         """When the first job that waits out a failure may be started, of these batches or of all."""
@@ -204,12 +204,9 @@ class Reader:
 
         def work() -> None:
             with self._database.writing(durable=True):
-                self._database.run("ask_cancel", batch=batch, now=self._now())
+                self._database.run("ask_cancel", batch=batch, now=self.now_s())
 
         self._database.whole(work)
-
-    def _now(self) -> float:
-        return time.time() + self._database.ahead_s if self._clock is None else self._clock()
 
     def _job(self, row: tuple[Any, ...]) -> Job:
         job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row

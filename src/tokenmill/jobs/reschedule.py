@@ -28,9 +28,9 @@ def reschedule(store: Store, batch: Batch, how: Submission) -> Rescheduled:
     priority = how.priority is not None and how.priority != batch.priority
     revived = 0
     if deadline and how.deadline_s is not None:
-        revived = store.set_deadline(batch.id, how.deadline_s)
+        revived = store.submissions.set_deadline(batch.id, how.deadline_s)
     if priority and how.priority is not None:
-        store.set_priority(batch.id, how.priority, stated=_states_priority)
+        store.submissions.set_priority(batch.id, how.priority, stated=_states_priority)
     if not deadline and not priority:
         return Rescheduled(batch)
     return Rescheduled(store.batch(batch.id), deadline, priority, revived)

@@ -16,11 +16,11 @@ from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.backend import Shutdown
 from tokenmill.jobs.coordination import standing
-from tokenmill.jobs.intake import Intake
 from tokenmill.jobs.integrity import Damage, affected, checksum
 from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.submissions import Submissions
 from tokenmill.units import number_of
 
 MOST_DEATHS = 2
@@ -46,7 +46,7 @@ def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concaten
     return alone
 
 
-class Store(Intake):
+class Store(Reader):
     """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
     def __init__(
@@ -57,6 +57,7 @@ class Store(Intake):
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
         self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order
         self._standing = standing(self._database, self._at_work.keys)
+        self.submissions = Submissions(self._database, self._standing, self)
         self._recover()
 
     def close(self) -> None:
@@ -127,7 +128,7 @@ class Store(Intake):
             for item in finished:
                 values = {"prompt_tokens": item.prompt_tokens, "completion_tokens": item.completion_tokens}
                 new = self._database.run(
-                    "add_answer", job=item.job, body=item.body, checksum=checksum(item.body), now=self._now(), **values
+                    "add_answer", job=item.job, body=item.body, checksum=checksum(item.body), now=self.now_s(), **values
                 ).rowcount
                 computed = 0
                 for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
@@ -200,7 +201,7 @@ class Store(Intake):
         with self._database.writing(durable=True):
             count = self._database.run("cancel_waiting", batch=batch).rowcount
             count += self._database.run("cancel_running", batch=batch).rowcount
-            self._database.run("cancel_batch", batch=batch, now=self._now())
+            self._database.run("cancel_batch", batch=batch, now=self.now_s())
         return count
 
     def asked_to_cancel(self) -> list[int]:
@@ -225,7 +226,7 @@ class Store(Intake):
     @_in_turn
     def expire(self) -> int:
         """Pending jobs whose deadline, or whose batch's, has passed fail; how many."""
-        now = self._now()
+        now = self.now_s()
         with self._database.writing(durable=True):
             count = len(self._database.run("expire_jobs", now=now).fetchall())
             for (batch,) in self._database.run("overdue_batches", now=now).fetchall():
@@ -278,7 +279,7 @@ class Store(Intake):
         try:
             self._standing.recover()
             for (batch,) in self._database.all("doomed"):
-                self.forget(batch)
+                self.submissions.forget(batch)
         except StoreError:
             with suppress(StoreError):
                 self.close()

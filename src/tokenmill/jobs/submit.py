@@ -131,7 +131,7 @@ class FileSubmission:
     def forget_refused(self) -> None:
         """Remove the batch of a refused file. None of its jobs may be in flight."""
         if self._storing is not None:
-            self.store.forget(self._storing)
+            self.store.submissions.forget(self._storing)
             self._storing = None
 
     def _file(self, source: Source, key: bytes) -> Steps:
@@ -144,11 +144,11 @@ class FileSubmission:
             _refuse_known_bad(store, known)
         if known and known.sealed_s is not None and not anew:
             return _again(store, known, how)
-        if known and (who := store.storing(known.id)):
+        if known and (who := store.submissions.storing(known.id)):
             raise BeingStored(f"{who} is storing the lines of this batch", hint="the same command finds it")
         check_unused(how)
         if known and anew:
-            store.retire(known.id)
+            store.submissions.retire(known.id)
             known = None
         if known:
             reschedule(store, known, how)
@@ -156,7 +156,7 @@ class FileSubmission:
         continued = batch != self._begun
         last, jobs = yield from self._store_lines(batch, source, None if how.strict else continued)
         self._storing = None
-        return in_time(store, Submitted(store.seal(batch, key, last=last, jobs=jobs), continued))
+        return in_time(store, Submitted(store.submissions.seal(batch, key, last=last, jobs=jobs), continued))
 
     def _stream(self, source: Source) -> Steps:
         """A stream, read once; only its end tells which batch it is, so no job starts before that."""
@@ -170,23 +170,29 @@ class FileSubmission:
         while True:
             yield from self._wait(key)
             if (twin := store.find(key)) and twin.sealed_s is not None:  # it was here before
-                store.forget(batch)
+                store.submissions.forget(batch)
                 return _again(store, twin, self.how)
             if twin:  # half of it, from a process that is gone; here is all of it
-                store.retire(twin.id)
+                store.submissions.retire(twin.id)
             try:
-                return in_time(store, Submitted(store.seal(batch, key, last=last, jobs=jobs), continued=False))
+                return in_time(
+                    store, Submitted(store.submissions.seal(batch, key, last=last, jobs=jobs), continued=False)
+                )
             except StoreInUse:  # another has just begun the same
                 continue
 
     def _begin(self, source: Source, key: bytes | None) -> int:
-        self._begun = self.store.begin(self.how, source=self.called or source.name, key=key)
+        self._begun = self.store.submissions.begin(self.how, source=self.called or source.name, key=key)
         return self._begun
 
     def _wait(self, key: bytes) -> Generator[None, None, None]:
         """Until no other process stores the batch any more: it is sealed, or that process is lost."""
         said = False
-        while (batch := self.store.find(key)) and batch.sealed_s is None and (who := self.store.storing(batch.id)):
+        while (
+            (batch := self.store.find(key))
+            and batch.sealed_s is None
+            and (who := self.store.submissions.storing(batch.id))
+        ):
             if self.hooks.tell and not said:
                 self.hooks.tell(f"{who} is storing the same jobs; waiting for it")
             said = self._waited = True
@@ -205,14 +211,14 @@ class FileSubmission:
         how = self.how
         self._storing = batch
         known = store.batch(batch)
-        last = store.last_line(batch)
+        last = store.submissions.last_line(batch)
         jobs = known.counts.total
         reading = Reading(batch, how.model_id, known.priority, how.reuse, how.defaults)
         lines = (new for item in source.chunks() if (new := _after(item, last)))
         for rows, texts in _groups(parsed(lines, reading, self.processes), batch):
             if how.strict:
                 _refuse_bad(rows, source.name)
-            store.add(batch, rows, texts, after=last)
+            store.submissions.add(batch, rows, texts, after=last)
             last = JobId.line(rows[-1][-1])
             jobs = jobs + len(rows)
             if self.hooks.progress:

@@ -261,7 +261,7 @@ def test_jobs_that_were_removed_are_stored_again(tmp_path: Path) -> None:
         client = gateway.client()
         batch = until(client, created(client, prompt_line("a", "slow"), prompt_line("b", "b")), "in_progress", done=1)
     with Store(tmp_path / "batches") as store:
-        store.forget(store.named(batch.id).id)
+        store.submissions.forget(store.named(batch.id).id)
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()
         until(client, client.batches.retrieve(batch.id), "in_progress", done=1)

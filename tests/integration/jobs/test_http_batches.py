@@ -138,7 +138,7 @@ def test_the_life_of_a_batch(rows: HttpBatches, address: Address, clock: Clock, 
         assert rows.end(batch.id, "completed", even_cancelling=True, outcome=outcome)
         assert not rows.end(batch.id, "expired", even_cancelling=True)
         store.retry(jobs.id, cancelled=True)  # the result files do not change any more, and nor does their batch
-        store.forget(jobs.id)
+        store.submissions.forget(jobs.id)
     ended = rows.batch(batch.id)
     assert ended is not None
     assert (ended.status, ended.outcome) == ("completed", outcome)

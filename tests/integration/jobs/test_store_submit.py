@@ -180,8 +180,8 @@ def test_a_stream_is_found_again_by_what_it_holds(address: Address) -> None:
 
 def test_half_a_stream_is_dropped_at_the_next_opening(address: Address) -> None:
     with Store(address) as store:
-        batch = store.begin(HOW, source="stdin", key=None)
-        store.add(
+        batch = store.submissions.begin(HOW, source="stdin", key=None)
+        store.submissions.add(
             batch,
             [(0, "a", b"i", b"p", 0, 1, None, None, None, None, JobId.of(batch, 1))],
             [(JobId.of(batch, 1), b"{}")],

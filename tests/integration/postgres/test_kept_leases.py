@@ -63,7 +63,7 @@ def keepers() -> list[threading.Thread]:
 
 def test_a_process_that_only_reads_or_loads_keeps_its_lease(server: Server, rounds: Rounds) -> None:
     with Store(server) as reading:
-        reading.begin(Submission("m"), source="stdin", key=None)
+        reading.submissions.begin(Submission("m"), source="stdin", key=None)
         asked(server, EXPIRE)
         rounds.another()
         with Reader(server) as reader:

@@ -258,7 +258,7 @@ def test_one_process_stores_the_lines_of_a_batch(
 
 def test_half_a_stream_of_one_that_lives_is_kept(server: Server) -> None:
     with Store(server) as one:
-        one.begin(Submission("m"), source="stdin", key=None)
+        one.submissions.begin(Submission("m"), source="stdin", key=None)
         with Store(server) as other:
             assert len(other.batches()) == 1
     with Store(server) as other:

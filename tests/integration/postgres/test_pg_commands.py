@@ -110,7 +110,7 @@ def test_status_names_the_runners_of_a_batch(
         assert (found["state"], found["runners"]) == ("waiting", [])
         every = status(server, "--json", capsys=capsys)
         assert [len(each["runners"]) for each in every] == [1, 1, 0]
-        half = one.begin(Submission("m"), source="x", key=None)
+        half = one.submissions.begin(Submission("m"), source="x", key=None)
         assert [each.id for each in one.runners(half)] == [one._standing.id]
 
 

@@ -123,8 +123,8 @@ def test_of_a_pipe_it_is_said_and_the_same_again_mends_it(
 def test_a_batch_is_not_sealed_without_its_lines(own: Cluster, path: Path) -> None:
     server = own.fresh()
     with Store(server) as store:
-        batch = store.begin(HOW, source="x", key=b"k")
+        batch = store.submissions.begin(HOW, source="x", key=b"k")
         with pytest.raises(LinesLost, match="lines 1 to 799 of this batch were stored and are gone"):
-            store.seal(batch, b"k", last=799, jobs=400)
+            store.submissions.seal(batch, b"k", last=799, jobs=400)
         assert store.batch(batch).sealed_s is None
-        assert store.seal(batch, b"k", last=0, jobs=0).sealed_s is not None
+        assert store.submissions.seal(batch, b"k", last=0, jobs=0).sealed_s is not None

@@ -67,7 +67,7 @@ def test_a_look_asks_as_often_however_many_there_are(
     )
     held = submitted(store, tmp_path / "c", ["e"])
     store.start(pending(store, held))
-    store.begin(Submission("m"), source="x", key=None)  # half of it is there
+    store.submissions.begin(Submission("m"), source="x", key=None)  # half of it is there
     store.cancel(submitted(store, tmp_path / "f", ["f"]).id)
     assert mine.counts == Counts(pending=2)
     assert store.open_batches("m") == [mine]

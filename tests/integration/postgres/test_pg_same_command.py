@@ -114,7 +114,7 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
         there = submit(two, path, HOW, processes=0, tell=lose)
         assert (len(said), there.continued, there.batch.counts) == (1, True, Counts(pending=60))
         with pytest.raises(BeingStored):  # it is another's now
-            one.add(there.batch.id, [(0,) * 10 + (JobId.of(there.batch.id, 61),)], [])
+            one.submissions.add(there.batch.id, [(0,) * 10 + (JobId.of(there.batch.id, 61),)], [])
 
 
 def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path
 
 def test_what_the_server_says_of_its_index_is_not_shown(server: Server) -> None:
     with Store(server) as one, Store(server) as two:
-        one.seal(one.begin(HOW, source="x", key=None), b"key")
+        one.submissions.seal(one.submissions.begin(HOW, source="x", key=None), b"key")
         with pytest.raises(StoreError, match="another process stores the same") as said:
-            two.seal(two.begin(HOW, source="x", key=None), b"key")
+            two.submissions.seal(two.submissions.begin(HOW, source="x", key=None), b"key")
         assert "constraint" not in said.value.message

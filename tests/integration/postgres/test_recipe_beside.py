@@ -121,7 +121,7 @@ def test_a_batch_that_somebody_removes_is_worked_no_more(server: Server, tmp_pat
         async with asyncio.timeout(LIMIT_S):
             runner = at_work(store, *batches)
             await runner.has("gated gone", "gated kept")
-            other.forget(batches[0].id)
+            other.submissions.forget(batches[0].id)
             await runner.has("gated kept")
             runner.engine.gate_open.set()
             report = await runner.task

@@ -12,6 +12,7 @@ from support.run_cli import SMALL, said, write
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
+from tokenmill.jobs.submissions import Submissions
 
 LINES = [{"custom_id": "a", "prompt": "Say a.", "max_tokens": 2}]
 
@@ -28,7 +29,7 @@ def test_a_run_without_a_plan_stores_nothing_that_others_could_join(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sealed: list[int] = []
-    monkeypatch.setattr(Store, "seal", lambda _store, batch, _key: sealed.append(batch))
+    monkeypatch.setattr(Submissions, "seal", lambda _store, batch, _key: sealed.append(batch))
     jobs, output = write(tmp_path / "jobs.jsonl", LINES), tmp_path / "out.jsonl"
     coming, going = os.pipe()
     os.write(going, jobs.read_bytes())

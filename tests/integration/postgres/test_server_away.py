@@ -167,12 +167,12 @@ def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server
         assert store.portion(2) is not None
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         asks: list[Callable[[], object]] = [
-            lambda: store.set_priority(batch.id, 3, stated=lambda _: False),
-            lambda: store.set_deadline(batch.id, 1e12),
-            lambda: store.retire(batch.id),
+            lambda: store.submissions.set_priority(batch.id, 3, stated=lambda _: False),
+            lambda: store.submissions.set_deadline(batch.id, 1e12),
+            lambda: store.submissions.retire(batch.id),
             lambda: store.ask_cancel(batch.id),
             store.expire,
-            lambda: store.seal(store.begin(Submission("n"), source="x", key=None), b"key"),
+            lambda: store.submissions.seal(store.submissions.begin(Submission("n"), source="x", key=None), b"key"),
         ]
         for ask in asks:
             cut(store)
@@ -181,7 +181,7 @@ def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server
         assert (found.priority, found.deadline_s) == (3, 1e12)
         assert store.asked_to_cancel() == [batch.id]
         cut(store)
-        store.forget(batch.id)
+        store.submissions.forget(batch.id)
         assert [batch.model_id for batch in store.batches()] == ["n"]
 
 
@@ -209,6 +209,6 @@ def test_what_was_done_and_not_acknowledged_is_not_done_twice(
         batch = submit(store, path, Submission("m", priority=1), processes=0).batch
         assert left[0] < -1  # it happened, and more followed
         assert (batch.counts, batch.lines) == (Counts(pending=6000), 6000)
-        store.set_priority(batch.id, 4, stated=lambda _: False)
+        store.submissions.set_priority(batch.id, 4, stated=lambda _: False)
         assert len(store.batches()) == 1
         assert len(pending(store, batch)) > 0

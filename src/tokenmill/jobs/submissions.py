@@ -1,17 +1,18 @@
-"""Batches as they come into the store: lines in groups, sealed when all are there, and what their order is.
+"""Submitted batches on their way into the store: `Submissions` stores their lines in groups, then seals them.
 
-A group is acknowledged when it holds. On a server, which may crash while this process goes on, that is when it is on
-its disk; and what follows is only stored behind what is there.
+A group is acknowledged when it is committed; on a server, which may crash while this process continues, when it is on
+the server's disk. Lines are stored only after those before them. A submission that is repeated continues where the
+store ends.
 """
 
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
 from itertools import count, pairwise
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from tokenmill.errors import UsageError
+from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.reader import Reader
@@ -19,34 +20,24 @@ from tokenmill.units import number_of
 
 _FORGET_LINES = 50_000  # deleted in one transaction
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
+class Submissions:
+    """Stores, changes and removes whole batches; `Store.submissions`."""
 
-def _repeated(method: "Callable[Concatenate[Intake, P], T]") -> "Callable[Concatenate[Intake, P], T]":
-    """What may be done again from its beginning, where the connection broke before it was acknowledged."""
-
-    @wraps(method)
-    def done(self: "Intake", /, *args: P.args, **named: P.kwargs) -> T:
-        return self._database.whole(lambda: method(self, *args, **named))
-
-    return done
-
-
-class Intake(Reader):
-    """The half of a store that takes batches in."""
-
-    _standing: Coordinator
+    def __init__(self, database: DatabaseBackend, coordinator: Coordinator, reader: Reader) -> None:
+        self._database = database
+        self._coordinator = coordinator
+        self._reader = reader
 
     def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
-        """A new batch without lines; `key` None: it is found again only when it is sealed with one.
+        """Create a batch without lines. Without a `key` it is found again only after it is sealed with one.
 
-        BeingStored: another process has begun the same.
+        Raises BeingStored if another process has begun the same batch.
         """
         values = {
             "name": how.name or f"batch_{secrets.token_hex(8)}",
             "key": key,
-            "now": self._now(),
+            "now": self._reader.now_s(),
             "source": source,
             "model_id": how.model_id,
             "output": how.output,
@@ -62,13 +53,15 @@ class Intake(Reader):
             again = next(tries) > 0
             with self._database.writing(durable=self._database.shared):
                 found = self._database.run("batch_named", name=values["name"]).fetchone() if again else None
-                if found and self.batch(found[0]).created_s == values["now"]:  # only the word of it was lost
+                if (
+                    found and self._reader.batch(found[0]).created_s == values["now"]
+                ):  # committed, but the connection broke before the reply
                     return int(found[0])
                 row = self._database.run("add_batch", **values).fetchone()
                 if row is None:
                     raise BeingStored("another process has begun the same batch", hint="the same command finds it")
                 batch: int = row[0]
-                self._standing.take_up(batch)
+                self._coordinator.take_up(batch)
             return batch
 
         return self._database.whole(work)
@@ -81,14 +74,14 @@ class Intake(Reader):
         *,
         after: int | None = None,
     ) -> None:
-        """Store lines in one transaction (`line.Row`s, or plain tuples, and blocks of text); those answered are done.
+        """Store lines in one transaction: `line.Row`s or plain tuples, and blocks of text. Answered jobs are done.
 
-        UsageError names a custom_id that is there already, and both lines; none of these lines is stored then.
-        `after`: the last line that was stored before these; LinesLost where that is not so.
+        Raises UsageError for a custom_id that another line has, and stores none of these lines then. `after`: the last
+        line that was stored before these; LinesLost if another one was.
         """
         if not rows:
             return
-        self._standing.tend()
+        self._coordinator.tend()
         texts = list(blocks)
         tries = count()
         self._database.whole(lambda: self._add(batch, rows, texts, after, again=next(tries) > 0))
@@ -105,8 +98,8 @@ class Intake(Reader):
         last = JobId.line(rows[-1][-1])
         with self._database.writing(durable=self._database.shared):
             run = self._database.run
-            self._standing.take_up(batch)
-            if again and self.last_line(batch) >= last:  # only the word of it was lost
+            self._coordinator.take_up(batch)
+            if again and self.last_line(batch) >= last:  # committed, but the connection broke before the reply
                 return
             if after is not None:
                 self._check_lines(batch, after)
@@ -120,45 +113,52 @@ class Intake(Reader):
             run("set_lines", batch=batch, lines=last)
 
     def last_line(self, batch: int) -> int:
-        """The last line that is stored; 0: none."""
+        """The last line that is stored, or 0."""
         row = self._database.one("last_job", **JobId.span(batch))
         return JobId.line(row[0] or 0)
 
-    @_repeated
     def seal(self, batch: int, key: bytes, *, last: int | None = None, jobs: int | None = None) -> Batch:
-        """All lines are there, and on the disk when this returns.
+        """Note that all lines are stored; on the disk when this returns.
 
-        `last` and `jobs`: the last line that was read, and how many were; LinesLost where others are stored.
+        `last` and `jobs`: the last line that was read and the number of jobs; LinesLost if something else is stored.
         """
-        with self._database.writing(durable=True):
-            if last is not None:
-                self._check_lines(batch, last)
-            if jobs is not None and (missing := jobs - self.batch(batch).counts.total):
-                raise _lost(number_of(missing, "line"))
-            self._database.run("seal", batch=batch, key=key, now=self._now())
-        return self.batch(batch)
+
+        def work() -> None:
+            with self._database.writing(durable=True):
+                if last is not None:
+                    self._check_lines(batch, last)
+                if jobs is not None and (missing := jobs - self._reader.batch(batch).counts.total):
+                    raise _lost(number_of(missing, "line"))
+                self._database.run("seal", batch=batch, key=key, now=self._reader.now_s())
+
+        self._database.whole(work)
+        return self._reader.batch(batch)
 
     def storing(self, batch: int) -> str | None:
-        """Who else stores the lines of a batch, for people; None: nobody does."""
-        return self._standing.storing(batch)
+        """A description of the other process that stores the lines of a batch, if there is one."""
+        return self._coordinator.storing(batch)
 
-    @_repeated
     def set_deadline(self, batch: int, deadline_s: float) -> int:
-        """Another deadline. Jobs that were given up for the one before are pending again; how many."""
-        with self._database.writing(durable=True):
-            self._database.run("set_deadline", batch=batch, deadline_s=deadline_s)
-            return self._database.run("revive_expired", batch=batch, now=self._now(), deadline_s=deadline_s).rowcount
+        """Change the deadline; returns how many expired jobs are pending again because of that."""
+        values = {"batch": batch, "deadline_s": deadline_s}
+
+        def work() -> int:
+            with self._database.writing(durable=True):
+                self._database.run("set_deadline", **values)
+                return self._database.run("revive_expired", now=self._reader.now_s(), **values).rowcount
+
+        return self._database.whole(work)
 
     def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
-        """Another priority for all jobs whose lines do not state one."""
-        before = self.batch(batch)
+        """Change the priority of all jobs whose lines do not state one."""
+        before = self._reader.batch(batch)
         self._database.whole(lambda: self._set_priority(before, priority, stated))
 
     def _set_priority(self, before: Batch, priority: int, stated: Callable[[str], bool]) -> None:
         batch = before.id
         with self._database.writing(durable=True):
             self._database.run("set_priority", batch=batch, priority=priority)
-            if "priority" not in before.defaults:  # these are as good as stated
+            if "priority" not in before.defaults:  # they count as stated
                 ranks = {"rank": -priority, "was": -before.priority}
                 for first, data in self._blocks(batch):
                     texts = data.split(b"\n") if b"priority" in data else []
@@ -167,20 +167,25 @@ class Intake(Reader):
                         for index, text in enumerate(texts)
                         if b"priority" in text and stated(text.decode(errors="replace").strip())
                     ]
-                    # Between two lines that state one, all others.
+                    # all jobs between two lines that state one
                     ends = [first - 1, *kept, first + data.count(b"\n") + (not data.endswith(b"\n"))]
                     for low, high in pairwise(ends):
                         self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
 
-    @_repeated
     def retire(self, batch: int) -> None:
-        """The batch stays, but the same command makes a new one."""
-        with self._database.writing(durable=False):
-            self._database.run("drop_key", batch=batch)
+        """Keep the batch, but let the same command create a new one."""
 
-    @_repeated
+        def work() -> None:
+            with self._database.writing(durable=False):
+                self._database.run("drop_key", batch=batch)
+
+        self._database.whole(work)
+
     def forget(self, batch: int) -> None:
         """Remove a batch and its lines; answers stay. What a kill leaves of it is removed at the next opening."""
+        self._database.whole(lambda: self._forget(batch))
+
+    def _forget(self, batch: int) -> None:
         with self._database.writing(durable=False):
             self._database.run("doom", batch=batch)
         last = self.last_line(batch)
@@ -193,14 +198,14 @@ class Intake(Reader):
             self._database.run("forget_batch", batch=batch)
 
     def _check_lines(self, batch: int, last: int) -> None:
-        """Nothing that was acknowledged is missing, and nobody came in between."""
+        """Raise LinesLost unless `last` is the last line that is stored."""
         if (there := self.last_line(batch)) < last:
             raise _lost(f"lines {there + 1} to {last}")
         if there > last:
             raise LinesLost("another process stored lines of this batch meanwhile", hint="run the same command again")
 
     def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
-        """The text of a batch with the number of each block's first job."""
+        """The text of a batch in blocks, with the id of each block's first job."""
         after = JobId.of(batch, 0) - 1
         last = JobId.of(batch, JobId.MAX_LINE)
         while row := self._database.run("block_after", after=after, last=last).fetchone():
@@ -217,7 +222,7 @@ class Intake(Reader):
                     f"custom_id {custom_id!r} is on line {JobId.line(found[0])} and again on line {JobId.line(job)}",
                     hint="every line of a file needs its own; without one a line is called line-N",
                 )
-        raise AssertionError("a row was refused that nothing stands against")
+        raise AssertionError("the database refused a row without a conflict")
 
 
 def _lost(lines: str) -> LinesLost:
