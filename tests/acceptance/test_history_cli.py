@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.cli import run
-from tokenmill.cli.history_view import curve
+from tokenmill.cli.views.history import curve
 from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
 from tokenmill.model.identity import identity_of

@@ -1,7 +1,7 @@
 """The options of plans and engines.
 
 `tokenmill.plan`, `run`, `load`, `serve` and `tune` take these names as keyword arguments; the command line adds its own
-spelling to them (`cli/goal_options.py`).
+spelling to them (`cli/options.py`).
 """
 
 import os

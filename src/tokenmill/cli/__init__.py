@@ -163,7 +163,7 @@ def _show_misfit(error: DoesNotFit) -> int:
         return _fail(error)
     from rich.console import Console  # noqa: PLC0415  as below
 
-    from tokenmill.cli.plan_view import render  # noqa: PLC0415
+    from tokenmill.cli.views.plan import render  # noqa: PLC0415
 
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     for part in render(error.plan):

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
-from tokenmill.cli.bench_view import document, render
-from tokenmill.cli.chosen import choose, opened
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, say, show, show_json, show_text
+from tokenmill.cli.progress import choose, opened
+from tokenmill.cli.views.bench import document, render
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError

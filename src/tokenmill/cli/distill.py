@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.cli.export import exported, parse_target, rows_about
-from tokenmill.cli.goal_options import EngineOptions
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.options import BodyOptions, EngineOptions
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.recipe_run import (
     RecipeOptions,

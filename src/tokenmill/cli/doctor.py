@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tokenmill.api.planning import locate
-from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.options import GoalOptions
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
 from tokenmill.doctor.examine import by_severity, examine

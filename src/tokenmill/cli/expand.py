@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from tokenmill.cli.goal_options import EngineOptions
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.options import BodyOptions, EngineOptions
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.recipe_run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError

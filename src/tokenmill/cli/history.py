@@ -9,8 +9,8 @@ from cyclopts import Parameter
 
 from tokenmill.api.planning import locate
 from tokenmill.cli.history_rows import Row, errors, rows_of, speeds_in, trends
-from tokenmill.cli.history_view import rendered
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
+from tokenmill.cli.views.history import rendered
 from tokenmill.engine import measured
 from tokenmill.errors import UsageError
 from tokenmill.model.identity import identity_of

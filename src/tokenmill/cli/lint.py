@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning import locate, plan_engine
 from tokenmill.api.tokens import Tokeniser, tokeniser
-from tokenmill.cli.lint_view import document, render
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
+from tokenmill.cli.views.lint import document, render
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from tokenmill.api.options import ENGINES, EngineOptions
 from tokenmill.api.planning import EnginePlan, command_for, does_not_fit, locate, plan_engine
-from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.options import GoalOptions
 from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
-from tokenmill.cli.plan_command import folded
 from tokenmill.cli.plan_hosts import HostsOptions, plan_over
-from tokenmill.cli.plan_view import document, explained, render
+from tokenmill.cli.views.plan import document, explained, folded, render
 from tokenmill.config import Config
 from tokenmill.engine.verify import Verification, verify_by_binary
 from tokenmill.engine.verify import verify as verify_plan

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from tokenmill.api.planning import file_name, locate
 from tokenmill.cli.output import Common, show, show_json, show_text
-from tokenmill.cli.plan_command import folded
-from tokenmill.cli.plan_hosts_view import document, explained, render
+from tokenmill.cli.views.plan import folded
+from tokenmill.cli.views.plan_hosts import document, explained, render
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.fleet import WRITTEN, Fleet, fleet_of
 from tokenmill.launch import flags_of, rpc, vllm

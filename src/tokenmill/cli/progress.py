@@ -1,15 +1,21 @@
 """Progress of long work on stderr: bars in a terminal, a line now and then elsewhere."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from tokenmill.api import engines as api
+from tokenmill.api.engines import EngineChoice
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning import EnginePlan
 from tokenmill.api.progress import Download, Measuring, OnProgress, described
 from tokenmill.api.progress import Progress as Event
-from tokenmill.cli.output import byte_progress, say
-from tokenmill.cli.run_view import measuring_shown, progress_shown
+from tokenmill.cli.output import Common, byte_progress, say
+from tokenmill.cli.views.run import measuring_shown, progress_shown
+from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 
@@ -108,3 +114,18 @@ class _Lines:
             self._title = title
             self._said = share or 0.0
             say(f"{title} {words}".rstrip())
+
+
+def choose(model: str | None, options: EngineOptions, common: Common) -> EngineChoice:
+    """`api.choose_engine` with a bar for a download."""
+    with shown_progress() as on_progress:
+        return api.choose_engine(model, options, common.load_config(), on_progress)
+
+
+@asynccontextmanager
+async def opened(choice: EngineChoice, planned: EnginePlan | None, folder: Path) -> AsyncIterator[Engine]:
+    """`api.open_engine` with a bar for the load."""
+    async with AsyncExitStack() as stack:
+        with shown_progress() as on_progress:
+            engine = await stack.enter_async_context(api.open_engine(choice, planned, folder, on_progress))
+        yield engine

@@ -11,10 +11,10 @@ from typing import Any
 
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
-from tokenmill.cli.chosen import choose, opened
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
-from tokenmill.cli.qualify_view import rendered, steps_shown
+from tokenmill.cli.progress import choose, opened
+from tokenmill.cli.views.qualify import rendered, steps_shown
 from tokenmill.engine.engine import Engine, Identity
 from tokenmill.engine.measured import machine_id
 from tokenmill.errors import TokenmillError, UsageError

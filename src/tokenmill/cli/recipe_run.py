@@ -13,12 +13,12 @@ from cyclopts import Parameter
 from tokenmill.api.batch_engine import EngineSetup
 from tokenmill.api.engines import choose_engine
 from tokenmill.api.stores import store_address
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, say
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.recipe_forecast import Tokens, forecast_shown
-from tokenmill.cli.recipe_view import RecipeResult, ending, spent_document, summary_rows
-from tokenmill.cli.stopping import SignalStop
+from tokenmill.cli.signals import SignalStop
+from tokenmill.cli.views.recipe import RecipeResult, ending, spent_document, summary_rows
 from tokenmill.errors import UsageError
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 from tokenmill.recipes.run import RecipeRequest, run_recipe

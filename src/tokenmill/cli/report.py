@@ -13,7 +13,7 @@ from tokenmill.api.engines import DEFAULT_MODEL
 from tokenmill.api.options import ENGINES
 from tokenmill.api.planning import locate, plan_engine
 from tokenmill.api.stores import store_address
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.config import Config
 from tokenmill.engine import measured

@@ -1,25 +1,65 @@
 """`tokenmill run`: a batch of jobs, from a file to a file."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console, RenderableType
 
 from tokenmill.api.batches import BatchRequest, run_batch
 from tokenmill.api.run_options import RunOptions
+from tokenmill.api.sources import JobSource
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import Summary
-from tokenmill.cli.goal_options import EngineOptions
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.options import BodyOptions, EngineOptions
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.progress import shown_progress
-from tokenmill.cli.run_table import TableOptions
-from tokenmill.cli.run_view import document, nodes_table, summary
-from tokenmill.cli.stopping import SignalStop
+from tokenmill.cli.signals import SignalStop
+from tokenmill.cli.views.run import document, nodes_table, summary
 from tokenmill.errors import UsageError
+from tokenmill.jobs.read import check_there
 from tokenmill.jobs.retries import MOST_ATTEMPTS
 from tokenmill.units import number_of
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Jobs that are made of a table's rows instead of read from a file."""
+
+    table: Path | None = None
+    """A table instead of a job file: JSONL, CSV, TSV or Parquet; every row becomes a job."""
+
+    template: Path | None = None
+    """The file of the prompt for each row: {column} is what stands there, {*} all other columns as lines."""
+
+    system: Path | None = None
+    """The file of a system message for each row, written in the same way."""
+
+    layout: Literal["auto", "file"] = "auto"
+    """auto orders the columns of {*} so that rows share the most; file leaves them as they are. Default: auto."""
+
+    key: str | None = None
+    """The column that names the jobs; default: they are row-1, row-2, ..."""
+
+    def source(self, jobs: str | None) -> JobSource:
+        """The jobs of the command; UsageError unless there is exactly one source of them."""
+        if self.table is None:
+            lonely = [name for name in ("template", "system", "key") if getattr(self, name) is not None]
+            if lonely:
+                raise UsageError(f"--{lonely[0]} is for a table", hint="give --table too, or a job file alone")
+            if jobs is None:
+                raise UsageError("no jobs are given", hint="tokenmill run jobs.jsonl --output results.jsonl")
+            return JobSource(jobs)
+        if jobs is not None:
+            raise UsageError("there is a job file and a table", hint="give one of them")
+        if self.template is None:
+            raise UsageError("a table needs a --template", hint="a text with {column} in it, and {*} for the others")
+        check_there(self.table)
+        return JobSource(self.table, self.template, self.system, self.layout, self.key)
+
 
 STDOUT = "/dev/stdout"
 
@@ -39,7 +79,7 @@ def run(
     priority: int | None = None,
     store: str | None = None,
     on: str | None = None,
-    table: TableOptions = TableOptions(),  # noqa: B008  frozen
+    table: TableOptions = TableOptions(),
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
     options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen

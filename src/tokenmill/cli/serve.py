@@ -12,11 +12,10 @@ from rich.table import Table
 from tokenmill.api.engines import SlowLoad, name_after, watch_engine
 from tokenmill.api.planning import EnginePlan, plan_engine
 from tokenmill.api.tokens import count_digests
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import load_shown
-from tokenmill.cli.signals import exit_code
-from tokenmill.cli.stopping import CancelOnSignals
+from tokenmill.cli.signals import CancelOnSignals, exit_code
 from tokenmill.engine.launching import ReadyEngine, launch_engine
 from tokenmill.engine.pinned_prefixes import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation

@@ -9,7 +9,7 @@ from typing import Any
 
 import uvloop
 
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.serve import held_words, served_code

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
 from tokenmill.cli.bench import place_of
-from tokenmill.cli.chosen import choose, opened
-from tokenmill.cli.goal_options import EngineOptions, Size
+from tokenmill.cli.options import EngineOptions, Size
 from tokenmill.cli.output import Common, say, show, show_json
-from tokenmill.cli.soak_view import document, progress, render
+from tokenmill.cli.progress import choose, opened
+from tokenmill.cli.views.soak import document, progress, render
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.planner.plan import Plan

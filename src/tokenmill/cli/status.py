@@ -9,9 +9,9 @@ from rich.table import Table
 
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.batches import Workers, unwritten, workers_of
-from tokenmill.cli.job_options import when
+from tokenmill.cli.options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
-from tokenmill.cli.run_view import near
+from tokenmill.cli.views.run import near
 from tokenmill.doctor.limits import reserves_now
 from tokenmill.engine.reserve import AppliedLimits
 from tokenmill.jobs.address import Address

@@ -11,10 +11,9 @@ from cyclopts import Parameter
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.stores import store_address
 from tokenmill.api.tokens import tokeniser
-from tokenmill.cli.chosen import choose, opened
-from tokenmill.cli.goal_options import EngineOptions
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.options import BodyOptions, EngineOptions
 from tokenmill.cli.output import Common, facts, say, show, show_json
+from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.recipe_run import (
     RecipeOptions,
     RecipeResult,

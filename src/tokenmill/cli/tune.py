@@ -4,11 +4,11 @@ import asyncio
 
 from tokenmill.api.tune_options import TuneOptions
 from tokenmill.api.tuning import Tuning, prepare_tuning
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.progress import load_shown
-from tokenmill.cli.stopping import CancelOnSignals
-from tokenmill.cli.tune_view import outcome_shown
+from tokenmill.cli.signals import CancelOnSignals
+from tokenmill.cli.views.tune import outcome_shown
 from tokenmill.tuner.point import AimKind, OperatingPoint
 
 INTERRUPTED = 130

@@ -9,10 +9,10 @@ from tokenmill.api.run_options import RunOptions
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import WorkSummary
 from tokenmill.api.workers import WorkRequest, work_batches
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
-from tokenmill.cli.stopping import SignalStop
+from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import UsageError
 from tokenmill.jobs.retries import MOST_ATTEMPTS
 from tokenmill.units import format_seconds, number_of

@@ -1,6 +1,6 @@
 """A plan as plain text for a Python prompt and as HTML for a notebook.
 
-The command line draws its own, wider view (`cli/plan_view.py`). Pure.
+The command line draws its own, wider view (`cli/views/plan.py`). Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

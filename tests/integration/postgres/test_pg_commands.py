@@ -12,7 +12,7 @@ import pytest
 from support.jobs_store import answer, pending, submitted
 from support.postgres import asked, cluster, database_of
 from tokenmill.cli import run
-from tokenmill.cli.stopping import SignalStop
+from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import StoreError
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.backend import Shutdown

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.goal_options import EngineOptions
+from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common
 from tokenmill.cli.recipe_run import (
     RecipeOptions,

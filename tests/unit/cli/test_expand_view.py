@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.cli import expand as command
 from tokenmill.cli import run
-from tokenmill.cli.recipe_view import RecipeResult
+from tokenmill.cli.views.recipe import RecipeResult
 from tokenmill.recipes.expansion.request import Expanded, Tally
 from tokenmill.recipes.runner import End, Origin, Spent
 

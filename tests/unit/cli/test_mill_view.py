@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.cli.recipe_view import RecipeResult, summary_rows
+from tokenmill.cli.views.recipe import RecipeResult, summary_rows
 from tokenmill.recipes.runner import Origin, Spent
 
 

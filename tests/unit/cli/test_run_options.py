@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.batches import worker_of
-from tokenmill.cli.job_options import BodyOptions
+from tokenmill.cli.options import BodyOptions
 from tokenmill.errors import UsageError
 from tokenmill.jobs.store import Store
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tokenmill.api.batches import counts_text
 from tokenmill.api.summary import Summary
-from tokenmill.cli.run_view import Speeds, document, drawn, line, summary
+from tokenmill.cli.views.run import Speeds, document, drawn, line, summary
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.misses import Miss, Misses
 from tokenmill.jobs.models import Batch, Counts, Failure, Totals

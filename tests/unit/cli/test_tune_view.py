@@ -6,7 +6,7 @@ from rich.console import Console
 
 from support.plans import placed, settings
 from support.run_models import model
-from tokenmill.cli.tune_view import outcome_shown
+from tokenmill.cli.views.tune import outcome_shown
 from tokenmill.tuner.describe import announced, dials_words, figures_words, progress_line
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
 from tokenmill.tuner.space import Space

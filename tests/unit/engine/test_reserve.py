@@ -8,7 +8,7 @@ import pytest
 
 from support.dialect_plans import machine_with
 from support.plans import placed, settings
-from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.options import GoalOptions
 from tokenmill.config import EngineConfig, ReserveConfig
 from tokenmill.doctor.limits import core_finding, memory_finding
 from tokenmill.engine.reserve import AppliedLimits, arrange, decisions, limit_for

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.cli.goal_options import GoalOptions
+from tokenmill.cli.options import GoalOptions
 from tokenmill.config import MAX_THREADS
 from tokenmill.errors import UsageError
 from tokenmill.native.context_settings import ContextSettings

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from tokenmill.cli.bench_view import document, render
+from tokenmill.cli.views.bench import document, render
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal

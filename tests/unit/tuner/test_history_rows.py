@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.cli.history_rows import FEW, Row, errors, in_words, rows_of, trends
-from tokenmill.cli.history_view import CURVE, curve
+from tokenmill.cli.views.history import CURVE, curve
 from tokenmill.engine.measured import Record
 from tokenmill.engine.reconcile import Row as Held
 from tokenmill.tuner.history import Speed

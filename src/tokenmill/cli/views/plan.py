@@ -1,5 +1,6 @@
 """How a plan looks: a bar per memory, the speeds, the decisions; and as JSON."""
 
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,19 @@ from rich.text import Text
 from tokenmill.cli.output import jsonable
 from tokenmill.hardware.machine import Tier
 from tokenmill.model.profile import Profile
-from tokenmill.planner.plan import ITEMS, Decision, Forecast, Item, Ledger, Plan, Settings, Shortfall, Speed, to_buy
+from tokenmill.planner.plan import (
+    ITEMS,
+    Command,
+    Decision,
+    Forecast,
+    Item,
+    Ledger,
+    Plan,
+    Settings,
+    Shortfall,
+    Speed,
+    to_buy,
+)
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
 BAR = 16  # so that a row of large sizes still has 80 columns
@@ -251,3 +264,15 @@ def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any
         "changes": jsonable(plan.changes),
         "warnings": list(plan.warnings),
     }
+
+
+def folded(command: Command) -> str:
+    """One flag on a line."""
+    lines = [f"{name}={shlex.quote(value)} \\" for name, value in command.env.items()]
+    line = ""
+    for word in command.argv:
+        if word.startswith("-") and line:
+            lines.append(f"{line} \\")
+            line = "   "
+        line = f"{line} {shlex.quote(word)}" if line else shlex.quote(word)
+    return "\n".join([*lines, line])

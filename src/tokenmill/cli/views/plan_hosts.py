@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import jsonable
-from tokenmill.cli.plan_view import columns_of, lacks_of, reasons_of, speeds_of, terms_of, what_of
+from tokenmill.cli.views.plan import columns_of, lacks_of, reasons_of, speeds_of, terms_of, what_of
 from tokenmill.hardware.fleet import Link
 from tokenmill.planner.multi_host.hosts import HostsPlan, Share
 from tokenmill.units import format_bytes, format_gb_s
