@@ -17,6 +17,7 @@ from prove_engine import say
 from prove_plans import CARD_12, CARDS, MARGIN
 from prove_rows import Clock, Row, Rows
 
+from tokenmill import measurements
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.machine import Machine
 from tokenmill.planner.draft import capacity
@@ -142,8 +143,8 @@ def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
 
 
 def trials_made(state: Path) -> int:
-    """Trials that the command has kept."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in state.glob("points/*.trials.jsonl"))
+    """Number of trials that the command has stored."""
+    return len(measurements.read_json(state, "trial"))
 
 
 def _run(argv: list[str], clock: Clock, log: Path) -> str | None:

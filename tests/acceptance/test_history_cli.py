@@ -10,8 +10,8 @@ import pytest
 
 from tokenmill.cli import run
 from tokenmill.cli.views.history import curve
-from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.model.identity import identity_of
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner.history import Source, Speed, append

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from tokenmill.cli import run
-from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.model.identity import identity_of
 from tokenmill.tuner import history
 from tokenmill.tuner.history import Speed

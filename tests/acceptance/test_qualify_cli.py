@@ -9,6 +9,7 @@ import pytest
 
 from support.run_cli import said, tokenmill
 from tokenmill.cli import run
+from tokenmill.measurements import read_json
 from tokenmill.model.synthetic import generate
 
 SMALL = ("--quick", "--depths", "256", "--threads", "1", "--threads-batch", "1", "--no-warm")
@@ -55,8 +56,7 @@ def test_a_model_stands_in_for_itself(qualified: tuple[Path, "subprocess.Complet
 def test_the_result_is_kept_for_the_report(qualified: tuple[Path, "subprocess.CompletedProcess[str]"]) -> None:
     home, done = qualified
     found = json.loads(done.stdout)
-    kept = home / "tokenmill" / "qualified" / f"{found['model_id']}.json"
-    assert json.loads(kept.read_text()) == found
+    assert read_json(home / "tokenmill", "qualification", model_id=found["model_id"]) == [found]
 
 
 def test_a_person_reads_why_and_poor_scores_are_no_failure(model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill
+from tokenmill.measurements import journal_path, read_json
 from tokenmill.model.identity import identity_of
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
@@ -34,9 +35,9 @@ def test_all_of_a_context_is_filled_on_every_lane(moe: Path, tmp_path: Path) -> 
     assert f"with 2 lanes full: {goal} of {goal} each" in done.stdout
     assert "host memory has" in done.stdout
     assert "depth S_PP t/s S_TG t/s memory predicted measured" in " ".join(done.stdout.split())
-    [path] = (tmp_path / "tokenmill" / "soaks").iterdir()
-    assert str(path) in done.stderr
-    kept = json.loads(path.read_text())
+    state = tmp_path / "tokenmill"
+    assert str(journal_path(state)) in done.stderr
+    [kept] = read_json(state, "soak")
     found = load(tmp_path / "tokenmill", kept["machine_id"], identity_of(moe))
     assert found is not None
     assert (found.usable_context, found.usable_with_lanes, found.lanes, found.ended) == (
@@ -57,7 +58,7 @@ def test_a_limit_that_is_too_small_is_a_result_and_no_crash(moe: Path, tmp_path:
     assert "host memory had" in found["reason"]
     assert found["reserve_bytes"] == {"dram": round(0.05 * (30 << 20))}
     assert "not kept" in done.stderr
-    assert not (tmp_path / "tokenmill" / "soaks").exists(), "a machine with 30 MiB is not this one"
+    assert read_json(tmp_path / "tokenmill", "soak") == [], "a machine with 30 MiB is not this one"
 
 
 def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path: Path) -> None:
@@ -72,8 +73,8 @@ def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path
     text = out.decode()
     assert "the engine failed on the way to" in text
     assert "SIGKILL" in text
-    [path] = (tmp_path / "tokenmill" / "soaks").iterdir()
-    assert json.loads(path.read_text())["ended"] == "died"
+    [kept] = read_json(tmp_path / "tokenmill", "soak")
+    assert kept["ended"] == "died"
 
 
 @pytest.mark.parametrize(

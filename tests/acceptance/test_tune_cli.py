@@ -6,15 +6,16 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile
 from typing import Any
 
 import pytest
 
 from support.processes import command_lines
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Engine, Request
+from tokenmill.measurements import journal_path, read_json
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history, slots
 from tokenmill.tuner.point import SlotPoint
@@ -56,14 +57,14 @@ def home(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def point_of(home: Path) -> dict[str, Any]:
-    (path,) = (home / "tokenmill" / "points").glob("*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
+    (found,) = read_json(home / "tokenmill", "point")
     return found
 
 
 def copied(home: Path, where: Path) -> Path:
     """A state folder of one's own, in which the same was tuned."""
-    copytree(home / "tokenmill" / "points", where / "tokenmill" / "points")
+    (where / "tokenmill").mkdir()
+    copyfile(journal_path(home / "tokenmill"), journal_path(where / "tokenmill"))
     return where
 
 
@@ -81,20 +82,20 @@ def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: P
     point = point_of(home)
     assert (point["loads"], len(point["trials"])) == (1, 3)
     path = shown.rstrip().splitlines()[-1]
-    assert json.loads(Path(path).read_text()) == point
+    assert Path(path) == journal_path(home / "tokenmill")
     assert all(len(line) <= 80 for line in shown.splitlines() if line != path)
     assert all(len(line) <= 80 for line in told.splitlines() if line.startswith(("aim", "varied", "  ", "about")))
 
 
 def test_the_same_command_again_makes_no_trial_and_no_load(home: Path, moe: Path) -> None:
-    loads = len(measured.read(home / "tokenmill"))
+    loads = len(load_history.read(home / "tokenmill"))
     done = said(home, "tune", moe, *SMALL, "--trials", 3, "--busy", "--json")
     assert done.returncode == 0, done.stderr
     assert "3 trials from before count" in done.stderr
     found = json.loads(done.stdout)
     assert found["dials"] == point_of(home)["dials"]
     assert len(found["trials"]) == 3
-    assert len(measured.read(home / "tokenmill")) == loads
+    assert len(load_history.read(home / "tokenmill")) == loads
 
 
 def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -> None:
@@ -179,8 +180,7 @@ def test_jobs_of_one_s_own_and_quiet_trials_go_into_the_history(moe: Path, tmp_p
         file.write("no JSON\n")  # is passed over
     done = said(tmp_path, "tune", moe, *SMALL, "--trials", 1, "--jobs", jobs, "--json")
     state = tmp_path / "tokenmill"
-    (trials,) = (state / "points").glob("*.trials.jsonl")
-    kept = [json.loads(line) for line in trials.read_text().splitlines()]
+    kept = read_json(state, "trial")
     assert len(kept) == 1
     assert kept[0]["work"].startswith("jobs ")
     disturbed = kept[0]["trial"]["disturbed"]
@@ -204,9 +204,9 @@ def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    points = tmp_path / "tokenmill" / "points"
+    state = tmp_path / "tokenmill"
     try:
-        until(lambda: any(path.stat().st_size for path in points.glob("*.trials.jsonl")))
+        until(lambda: bool(read_json(state, "trial")))
         engines = list(command_lines(process.pid))
         assert engines
         process.send_signal(signal.SIGINT)
@@ -214,7 +214,7 @@ def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Pa
     finally:
         process.kill()
     assert process.returncode == 130, talk
-    kept = len(next(points.glob("*.trials.jsonl")).read_text().splitlines())
+    kept = len(read_json(state, "trial"))
     assert f"stopped: {kept} trial" in talk.decode()
     assert b"tune again to continue" in talk
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines))

@@ -4,9 +4,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from tokenmill.engine.measured import Record, machine_id
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import Row
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.jobs.models import Batch, Counts, Totals
 from tokenmill.model.read import read
@@ -119,7 +120,7 @@ def point(given: Subject) -> OperatingPoint:
     )
 
 
-def load(given: Subject) -> Record:
+def load(given: Subject) -> LoadRecord:
     rows = (
         Row("gpu0", "weights", 57 * GIB, 57 * GIB, "engine"),
         Row("gpu0", "kv", 2 * GIB, 2 * GIB, "engine"),
@@ -128,7 +129,7 @@ def load(given: Subject) -> Record:
         Row("host", "own", 3 * GIB, 2 * GIB, "process", explanation="the plan allows the program itself 1.0 GiB"),
     )
     settings = {"context": 8192, "sequences": 16, "ubatch": 512, "cache_type_k": "f16"}
-    return Record(
+    return LoadRecord(
         WHEN, given.machine.name, machine_id(given.machine), MODEL, given.model_id or "", BUILD, settings, rows, 42.0
     )
 

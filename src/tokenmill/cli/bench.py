@@ -19,9 +19,9 @@ from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.bench import document, render
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.tuner import history
 from tokenmill.tuner.bench import PARTS, Bench, Order, Part

@@ -11,7 +11,7 @@ from tokenmill.api.planning import locate
 from tokenmill.cli.history_rows import Row, errors, rows_of, speeds_in, trends
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.views.history import rendered
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
 from tokenmill.errors import UsageError
 from tokenmill.model.identity import identity_of
 from tokenmill.storage.atomic import new_file
@@ -67,7 +67,7 @@ def history(
     if last < 0:
         raise UsageError(f"--last must be at least 0, not {last}")
     state = common.load_config().state_path
-    rows = rows_of(speeds.read(state), measured.read(state))
+    rows = rows_of(speeds.read(state), load_history.read(state))
     anything = bool(rows)
     if source is not None:
         rows = [row for row in rows if row.source == source]

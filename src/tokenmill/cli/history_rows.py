@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tokenmill.engine.measured import Record
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import TrialSettings
 
@@ -76,7 +76,7 @@ class Trend:
     predictions: int
 
 
-def rows_of(speeds: Iterable[Speed], loads: Iterable[Record]) -> list[Row]:
+def rows_of(speeds: Iterable[Speed], loads: Iterable[LoadRecord]) -> list[Row]:
     """Everything that was measured, oldest first."""
     found = [*(row for speed in speeds for row in _of_speed(speed)), *(row for load in loads for row in _of_load(load))]
     return sorted(found, key=lambda row: row.when)
@@ -143,7 +143,7 @@ def _of_speed(speed: Speed) -> Iterator[Row]:
             )
 
 
-def _of_load(load: Record) -> Iterator[Row]:
+def _of_load(load: LoadRecord) -> Iterator[Row]:
     settings = f"{load.settings.get('sequences')} x {load.settings.get('context')} tokens"
     given = (
         load.when,
@@ -166,7 +166,7 @@ def _of_load(load: Record) -> Iterator[Row]:
         yield Row(*given, "memory", measured, sum(row.predicted_bytes for row in known))
 
 
-def _between(load: Record) -> float | None:
+def _between(load: LoadRecord) -> float | None:
     """The prediction is a range, from a warm page cache to a cold one: its point nearest to what was measured."""
     ends = [end for end in (load.load_warm_s, load.load_cold_s) if end is not None]
     return min(max(load.load_s or 0.0, min(ends)), max(ends)) if ends else None

@@ -12,9 +12,9 @@ from tokenmill.api.planning import locate, plan_engine
 from tokenmill.api.tokens import Tokeniser, tokeniser
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
 from tokenmill.cli.views.lint import document, render
-from tokenmill.engine.measured import machine_id
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.canonical import Choices, Survey
 from tokenmill.jobs.lint import Lint
@@ -159,8 +159,7 @@ def _model(name: str, machine: str | None, common: Common) -> Model:
 
 def _measured(place: str, machine: Machine, state: Path) -> Speed | None:
     """The newest measurement of how fast a model reads on a machine; None: there is none."""
-    here = machine_id(machine)
-    found = [speed for speed in history.read(state) if speed.machine_id == here and speed.figures.prefill_tok_s]
+    found = [speed for speed in history.read(state, machine_id=machine_id(machine)) if speed.figures.prefill_tok_s]
     if not found or not Path(place).exists():  # a model's identity takes a look into its files
         return None
     model_id = identity_of(place)

@@ -1,7 +1,6 @@
 """`tokenmill qualify`: whether a quantisation is good enough to use."""
 
 import asyncio
-import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -9,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tokenmill import measurements
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
 from tokenmill.cli.options import EngineOptions
@@ -16,11 +16,10 @@ from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.qualify import rendered, steps_shown
 from tokenmill.engine.engine import Engine, Identity
-from tokenmill.engine.measured import machine_id
-from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read
-from tokenmill.storage.atomic import new_file
 from tokenmill.tuner.qualify import (
     DEPTHS,
     POSITIONS,
@@ -212,17 +211,6 @@ def _document(
 
 
 def _keep(found: dict[str, Any], choice: EngineChoice) -> Path:
-    """Write the result where `tokenmill report` looks for it."""
-    folder = choice.state / "qualified"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TokenmillError(
-            f"cannot keep results in {folder}: {error.strerror}", hint="check state_dir and the room on its disk"
-        ) from error
-    # the identity of a model behind a URL is the server's to choose
-    name = re.sub(r"[^\w.-]", "-", choice.model_id)[:120]
-    target = folder / f"{name}.json"
-    with new_file(target, force=True) as file:
-        file.write(json.dumps(found, indent=1, ensure_ascii=True).encode() + b"\n")
-    return target
+    """Store the result where `tokenmill report` looks for it."""
+    measurements.replace(choice.state, "qualification", found)
+    return measurements.journal_path(choice.state)

@@ -16,7 +16,7 @@ from tokenmill.api.stores import store_address
 from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.config import Config
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
 from tokenmill.errors import FlagUnknown, ModelError, NotSpellable, UsageError
 from tokenmill.hardware.catalog import find, names
 from tokenmill.launch import spell
@@ -130,7 +130,7 @@ def _usual(config: Config) -> str | None:
             here |= {identity_of(each.path): each.name} if each.complete else {}
     state = config.state_path
     seen = sorted(
-        [(load.when, load.model_id) for load in measured.read(state)]
+        [(load.when, load.model_id) for load in load_history.read(state)]
         + [(speed.when, speed.model_id) for speed in history.read(state)],
         reverse=True,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import logs, measured
+from tokenmill.engine import load_history, logs
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.loading_process import read_memory
@@ -92,8 +92,8 @@ async def launch_engine(
             done = await hold_told(engine, plan, heads, heads_dir, slots, say)
             warmth = WarmReport(None, None, None, None, done.heads, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
-        kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
-        await asyncio.to_thread(measured.append, state, kept)
+        kept = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
+        await asyncio.to_thread(load_history.append, state, kept)
     except BaseException:
         await engine.stop()
         raise

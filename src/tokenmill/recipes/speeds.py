@@ -6,16 +6,16 @@ recipe runs whatever it was asked to, perhaps next to other programs, and must n
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tokenmill import measurements
 from tokenmill.api.engines import EngineChoice
 from tokenmill.api.planning import EnginePlan
-from tokenmill.engine import measured
-from tokenmill.engine.measured import machine_id
-from tokenmill.errors import EngineError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.progress import Report
@@ -28,7 +28,6 @@ from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.units import number_of
 
-FILE = Path("measured", "stages.jsonl")
 LEAST_TOKENS = 64  # computed and written: of fewer, no rate is told
 MOST_STAGES = 16  # that a rate is told from: the newest
 
@@ -59,7 +58,7 @@ def pace_of(report: Report, origin: Origin, machine: Machine, when: datetime) ->
         return None
     return Pace(
         when.astimezone(UTC).isoformat(timespec="seconds"),
-        measured.machine_id(machine),
+        machine_id(machine),
         origin.model_id,
         origin.engine,
         origin.build,
@@ -73,25 +72,21 @@ def pace_of(report: Report, origin: Origin, machine: Machine, when: datetime) ->
 
 
 def keeper(state: Path, machine: Machine, origin: Callable[[], Origin]) -> Callable[[Report], None]:
-    """Keeps what stages tell; a disk that takes nothing is no reason to end a recipe."""
+    """Return a function that stores the speeds of a stage; a full disk does not end the recipe."""
 
     def keep(report: Report) -> None:
         pace = pace_of(report, origin(), machine, datetime.now(UTC))
         if pace is not None:
-            with suppress(EngineError):
-                measured.append_line(state / FILE, asdict(pace))
+            with suppress(TokenmillError):
+                measurements.append(state, "stage", pace)
 
     return keep
 
 
 def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[Pace]:
     """Stages of a model with an engine on a machine, oldest first; `build` None: of the one that was used last."""
-    here = measured.machine_id(machine), model_id, engine
-    found = [
-        pace
-        for pace in measured.read_lines(state / FILE, Pace)
-        if (pace.machine_id, pace.model_id, pace.engine) == here
-    ]
+    place = {"machine_id": machine_id(machine), "model_id": model_id, "engine": engine}
+    found = list(measurements.read(state, "stage", Pace, **place))
     last = build if build is not None else next((pace.build for pace in reversed(found)), None)
     return [pace for pace in found if pace.build == last]
 
@@ -178,13 +173,8 @@ def _from_point(point: OperatingPoint) -> Speeds | None:
 
 def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> Speeds | None:
     """The newest measurements of this model with this kind of engine; `width` None: the widest that was measured."""
-    here = machine_id(machine)
     kind = choice.record.kind if choice.record is not None else choice.config.kind
-    found = [
-        speed
-        for speed in history.read(choice.state)
-        if (speed.machine_id, speed.model_id, speed.engine) == (here, choice.model_id, kind)
-    ]
+    found = history.read(choice.state, machine_id=machine_id(machine), model_id=choice.model_id, engine=kind)
     return from_history(found, width)
 
 

@@ -4,7 +4,6 @@ Entry points: `collect` reads and builds, `build_report` is the pure half. Files
 another version count as absent, so a report shows whatever can be read. Writes nothing.
 """
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine import measured
-from tokenmill.engine.measured import Record, machine_id
+from tokenmill import measurements
+from tokenmill.engine import load_history
+from tokenmill.engine.load_history import LoadRecord
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.backend import has_batches
@@ -66,7 +67,7 @@ class Subject:
 class Results:
     """What the state folder holds of one model on one machine."""
 
-    loads: tuple[Record, ...] = ()
+    loads: tuple[LoadRecord, ...] = ()
     speeds: tuple[Speed, ...] = ()
     point: OperatingPoint | None = None
     soak: SoakResult | None = None
@@ -88,11 +89,11 @@ def read(subject: Subject, state: Path, batches: Address) -> Results:
     here = machine_id(subject.machine)
     model = subject.model_id
     return Results(
-        loads=tuple(load for load in measured.read(state) if (load.machine_id, load.model_id) == (here, model)),
-        speeds=tuple(speed for speed in history.read(state) if (speed.machine_id, speed.model_id) == (here, model)),
+        loads=load_history.read(state, machine_id=here, model_id=model),
+        speeds=history.read(state, machine_id=here, model_id=model),
         point=newest_point(state, here, model),
         soak=soak_store.load(state, here, model),
-        qualified=_json(state / "qualified" / f"{model}.json"),
+        qualified=next(reversed(measurements.read_json(state, "qualification", model_id=model)), None),
         batches=found,
     )
 
@@ -174,7 +175,7 @@ def _model(profile: Profile) -> ModelFacts:
     )
 
 
-def _plan(plan: Plan, load: Record | None) -> PlanFacts:
+def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
     forecast = plan.forecast
     devices = list(dict.fromkeys(plan.placement.layers))
     decode_first = next((speed for speed in forecast.decode if speed.sequences == 1), None)
@@ -220,14 +221,6 @@ def _reuse(batch: Batch) -> BatchReuse:
         totals.cached_tokens,
         totals.completion_tokens,
     )
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def qualified(data: Mapping[str, Any] | None) -> Qualified | None:

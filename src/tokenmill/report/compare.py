@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from tokenmill.engine.measured import Record
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import HOST, Row
 from tokenmill.hardware.machine import Tier
 from tokenmill.planner.placement import host_tier
@@ -21,7 +21,7 @@ _SPEEDS = (("decode", "decode_tok_s"), ("prefill", "prefill_tok_s"), ("jobs", "j
 _SOURCES = {"engine": "the engine", "process": "the system", "driver": "the driver"}
 
 
-def pictures(plan: Plan, load: Record | None) -> tuple[TierPicture, ...]:
+def pictures(plan: Plan, load: LoadRecord | None) -> tuple[TierPicture, ...]:
     """Every memory that the plan uses, fastest first."""
     host = host_tier(plan.machine)
     return tuple(
@@ -31,7 +31,7 @@ def pictures(plan: Plan, load: Record | None) -> tuple[TierPicture, ...]:
     )
 
 
-def load_for(plan: Plan, loads: Sequence[Record]) -> Record | None:
+def load_for(plan: Plan, loads: Sequence[LoadRecord]) -> LoadRecord | None:
     """The newest load with the plan's context and sequences, else the newest of all."""
     alike = [load for load in loads if _shape(load.settings) == (plan.settings.context, plan.settings.sequences)]
     found = alike or loads
@@ -48,7 +48,7 @@ def _shape(settings: dict[str, object]) -> tuple[object, object]:
     return settings.get("context"), settings.get("sequences")
 
 
-def _picture(plan: Plan, tier: Tier, load: Record | None, row_tier: str) -> TierPicture:
+def _picture(plan: Plan, tier: Tier, load: LoadRecord | None, row_tier: str) -> TierPicture:
     dropped = sum(row.bytes for row in plan.ledger.page_cache if row.tier == tier.name)
     sizes: dict[str, int] = {item: plan.ledger.of(tier.name, item) for item in ITEMS}
     sizes["weights"] -= dropped
@@ -69,7 +69,7 @@ def _picture(plan: Plan, tier: Tier, load: Record | None, row_tier: str) -> Tier
     )
 
 
-def _loaded(load: Record, tier: str) -> Loaded | None:
+def _loaded(load: LoadRecord, tier: str) -> Loaded | None:
     """The engine's own buffers; the process's and the driver's figures are in the table of comparisons."""
     rows = [row for row in load.rows if row.tier == tier and row.source == "engine" and row.measured_bytes is not None]
     if not rows:
@@ -88,7 +88,7 @@ def _parts(rows: Sequence[Row], *, measured: bool) -> tuple[Part, ...]:
     return tuple(Part(item, size) for item, size in ordered if size > 0)
 
 
-def comparisons(speeds: Sequence[Speed], load: Record | None) -> list[Comparison]:
+def comparisons(speeds: Sequence[Speed], load: LoadRecord | None) -> list[Comparison]:
     """Every figure with a prediction and a measurement: sizes, then speeds, the newest for the same settings."""
     newest: dict[object, Comparison] = {}
     for speed in speeds:
@@ -120,7 +120,7 @@ def _figure(figures: Figures, name: str) -> float | None:
     return value
 
 
-def _load(load: Record) -> Iterator[Comparison]:
+def _load(load: LoadRecord) -> Iterator[Comparison]:
     at = load_words(load.settings)
     origin = Origin("measured", load.machine, load.build, load.when)
     for row in load.rows:

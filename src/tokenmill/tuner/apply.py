@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.identity import identity_of
 from tokenmill.model.profile import Profile
@@ -79,9 +80,9 @@ def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
     """The plan with its forecast corrected by runs recorded on this machine; itself where there are none."""
     if not plan.fits:
         return plan
-    here = measured.machine_id(plan.machine)
-    speeds = history.read(state)
-    if not any(speed.machine_id == here for speed in speeds):
+    here = machine_id(plan.machine)
+    speeds = history.read(state, machine_id=here)
+    if not speeds:
         return plan  # the usual case, and a model's identity means reading its files
     found = calibration(
         speeds,
@@ -105,7 +106,7 @@ def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
 
 def _families(state: Path) -> Mapping[str, Family]:
     """The weight families of the models that were loaded here."""
-    found = ((load.model_id, main_family(load.types)) for load in measured.read(state))
+    found = ((load.model_id, main_family(load.types)) for load in load_history.read(state))
     return {model_id: kind for model_id, kind in found if kind is not None}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.launching import Tell, hold
 from tokenmill.engine.records import log_path
@@ -98,8 +98,8 @@ class Starter:
             load_s = asyncio.get_running_loop().time() - began_s
         try:
             held = await asyncio.to_thread(hold, plan, engine, log_path(self.state, self.name))
-            kept = measured.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
-            await asyncio.to_thread(measured.append, self.state, kept)
+            kept = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
+            await asyncio.to_thread(load_history.append, self.state, kept)
         except BaseException:
             await engine.close()
             raise

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import embedded
-from tokenmill.engine.measured import machine_id
 from tokenmill.engine.server_launch import vllm_program
 from tokenmill.errors import TokenmillError
+from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.launch import flags_of
 from tokenmill.model.identity import identity_of

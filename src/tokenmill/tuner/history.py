@@ -1,18 +1,13 @@
-"""Speeds that were measured, beside what was predicted: one line of JSON each, in `<state>/measured/trials.jsonl`.
+"""Measured speeds, next to what was predicted: records of the measurement journal."""
 
-Kept as loads are (engine/measured.py): the file only grows, by whole lines under a lock, until it is too long; a line
-that cannot be read is passed over. Holds figures, settings and names of machine and model; no prompts, no paths.
-"""
-
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenmill.engine import measured
+from tokenmill import measurements
 from tokenmill.tuner.point import Figures, TrialSettings
 
 Source = Literal["tune", "bench", "run", "soak"]
-FILE = Path("measured", "trials.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +29,12 @@ class Speed:
 
 
 def append(state: Path, speed: Speed) -> None:
-    """Add a measurement, whole or not at all; other processes may do the same at once."""
-    measured.append_line(state / FILE, asdict(speed))
+    """Store a measurement."""
+    measurements.append(state, "speed", speed)
 
 
-def read(state: Path) -> tuple[Speed, ...]:
-    """Every measurement that can be read, oldest first."""
-    return tuple(measured.read_lines(state / FILE, Speed))
+def read(
+    state: Path, *, machine_id: str | None = None, model_id: str | None = None, engine: str | None = None
+) -> tuple[Speed, ...]:
+    """Stored measurements, oldest first."""
+    return tuple(measurements.read(state, "speed", Speed, machine_id=machine_id, model_id=model_id, engine=engine))

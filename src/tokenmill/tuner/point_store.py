@@ -1,29 +1,20 @@
-"""What was found and what was tried, kept: `<state>/points/`, for each machine, model and kind of engine.
+"""Operating points and trials of `tokenmill tune` in the measurement journal.
 
-    MACHINE-MODEL-ENGINE.json           the operating point, replaced in one step
-    MACHINE-MODEL-ENGINE.trials.jsonl   every trial as it ended, on the disk before it counts
-
-A point holds for its machine, its model's very bytes and its engine's build; with another of them it is not used, and
-the reason is said.
+A trial is on disk before it counts. A point holds for its machine, its model's very bytes and its engine's build; for
+another of them it is not used, and `find` says why.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.decode import decode
-from tokenmill.engine import measured
-from tokenmill.errors import ConfigError, EngineError
+from tokenmill import measurements
 from tokenmill.tuner.point import Aim, OperatingPoint, PointScope, Trial
-
-FOLDER = "points"
-_ID_CHARS = 16  # of a hash, in a file's name
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTrial:
-    """A line of trials."""
+    """A trial as it is stored."""
 
     place: PointScope
     work: str  # what was measured with: trials with other work cannot be compared
@@ -39,29 +30,10 @@ class Found:
     why_not: str | None = None  # None: nothing was ever tuned
 
 
-def point_path(state: Path, place: PointScope) -> Path:
-    """Where a place's point is kept."""
-    return state / FOLDER / f"{place.machine_id[:_ID_CHARS]}-{place.model_id[:_ID_CHARS]}-{place.engine}.json"
-
-
-def trials_path(state: Path, place: PointScope) -> Path:
-    """Where its trials are."""
-    return point_path(state, place).with_suffix(".trials.jsonl")
-
-
 def save_point(state: Path, point: OperatingPoint) -> Path:
-    """Keep a point, whole or not at all; where."""
-    path = point_path(state, point.place)
-    text = json.dumps(asdict(point), ensure_ascii=False, indent=1) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        measured.replace_whole(path, text.encode())
-    except OSError as error:
-        raise EngineError(
-            f"cannot keep the operating point in {path.parent}: {error.strerror}",
-            hint="check state_dir and the room on its disk; its trials are kept, so tuning again takes no time",
-        ) from error
-    return path
+    """Store a point instead of the former one of its machine, model and engine; returns the journal's path."""
+    measurements.replace(state, "point", point)
+    return measurements.journal_path(state)
 
 
 def load_point(state: Path, place: PointScope) -> OperatingPoint | None:
@@ -71,12 +43,15 @@ def load_point(state: Path, place: PointScope) -> OperatingPoint | None:
 
 def find(state: Path, place: PointScope) -> Found:
     """The same, with the reason where a point of another place is all there is."""
-    point = _read(point_path(state, place))
-    if point is not None and point.place.model_id == place.model_id and point.place.machine_id == place.machine_id:
-        if point.place.build == place.build:
+    stored = points(state)
+    for point in stored:
+        own = point.place
+        if (own.machine_id, own.model_id, own.engine) != (place.machine_id, place.model_id, place.engine):
+            continue
+        if own.build == place.build:
             return Found(point)
-        return Found(why_not=f"the {_named(point)} is of {point.place.build}, and this is {place.build}")
-    for other in sorted(points(state), key=lambda point: point.when, reverse=True):
+        return Found(why_not=f"the {_named(point)} is of {own.build}, and this is {place.build}")
+    for other in sorted(stored, key=lambda point: point.when, reverse=True):
         if other.place.engine != place.engine or other.place.model != place.model:
             continue
         if other.place.model_id == place.model_id:
@@ -88,20 +63,17 @@ def find(state: Path, place: PointScope) -> Found:
 
 def has_points(state: Path) -> bool:
     """Whether anything was ever tuned here."""
-    return next((state / FOLDER).glob("*.json"), None) is not None
+    return bool(measurements.read_json(state, "point"))
 
 
-def points(state: Path) -> Iterator[OperatingPoint]:
-    """Every point that can be read."""
-    for path in sorted((state / FOLDER).glob("*.json")):
-        point = _read(path)
-        if point is not None:
-            yield point
+def points(state: Path) -> list[OperatingPoint]:
+    """All stored points."""
+    return list(measurements.read(state, "point", OperatingPoint))
 
 
 def keep_trial(state: Path, place: PointScope, work: str, trial: Trial, aim: Aim | None = None) -> None:
-    """Add a trial: on the disk when this returns."""
-    measured.append_line(trials_path(state, place), asdict(StoredTrial(place, work, trial, _aim_name(aim))))
+    """Store a trial; it is on disk when this returns."""
+    measurements.append(state, "trial", StoredTrial(place, work, trial, _aim_name(aim)))
 
 
 def trials_of(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Trial, ...]:
@@ -115,7 +87,8 @@ def for_others(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Tri
 
 
 def _kept(state: Path, place: PointScope, work: str, aim: Aim) -> Iterator[StoredTrial]:
-    for kept in measured.read_lines(trials_path(state, place), StoredTrial):
+    of_place = {"machine_id": place.machine_id, "model_id": place.model_id, "engine": place.engine}
+    for kept in measurements.read(state, "trial", StoredTrial, **of_place):
         figures = kept.trial.figures
         told = aim.kind != "latency" or kept.trial.outcome != "measured" or figures.first_token_s is not None
         if told and kept.place == place and kept.work == work:
@@ -127,16 +100,8 @@ def _aim_name(aim: Aim | None) -> str:
 
 
 def forget_trials(state: Path, place: PointScope) -> None:
-    """Begin anew; what was measured stays in the machine's history."""
-    trials_path(state, place).unlink(missing_ok=True)
-
-
-def _read(path: Path) -> OperatingPoint | None:
-    try:
-        data = json.loads(path.read_bytes())
-        return decode(OperatingPoint, data, where=path.name) if isinstance(data, dict) else None
-    except (OSError, ValueError, ConfigError):
-        return None
+    """Delete the trials of a machine, model and engine; their speeds stay in the history."""
+    measurements.delete(state, "trial", machine_id=place.machine_id, model_id=place.model_id, engine=place.engine)
 
 
 def _named(point: OperatingPoint) -> str:

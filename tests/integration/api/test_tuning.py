@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tokenmill
+from tokenmill import measurements
 from tokenmill.config import Config
-from tokenmill.engine import measured, records
+from tokenmill.engine import load_history, records
 from tokenmill.errors import UsageError
 
 SMALL: dict[str, Any] = {
@@ -54,7 +55,7 @@ def test_a_plan_applies_the_point_and_the_same_call_measures_nothing_again(
     assert any("2 trials" in record.getMessage() for record in caplog.records)
     plan = tokenmill.plan("smollm2", config=config)
     assert (plan.settings.sequences, plan.settings.context) == (point.dials.sequences, 512)
-    loads = len(measured.read(tmp_path))
+    loads = len(load_history.read(tmp_path))
 
     async def cell() -> tokenmill.OperatingPoint:
         return tokenmill.tune("smollm2", trials=2, config=config, **SMALL)
@@ -62,7 +63,7 @@ def test_a_plan_applies_the_point_and_the_same_call_measures_nothing_again(
     again = asyncio.run(cell())
     assert again.dials == point.dials
     assert again.trials == point.trials
-    assert len(measured.read(tmp_path)) == loads
+    assert len(load_history.read(tmp_path)) == loads
     assert records.listed(tmp_path) == ()
 
 
@@ -75,8 +76,7 @@ def test_an_interrupted_tuning_keeps_its_trials(smollm2_path: Path, config: Conf
     with pytest.raises(KeyboardInterrupt):
         tokenmill.tune("smollm2", trials=2, config=config, on_progress=interrupt, **SMALL)
     assert records.listed(tmp_path) == ()
-    (kept,) = (tmp_path / "points").glob("*.trials.jsonl")
-    assert len(kept.read_text().splitlines()) == 1
+    assert len(measurements.read_json(tmp_path, "trial")) == 1
     again = tokenmill.tune("smollm2", trials=1, config=config, **SMALL)
     assert again.trials == first.trials
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.native_engine import plan_for, run
 from tokenmill.config import EngineConfig
-from tokenmill.engine import measured
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Counters, Engine
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
@@ -83,7 +83,7 @@ def test_all_dials_that_do_not_move_weights_are_turned_in_one_load(moe: Path, tm
             assert on.depth == AIM.prompt_tokens + AIM.tail_tokens
 
     run(work)
-    assert len(measured.read(tmp_path)) == 1, "the load is in the machine's history"
+    assert len(load_history.read(tmp_path)) == 1, "the load is in the machine's history"
 
 
 def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp_path: Path) -> None:

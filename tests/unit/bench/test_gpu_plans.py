@@ -25,6 +25,7 @@ from prove_plans import (
 from prove_slice import head
 from prove_tune import Tuning, command, config_text, trials_made
 
+from tokenmill import measurements
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine, Measurements, Rate
@@ -194,6 +195,6 @@ def test_the_tuning_is_a_command_that_anyone_can_give(machine: Machine, tmp_path
     assert int(words[words.index("--margin") + 1]) > 100 << 30
     assert 'library = "/b/libllama.so"' in config_text(tuning)
     assert trials_made(tmp_path) == 0
-    (tmp_path / "points").mkdir()
-    (tmp_path / "points" / "m-x-native.trials.jsonl").write_text("{}\n{}\n")
+    for _ in range(2):
+        measurements.append(tmp_path, "trial", {})
     assert trials_made(tmp_path) == 2

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.measured import machine_id
 from tokenmill.hardware.catalog import find
+from tokenmill.hardware.identity import machine_id
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.throughput import Tokens
+from tokenmill.measurements import read_json
 from tokenmill.recipes.runner import Origin
-from tokenmill.recipes.speeds import FILE, MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
+from tokenmill.recipes.speeds import MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
 
 MACHINE = find("epyc-9175f")
 ORIGIN = Origin("tiny", "m", "native", "b2", 1024)
@@ -52,7 +53,7 @@ def test_a_stage_tells_its_rates_at_its_width() -> None:
 )
 def test_too_little_is_not_kept(tmp_path: Path, report: Report) -> None:
     keeper(tmp_path, MACHINE, lambda: ORIGIN)(report)
-    assert not (tmp_path / FILE).exists()
+    assert read_json(tmp_path, "stage") == []
 
 
 def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
@@ -67,8 +68,8 @@ def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_takes_nothing_ends_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "measured").write_text("a file")
-    keeper(tmp_path, MACHINE, lambda: ORIGIN)(REPORT)
+    (tmp_path / "state").write_text("a file")
+    keeper(tmp_path / "state", MACHINE, lambda: ORIGIN)(REPORT)
 
 
 def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:

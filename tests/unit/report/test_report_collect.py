@@ -1,6 +1,8 @@
 """A report is made of what the state folder holds of that model on that machine, and of nothing else."""
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from support import reports
-from tokenmill.engine import measured
+from tokenmill import measurements
+from tokenmill.engine import load_history
 from tokenmill.report.collect import Results, Subject, build_report, collect, gaps, read
 from tokenmill.tuner import history, soak_store
 from tokenmill.tuner.point_store import save_point
@@ -20,25 +23,25 @@ def filled(state: Path) -> None:
     kept = reports.kept(GIVEN)
     assert kept.point is not None
     assert kept.soak is not None
-    measured.append(state, kept.loads[0])
+    load_history.append(state, kept.loads[0])
     for speed in kept.speeds[:4]:
         history.append(state, speed)
     save_point(state, kept.point)
     soak_store.save(state, kept.soak)
-    (state / "qualified").mkdir()
-    (state / "qualified" / f"{GIVEN.model_id}.json").write_text(json.dumps(kept.qualified))
+    measurements.append(state, "qualification", {**(kept.qualified or {}), "model_id": GIVEN.model_id})
 
 
 def test_what_was_kept_is_found(tmp_path: Path) -> None:
     filled(tmp_path)
     found, kept = read(GIVEN, tmp_path, tmp_path / "batches"), reports.kept(GIVEN)
-    assert found == replace(kept, speeds=kept.speeds[:4], batches=())
+    qualified = {**(kept.qualified or {}), "model_id": GIVEN.model_id}
+    assert found == replace(kept, speeds=kept.speeds[:4], qualified=qualified, batches=())
 
 
 def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
     filled(tmp_path)
     kept = reports.kept(GIVEN)
-    measured.append(tmp_path, replace(kept.loads[0], model_id="other"))
+    load_history.append(tmp_path, replace(kept.loads[0], model_id="other"))
     history.append(tmp_path, replace(kept.speeds[0], machine_id="other"))
     found = read(GIVEN, tmp_path, tmp_path / "batches")
     assert (len(found.loads), len(found.speeds)) == (1, 4)
@@ -46,11 +49,11 @@ def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
     assert replace(read(elsewhere, tmp_path, tmp_path), qualified=None) == Results()
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"usable_context": "many"}', b"\xff\xfe"])
-def test_what_cannot_be_read_is_not_there(tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize("record", ["", "{", "[]", '{"usable_context": "many"}', b"\xff\xfe"])
+def test_what_cannot_be_read_is_not_there(tmp_path: Path, record: str | bytes) -> None:
     filled(tmp_path)
-    for path in [*tmp_path.rglob("*.json"), *tmp_path.rglob("*.jsonl")]:
-        path.write_bytes(damage)
+    with closing(sqlite3.connect(measurements.journal_path(tmp_path))) as connection, connection:
+        connection.execute("UPDATE measurements SET record = ?", (record,))
     report = collect(GIVEN, tmp_path, batches=tmp_path / "batches")
     assert (report.point, report.soaked, report.qualified, report.comparisons) == (None, None, None, ())
     assert {gap.about for gap in report.gaps} >= {"curves", "depth", "point", "soaked", "qualified"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenmill.cli.history_rows import FEW, Row, errors, in_words, rows_of, trends
 from tokenmill.cli.views.history import CURVE, curve
-from tokenmill.engine.measured import Record
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import Row as Held
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, TrialSettings
@@ -28,7 +28,7 @@ SPEED = Speed(
     Figures(decode_tok_s=10.0, prefill_tok_s=100.0),
     Figures(decode_tok_s=11.0),
 )
-LOAD = Record(
+LOAD = LoadRecord(
     "2026-11-14T10:00:00+00:00",
     "box",
     "id",

@@ -1,16 +1,12 @@
-"""Points and trials on the disk: what comes back, what does not hold any more, and what a crash leaves."""
+"""Stored points and trials: what comes back, and what does not hold any more."""
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tokenmill.errors import EngineError
+from tokenmill import measurements
+from tokenmill.measurements import journal_path
 from tokenmill.tuner.history import Speed, append, read
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
 from tokenmill.tuner.point_store import (
@@ -20,11 +16,9 @@ from tokenmill.tuner.point_store import (
     has_points,
     keep_trial,
     load_point,
-    point_path,
     points,
     save_point,
     trials_of,
-    trials_path,
 )
 
 PLACE = PointScope("mill", "a" * 16, "Small", "b" * 64, "native", "llama.cpp 1 (x)")
@@ -57,13 +51,12 @@ def test_trials_count_for_every_aim_and_are_told_from_those_made_for_it(tmp_path
 
 def test_a_point_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not has_points(tmp_path)
-    path = save_point(tmp_path, POINT)
-    assert path == point_path(tmp_path, PLACE)
+    assert save_point(tmp_path, POINT) == journal_path(tmp_path)
     assert has_points(tmp_path)
     assert load_point(tmp_path, PLACE) == POINT
     save_point(tmp_path, replace(POINT, noise=0.5))
     assert load_point(tmp_path, PLACE) == replace(POINT, noise=0.5)
-    assert len(list(path.parent.iterdir())) == 1, "nothing temporary is left"
+    assert points(tmp_path) == [replace(POINT, noise=0.5)]
 
 
 @pytest.mark.parametrize(
@@ -92,31 +85,10 @@ def test_a_point_of_another_place_does_not_hold_and_the_reason_is_told(
         assert "operating point of 2026-11-15" in found.why_not
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"place": 1}', '{"unknown": true}'])
-def test_a_damaged_point_is_none(tmp_path: Path, text: str) -> None:
-    path = save_point(tmp_path, POINT)
-    path.write_text(text)
+def test_a_point_of_another_version_does_not_count(tmp_path: Path) -> None:
+    measurements.append(tmp_path, "point", {**asdict(POINT), "unknown": True})
     assert load_point(tmp_path, PLACE) is None
-    assert list(points(tmp_path)) == []
-
-
-@contextmanager
-def small_files(most_bytes: int) -> Iterator[None]:
-    """Files cannot grow beyond that, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_keeps_the_old_point(tmp_path: Path) -> None:
-    save_point(tmp_path, POINT)
-    with small_files(50_000), pytest.raises(EngineError, match="cannot keep the operating point"):
-        save_point(tmp_path, replace(POINT, knee="x" * 100_000))
-    assert load_point(tmp_path, PLACE) == POINT
-    assert len(list(point_path(tmp_path, PLACE).parent.iterdir())) == 1, "nothing temporary is left"
+    assert points(tmp_path) == []
 
 
 def test_trials_come_back_for_the_same_place_and_work(tmp_path: Path) -> None:
@@ -140,20 +112,6 @@ def test_for_latency_only_trials_count_that_measured_it(tmp_path: Path) -> None:
     assert trials_of(tmp_path, PLACE, "drawn", Aim("latency", first_token_s=1.0)) == (timed, crashed)
 
 
-@given(cut=st.integers(1, 200))
-def test_a_torn_last_line_costs_only_itself(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-    state = tmp_path_factory.mktemp("state")
-    keep_trial(state, PLACE, "drawn", TRIAL)
-    keep_trial(state, PLACE, "drawn", TRIAL)
-    path = trials_path(state, PLACE)
-    path.write_bytes(path.read_bytes()[:-cut])
-    keep_trial(state, PLACE, "drawn", replace(TRIAL, seconds=9.0))
-    left = trials_of(state, PLACE, "drawn", Aim())
-    assert left[0] == TRIAL
-    assert left[-1] == replace(TRIAL, seconds=9.0)
-    assert len(left) == (3 if cut == 1 else 2)
-
-
 def test_measured_speeds_are_kept_beside_what_was_predicted(tmp_path: Path) -> None:
     speed = Speed(
         "2026-11-15T01:02:03+00:00",
@@ -174,4 +132,4 @@ def test_measured_speeds_are_kept_beside_what_was_predicted(tmp_path: Path) -> N
     append(tmp_path, replace(speed, source="bench"))
     assert [each.source for each in read(tmp_path)] == ["tune", "bench"]
     assert read(tmp_path)[0] == speed
-    assert (tmp_path / "measured" / "trials.jsonl").is_file()
+    assert read(tmp_path, machine_id="other") == ()
