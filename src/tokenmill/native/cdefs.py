@@ -4,11 +4,9 @@ Written from include/llama.h of the pinned build, like `abi`, whose checks also 
 here have not changed in years. Also the library's log, kept short, from which errors take llama.cpp's own words.
 """
 
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -82,7 +80,6 @@ llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params param
 void llama_sampler_chain_add(llama_sampler * chain, llama_sampler * sampler);
 void llama_sampler_accept(llama_sampler * sampler, int32_t token);
 void llama_sampler_apply(llama_sampler * sampler, llama_token_data_array * candidates);
-llama_sampler * llama_sampler_clone(const llama_sampler * sampler);
 void llama_sampler_free(llama_sampler * sampler);
 llama_sampler * llama_sampler_init_greedy(void);
 llama_sampler * llama_sampler_init_dist(uint32_t seed);
@@ -93,31 +90,7 @@ llama_sampler * llama_sampler_init_xtc(float p, float t, size_t min_keep, uint32
 llama_sampler * llama_sampler_init_temp_ext(float t, float delta, float exponent);
 llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t last_n, float repeat, float freq, float present);
 llama_sampler * llama_sampler_init_logit_bias(int32_t n_vocab, int32_t count, const llama_logit_bias * biases);
-llama_sampler * llama_sampler_init_grammar(const llama_vocab * vocab, const char * grammar, const char * root);
 """
-GUIDANCE = """
-typedef struct llg_tokenizer llg_tokenizer;
-typedef struct llg_matcher llg_matcher;
-struct llg_tokenizer_init {
-    uint32_t vocab_size; uint32_t tok_eos; const uint32_t * token_lens; const uint8_t * token_bytes;
-    const char * tokenizer_json; bool tokenize_assumes_string;
-    size_t (*tokenize_fn)(const void * data, const uint8_t * bytes, size_t size, uint32_t * tokens, size_t most);
-    bool use_approximate_greedy_tokenize_fn; const void * tokenize_user_data; const char * const * slices;
-    uint64_t spare[8];
-};
-llg_tokenizer * llg_new_tokenizer(const struct llg_tokenizer_init * init, char * error, size_t size);
-void llg_free_tokenizer(llg_tokenizer * tokenizer);
-void llg_constraint_init_set_defaults(void * init, const llg_tokenizer * tokenizer);
-llg_matcher * llg_new_matcher(const void * init, const char * kind, const char * text);
-const char * llg_matcher_get_error(llg_matcher * matcher);
-int32_t llg_matcher_compute_mask(llg_matcher * matcher);
-const uint32_t * llg_matcher_get_mask(llg_matcher * matcher);
-size_t llg_matcher_get_mask_byte_size(llg_matcher * matcher);
-int32_t llg_matcher_consume_token(llg_matcher * matcher, uint32_t token);
-llg_matcher * llg_clone_matcher(const llg_matcher * matcher);
-void llg_free_matcher(llg_matcher * matcher);
-"""
-"""llguidance, where a library holds it; layouts as llama.cpp's common/llguidance.cpp fills them in."""
 
 LOG_ERROR = 4
 MOST_IDS = 256  # sequences in one context; the wheel does not export the function that says so
@@ -128,9 +101,7 @@ _CALLBACKS: dict[Path, Any] = {}  # the library calls them whenever it likes: th
 def open_running(path: Path | None = None, *, header: Path | None = None) -> abi.Library:
     """Open llama.cpp to run models: the pinned wheel's, or a libllama.so with the llama.h it was built from."""
     more = DECLARATIONS + (breakdown.DECLARATIONS if breakdown.readable() else "")
-    library = abi.open_library(path, header=header, more=more)
-    library.ffi.cdef(GUIDANCE)
-    return library
+    return abi.open_library(path, header=header, more=more)
 
 
 def metadata(library: abi.Library, model: Any, key: str) -> str | None:
@@ -204,25 +175,3 @@ class Log:
         if self._sink is not None:
             for line in whole:
                 self._sink(level, line)
-
-
-@contextmanager
-def standard_error(of: str) -> Iterator[Callable[[], str]]:
-    """Catch what C code prints to standard error, if these words are in it; anything else is passed on."""
-    with _CATCHING:
-        kept = os.dup(2)
-        caught = os.memfd_create("stderr")
-        os.dup2(caught, 2)
-        text = b""
-        try:
-            yield lambda: text.decode(errors="replace")
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            text = os.pread(caught, 1 << 20, 0)
-            os.close(caught)
-            if text and of.encode() not in text:
-                os.write(2, text)
-
-
-_CATCHING = threading.Lock()

@@ -1,329 +1,159 @@
-"""The tokens that may come next in an answer that must follow a grammar (GBNF) or a JSON schema.
+"""Which tokens may come next in an answer that must follow a grammar or a JSON schema.
 
-llama.cpp's own sampler follows grammars. llguidance follows schemas, as in llama-server: the wheel holds it; for a
-libllama.so without it, schema_gbnf.py translates the schema to a grammar. Compiling is slow and can take any amount of
-memory: the worker does it through compiler.py. Cloning a compiled constraint is cheap and never waits for a compile.
+llguidance does the work: a matcher follows one answer and computes the mask of allowed tokens, one bit each. `Masks`
+computes those of all constrained sequences of a step in one call. Compiling is slow and can take any amount of memory;
+the worker does it through compiler.py. Cloning a compiled constraint takes microseconds.
 """
 
-import math
-import threading
-from collections import OrderedDict
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
 from numpy.typing import NDArray
 
-from tokenmill.engine.engine import Sampling
-from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.native.abi import Library
-from tokenmill.native.cdefs import standard_error
-from tokenmill.native.grammar import check_size, grammar_of
-from tokenmill.native.schema_gbnf import gbnf_of
-from tokenmill.native.vocab import Vocab
+from tokenmill.errors import RequestRefused
+from tokenmill.native.grammar import GrammarText
 
-_PARSING = "error parsing grammar"  # the beginning of llama.cpp's message
-CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+Logits = NDArray[np.float32]
+Mask = NDArray[np.int32]
+_MOST_THREADS = 8
+_LIMITS = LLParserLimits(verbose_errors=False)
+# In a recursive GBNF grammar every character is a terminal of its own.
+_GBNF_LIMITS = LLParserLimits(step_max_items=2_000_000, max_items_in_row=20_000, verbose_errors=False)
 
 
-class Constraint(Protocol):
-    """Decides which tokens may come next."""
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """What llguidance must know of a vocabulary.
 
-    def allows(self, token: int) -> bool:
-        """Whether a token may come next."""
+    `pieces` are the bytes of each token, those of control tokens after 0xFF. `ends` are the tokens that end an answer,
+    the preferred one first.
+    """
 
-    def restrict(self, candidates: NDArray[Any], array: Any) -> None:
-        """Set the logit of every token that may not come next to -inf; candidates are in the order of their ids."""
+    pieces: tuple[bytes, ...]
+    ends: tuple[int, ...]
 
-    def accept(self, token: int) -> None:
-        """Advance by a token, which must be allowed."""
+
+class Tokenizer:
+    """A vocabulary in llguidance's form; creating it takes some 0.2 s for 50,000 tokens.
+
+    `tokenize` is called for text that the grammar leaves no choice about, so that the answer has the tokens that the
+    model knows it by. Without it, or where it adds a space before the text, the longest matching tokens are taken.
+    """
+
+    def __init__(self, table: TokenTable, tokenize: Callable[[bytes], Sequence[int]] | None = None) -> None:
+        self.n_tokens = len(table.pieces)
+        adapter = _Adapter(table, tokenize)
+        self._tokenizer = LLTokenizer(TokenizerWrapper(adapter), eos_token=list(table.ends))
+        adapter.longest = self._tokenizer.greedy_tokenize
+
+    def compile(self, grammar: GrammarText) -> "Constraint":
+        """Compile a grammar; RequestRefused where llguidance cannot, or where no token may come first."""
+        matcher = LLMatcher(
+            self._tokenizer, grammar.text, log_level=0, limits=_GBNF_LIMITS if grammar.is_gbnf else _LIMITS
+        )
+        constraint = Constraint(matcher, self.n_tokens)
+        constraint.mask()
+        return constraint
+
+
+class _Adapter:
+    """What `TokenizerWrapper` wraps."""
+
+    bos_token_id = None
+    longest: Callable[[str], list[int]] | None = None
+
+    def __init__(self, table: TokenTable, tokenize: Callable[[bytes], Sequence[int]] | None) -> None:
+        self.tokens = table.pieces
+        self.eos_token_id = table.ends[0]
+        self._tokenize = tokenize
+
+    def __call__(self, text: bytes) -> list[int]:
+        if self._tokenize is not None:
+            tokens = list(self._tokenize(text))
+            if b"".join(self.tokens[token] for token in tokens) == text:
+                return tokens
+        return [] if self.longest is None else self.longest(text.decode())
+
+
+class Constraint:
+    """Follows one answer and decides which tokens may come next."""
+
+    def __init__(self, matcher: LLMatcher, n_tokens: int) -> None:
+        self.matcher = matcher
+        self._n_tokens = n_tokens
+        self._mask: Mask | None = None
 
     def clone(self) -> "Constraint":
-        """A copy in the same state."""
-
-    def close(self) -> None:
-        """Free the native object; also done when the constraint is garbage collected."""
-
-
-class Grammar:
-    """A GBNF grammar."""
-
-    def __init__(self, vocab: Vocab, text: str) -> None:
-        check_size(text)
-        if "\0" in text:
-            raise RequestRefused("the grammar holds a NUL character")
-        lib = vocab.library.lib
-        mark = vocab.log.mark()
-        with standard_error(_PARSING) as printed:
-            sampler = lib.llama_sampler_init_grammar(vocab.pointer, text.encode(), b"root")
-        if sampler == vocab.library.ffi.NULL:
-            said = [line for line in printed().splitlines() if _PARSING in line]
-            said += [line for line in vocab.log.since(mark) if line != "failed to parse grammar"]
-            why = said[0].rpartition(f"{_PARSING}: ")[2] if said else "llama.cpp does not say why"
-            if why == "std::bad_alloc":
-                raise MemoryError
-            raise RequestRefused(f"the grammar is not valid GBNF: {why[:300]}", hint="it needs a rule called root")
-        self._hold(vocab.library, sampler)
-
-    def _hold(self, library: Library, sampler: Any) -> None:
-        self._library = library
-        self._ffi = library.ffi
-        self._lib = library.lib
-        self._sampler = library.ffi.gc(sampler, library.lib.llama_sampler_free)
-        self._one = self._ffi.new("llama_token_data *")
-        self._array = self._ffi.new("llama_token_data_array *")
-
-    def clone(self) -> "Grammar":
-        """A copy in the same state."""
-        copy = Grammar.__new__(Grammar)
-        copy._hold(self._library, self._lib.llama_sampler_clone(self._sampler))
-        return copy
+        """An independent copy in the same state."""
+        return Constraint(self.matcher.deep_copy(), self._n_tokens)
 
     def allows(self, token: int) -> bool:
         """Whether a token may come next."""
-        one = self._one
-        array = self._array
-        one.id = token
-        one.logit = 1.0
-        one.p = 0.0
-        array.data = one
-        array.size = 1
-        array.selected = -1
-        array.sorted = False
-        self._lib.llama_sampler_apply(self._sampler, array)
-        return float(one.logit) != -math.inf
+        return bool(int(self.mask()[token >> 5]) >> (token & 31) & 1)
 
-    def restrict(self, candidates: NDArray[Any], array: Any) -> None:
-        """Set the logit of every token that may not come next to -inf."""
-        self._lib.llama_sampler_apply(self._sampler, array)
+    def apply(self, logits: Logits) -> Logits:
+        """A copy of the logits, -inf for every token that may not come next."""
+        bits = np.unpackbits(self.mask().view(np.uint8), count=self._n_tokens, bitorder="little")
+        return np.where(bits.view(np.bool_), logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
-        """Advance by a token; one that is not allowed would end the process."""
-        self._lib.llama_sampler_accept(self._sampler, token)
-
-    def close(self) -> None:
-        """Free the sampler."""
-        self._ffi.release(self._sampler)
-
-
-class Schema:
-    """A JSON schema in llguidance's form."""
-
-    def __init__(self, vocab: Vocab, text: str) -> None:
-        made = _guidance(vocab).compile(text)
-        self._hold(vocab, made)
-        error = self._error()
-        if error is not None:
-            self.close()
-            raise _refused(error)
-
-    def _hold(self, vocab: Vocab, matcher: Any) -> None:
-        self._vocab = vocab
-        self._ffi = vocab.library.ffi
-        self._lib = vocab.library.lib
-        self._matcher = self._ffi.gc(matcher, self._lib.llg_free_matcher)
-        self._mask: NDArray[np.bool_] | None = None
-
-    def clone(self) -> "Schema":
-        """A copy in the same state."""
-        copy = Schema.__new__(Schema)
-        copy._hold(self._vocab, self._lib.llg_clone_matcher(self._matcher))
-        return copy
-
-    def allows(self, token: int) -> bool:
-        """Whether a token may come next."""
-        return bool(self._allowed()[token])
-
-    def restrict(self, candidates: NDArray[Any], array: Any) -> None:
-        """Set the logit of every token that may not come next to -inf."""
-        candidates["logit"][~self._allowed()] = -np.inf
-
-    def accept(self, token: int) -> None:
-        """Advance by a token; RequestRefused where llguidance cannot continue."""
-        if token in self._vocab.ends:  # llguidance stops by itself at the end of a document and rejects this token
-            return
+        """Advance by an allowed token."""
         self._mask = None
-        if self._lib.llg_matcher_consume_token(self._matcher, token):
-            raise _refused(self._error())
+        if not self.matcher.consume_token(token):
+            self.check()
 
-    def close(self) -> None:
-        """Free the matcher."""
-        self._ffi.release(self._matcher)
-
-    def _allowed(self) -> NDArray[np.bool_]:
+    def mask(self) -> Mask:
+        """One bit per token that may come next; RequestRefused where llguidance reached a limit or a dead end."""
         if self._mask is None:
-            if self._lib.llg_matcher_compute_mask(self._matcher):
-                raise _refused(self._error())
-            bits = self._ffi.buffer(
-                self._lib.llg_matcher_get_mask(self._matcher), self._lib.llg_matcher_get_mask_byte_size(self._matcher)
-            )
-            packed = np.frombuffer(bits, np.uint8)
-            self._mask = np.unpackbits(packed, count=self._vocab.n_tokens, bitorder="little").view(np.bool_)
+            rows = allocate_token_bitmask(1, self._n_tokens)
+            fill_next_token_bitmask(self.matcher, rows)
+            self._mask = rows[0]
+        self.check()
         return self._mask
 
-    def _error(self) -> str | None:
-        found = self._lib.llg_matcher_get_error(self._matcher)
-        if found == self._ffi.NULL:
-            return None
-        return bytes(self._ffi.string(found)).decode(errors="replace").partition("\n<state>")[0].strip()
+    def set_mask(self, mask: Mask) -> None:
+        """Use a mask that `Masks` computed, until the next token is accepted."""
+        self._mask = mask
+
+    def check(self) -> None:
+        """RequestRefused where the matcher has failed: its mask then allows nothing but the end."""
+        if self.matcher.is_error():
+            raise _refused(self.matcher.get_error())
 
 
-def _refused(error: str | None) -> RequestRefused:
-    """The error for a schema that llguidance cannot compile or that no document can satisfy from here on."""
-    why = (error or "llguidance does not say why").partition("\n")[0]
-    if why == "NoExtensionBias":  # llguidance's reason for a state in which no token is allowed
-        why = "no document can satisfy it"
+class Masks:
+    """Computes the masks of all constrained sequences of a step in one call, on several threads."""
+
+    def __init__(self, n_tokens: int) -> None:
+        self._n_tokens = n_tokens
+        self._rows = allocate_token_bitmask(0, n_tokens)
+        self._executor: LLExecutor | None = None
+
+    def fill(self, constraints: Sequence[Constraint]) -> None:
+        """Compute the next mask of every constraint. The masks are overwritten by the next call."""
+        if not constraints:
+            return
+        if self._executor is None:
+            self._executor = LLExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+        if len(self._rows) < len(constraints):
+            self._rows = allocate_token_bitmask(2 * len(constraints), self._n_tokens)
+        fill_next_token_bitmask_par(
+            self._executor, [(each.matcher, row) for row, each in enumerate(constraints)], self._rows
+        )
+        for row, each in enumerate(constraints):
+            each.set_mask(self._rows[row])
+
+
+def _refused(error: str) -> RequestRefused:
+    """The error for a grammar that llguidance cannot compile or that no answer can follow from here on."""
+    why = error.partition("\n")[0].strip() or "llguidance gives no reason"
+    if why == "NoExtensionBias":  # llguidance's name of a state in which no token is allowed
+        why = "no answer can satisfy it"
     return RequestRefused(
-        f"the JSON schema cannot be followed: {why[:300]}",
-        hint="check the schema for parts that contradict each other, or simplify it",
+        f"the grammar or JSON schema cannot be followed: {why[:300]}",
+        hint="check it for parts that contradict each other, or simplify it",
     )
-
-
-def can_follow_schemas(library: Library) -> bool:
-    """Whether the library holds llguidance."""
-    return hasattr(library.lib, "llg_new_matcher")
-
-
-def is_constrained(sampling: Sampling) -> bool:
-    """Whether a request has a grammar or a JSON schema."""
-    return sampling.json_schema is not None or bool(sampling.grammar)
-
-
-def constraint_of(vocab: Vocab, sampling: Sampling, context_tokens: int | None = None) -> Constraint | None:
-    """A constraint for one request, compiled here unless the cache has it; None: the request has none."""
-    if not is_constrained(sampling):
-        return None
-    cache = _cache(vocab)
-    return cache.clone(sampling, context_tokens) or cache.add(vocab, sampling, context_tokens)
-
-
-def cached_constraint(vocab: Vocab, sampling: Sampling, context_tokens: int) -> Constraint | None:
-    """A clone of an already compiled constraint; None where it must be compiled first."""
-    return _cache(vocab).clone(sampling, context_tokens)
-
-
-def compiled(vocab: Vocab, sampling: Sampling, context_tokens: int | None) -> Constraint:
-    """Compile the constraint of a request that has one; RequestRefused where that is not possible."""
-    if sampling.json_schema is None:
-        return Grammar(vocab, sampling.grammar or "")
-    if can_follow_schemas(vocab.library):
-        return Schema(vocab, grammar_of(sampling.json_schema, context_tokens))
-    is_empty = "".join(sampling.json_schema.split()) == "{}"  # any object, as in grammar_of
-    return Grammar(vocab, gbnf_of('{"type": "object"}' if is_empty else sampling.json_schema, context_tokens))
-
-
-class _Cache:
-    """Compiled constraints of one vocabulary, at their beginning. Compiling holds no lock."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[tuple[object, ...], Constraint] = OrderedDict()
-
-    def clone(self, sampling: Sampling, context_tokens: int | None) -> Constraint | None:
-        key = _key(sampling, context_tokens)
-        with self._lock:
-            found = self._compiled.get(key)
-            if found is None:
-                return None
-            self._compiled.move_to_end(key)
-            return found.clone()
-
-    def add(self, vocab: Vocab, sampling: Sampling, context_tokens: int | None) -> Constraint:
-        made = compiled(vocab, sampling, context_tokens)
-        with self._lock:
-            self._compiled[_key(sampling, context_tokens)] = made
-            if len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
-            return made.clone()
-
-    def close(self) -> None:
-        with self._lock:
-            while self._compiled:
-                self._compiled.popitem()[1].close()
-
-
-def _key(sampling: Sampling, context_tokens: int | None) -> tuple[object, ...]:
-    return sampling.json_schema, sampling.grammar, context_tokens
-
-
-class _Guidance:
-    """llguidance's view of one vocabulary."""
-
-    def __init__(self, vocab: Vocab) -> None:
-        self._ffi = vocab.library.ffi
-        self._lib = vocab.library.lib
-        self._tokenise = _tokenise_callback(vocab)
-        self._tokenizer = _tokenizer(vocab, self._tokenise)
-
-    def compile(self, text: str) -> Any:
-        """A matcher that the caller frees; it may hold an error."""
-        init = self._ffi.new("uint64_t[64]")  # larger than any version's
-        self._lib.llg_constraint_init_set_defaults(init, self._tokenizer)
-        return self._lib.llg_new_matcher(init, b"lark", text.encode())
-
-    def close(self) -> None:
-        """Free the tokenizer; matchers keep what they need of it."""
-        self._lib.llg_free_tokenizer(self._tokenizer)
-
-
-_KEPT = 32
-_CACHES: "WeakKeyDictionary[Vocab, _Cache]" = WeakKeyDictionary()
-_GUIDANCE: "WeakKeyDictionary[Vocab, _Guidance]" = WeakKeyDictionary()
-_CREATING_CACHE = threading.Lock()
-_CREATING_GUIDANCE = threading.Lock()
-
-
-def _cache(vocab: Vocab) -> _Cache:
-    with _CREATING_CACHE:
-        found = _CACHES.get(vocab)
-        if found is None:
-            found = _CACHES[vocab] = _Cache()
-            vocab.at_close(found.close)
-        return found
-
-
-def _guidance(vocab: Vocab) -> _Guidance:
-    """Created at the first schema: half a second for fifty thousand tokens."""
-    with _CREATING_GUIDANCE:
-        found = _GUIDANCE.get(vocab)
-        if found is None:
-            found = _GUIDANCE[vocab] = _Guidance(vocab)
-            vocab.at_close(found.close)
-        return found
-
-
-def _tokenise_callback(vocab: Vocab) -> Any:
-    ffi = vocab.library.ffi
-
-    def tokenise(_data: Any, text: Any, size: int, tokens: Any, most: int) -> int:
-        found = vocab.tokens_of(bytes(ffi.buffer(text, size)), parse_special=True, add_special=False)
-        for place, token in enumerate(found[:most]):
-            tokens[place] = token
-        return len(found)
-
-    return ffi.callback("size_t(const void *, const uint8_t *, size_t, uint32_t *, size_t)", tokenise, error=0)
-
-
-def _tokenizer(vocab: Vocab, tokenise: Any) -> Any:
-    """llguidance's view of the vocabulary: every token's bytes, with 0xFF before special ones."""
-    library = vocab.library
-    ffi = vocab.library.ffi
-    pieces = [vocab.piece(token) or _marked(vocab.piece(token, special=True)) for token in range(vocab.n_tokens)]
-    lengths = np.array([len(piece) for piece in pieces], np.uint32)
-    init = ffi.new("struct llg_tokenizer_init *")
-    text = b"".join(pieces)
-    init.vocab_size = vocab.n_tokens
-    init.tok_eos = vocab.end_of_turn
-    init.token_lens = ffi.cast("uint32_t *", lengths.ctypes.data)
-    init.token_bytes = ffi.from_buffer(text)
-    init.tokenize_assumes_string = True
-    init.tokenize_fn = tokenise
-    error = ffi.new("char[1024]")
-    made = library.lib.llg_new_tokenizer(init, error, 1024)
-    if made == ffi.NULL:
-        raise EngineError(f"llguidance does not take this vocabulary: {library.text(error)}")
-    return made
-
-
-def _marked(piece: bytes) -> bytes:
-    return b"\xff" + piece if piece else b""

@@ -1,307 +1,271 @@
-"""A grammar in llama.cpp's GBNF, as values: built, checked and written. Knows nothing of JSON.
+r"""Translates GBNF, llama.cpp's grammar format, to the Lark dialect of llguidance without changing its language.
 
-llama.cpp copies what is repeated and turns a count over 2000 silently into "any number" (llama-grammar.cpp), so
-larger counts are built out of blocks here:  x{0,n} = block{0,q-1} x{0,999} | block{q} x{0,r}  with n = 1000 q + r.
+    root ::= "- " [a-z]+ "\n"      ->      start: R0
+                                           R0: /\x{2d}\x{20}/ /[\x{61}-\x{7a}]/ + /\x{a}/
+
+llguidance's own converter (`grammar_from("gbnf", ...)`) mistranslates `\u` escapes and rejects some rule names. Its
+lexer also ends a terminal only where it cannot continue, so a terminal may consume what the next rule needs. Here, a
+grammar without recursion becomes one regular expression; in any other grammar every terminal is a single character.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Union
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-Ranges = tuple[tuple[int, int], ...]
+from tokenmill.errors import RequestRefused
 
-BLOCK = 1000
-MOST_COUNTED = 2000  # llama.cpp's MAX_REPETITION_THRESHOLD
-MOST_REPEATED = 100_000  # of one thing
-MOST_COPIES = 50_000  # in one grammar
-MOST_RULES = 20_000
+TokenId = Callable[[str], int | None]
+"""The id of the token with a text such as `<think>`; None where the text is not exactly one token."""
 
-
-@dataclass(frozen=True, slots=True)
-class Lit:
-    """A text."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character out of ranges of code points, both ends included."""
-
-    ranges: Ranges
+_TOKENS = re.compile(
+    r"""(?P<space>[ \t]+|\#[^\r\n]*)|(?P<newline>\r\n|\r|\n)|(?P<define>::=)|(?P<name>[A-Za-z0-9_-]+)"""
+    r"""|(?P<literal>"(?:[^"\\]|\\.)*")|(?P<set>\[(?:[^\]\\]|\\.)*\])|(?P<any>\.)|(?P<token>!?<[^>]*>)"""
+    r"""|(?P<open>\()|(?P<close>\))|(?P<or>\|)|(?P<repeat>[*+?]|\{\s*\d+\s*(?:,\s*\d*\s*)?\})""",
+    re.DOTALL,
+)
+_CHARACTER = re.compile(
+    r"""\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([trn\\"\[\]-])|([^\\])""", re.DOTALL
+)
+_ESCAPED = {"t": "\t", "r": "\r", "n": "\n"}
+_MOST_DIGITS = 9  # of a number of repetitions
+_ANY = r"/[^\x{0}]/"  # llama.cpp lets nothing but `\x00` itself match a NUL
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """What a rule says."""
+class _Reference(str):
+    """The name of a rule in the body of another."""
 
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Seq:
-    """One after the other; nothing at all where there are none."""
-
-    parts: tuple["Node", ...]
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Alt:
-    """One of them; impossible where there are none."""
-
-    choices: tuple["Node", ...]
+_Part = str | _Reference | tuple[str, ...]
+"""Lark text, a rule's name, or the characters of a literal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rep:
-    """As often as this; `most` None is without end."""
-
-    what: "Node"
-    least: int
-    most: int | None
+@dataclass(slots=True)
+class _Rule:
+    body: list[_Part] = field(default_factory=list)
+    has_tokens: bool = False  # llguidance does not allow references to tokens in regular expressions
 
 
-Node = Union[Lit, Chars, Ref, Seq, Alt, Rep]  # noqa: UP007 - names of later classes
-EMPTY = Seq(())
-NEVER = Alt(())
+def lark_of(gbnf: str, token_id: TokenId) -> str:
+    """The grammar in llguidance's dialect.
+
+    RequestRefused where the text is not GBNF, has no rule `root` or refers to a rule that it does not define.
+    """
+    parser = _Parser(token_id)
+    at = 0
+    while at < len(gbnf):
+        match = _TOKENS.match(gbnf, at)
+        if match is None or match.lastgroup is None:
+            raise _invalid(f"line {gbnf.count(chr(10), 0, at) + 1}: unexpected {gbnf[at : at + 40]!r}")
+        parser.take(match.lastgroup, match[0])
+        at = match.end()
+    parser.end()
+    return _rendered(parser.rules)
 
 
-class TooLarge(ValueError):
-    """The grammar would be too large for llama.cpp; says what is."""
+class _Parser:
+    """Collects the rules. A newline ends a rule unless it is inside parentheses or follows `|` or `::=`.
+
+    A group in parentheses becomes a rule too, because llguidance limits how deep parentheses may be nested.
+    """
+
+    def __init__(self, token_id: TokenId) -> None:
+        self.rules: dict[str, _Rule] = {}
+        self._token_id = token_id
+        self._open: list[str] = []  # the current rule and the groups that are open in it
+        self._name: str | None = None  # the last token where that was the name of a new rule
+        self._is_empty = True  # the current alternative
+        self._item = False  # whether `*` may follow
+        self._repeat: str | None = None  # the last token where that was a repetition
+
+    def take(self, kind: str, text: str) -> None:
+        if kind == "space":
+            return
+        if not self._open:
+            self._begin(kind, text)
+            return
+        rule = self.rules[self._open[-1]]
+        if kind != "newline":
+            self._add(rule, kind, text)
+        elif len(self._open) == 1 and rule.body and rule.body[-1] != "|":
+            self.end()
+
+    def end(self) -> None:
+        """End the current rule."""
+        if self._name is not None or len(self._open) > 1:
+            raise _invalid("it ends within a rule")
+        if self._open:
+            self._close()
+
+    def _begin(self, kind: str, text: str) -> None:
+        if kind == "name" and self._name is None:
+            self._name = text
+        elif kind == "define" and self._name is not None:
+            self._start(self._name)
+            self._name = None
+        elif kind != "newline" or self._name is not None:
+            raise _invalid(f"expected a rule's name and ::=, found {text[:40]!r}")
+
+    def _add(self, rule: _Rule, kind: str, text: str) -> None:
+        if kind == "repeat":
+            self._add_repeat(rule, text)
+            return
+        self._repeat = None
+        if kind == "define":
+            raise _invalid("a rule must begin on a new line")
+        if kind == "or":
+            self._end_alternative(rule)
+            rule.body.append("|")
+            self._is_empty, self._item = True, False
+        elif kind == "open":
+            self._start(f"({len(self.rules)}")
+        elif kind == "close":
+            if len(self._open) == 1:
+                raise _invalid("a ) has no (")
+            name = self._close()
+            self._append(self.rules[self._open[-1]], _Reference(name))
+        else:
+            self._append(rule, self._terminal(rule, kind, text))
+
+    def _start(self, name: str) -> None:
+        self.rules[name] = _Rule()
+        self._open.append(name)
+        self._is_empty, self._item = True, False
+
+    def _close(self) -> str:
+        self._end_alternative(self.rules[self._open[-1]])
+        return self._open.pop()
+
+    def _end_alternative(self, rule: _Rule) -> None:
+        if self._is_empty:
+            rule.body.append('""')
+
+    def _append(self, rule: _Rule, part: _Part) -> None:
+        rule.body.append(part)
+        self._is_empty, self._item = False, True
+
+    def _terminal(self, rule: _Rule, kind: str, text: str) -> _Part:
+        if kind == "name":
+            return _Reference(text)
+        if kind == "any":
+            return _ANY
+        if kind == "set":
+            return f"/{_set(text[1:-1])}/"
+        if kind == "literal":
+            return tuple(_code(one) for one, _ in _characters(text[1:-1]))
+        rule.has_tokens = True
+        name = text.removeprefix("!")
+        number = name[2:-2] if re.fullmatch(r"<\[\d+\]>", name) else self._token_id(name)
+        if number is None:
+            raise _invalid(f"{name[:40]!r} is not a token of this model")
+        return f"<[{'^' if text.startswith('!') else ''}{number}]>"
+
+    def _add_repeat(self, rule: _Rule, text: str) -> None:
+        if not self._item:
+            raise _invalid(f"{text} has nothing to repeat")
+        if self._repeat is not None:  # `a*?` is `(a*)?`
+            if len(text) > 1 or len(self._repeat) > 1:
+                raise _invalid(f"{text} must not follow {self._repeat}", hint="use parentheses")
+            text = text if text == self._repeat else "*"
+            rule.body.pop()
+        elif text[0] == "{":
+            text = _bounds(text)
+        self._repeat = text
+        if text in ("{0}", "{0,0}"):
+            rule.body[-1] = '""'
+        else:
+            rule.body.append(text)
 
 
-class Endless(ValueError):
-    """A rule that never comes to an end, or that begins with itself; the arguments name them."""
+def _rendered(rules: dict[str, _Rule]) -> str:
+    if "root" not in rules:
+        raise _invalid("it has no rule called root")
+    used, is_recursive = _reachable(rules)
+    is_regular = not is_recursive and not any(rules[name].has_tokens for name in used)
+    names = {name: f"{'R' if is_regular else 'r'}{index}" for index, name in enumerate(used)}
 
-
-def seq(*parts: Node) -> Node:
-    """One after the other."""
-    flat: list[Node] = []
-    for part in parts:
-        for one in part.parts if isinstance(part, Seq) else (part,):
-            if one == NEVER:
-                return NEVER
-            if isinstance(one, Lit) and flat and isinstance(flat[-1], Lit):
-                flat[-1] = Lit(flat[-1].text + one.text)
-            else:
-                flat.append(one)
-    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
-
-
-def alt(choices: Iterable[Node]) -> Node:
-    """One of them, each once: the same choice twice doubles llama.cpp's work with every step."""
-    flat: dict[Node, None] = {}
-    for choice in choices:
-        flat.update(dict.fromkeys(choice.choices if isinstance(choice, Alt) else (choice,)))
-    return next(iter(flat)) if len(flat) == 1 else Alt(tuple(flat))
-
-
-class Rules:
-    """Rules of one grammar; the same right-hand side is one rule."""
-
-    def __init__(self) -> None:
-        self._rules: dict[str, Node] = {}
-        self._names: dict[Node, Ref] = {}
-        self._counts: dict[str, int] = {}
-        self._copies = 0
-
-    def reserve(self, name: str) -> Ref:
-        """A name for a rule that is told later."""
-        count = self._counts[name] = self._counts.get(name, 0) + 1
-        if sum(self._counts.values()) > MOST_RULES:
-            raise TooLarge(f"more than {MOST_RULES} rules")
-        return Ref(name if count == 1 else f"{name}-{count}")
-
-    def tell(self, ref: Ref, node: Node) -> None:
-        """What a reserved name stands for."""
-        self._rules[ref.name] = node
-
-    def add(self, name: str, node: Node) -> Node:
-        """A rule; what is impossible stays visible."""
-        if node in (NEVER, EMPTY) or isinstance(node, Ref):
-            return node
-        found = self._names.get(node)
-        if found is None:
-            found = self._names[node] = self.reserve(name)
-            self.tell(found, node)
-        return found
-
-    def repeat(self, what: Node, least: int, most: int | None) -> Node:
-        """As often as this, exactly."""
-        if (most is not None and most < least) or (what == NEVER and least > 0):
-            return NEVER
-        if most == 0 or what in (NEVER, EMPTY):
-            return EMPTY
-        count = least if most is None else most
-        if count > MOST_REPEATED:
-            raise TooLarge(f"{count} repetitions")
-        if isinstance(what, Seq | Alt | Rep) and count > 1:
-            what = self.add("item", what)
-        if count <= MOST_COUNTED:
-            self._copies += count
-            if self._copies > MOST_COPIES:
-                raise TooLarge(f"more than {MOST_COPIES} repetitions in all")
-            return what if (least, most) == (1, 1) else Rep(what, least, most)
-        return self._in_blocks(what, least, most)
-
-    def _in_blocks(self, what: Node, least: int, most: int | None) -> Node:
-        block = self.add("block", self.repeat(what, BLOCK, BLOCK))
-        begin = seq(self.repeat(block, least // BLOCK, least // BLOCK), self.repeat(what, least % BLOCK, least % BLOCK))
-        if most is None:
-            return seq(begin, self.repeat(what, 0, None))
-        blocks, rest = divmod(most - least, BLOCK)
-        if blocks == 0:
-            return seq(begin, self.repeat(what, 0, rest))
-        fewer = seq(self.repeat(block, 0, blocks - 1), self.repeat(what, 0, BLOCK - 1))
-        all_of_them = seq(self.repeat(block, blocks, blocks), self.repeat(what, 0, rest))
-        return seq(begin, self.add("many", alt((fewer, all_of_them))))
-
-    def text(self, root: Node) -> str:
-        """The grammar; Endless where llama.cpp would refuse it or no answer could end."""
-        rules = _reached({"root": root} | self._rules)
-        _check_ends(rules)
-        _check_beginnings(rules)
-        return "".join(f"{name} ::= {_written(node)}\n" for name, node in rules.items())
-
-
-def _reached(rules: dict[str, Node]) -> dict[str, Node]:
-    """The rules that the root leads to."""
-    found = {"root"}
-    waiting = ["root"]
-    while waiting:
-        new = set(_named(rules[waiting.pop()])) - found
-        found |= new
-        waiting += new
-    return {name: node for name, node in rules.items() if name in found}
-
-
-def _named(node: Node) -> Iterator[str]:
-    match node:
-        case Ref(name):
-            yield name
-        case Seq(parts) | Alt(parts):
-            for part in parts:
-                yield from _named(part)
-        case Rep(what, _, _):
-            yield from _named(what)
-
-
-def weight(node: Node) -> int:
-    """Characters and rules in a node with its repetitions written out."""
-    match node:
-        case Seq(parts) | Alt(parts):
-            return sum(map(weight, parts))
-        case Rep(what, least, most):
-            return weight(what) * max(1, least if most is None else most)
-        case Lit(text):
-            return len(text)
-    return 1
-
-
-def nullable(node: Node, empty: frozenset[str] | set[str] = frozenset()) -> bool:
-    """Whether a node may be nothing; `empty` names rules that may."""
-    match node:
-        case Lit(text):
-            return not text
-        case Chars():
-            return False
-        case Ref(name):
-            return name in empty
-        case Seq(parts):
-            return all(nullable(part, empty) for part in parts)
-        case Alt(choices):
-            return any(nullable(choice, empty) for choice in choices)
-        case Rep(what, least, _):
-            return least == 0 or nullable(what, empty)
-
-
-def _ends(node: Node, ending: set[str]) -> bool:
-    match node:
-        case Ref(name):
-            return name in ending
-        case Seq(parts):
-            return all(_ends(part, ending) for part in parts)
-        case Alt(choices):
-            return any(_ends(choice, ending) for choice in choices)
-        case Rep(what, least, _):
-            return least == 0 or _ends(what, ending)
-    return True
-
-
-def _check_ends(rules: dict[str, Node]) -> None:
-    """Every rule can come to an end: an answer that enters one that cannot would fill the context."""
-    ending: set[str] = set()
-    while found := [name for name, node in rules.items() if name not in ending and _ends(node, ending)]:
-        ending.update(found)
-    if len(ending) < len(rules):
-        raise Endless(*(name for name in rules if name not in ending))
-
-
-def _first(node: Node, empty: set[str]) -> Iterator[str]:
-    """Rules that may be entered before any character."""
-    match node:
-        case Ref(name):
-            yield name
-        case Seq(parts):
-            for part in parts:
-                yield from _first(part, empty)
-                if not nullable(part, empty):
-                    return
-        case Alt(choices):
-            for choice in choices:
-                yield from _first(choice, empty)
-        case Rep(what, _, _):
-            yield from _first(what, empty)
-
-
-def _check_beginnings(rules: dict[str, Node]) -> None:
-    empty: set[str] = set()
-    while found := [name for name, node in rules.items() if name not in empty and nullable(node, empty)]:
-        empty.update(found)
-    waiting = {name: set(_first(node, empty)) for name, node in rules.items()}
-    while free := [name for name, first in waiting.items() if not first]:
-        for name in free:
-            del waiting[name]
-        for first in waiting.values():
-            first.difference_update(free)
-    if waiting:
-        raise Endless(*waiting)
-
-
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def _written(node: Node, *, inside: bool = False) -> str:
-    match node:
-        case Lit(text):
-            return '"' + "".join(_ESCAPES.get(char, char) for char in text) + '"'
-        case Chars(ranges):
-            return "[" + "".join(_range(*one) for one in ranges) + "]"
-        case Ref(name):
-            return name
-        case Seq(()):
+    def lark(part: _Part) -> str:
+        if isinstance(part, _Reference):
+            return names[part]
+        if isinstance(part, str):
+            return part
+        if not part:
             return '""'
-        case Seq(parts):
-            text = " ".join(_written(part, inside=isinstance(part, Alt | Seq)) for part in parts)
-        case Alt(choices):
-            text = " | ".join(_written(choice) for choice in choices)
-        case Rep(what, least, most):
-            return _written(what, inside=isinstance(what, Alt | Seq | Rep)) + _count(least, most)
-    return f"({text})" if inside else text
+        return f"/{''.join(part)}/" if is_regular else f"({' '.join(f'/{one}/' for one in part)})"
+
+    lines = [f"{names[name]}: {' '.join(map(lark, rules[name].body))}" for name in used]
+    return "\n".join(['%llguidance {"no_forcing": true}', f"start: {names['root']}", *lines, ""])
 
 
-def _count(least: int, most: int | None) -> str:
-    short = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((least, most))
-    if short:
-        return short
-    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
+def _reachable(rules: dict[str, _Rule]) -> tuple[list[str], bool]:
+    """The rules that `root` uses, and whether one of them is recursive."""
+    is_done: dict[str, bool] = {}  # False while the rules that it uses are visited
+    is_recursive = False
+    stack = [("root", False)]
+    while stack:
+        name, is_visited = stack.pop()
+        if is_visited:
+            is_done[name] = True
+        elif name not in is_done:
+            if name not in rules:
+                raise _invalid(f"rule {name!r} is not defined")
+            is_done[name] = False
+            stack.append((name, True))
+            stack.extend((part, False) for part in rules[name].body if isinstance(part, _Reference))
+        else:
+            is_recursive |= not is_done[name]
+    return list(is_done), is_recursive
 
 
-def _range(first: int, last: int) -> str:
-    return _code(first) if first == last else f"{_code(first)}-{_code(last)}"
+def _bounds(text: str) -> str:
+    """`{m}`, `{m,}` or `{m,n}` without spaces, and without an upper bound that no answer can reach."""
+    least, comma, most = "".join(text[1:-1].split()).partition(",")
+    if len(least.lstrip("0")) > _MOST_DIGITS:
+        raise _invalid(f"{least[:40]} repetitions are too many")
+    if len(most.lstrip("0")) > _MOST_DIGITS:
+        most = ""
+    return f"{{{int(least)}{comma}{most and int(most)}}}"
 
 
-def _code(point: int) -> str:
-    if point < 128 and chr(point).isalnum():
-        return chr(point)
-    return f"\\x{point:02X}" if point < 256 else f"\\u{point:04X}" if point < 65536 else f"\\U{point:08X}"
+def _set(text: str) -> str:
+    """A set of characters as a regular expression: `a-z`, or `^a-z` for all others."""
+    characters = _characters(text.removeprefix("^"))
+    parts = ["^\\x{0}"] if text.startswith("^") else []
+    at = 0
+    while at < len(characters):
+        parts.append(_code(characters[at][0]))
+        if at + 2 < len(characters) and characters[at + 1] == ("-", False):
+            parts.append(f"-{_code(characters[at + 2][0])}")
+            at += 2
+        at += 1
+    return f"[{''.join(parts)}]"
+
+
+def _characters(text: str) -> list[tuple[str, bool]]:
+    """The characters of a literal or a set, and whether each is written as an escape."""
+    found = []
+    at = 0
+    while at < len(text):
+        match = _CHARACTER.match(text, at)
+        if match is None:
+            raise _invalid(f"unknown escape {text[at : at + 2]!r}")
+        at = match.end()
+        if match[5] is not None:
+            found.append((match[5], False))
+        elif match[4] is not None:
+            found.append((_ESCAPED.get(match[4], match[4]), True))
+        else:
+            code = int(match[1] or match[2] or match[3], 16)
+            if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
+                raise _invalid(f"{match[0]} is not a character")
+            found.append((chr(code), True))
+    return found
+
+
+def _code(character: str) -> str:
+    return f"\\x{{{ord(character):x}}}"
+
+
+def _invalid(why: str, hint: str = "see grammars/README.md of llama.cpp") -> RequestRefused:
+    return RequestRefused(f"the grammar is not valid GBNF: {why}", hint=hint)

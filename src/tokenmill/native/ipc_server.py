@@ -25,7 +25,8 @@ from tokenmill.engine.schema_bounds import CONTEXT_TOKENS
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
 from tokenmill.native import protocol
 from tokenmill.native.compiler import Compiler
-from tokenmill.native.constraints import Constraint, is_constrained
+from tokenmill.native.constraints import Constraint
+from tokenmill.native.grammar import is_constrained
 
 MOST_UNSENT_BYTES = 64 << 20  # of one client that does not read: it is let go, and its work with it
 READ_BYTES = 1 << 18

@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 
 from tokenmill.engine.engine import MOST_LOGPROBS, Sampling, TokenLogprob
 from tokenmill.errors import NonFiniteLogits, RequestRefused
-from tokenmill.native.constraints import CANDIDATE, Constraint, constraint_of
+from tokenmill.native.constraints import Constraint
 from tokenmill.native.context import Context, Logits
 from tokenmill.native.defaults import Defaults
+from tokenmill.native.grammar import grammar_of, is_constrained
 from tokenmill.native.vocab import Vocab
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for a seed that it draws itself
 _BLOCK = 256  # logits looked at together
+_CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 MOST_PENALISED = 1 << 20  # tokens a penalty looks back
 
 
@@ -37,21 +39,21 @@ class _Scratch:
     """Room for one draw's candidates. All samplers of a vocabulary share it: only the thread that decodes draws."""
 
     def __init__(self, vocab: Vocab) -> None:
-        self._candidates = np.zeros(vocab.n_tokens, CANDIDATE)
+        self._candidates = np.zeros(vocab.n_tokens, _CANDIDATE)
         self._ids = np.arange(vocab.n_tokens, dtype=np.int32)
         self._id_field, self._logit_field = self._candidates["id"], self._candidates["logit"]
         self._array = vocab.library.ffi.new("llama_token_data_array *")
         self._data = vocab.library.ffi.cast("llama_token_data *", self._candidates.ctypes.data)
 
-    def take(self, logits: Logits) -> tuple[NDArray[Any], Any]:
-        """Every token with its logit: as an array of ours, and as llama.cpp's."""
+    def take(self, logits: Logits) -> Any:
+        """Every token with its logit: as llama.cpp's array."""
         array = self._array
         self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers sort them; p they write before they read
         array.data = self._data
         array.size = len(self._ids)
         array.selected = -1
         array.sorted = False
-        return self._candidates, array
+        return array
 
     def take_few(self, logits: Logits, best: NDArray[np.intp]) -> Any:
         """These tokens alone with their logits, the largest first: as llama.cpp's array."""
@@ -75,7 +77,7 @@ def _scratch(vocab: Vocab) -> _Scratch:
 class Sampler:
     """Draws the tokens of one sequence. Penalties see `prompt` before the first one.
 
-    `constraint`: the request's grammar or schema where it is compiled already; the sampler frees it.
+    `constraint`: the request's compiled grammar or schema, for this sampler alone; without it, it is compiled here.
     """
 
     def __init__(
@@ -98,8 +100,10 @@ class Sampler:
         penalised = wanted.penalty_last_n > 0 and (
             wanted.repeat_penalty != 1 or wanted.frequency_penalty != 0 or wanted.presence_penalty != 0
         )
-        self._constraint = constraint or constraint_of(vocab, sampling)
-        plain = wanted.temperature <= 0 and not penalised and self._constraint is None
+        if constraint is None and is_constrained(sampling):
+            constraint = vocab.constraints.compile(grammar_of(sampling, None, vocab.token_of))
+        self.constraint = constraint
+        plain = wanted.temperature <= 0 and not penalised and constraint is None
         self.greedy = plain and not biases
         # Of tokens that are only forbidden, such as all ends, the likeliest of the others is the answer, too.
         forbids = plain and all(bias == -math.inf for _, bias in biases)
@@ -124,12 +128,12 @@ class Sampler:
         likeliest = _finite_argmax(logits)
         if self._forbidden is not None and likeliest not in self._forbidden:
             return likeliest
-        constraint = self._constraint
+        constraint = self.constraint
         token = self._draw(logits)
         if constraint is not None:
             if token is None or not constraint.allows(token):
-                token = self._draw(logits, constraint)
-                if token is None or not constraint.allows(token):
+                token = self._draw(constraint.apply(logits))
+                if token is None:
                     raise RequestRefused(
                         "the grammar allows none of the model's tokens here",
                         hint="check that the grammar can end, and that its characters are in the vocabulary",
@@ -154,19 +158,12 @@ class Sampler:
         if self._chain is not None:
             self._lib.llama_sampler_free(self._chain)
             self._chain = None
-        if self._constraint is not None:
-            self._constraint.close()
-            self._constraint = None
+        self.constraint = None
 
-    def _draw(self, logits: Logits, constraint: Constraint | None = None) -> int | None:
-        """A token of the chain's choice; None where it has none."""
-        few = self._likeliest(logits) if constraint is None else None
-        if few is not None:
-            array = self._scratch.take_few(logits, few)
-        else:
-            candidates, array = self._scratch.take(logits)
-            if constraint is not None:
-                constraint.restrict(candidates, array)
+    def _draw(self, logits: Logits) -> int | None:
+        """A token of the chain's choice; None where all have been ruled out."""
+        few = self._likeliest(logits)
+        array = self._scratch.take(logits) if few is None else self._scratch.take_few(logits, few)
         self._lib.llama_sampler_apply(self._chain, array)
         if not 0 <= array.selected < array.size:
             return None

@@ -18,6 +18,7 @@ from tokenmill.engine.engine import Answer, Counters, FinishReason, Piece, Timin
 from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.native import protocol, state_file
 from tokenmill.native.batching import Id, Step
+from tokenmill.native.constraints import Masks
 from tokenmill.native.context import Context, Decoded
 from tokenmill.native.detokenize import Detokeniser, Stops
 from tokenmill.native.ipc_server import Call, Cancelled, IpcServer, Submitted
@@ -81,6 +82,7 @@ class Session:
         self.schedule = schedule
         self.handlers: dict[str, Handler] = {}
         self.clock = Clockwork()
+        self._masks = Masks(vocab.n_tokens)
         self.stopping = False
         self._sequences: dict[Id, Sequence] = {}
         self._by_client: dict[tuple[int, int], Id] = {}
@@ -276,6 +278,8 @@ class Session:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
         self.schedule.ran(step)
+        samplers = (self._sequences[work.id].sampler for work in step.work if work.logits)
+        self._masks.fill([each.constraint for each in samplers if each.constraint is not None])
         row = -1
         now = time.monotonic()
         for work in step.work:

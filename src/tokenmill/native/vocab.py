@@ -14,7 +14,7 @@ tokens that overlap in the text), the whole text goes to llama.cpp.
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.native import abi
 from tokenmill.native.cdefs import Log, metadata
+from tokenmill.native.constraints import Tokenizer, TokenTable
 from tokenmill.native.defaults import defaults_of
 from tokenmill.units import MIB
 
@@ -57,7 +58,6 @@ class Vocab:
         self.defaults = defaults_of(lambda key: metadata(library, model, key))
         self._pieces: dict[tuple[int, bool], bytes] = {}
         self._cache = _Parts(cache_bytes)
-        self._attached: list[Callable[[], None]] = []
 
     @property
     def pointer(self) -> Any:
@@ -68,13 +68,7 @@ class Vocab:
 
     def close(self) -> None:
         """Forget the handle: the model goes away."""
-        while self._attached:
-            self._attached.pop()()
         self._pointer = None
-
-    def at_close(self, call: Callable[[], None]) -> None:
-        """Have something called before the handle goes away; the last one first."""
-        self._attached.append(call)
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -111,6 +105,22 @@ class Vocab:
         count = self._ffi.new("int32_t *")
         found = self._lib.llama_vocab_get_suppress_tokens(self.pointer, count)
         return tuple(self._ffi.unpack(found, count[0])) if count[0] > 0 else ()
+
+    @cached_property
+    def token_table(self) -> TokenTable:
+        """The tokens' bytes for llguidance."""
+        pieces = tuple(self.piece(token) or _marked(self.piece(token, special=True)) for token in range(self.n_tokens))
+        return TokenTable(pieces, (self.end_of_turn, *sorted(self.ends - {self.end_of_turn})))
+
+    @cached_property
+    def constraints(self) -> Tokenizer:
+        """Compiles grammars for this vocabulary; slow to create."""
+        return Tokenizer(self.token_table, lambda text: self.tokens_of(text, parse_special=False, add_special=False))
+
+    def token_of(self, text: str) -> int | None:
+        """The token with this text, such as `<think>`; None where the text is not exactly one token."""
+        found = self.tokens_of(text.encode(), parse_special=True, add_special=False)
+        return found[0] if len(found) == 1 else None
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """A token's bytes: part of a character, perhaps. Control tokens are nothing unless `special`."""
@@ -221,6 +231,10 @@ class Vocab:
             if not attributes & (_CONTROL | _UNKNOWN):
                 every[False][text] = token
         return {parse: _Specials(_any_of(found), found) for parse, found in every.items()}
+
+
+def _marked(piece: bytes) -> bytes:
+    return b"\xff" + piece if piece else b""
 
 
 @dataclass(frozen=True, slots=True)

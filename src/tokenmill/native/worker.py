@@ -21,9 +21,7 @@ from tokenmill.native.abi import LOG_DEBUG
 from tokenmill.native.cdefs import Log, open_running
 from tokenmill.native.chat.renderer import Renderer
 from tokenmill.native.chat.template import SpecialTokens, template_of
-from tokenmill.native.compile_check import VocabSource
 from tokenmill.native.compiler import Compiler
-from tokenmill.native.constraints import can_follow_schemas
 from tokenmill.native.context import Context
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.ipc_server import IpcServer
@@ -54,7 +52,7 @@ class Worker:
         self.model = Model.load(self.library, order.model, order.weights, self._progress, log=log)
         self.hub.loading(1.0, "building the context")
         self.model.vocab.warm()
-        self.compiler = Compiler(self.model.vocab, VocabSource(order.model, order.library, order.header))
+        self.compiler = Compiler(self.model.vocab)
         self.template_notes = _open_template(self.renderer, order.model, self.model)
         self.lanes = order.lanes
         self.settings = order.context
@@ -150,8 +148,6 @@ class Worker:
             apart = "lanes copy what others have, and keep only their last prompt"
             what = apart if settings.streams else "every prompt is computed in full"
             notes += (f"{what}: {self.why_alone}",)
-        if not can_follow_schemas(self.library):
-            notes += ("JSON schemas are followed through a grammar of ours: this llama.cpp has no llguidance",)
         identity = Identity(
             "native",
             order.name,

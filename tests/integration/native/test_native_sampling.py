@@ -1,7 +1,6 @@
 """Samplers with the real library on logits of our own: every sequence draws for itself, and constraints hold."""
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import NonFiniteLogits, RequestRefused
-from tokenmill.native.cdefs import standard_error
-from tokenmill.native.constraints import can_follow_schemas, constraint_of
 from tokenmill.native.context import Context, Logits
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.model import Model
@@ -133,7 +130,6 @@ def test_a_grammar_holds_at_any_temperature(model: Model, logits: list[Logits], 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
-    assert can_follow_schemas(model.library)
     schema = {
         "type": "object",
         "required": ["kind", "ok", "n"],
@@ -165,29 +161,26 @@ def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "told"),
+    "sampling",
     [
-        (Sampling(grammar='root ::= "a" | missing'), "Undefined rule identifier 'missing'"),
-        (Sampling(grammar="root :: a"), "expecting ::="),
-        (Sampling(grammar='start ::= "a"'), "does not contain a 'root' symbol"),
-        (Sampling(grammar="root ::= root"), "left recursion"),
-        (Sampling(grammar="%llguidance {}\nstart: /a/"), "expecting name"),
-        (Sampling(grammar='root ::= "\0"'), "NUL"),
-        (Sampling(json_schema='{"type": "nonsense"}'), "cannot be followed"),
-        (Sampling(json_schema='{"type": "string", "pattern": "("}'), "cannot be followed"),
-        (Sampling(logit_bias=((-1, 0.0),)), "names token -1"),
-        (Sampling(logit_bias=((10**6, 0.0),)), "names token 1000000"),
-        (Sampling(logit_bias=((5, float("nan")),)), "is nan"),
-        (Sampling(logit_bias=((5, float("inf")),)), "is inf"),
-        (Sampling(top_logprobs=21), "top_logprobs is 21"),
-        (Sampling(top_logprobs=-1), "top_logprobs is -1"),
+        Sampling(grammar='root ::= "a" | missing'),
+        Sampling(grammar="root ::= root"),
+        Sampling(json_schema='{"type": "nonsense"}'),
+        Sampling(json_schema='{"type": "string", "pattern": "("}'),
+        Sampling(logit_bias=((-1, 0.0),)),
+        Sampling(logit_bias=((10**6, 0.0),)),
+        Sampling(logit_bias=((5, float("nan")),)),
+        Sampling(logit_bias=((5, float("inf")),)),
+        Sampling(top_logprobs=21),
+        Sampling(top_logprobs=-1),
     ],
 )
-def test_what_cannot_be_followed_is_refused_in_llama_cpps_words(
-    model: Model, sampling: Sampling, told: str, capfd: pytest.CaptureFixture[str]
+def test_what_cannot_be_sampled_is_refused_and_prints_nothing(
+    model: Model, sampling: Sampling, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RequestRefused, match=told):
+    with pytest.raises(RequestRefused) as caught:
         Sampler(model.vocab, sampling)
+    assert (caught.value.code, bool(caught.value.hint)) == ("invalid_request", True)
     assert capfd.readouterr().err == ""
 
 
@@ -227,31 +220,3 @@ def test_log_probabilities_of_a_row(model: Model) -> None:
     assert sum(np.exp(one.logprob) for one in found.top) < 1
     assert sampler.logprobs(context, place, token, 0).top == ()
     context.close()
-
-
-def test_other_threads_words_are_not_swallowed(capfd: pytest.CaptureFixture[str]) -> None:
-    with standard_error("error parsing") as printed:
-        os.write(2, b"a line of the log\n")
-    assert (printed(), capfd.readouterr().err) == ("a line of the log\n", "a line of the log\n")
-    with standard_error("error parsing") as printed:
-        os.write(2, b"parse: error parsing x\n")
-    assert (printed(), capfd.readouterr().err) == ("parse: error parsing x\n", "")
-
-
-def test_a_schema_is_prepared_once_and_copied(model: Model) -> None:
-    schema = Sampling(temperature=0, json_schema='{"type": "array", "items": {"const": 7}}')
-    constraint_of(model.vocab, schema)
-    digits = np.full(model.vocab.n_tokens, -10.0, np.float32)
-    for text in ("[", "]", "7", ","):
-        digits[model.vocab.tokenise(text)[0]] = 0.0
-    first, second = Sampler(model.vocab, schema), Sampler(model.vocab, schema)
-    opened = first.choose(digits)
-    assert model.vocab.piece(opened).startswith(b"[")
-    first.close()
-    assert second.choose(digits) == opened  # not where the first one was
-    second.close()
-    with pytest.raises(RequestRefused, match="cannot be followed"):
-        constraint_of(model.vocab, Sampling(json_schema='{"type": "nonsense"}'))
-    with pytest.raises(RequestRefused, match="not valid GBNF"):
-        constraint_of(model.vocab, Sampling(grammar="root"))
-    constraint_of(model.vocab, Sampling(grammar='root ::= "a"'))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import RequestRefused
 from tokenmill.native.defaults import Defaults, defaults_of
-from tokenmill.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, check_size, grammar_of
 from tokenmill.native.sampling import largest, logprobs, resolve, seed_of
 from tokenmill.native.worker_config import sequences_for
 
@@ -70,29 +69,6 @@ def test_log_probabilities_are_those_of_the_softmax() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     assert logprobs(np.array([3e4, 3e4, -3e4], np.float32), 0, 1)[0] == pytest.approx(-math.log(2), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("schema", "told"),
-    [
-        ("{", "is no JSON"),
-        ("[1]", "is no object"),
-        ("[" * 100_000, "is no JSON"),
-        ('{"type": "' + "x" * MOST_SCHEMA_BYTES + '"}', "too long"),
-    ],
-)
-def test_schemas_that_are_none(schema: str, told: str) -> None:
-    with pytest.raises(RequestRefused, match=told):
-        grammar_of(schema)
-
-
-def test_an_empty_schema_means_any_object() -> None:
-    assert grammar_of("{}") == grammar_of('{"type": "object"}')
-
-
-def test_a_grammar_has_an_end() -> None:
-    with pytest.raises(RequestRefused, match="too long"):
-        check_size("x" * (MOST_GRAMMAR_BYTES + 1))
 
 
 @given(st.data())
