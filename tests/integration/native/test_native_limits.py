@@ -65,12 +65,16 @@ def _is_stopped(thread: Path) -> bool:
     return (thread / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+async def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    while not all(_is_stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):
+        await asyncio.sleep(0.01)  # the kernel stops one thread after the other
+
+
 @asynccontextmanager
 async def stopped(pid: int) -> AsyncIterator[None]:
-    os.kill(pid, signal.SIGSTOP)
+    await stop(pid)
     try:
-        while not all(_is_stopped(thread) for thread in Path(f"/proc/{pid}/task").iterdir()):
-            await asyncio.sleep(0.01)  # the kernel stops one thread after the other
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -126,7 +130,7 @@ def test_a_killed_compile_fails_its_request_alone(smollm2_path: Path, tmp_path: 
         async with native(smollm2_path, tmp_path) as engine:
             await answer(engine, shaped({"type": "boolean"}))
             checker = checker_of(engine)
-            os.kill(checker, signal.SIGSTOP)
+            await stop(checker)
             waiting = asyncio.create_task(answer(engine, shaped({"type": "null"})))
             assert (await answer(engine, chat("Hello?"))).text  # sent after it, so the worker has both
             os.kill(checker, signal.SIGKILL)
