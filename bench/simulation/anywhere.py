@@ -1,4 +1,4 @@
-"""Jobs that go anywhere, which stretches are compared with: every engine has its share from the beginning.
+"""Jobs that go anywhere, which shards are compared with: every engine has its share from the beginning.
 
 An engine without work takes half of what waits at the engine that has most, or all where that engine is gone, if that
 is worth the heads. This costs no time.

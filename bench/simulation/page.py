@@ -53,7 +53,7 @@ def _tables(document: Any) -> dict[str, str]:
     main = _table(
         (
             "engines",
-            "stretches: hours",
+            "shards: hours",
             "engine-hours",
             "without failures",
             "failures",
@@ -80,7 +80,7 @@ def _tables(document: Any) -> dict[str, str]:
         (
             (load, name, *(_cost(runs(document, "giant", load, way, "harsh", tenth=True)[count]) for count in counts))
             for load in loads
-            for way, name in (("assigned", "by stretches"), ("scattered", "at random"))
+            for way, name in (("assigned", "by shards"), ("scattered", "at random"))
         ),
     )
     one, eight = (
@@ -127,7 +127,7 @@ def _turns(document: Any) -> str:
     return _table(
         (
             "engines",
-            "stretches",
+            "shards",
             "of these from others",
             "turns",
             "a turn takes",

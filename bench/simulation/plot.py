@@ -59,7 +59,7 @@ def plot(document: Any) -> str:
 
 def _lines(document: Any, figure: str) -> list[Line]:
     ways = (
-        ("by stretches", "a", "assigned", "harsh", "measured"),
+        ("by shards", "a", "assigned", "harsh", "measured"),
         ("at random", "b", "scattered", "harsh", "measured"),
         ("no failures", "c", "assigned", "none", "measured"),
     )

@@ -1,4 +1,4 @@
-"""Shares out jobs as `tokenmill.jobs.shard_allocator` does, with the same pure functions, over a table.
+"""Shares out jobs as `tokenmill.jobs.sharding` does, with the same pure functions, over a table.
 
 What is left out is the reading: rows of a million jobs are made when they are looked at, and pending ones are counted
 as they go. Where the product looks at all of another's rows to see that there is nothing to take, that is remembered.
@@ -14,17 +14,26 @@ from bench.simulation.table import Table, position_of
 
 from tokenmill.jobs.forest import WORTH_BYTES, chunk_bytes
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.shard_allocator import _COUNTED, _LOOK, _part
-from tokenmill.jobs.shards import cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.shard_policy import (
+    COUNTED_JOBS,
+    MIN_ROWS,
+    cut,
+    elsewhere,
+    fair,
+    fair_share,
+    halved,
+    joined,
+    speed_share,
+)
 
-_FINER = 2  # works of a stretch for each lane, at least
+_FINER = 2  # works of a shard for each lane, at least
 Range = tuple[int, int]
 """Positions: the first, and the one behind the last."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A stretch: pending jobs from one position up to another."""
+    """A shard: pending jobs from one position up to another."""
 
     first: int
     end: int
@@ -53,7 +62,7 @@ _OWN_BYTES = 7  # of a place, behind the heads: see `table.Table.row`
 
 
 def quickly_joined(one: Waiting, other: Waiting) -> int:
-    """As `stretches.joined` of two rows of a table, and quicker where they have the same heads."""
+    """As `shard_policy.joined` of two rows of a table, and quicker where they have the same heads."""
     if one.place[:-_OWN_BYTES] != other.place[:-_OWN_BYTES]:
         return joined(one, other)
     return min(chunk_bytes(len(one.place) - _OWN_BYTES), one.prompt_bytes, other.prompt_bytes)
@@ -118,13 +127,13 @@ class Sharing:
         return found
 
     def _next(self, runner: Sharer, *, again: bool) -> Held | None:
-        """The next free stretch."""
+        """The next free shard."""
         runner.held = [held for held in runner.held if held.pending]
         count = len(self.runners)
-        speed = _part(runner.jobs_s, [each.jobs_s for each in self.runners])
+        speed = speed_share(runner.jobs_s, [each.jobs_s for each in self.runners])
         most = fair(max(0, self.pending - self._claimed()), count, runner.lanes, speed=speed)
         whole = fair_share(self.pending, count, speed=speed)
-        rows, more = self._begin(runner, max(most, whole, _LOOK) + 1)
+        rows, more = self._begin(runner, max(most, whole, MIN_ROWS) + 1)
         jobs = cut(rows, most, more=more, whole=whole, workers=count)
         if not jobs:
             return None
@@ -149,7 +158,7 @@ class Sharing:
         return rows[max((elsewhere(place, rows) for place in alike.values()), default=0) :], more
 
     def _rows(self, limit: int, after: int) -> tuple[list[Waiting], bool]:
-        """The first free jobs from a position on, up to the next stretch; whether they go on."""
+        """The first free jobs from a position on, up to the next shard; whether they go on."""
         places = list[int]()
         end = None
         for first, behind in self._free:
@@ -176,7 +185,7 @@ class Sharing:
         return found
 
     def _take_over(self, runner: Sharer) -> Held | None:
-        """What another got in advance and has not begun, else the last part of the largest stretch that is worth it."""
+        """What another got in advance and has not begun, else the last part of the largest shard that is worth it."""
         others = [(each, held) for each in self.runners if each is not runner for held in each.held if held.pending]
         others.sort(key=lambda each: -each[1].pending)
         for owner, held in others:
@@ -194,7 +203,7 @@ class Sharing:
                 for place in range(work.first, work.end)
             ]
             rows = [self._table.row(place) for place in places]
-            stay = halved(rows, speed=_part(runner.jobs_s, [runner.jobs_s, owner.jobs_s]) or 0.5)
+            stay = halved(rows, speed=speed_share(runner.jobs_s, [runner.jobs_s, owner.jobs_s]) or 0.5)
             if stay is None:
                 held.kept = held.pending
                 continue
@@ -246,6 +255,6 @@ class Sharing:
             runner.jobs_s = runner.jobs / (now_s - runner.began_s)
 
     def _claimed(self) -> int:
-        """About how many pending jobs lie in stretches."""
+        """About how many pending jobs lie in shards."""
         every = (held for each in self.runners for held in each.held)
-        return sum(held.pending if held.pending < _COUNTED else held.jobs for held in every)
+        return sum(held.pending if held.pending < COUNTED_JOBS else held.jobs for held in every)

@@ -65,7 +65,7 @@ async def worked(
             options=replace(QUICK, count_least=False),
             stop=stop,
             tell=tell,
-            portion=store.portion(shape.width),
+            shards=store.shards(shape.width),
             ingest=ingest,
         )
 

@@ -50,7 +50,7 @@ async def main(store: Store, lanes: int) -> None:
     asyncio.get_running_loop().add_reader(sys.stdin, engine.may_end.set)
     batches = [batch for batch in store.batches() if not batch.finished]
     shape = shape_of(engine.capabilities, engine.identity)
-    report = await work(store, batches, engine, shape, options=Options(tick_s=0.1), portion=store.portion(shape.width))
+    report = await work(store, batches, engine, shape, options=Options(tick_s=0.1), shards=store.shards(shape.width))
     asyncio.get_running_loop().remove_reader(sys.stdin)
     print("done", report.answers, flush=True)
 

@@ -14,10 +14,9 @@ from tokenmill.api.progress import OnProgress, ignore
 from tokenmill.api.slots import fit_slots
 from tokenmill.config import Config
 from tokenmill.engine.engine import Engine
-from tokenmill.jobs.leased_shards import announce
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.shard_view import WorkerSpec
+from tokenmill.jobs.sharding import WorkerSpec
 from tokenmill.jobs.store import Store
 from tokenmill.tuner.point import SlotPoint
 
@@ -84,7 +83,7 @@ class BatchEngine:
         planned = self.setup.planned
         context = planned.plan.settings.context if planned is not None else None
         batches = None if batch is None else (batch.id,)
-        await asyncio.to_thread(announce, self.store, WorkerSpec(self.setup.choice.model_id, context, batches))
+        await asyncio.to_thread(self.store.announce, WorkerSpec(self.setup.choice.model_id, context, batches))
 
     async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
         """The engine, opened if it is not, and how to use it for a batch; may be cancelled."""

@@ -88,7 +88,7 @@ class Cluster:
 
     def nodes(self) -> tuple[NodeSummary, ...]:
         """Every node with its report, or why it did nothing."""
-        members = self._report.hands if self._report is not None else ()
+        members = self._report.members if self._report is not None else ()
         worked = {each.name for each in members}
         lost = self._node_log.lost
         left_out = self._node_log.left_out

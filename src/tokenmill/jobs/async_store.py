@@ -22,14 +22,13 @@ from tokenmill.jobs.models import (
     Finished,
     JobId,
     Outcome,
-    SortKey,
     Started,
     State,
     Waiting,
 )
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.shard_view import ShardView, WorkerSpec
+from tokenmill.jobs.sharding import ShardView, WorkerSpec
 from tokenmill.jobs.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
@@ -77,14 +76,14 @@ class AsyncStore:
         *,
         clock: Callable[[], float],
         most_deaths: int,
-        portion: ShardView | None = None,
+        shards: ShardView | None = None,
     ) -> None:
         self._store = store
         self._outputs = dict(outputs)
         self._clock = clock
         self._most_deaths = most_deaths
-        self._portion = portion
-        self._seen: dict[int, Waiting] = {}  # of a portion: jobs that were read and have no outcome yet
+        self._shards = shards or ShardView(store)
+        self._seen: dict[int, Waiting] = {}  # where others take jobs: those that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
         self._over: dict[int, Counts] = {}  # batches that were finished when another joined
@@ -104,18 +103,16 @@ class AsyncStore:
 
     async def ready(self, room: int | None, lanes: int, *, more: bool) -> None:
         """What our worker can do; `more`: batches may join."""
-        if (portion := self._portion) is not None and self._batches:
+        if self._batches:
             batches = None if more else tuple(self._batches)
-            means = WorkerSpec(next(iter(self._batches.values())).model_id, room, batches)
-            await self._do(lambda: portion.ready(means, lanes))
+            spec = WorkerSpec(next(iter(self._batches.values())).model_id, room, batches)
+            await self._do(lambda: self._shards.ready(spec, lanes))
 
     async def too_long(self, job: int, error: TooLong) -> TooLong | None:
         """A job is too long for our worker: what to fail it with; None: it is left to another."""
-        if (portion := self._portion) is None:
-            return error
 
         def work() -> TooLong | None:
-            found = portion.too_long(job, error)
+            found = self._shards.too_long(job, error)
             if found is None:
                 self._forget([job])
             return found
@@ -124,27 +121,25 @@ class AsyncStore:
 
     async def hopeless(self) -> list[tuple[int, TooLong]]:
         """Jobs that wait for a worker with a larger context, and none lives."""
-        portion = self._portion
 
         def work() -> list[tuple[int, TooLong]]:
-            found = portion.hopeless() if portion is not None else []
+            found = self._shards.hopeless()
             jobs = {job: self._store.job(job) for job, _ in found if JobId.batch(job) in self.open}
             waiting = {number for number, job in jobs.items() if job is not None and job.state is State.PENDING}
             return [(job, error) for job, error in found if job in waiting]
 
-        return [] if portion is None else await self._do(work)
+        return await self._do(work)
 
-    async def window(self, after: SortKey | None, limit: int) -> list[Waiting]:
-        """The next pending jobs, or those of our portion; None: from the beginning."""
-        if (portion := self._portion) is not None:
-            return await self._do(lambda: self._noted(portion.window(self.open, again=after is None, limit=limit)))
-        return await self._do(lambda: self._store.waiting(self.open, after=after, limit=limit))
+    async def window(self, limit: int, *, again: bool) -> list[Waiting]:
+        """The next pending jobs that our worker may take; `again`: from the beginning."""
+        return await self._do(lambda: self._noted(self._shards.window(self.open, again=again, limit=limit)))
 
     async def start(self, jobs: Sequence[int]) -> Started:
         """Mark jobs as running, and read their lines. What has become another worker's is in none of the lists."""
 
         def work() -> Started:
-            started = self._store.start([job for job in jobs if job not in self._seen or self._has(self._seen[job])])
+            ours = [job for job in jobs if job not in self._seen or self._shards.has(self._seen[job])]
+            started = self._store.start(ours)
             kept = {*(job.id for job in started.running), *started.held}
             self._forget(job for job in jobs if job not in kept)
             return started
@@ -183,8 +178,7 @@ class AsyncStore:
             if due or any(self._batches[batch].deadline_s is not None for batch in self.open):
                 self._store.expire()
             self._store.tend()
-            if self._portion is not None:
-                self._portion.tend()
+            self._shards.refresh()
             self._count()
             self._advance()
             return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened)
@@ -205,9 +199,7 @@ class AsyncStore:
                     self._over[known] = now.counts
             self.open = [*(known for known in self.open if known not in self._over and known != batch.id), batch.id]
             self._count()
-            if self._portion is not None:
-                return self._noted(self._portion.window([batch.id], again=False, limit=limit))
-            return self._store.waiting([batch.id], limit=limit)
+            return self._noted(self._shards.join(batch.id, limit))
 
         return await self._do(work)
 
@@ -225,7 +217,7 @@ class AsyncStore:
         """A batch is to be worked no more; one that another cancelled may be open again by now, and stays so."""
 
         def work() -> None:
-            if self._portion is None or batch in self._store.asked_to_cancel():
+            if not self.shared or batch in self._store.asked_to_cancel():
                 self._store.cancel(batch)
             self.open.remove(batch)
             self._forget([job for job in self._seen if JobId.batch(job) == batch])
@@ -259,8 +251,7 @@ class AsyncStore:
         """Write the output as far as it goes; raise what is wrong with it."""
 
         def work() -> None:
-            if self._portion is not None:
-                self._portion.close()
+            self._shards.close()
             self._output_later_s = 0.0
             self._advance(finish=True)
             self._count()
@@ -275,7 +266,7 @@ class AsyncStore:
     @property
     def shared(self) -> bool:
         """Whether other workers are at the same batches."""
-        return self._portion is not None
+        return self._shards.shared
 
     @property
     def elsewhere(self) -> bool:
@@ -283,13 +274,10 @@ class AsyncStore:
         return self.shared and self.left.running > 0
 
     def _may_take(self, waiting: Waiting) -> bool:
-        return JobId.batch(waiting.id) in self.open and self._has(waiting)
-
-    def _has(self, waiting: Waiting) -> bool:
-        return self._portion is None or self._portion.has(waiting)
+        return JobId.batch(waiting.id) in self.open and self._shards.has(waiting)
 
     def _noted(self, rows: list[Waiting]) -> list[Waiting]:
-        if self._portion is not None:
+        if self.shared:
             self._seen.update((row.id, row) for row in rows)
         return rows
 
@@ -300,7 +288,7 @@ class AsyncStore:
     def _to_cancel(self) -> list[int]:
         """Batches that are to be worked no more; of several workers the first has cancelled them, or they are gone."""
         asked = self._store.asked_to_cancel()
-        if self._portion is None:
+        if not self.shared:
             return asked
         return [*asked, *(batch for batch in self.open if batch not in asked and self._cancelled(batch))]
 

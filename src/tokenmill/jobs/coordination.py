@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.database import Database
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 
 if TYPE_CHECKING:
     from tokenmill.jobs.store import Store
@@ -63,8 +63,8 @@ class Coordinator(Protocol):
     def claim_output(self, batch: int) -> bool:
         """Whether this process may write the output of a batch: one may."""
 
-    def portion(self, store: "Store", lanes: int) -> ShardView | None:
-        """What of the pending jobs a worker here should take; None: all."""
+    def shards(self, store: "Store", slots: int) -> ShardView:
+        """The pending jobs that a worker of this process may take."""
 
     def leave(self) -> None:
         """At the end: nothing is at work here any more."""
@@ -113,10 +113,10 @@ class SingleProcess:
         del batch
         return True
 
-    def portion(self, store: "Store", lanes: int) -> ShardView | None:
+    def shards(self, store: "Store", slots: int) -> ShardView:
         """All of them."""
-        del store, lanes
-        return None
+        del slots
+        return ShardView(store)
 
     def leave(self) -> None:
         """The next opening finds what ran."""

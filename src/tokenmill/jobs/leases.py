@@ -22,7 +22,7 @@ from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, LinesLost
 from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 
 if TYPE_CHECKING:
     from tokenmill.jobs.store import Store
@@ -118,11 +118,11 @@ class Leased:
             self._claims.add(batch)
         return batch in self._claims
 
-    def portion(self, store: "Store", lanes: int) -> ShardView | None:
-        """Stretches of the store's order."""
-        from tokenmill.jobs.leased_shards import leased_portion  # noqa: PLC0415  it needs a store, which needs this
+    def shards(self, store: "Store", slots: int) -> ShardView:
+        """Shards that are leased with this process."""
+        from tokenmill.jobs.leased_shards import leased_view  # noqa: PLC0415  it needs a store, which needs this
 
-        return leased_portion(store, self._database, self, lanes)
+        return leased_view(store, self._database, self, slots)
 
     def leave(self) -> None:
         """Hand everything back, which was no attempt; where the server is away, the lease ends by itself."""

@@ -7,6 +7,7 @@ form of an answer known. Methods may be called from several threads.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -19,7 +20,8 @@ from tokenmill.jobs.coordination import standing
 from tokenmill.jobs.integrity import Damage, affected, checksum
 from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
 from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.shard_reader import ShardReader
+from tokenmill.jobs.sharding import LocalShards, ShardView, WorkerSpec
 from tokenmill.jobs.submissions import Submissions
 from tokenmill.units import number_of
 
@@ -75,9 +77,24 @@ class Store(Reader):
         """Whether this process may write the output of a batch; of several one may, until it closes the store."""
         return self._standing.claim_output(batch)
 
-    def portion(self, lanes: int) -> ShardView | None:
-        """What a worker of this process may take, where others work on the same; None: nobody does."""
-        return self._standing.portion(self, lanes)
+    def shards(self, slots: int) -> ShardView:
+        """The pending jobs that a worker of this process may take: all, or its shards where others use the store."""
+        return self._standing.shards(self, slots)
+
+    def announce(self, spec: WorkerSpec) -> None:
+        """Let other workers know what this process will do once its engine is loaded."""
+        shards = self.shards(1)
+        shards.ready(spec, 1)
+        shards.close()  # it takes no jobs yet; what was announced holds until it leaves the store
+
+    def local_shards(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        coming: Callable[[], Iterable[int | None]] = tuple,
+    ) -> LocalShards:
+        """A table for several workers of this process; see `LocalShards`."""
+        return LocalShards(self, ShardReader(self, self._database), clock=clock, coming=coming)
 
     # Working.
 

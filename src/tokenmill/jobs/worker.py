@@ -28,7 +28,7 @@ from tokenmill.jobs.progress import End, Least, Report
 from tokenmill.jobs.run_stats import RunStats, Tell
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 from tokenmill.jobs.store import MOST_DEATHS, Store
 
 GATHER_S = 0.003  # answers that come within this are handled together
@@ -38,7 +38,7 @@ KEPT = "what is answered is kept, and the same command goes on from there"
 _AGAIN_S = 0.05  # between two readings of what another worker may be about to answer
 _REST = 10  # times as long as it took: until a shared store is read once more for want of anything else
 _JOINING = 512  # jobs of a batch that joins, taken at once; the rest comes with the stream
-_LOW = 2  # jobs at hand for each lane: with fewer, the next stretch of a portion is asked for
+_LOW = 2  # jobs per slot in the buffer: with fewer, the next shard is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Task:
     clock: Callable[[], float] | None = None  # None: the store's
     joining: "asyncio.Queue[Batch] | None" = None
     missed: Callable[[Miss], None] | None = None
-    portion: ShardView | None = None
+    shards: ShardView | None = None
     ingest: Ingest | None = None
 
 
@@ -85,7 +85,7 @@ async def work(
     clock: Callable[[], float] | None = None,
     joining: "asyncio.Queue[Batch] | None" = None,
     missed: Callable[[Miss], None] | None = None,
-    portion: ShardView | None = None,
+    shards: ShardView | None = None,
     ingest: Ingest | None = None,
 ) -> Report:
     """Work until every job of the batches has its outcome, or until told to stop.
@@ -93,11 +93,11 @@ async def work(
     EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
     been put back. `clock`: None: the store's. Batches that come through `joining` are worked on, too; one that comes
     too late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
-    prompt that was computed though it need not have been. `portion`: None: the store's; where others work on the same
+    prompt that was computed though it need not have been. `shards`: None: the store's; where others work on the same
     batches, this returns when all of them are done. An `ingest` that still stores lines of a batch adds jobs while this
     runs, and its output when the batch is sealed; what is wrong with its file is raised here.
     """
-    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, portion, ingest)
+    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
     worked = await attempt(task)
     if worked.gone is not None:
         hint = "\n".join(filter(None, (KEPT, worked.gone.hint)))
@@ -130,7 +130,7 @@ class _Worker:
             task.outputs or {},
             clock=clock,
             most_deaths=options.most_deaths,
-            portion=task.portion or task.store.portion(shape.width),
+            shards=task.shards or task.store.shards(shape.width),
         )
         self._books = books
         self._engine = engine
@@ -313,7 +313,7 @@ class _Worker:
         began_s = self._loop_s()
         if self._read is None:
             self._walked_total = self._books.counts.total
-        rows = await self._books.window(self._read, limit)
+        rows = await self._books.window(limit, again=self._read is None)
         self._reading_s = self._loop_s() - began_s
         self._read = rows[-1].key if rows else self._read
         known = all(row.id in self._hand for row in rows)
@@ -324,7 +324,7 @@ class _Worker:
         return self._fed if self._books.shared else bool(rows)
 
     def _reach_on(self) -> None:
-        """Read on before the jobs at hand run out, so that no slot waits: a portion's next stretch, or new lines."""
+        """Read on before the jobs at hand run out, so that no slot waits: the next shard, or new lines."""
         pending = self._hand.scheduler.pending
         if self._more or pending > _LOW * self._width:
             return

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tokenmill.engine.engine import Engine, Identity
-from tokenmill.jobs.leased_shards import announce
 from tokenmill.jobs.models import Batch, Result, Submission
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape, shape_of
-from tokenmill.jobs.shard_view import WorkerSpec
+from tokenmill.jobs.sharding import WorkerSpec
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import Options, work
@@ -175,7 +174,7 @@ class LocalRunner:
     async def _worked(self, stage: str, batch: Batch) -> End:
         """Work until all is done or one of the limits is reached."""
         # Announced before the load, which takes a while, so that other workers do not fail jobs too long for them.
-        await asyncio.to_thread(announce, self._store, WorkerSpec(batch.model_id, None, (batch.id,)))
+        await asyncio.to_thread(self._store.announce, WorkerSpec(batch.model_id, None, (batch.id,)))
         found = await self._unless_stopped(self._engines.ready(batch))
         if found is None:
             return self._over(0) or "stopped"

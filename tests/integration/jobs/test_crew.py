@@ -28,7 +28,7 @@ def names(path: Path) -> list[str]:
 
 
 def by_hand(report: PoolReport) -> dict[str, int]:
-    return {each.name: each.report.answers if each.report is not None else 0 for each in report.hands}
+    return {each.name: each.report.answers if each.report is not None else 0 for each in report.members}
 
 
 def all_done(store: Store, batch: Batch, report: PoolReport, path: Path) -> None:
@@ -52,7 +52,7 @@ def test_unequal_engines_do_every_job_once_in_one_output(tmp_path: Path) -> None
     done = by_hand(report)
     assert done["fast"] > done["slow"] > 0
     assert report.whole.tokens.generated == 4 * 160
-    assert [each.lost for each in report.hands] == [None, None]
+    assert [each.lost for each in report.members] == [None, None]
 
 
 def test_a_head_is_computed_on_one_engine(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
         all_done(store, batch, report, tmp_path / "jobs.out")
         jobs = [store.job(JobId.of(batch.id, line)) for line in range(1, 21)]
         assert [job.deaths for job in jobs if job is not None] == [0] * 20
-    assert [each.lost for each in report.hands if each.name == "lost"] == [KILLED]
-    assert report.hands[at].report is not None
+    assert [each.lost for each in report.members if each.name == "lost"] == [KILLED]
+    assert report.members[at].report is not None
     assert report.whole.deaths == 1
-    assert any("lost is gone" in note for note in report.whole.notes)
+    assert any("lost was lost" in note for note in report.whole.notes)
 
 
 def test_a_job_that_crashes_one_engine_after_another_is_set_aside(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_job_that_crashes_one_engine_after_another_is_set_aside(tmp_path: Path
         report = asyncio.run(run())
         assert store.batch(batch.id).counts.set_aside == 1
         assert store.batch(batch.id).counts.done == 12
-    assert sum(each.lost == CRASH for each in report.hands) == 2
+    assert sum(each.lost == CRASH for each in report.members) == 2
     assert len(names(tmp_path / "jobs.out")) == 13
 
 
@@ -148,7 +148,7 @@ def test_hands_may_come_from_anywhere_and_have_one_name(tmp_path: Path) -> None:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(20)])
         report = asyncio.run(run())
         all_done(store, batch, report, tmp_path / "jobs.out")
-    assert [each.name for each in report.hands] == ["node", "node (2)"]
+    assert [each.name for each in report.members] == ["node", "node (2)"]
 
 
 def test_all_is_kept_when_no_engine_is_left(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_no_engine_at_all(tmp_path: Path, prompts: list[str], fails: bool) -> No
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [*prompts])
         if fails:
-            with pytest.raises(EngineError, match="no engine came") as caught:
+            with pytest.raises(EngineError, match="no engine joined") as caught:
                 asyncio.run(crewed(store, [batch], []))
             assert caught.value.hint
         else:
@@ -201,7 +201,7 @@ def test_who_sends_engines_may_fail_while_those_that_came_work_on(tmp_path: Path
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(9)])
         report = asyncio.run(run())
         all_done(store, batch, report, tmp_path / "jobs.out")
-    assert "no more engines came: the cluster does not answer" in report.whole.notes
+    assert "no more engines joined: the cluster does not answer" in report.whole.notes
 
 
 def test_stopping_puts_back_what_all_of_them_had(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) 
     assert not heads[0] & heads[1]
     assert len(heads[0] | heads[1]) == HEADS
     assert all(heads)
-    for each in report.hands:
+    for each in report.members:
         assert each.report is not None
         assert each.report.least is not None
         assert each.report.least.tokens <= each.report.tokens.computed <= 1.05 * each.report.least.tokens

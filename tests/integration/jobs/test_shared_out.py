@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 from support.jobs_store import Clock, answer, submitted
-from tokenmill.jobs.models import Batch, Failure, JobId, SortKey, Waiting
-from tokenmill.jobs.shard_allocator import ShardAllocator
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.database import Database
+from tokenmill.jobs.models import Batch, Failure, JobId, Waiting
+from tokenmill.jobs.sharding import LocalShards, ShardView
 from tokenmill.jobs.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
@@ -36,8 +37,8 @@ def batch_of(store: Store, tmp_path: Path, *heads: int, name: str = "jobs", prio
     return submitted(store, tmp_path / f"{name}.jsonl", prompts(*heads), {"priority": priority})
 
 
-def shared(store: Store, clock: Clock) -> ShardAllocator:
-    return ShardAllocator(store, clock=clock)
+def shared(store: Store, clock: Clock) -> LocalShards:
+    return store.local_shards(clock=clock)
 
 
 def digest(row: Waiting) -> bytes:
@@ -49,17 +50,17 @@ def done(store: Store, rows: Sequence[Waiting]) -> None:
     store.commit([answer(job.id) for job in started.running])
 
 
-def apart(out: ShardAllocator) -> None:
-    assert all(one.last < other.first for (_, one), (_, other) in pairwise(out.stretches))
+def apart(out: LocalShards) -> None:
+    assert all(one.last < other.first for (_, one), (_, other) in pairwise(out.shards))
 
 
-def take(portion: ShardView, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[Waiting]:
-    return portion.window([batch.id], again=again, limit=limit)
+def take(view: ShardView, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[Waiting]:
+    return view.window([batch.id], again=again, limit=limit)
 
 
 def test_every_head_is_one_workers_and_every_job_is_given_out_once(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, *[4] * 9), shared(store, clock)
-    workers = {name: out.portion(name, 2) for name in "abc"}
+    workers = {name: out.add(name, 2) for name in "abc"}
     seen: dict[str, list[Waiting]] = {name: [] for name in workers}
     for name in "abc" * 9:
         seen[name] += take(workers[name], batch)
@@ -73,7 +74,7 @@ def test_every_head_is_one_workers_and_every_job_is_given_out_once(store: Store,
 
 def test_what_a_worker_has_is_not_for_others(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 4, 4), shared(store, clock)
-    one, other = out.portion("one", 1), out.portion("other", 1)
+    one, other = out.add("one", 1), out.add("other", 1)
     rows = take(one, batch)
     free = [row for row in store.waiting([batch.id], limit=100) if row not in rows]
     assert len(rows) == len(free) == 4
@@ -83,7 +84,7 @@ def test_what_a_worker_has_is_not_for_others(store: Store, clock: Clock, tmp_pat
 
 def test_what_is_read_is_given_again_only_from_the_beginning(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 8), shared(store, clock)
-    one = out.portion("one", 8)
+    one = out.add("one", 8)
     rows = take(one, batch, limit=3)
     assert len(rows) == 3
     assert len(take(one, batch)) == 5
@@ -94,7 +95,7 @@ def test_what_is_read_is_given_again_only_from_the_beginning(store: Store, clock
 
 def test_a_worker_that_is_gone_gives_its_stretches_back(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 4, 4), shared(store, clock)
-    one, other = out.portion("one", 8), out.portion("other", 8)
+    one, other = out.add("one", 8), out.add("other", 8)
     rows = take(one, batch)
     assert len(rows) == 8
     assert take(other, batch) == []
@@ -105,7 +106,7 @@ def test_a_worker_that_is_gone_gives_its_stretches_back(store: Store, clock: Clo
 
 def test_a_job_that_is_pending_again_is_its_owners(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 3, 3), shared(store, clock)
-    one, other = out.portion("one", 3), out.portion("other", 3)
+    one, other = out.add("one", 3), out.add("other", 3)
     rows, others = take(one, batch), take(other, batch)
     assert len(rows) == len(others) == 3
     store.start([rows[1].id])
@@ -121,7 +122,7 @@ def test_a_job_that_is_pending_again_outside_all_stretches_is_anyones(
     store: Store, clock: Clock, tmp_path: Path
 ) -> None:
     batch, out = batch_of(store, tmp_path, 3), shared(store, clock)
-    one, other = out.portion("one", 3), out.portion("other", 3)
+    one, other = out.add("one", 3), out.add("other", 3)
     rows = take(one, batch)
     store.start([row.id for row in rows])
     assert take(one, batch) == []  # nothing is pending in its stretch, which ends
@@ -133,10 +134,10 @@ def test_a_job_that_is_pending_again_outside_all_stretches_is_anyones(
 
 def test_who_has_nothing_takes_the_second_half_of_the_largest(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 4, 4, 4), shared(store, clock)
-    one = out.portion("one", 12)
+    one = out.add("one", 12)
     rows = take(one, batch)
     assert len(rows) == 12
-    other = out.portion("other", 2)
+    other = out.add("other", 2)
     assert take(other, batch) == []  # it may have work of its own
     taken = take(other, batch, again=True)
     assert len(taken) in (4, 8)
@@ -149,21 +150,21 @@ def test_who_has_nothing_takes_the_second_half_of_the_largest(store: Store, cloc
 
 def test_a_head_that_was_given_in_advance_goes_to_who_has_nothing(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 6, 6), shared(store, clock)
-    busy = out.portion("busy", 6)
+    busy = out.add("busy", 6)
     first = take(busy, batch, again=True, limit=6)
     store.start([row.id for row in first])
     ahead = take(busy, batch)
-    late = out.portion("late", 6)
+    late = out.add("late", 6)
     assert len(ahead) == 6
     assert take(late, batch, again=True) == ahead
     assert not any(busy.has(row) for row in ahead)
-    assert [name for name, _ in out.stretches] == ["late"]  # all of what the other began is running
+    assert [name for name, _ in out.shards] == ["late"]  # all of what the other began is running
     apart(out)
 
 
 def test_a_head_is_not_computed_again_for_too_little(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, 3), shared(store, clock)
-    one, other = out.portion("one", 3), out.portion("other", 3)
+    one, other = out.add("one", 3), out.add("other", 3)
     assert len(take(one, batch)) == 3
     assert take(other, batch, again=True) == []
 
@@ -172,11 +173,11 @@ def test_a_head_that_was_cut_is_gone_on_with_by_who_has_it(store: Store, clock: 
     batch, out = batch_of(store, tmp_path, 30, 2, 2), shared(store, clock)
     every = store.waiting([batch.id], limit=100)
     large = max({digest(row) for row in every}, key=lambda head: sum(digest(row) == head for row in every))
-    workers = [out.portion(name, 2) for name in "abcd"]
+    workers = [out.add(name, 2) for name in "abcd"]
     by_head: dict[bytes, set[int]] = {}
     for _ in range(20):
-        for at, portion in enumerate(workers):
-            rows = take(portion, batch)
+        for at, view in enumerate(workers):
+            rows = take(view, batch)
             done(store, rows)
             for row in rows:
                 by_head.setdefault(digest(row), set()).add(at)
@@ -189,7 +190,7 @@ def test_a_head_that_was_cut_is_gone_on_with_by_who_has_it(store: Store, clock: 
 def test_a_faster_worker_gets_longer_stretches(store: Store, clock: Clock, tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
     batch, out = submitted(store, path, [f"{number} alone" for number in range(1000)]), shared(store, clock)
-    fast, slow = out.portion("fast", 2), out.portion("slow", 2)
+    fast, slow = out.add("fast", 2), out.add("slow", 2)
     first = take(fast, batch), take(slow, batch)
     done(store, first[0])
     clock.now_s += 1
@@ -209,7 +210,7 @@ def test_the_most_urgent_batch_is_shared_out_first(store: Store, clock: Clock, t
     later = batch_of(store, tmp_path, 4, name="later")
     first = submitted(store, tmp_path / "first.jsonl", ["x", "y"], {"priority": 5})
     out = shared(store, clock)
-    one = out.portion("one", 1)
+    one = out.add("one", 1)
     rows = one.window([later.id, first.id], again=False, limit=100)
     assert {JobId.batch(row.id) for row in rows} == {first.id}
     assert {JobId.batch(row.id) for row in one.window([later.id], again=False, limit=100)} == {later.id}
@@ -221,16 +222,16 @@ def test_many_jobs_are_never_read_at_once(
 ) -> None:
     batch = submitted(store, tmp_path / "jobs.jsonl", [f"job {number}" for number in range(60_000)])
     read: list[int] = []
-    waiting = Store.waiting
+    all_rows = Database.all
 
-    def counted(self: Store, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
-        rows = waiting(self, batches, after=after, limit=limit)
+    def counted(self: Database, name: str, /, **values: Any) -> list[Any]:
+        rows = all_rows(self, name, **values)
         read.append(len(rows))
         return rows
 
-    monkeypatch.setattr(Store, "waiting", counted)
+    monkeypatch.setattr(Database, "all", counted)
     out = shared(store, clock)
-    one, other = out.portion("one", 8), out.portion("other", 8)
+    one, other = out.add("one", 8), out.add("other", 8)
     assert len(take(one, batch)) == len(take(other, batch)) == 4096
     assert max(read) <= 4096
     assert sum(read) < 50_000
@@ -242,9 +243,9 @@ def test_workers_in_threads_get_each_job_once(store: Store, clock: Clock, tmp_pa
     got: dict[int, list[int]] = {at: [] for at in range(4)}
 
     def work(at: int) -> None:
-        portion = out.portion(str(at), 2)
-        while rows := take(portion, batch, again=True, limit=4):
-            started = store.start([row.id for row in rows if portion.has(row)])
+        view = out.add(str(at), 2)
+        while rows := take(view, batch, again=True, limit=4):
+            started = store.start([row.id for row in rows if view.has(row)])
             got[at] += [job.id for job in started.running]
             store.commit([answer(job.id) for job in started.running])
 

@@ -13,24 +13,23 @@ from support.postgres import Cluster
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch, Waiting
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.shard_allocator import ShardAllocator
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options, work
 
 LOW, HIGH, LANES = 6000, 1500, 4
 OPTIONS = Options(tick_s=0.05)
-Share = Callable[[Store], ShardView | None]
+Share = Callable[[Store], ShardView]
 
 
 @pytest.fixture(params=["folder", "shared in memory", "server"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Share]:
     if request.param == "server":
         server: Cluster = request.getfixturevalue("postgres")
-        return server.fresh(), lambda store: store.portion(LANES)
+        return server.fresh(), lambda store: store.shards(LANES)
     if request.param == "folder":
-        return tmp_path / "store", lambda store: store.portion(LANES)
-    return tmp_path / "store", lambda store: ShardAllocator(store).portion("only", LANES)
+        return tmp_path / "store", lambda store: store.shards(LANES)
+    return tmp_path / "store", lambda store: store.local_shards().add("only", LANES)
 
 
 class Told(FakeEngine):
@@ -60,7 +59,7 @@ def test_all_of_a_batch_that_joins_with_a_higher_priority_goes_first(
         shape = shape_of(engine.capabilities, engine.identity)
         async with asyncio.timeout(LIMIT_S):
             working = asyncio.create_task(
-                work(store, [low], engine, shape, options=OPTIONS, stop=stop, joining=joining, portion=share(store))
+                work(store, [low], engine, shape, options=OPTIONS, stop=stop, joining=joining, shards=share(store))
             )
             await engine.changed.wait()
             prompts = [f"high {number}" for number in range(HIGH)]
@@ -81,9 +80,7 @@ def test_all_of_a_batch_that_joins_with_a_higher_priority_goes_first(
 @pytest.fixture(params=["memory", "server"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Callable[[Store], ShardView]]:
     def shared(store: Store) -> ShardView:
-        found = (
-            store.portion(2) if request.param == "server" else ShardAllocator(store, clock=Clock()).portion("one", 2)
-        )
+        found = store.shards(2) if request.param == "server" else store.local_shards(clock=Clock()).add("one", 2)
         assert found is not None
         return found
 
@@ -93,23 +90,23 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Address, Calla
     return tmp_path / "store", shared
 
 
-def test_a_portion_gives_what_is_free_and_more_urgent_before_its_own(
+def test_a_view_gives_what_is_free_and_more_urgent_before_its_own(
     pair: tuple[Address, Callable[[Store], ShardView]], tmp_path: Path
 ) -> None:
     address, shared = pair
     with Store(address) as store:
         low = submitted(store, tmp_path / "l", [f"low {number}" for number in range(200)])
-        portion = shared(store)
-        assert {row.rank for row in portion.window([low.id], again=False, limit=8)} == {0}
+        view = shared(store)
+        assert {row.rank for row in view.window([low.id], again=False, limit=8)} == {0}
         high = submitted(store, tmp_path / "h", [f"high {number}" for number in range(100)], {"priority": 9})
         ranks = list[int]()
         batches = [low.id, high.id]
-        while rows := portion.window(batches, again=False, limit=16):
+        while rows := view.window(batches, again=False, limit=16):
             ranks += [row.rank for row in rows]
             done(store, rows)
         assert ranks[:100] == [-9] * 100
         assert ranks[100:] == [0] * 192
-        assert {row.rank for row in portion.window(batches, again=True, limit=300)} == {0}
+        assert {row.rank for row in view.window(batches, again=True, limit=300)} == {0}
 
 
 def test_from_the_beginning_it_is_read_by_priority(
@@ -118,13 +115,13 @@ def test_from_the_beginning_it_is_read_by_priority(
     """Not in the order in which it got its stretches."""
     address, shared = pair
     with Store(address) as store:
-        portion, batches = shared(store), list[int]()
+        view, batches = shared(store), list[int]()
         for priority in (1, 5, 3):
             prompts = [f"{priority} {number}" for number in range(4)]
             batches.append(submitted(store, tmp_path / f"{priority}", prompts, {"priority": priority}).id)
-            while portion.window(batches[-1:], again=False, limit=16):
+            while view.window(batches[-1:], again=False, limit=16):
                 pass
-        rows = portion.window(batches, again=True, limit=16)
+        rows = view.window(batches, again=True, limit=16)
     assert [row.rank for row in rows] == [-5] * 4 + [-3] * 4 + [-1] * 4
 
 

@@ -14,11 +14,9 @@ from support.roomy_engine import Roomy, prompt
 from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
-from tokenmill.jobs import shard_allocator
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.retries import cut_short
-from tokenmill.jobs.shard_allocator import ShardAllocator
-from tokenmill.jobs.shard_view import WorkerSpec, of_the_largest
+from tokenmill.jobs.sharding import WorkerSpec, with_context
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport
 
@@ -146,7 +144,7 @@ def test_alone_it_fails_at_once_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("room", "said"), [(0, "as it came"), (512, "as it came"), (600, "27 tokens too many")])
 def test_an_error_tells_of_the_largest_context(room: int, said: str) -> None:
     error = TooLong("as it came", needed_tokens=627, context_tokens=512, hint="shorten it")
-    found = of_the_largest(error, room)
+    found = with_context(error, room)
     assert said in found.message
     assert (found.needed_tokens, found.context_tokens, found.hint) == (627, max(512, room), "shorten it")
 
@@ -204,28 +202,19 @@ def test_an_answer_is_cut_short_by_the_context_alone(
         assert (found.needed_tokens, found.context_tokens) == (31, 30)
 
 
-def test_what_can_be_done_is_found_behind_what_cannot_a_few_pages_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_allocator, "_PAGE", 4)
-    monkeypatch.setattr(shard_allocator, "_WALK", 2)
+def test_a_job_that_fits_is_found_behind_those_that_are_too_long(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(60)])
         *unfit, last = store.waiting([batch.id], limit=100)
-        out = ShardAllocator(store)
-        small, large = out.portion("small", 1), out.portion("large", 1)
+        table = store.local_shards()
+        small, large = table.add("small", 1), table.add("large", 1)
         small.ready(WorkerSpec("m", 30), 1)
         large.ready(WorkerSpec("m", 100), 1)
         for row in unfit:
             assert small.too_long(row.id, TooLong("x", needed_tokens=60, context_tokens=30)) is None
             assert not small.has(row)
             assert large.has(row)
-        looks = 1
-        while not (found := small.window([batch.id], again=True, limit=10)):
-            looks += 1
-            assert looks < 20
-        assert found == [last]
-        assert looks > 1
+        assert small.window([batch.id], again=True, limit=10) == [last]
         assert small.hopeless() == []
         large.close()
         assert sorted(job for job, _ in small.hopeless()) == sorted(row.id for row in unfit)

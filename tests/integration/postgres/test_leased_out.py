@@ -10,7 +10,7 @@ from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Batch, JobId, Waiting
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 from tokenmill.jobs.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
@@ -29,8 +29,8 @@ def batch_of(store: Store, folder: Path, *heads: int, name: str = "jobs", priori
     return submitted(store, folder / f"{name}.jsonl", prompts, {"priority": priority})
 
 
-def portion(store: Store, lanes: int = 2) -> ShardView:
-    found = store.portion(lanes)
+def view(store: Store, lanes: int = 2) -> ShardView:
+    found = store.shards(lanes)
     assert found is not None
     return found
 
@@ -51,10 +51,10 @@ def test_every_head_is_one_runners_and_every_job_is_given_out_once(
     stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
 ) -> None:
     batch = batch_of(stores[0], tmp_path, *[4] * 9)
-    portions = [portion(store) for store in stores]
+    views = [view(store) for store in stores]
     seen: list[list[Waiting]] = [[], [], []]
     for turn in range(27):
-        seen[turn % 3] += take(portions[turn % 3], batch)
+        seen[turn % 3] += take(views[turn % 3], batch)
         columns = ", ".join(f"{end}_{name}" for end in ("first", "last") for name in ("rank", "batch", "place", "id"))
         ends = sorted((row[:4], row[4:]) for row in asked(server, f"SELECT {columns} FROM stretches"))
         assert all(one[1] < other[0] for one, other in pairwise(ends))
@@ -63,23 +63,23 @@ def test_every_head_is_one_runners_and_every_job_is_given_out_once(
     assert sum(len(digests(rows)) for rows in seen) == 9
     assert all(seen)
     for index, rows in enumerate(seen):
-        portions[index].tend()
-        assert all(portions[index].has(row) for row in rows)
-        assert not any(portions[index - 1].has(row) for row in rows)
+        views[index].refresh()
+        assert all(views[index].has(row) for row in rows)
+        assert not any(views[index - 1].has(row) for row in rows)
 
 
 def test_a_runner_without_work_takes_a_part_of_anothers(stores: tuple[Store, Store, Store], tmp_path: Path) -> None:
     one, two, _ = stores
     batch = batch_of(one, tmp_path, *[6] * 6)
-    first = portion(one)
+    first = view(one)
     rows = take(first, batch)
     while more := take(first, batch):
         rows += more
     assert len(rows) == 36
-    second = portion(two)
+    second = view(two)
     taken = take(second, batch, again=True)
     assert taken
-    first.tend()
+    first.refresh()
     assert not any(first.has(row) for row in taken)
     kept = [row for row in rows if row not in taken]
     assert digests(kept).isdisjoint(digests(taken))
@@ -90,7 +90,7 @@ def test_what_another_got_in_advance_is_taken_whole(stores: tuple[Store, Store, 
     """One head to a stretch: no part of it would be worth its head, but all of it is."""
     one, two, three = stores
     batch = batch_of(one, tmp_path, *[6] * 6)
-    first, second, _ = portion(one), portion(two), portion(three)
+    first, second, _ = view(one), view(two), view(three)
     rows = take(first, batch)
     while more := take(first, batch):
         rows += more
@@ -105,7 +105,7 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
 ) -> None:
     one, two, three = stores
     batch = batch_of(one, tmp_path, *[4] * 4)
-    leaves, lost, stays = portion(one), portion(two), portion(three)
+    leaves, lost, stays = view(one), view(two), view(three)
     first, second = take(leaves, batch), take(lost, batch)
     assert first
     assert second
@@ -131,9 +131,9 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
 def test_a_batch_of_higher_priority_is_next(stores: tuple[Store, Store, Store], tmp_path: Path) -> None:
     one, two, _ = stores
     batch = batch_of(one, tmp_path, 4, 4)
-    mine = portion(one)
+    mine = view(one)
     assert take(mine, batch)
     urgent = batch_of(two, tmp_path, 4, name="urgent", priority=5)
-    theirs = portion(two)
+    theirs = view(two)
     rows = theirs.window([batch.id, urgent.id], again=True, limit=4096)
     assert {JobId.batch(row.id) for row in rows} == {urgent.id}

@@ -12,7 +12,7 @@ from tokenmill.jobs.address import Server
 from tokenmill.jobs.backend import Rows
 from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.postgres import Postgres
-from tokenmill.jobs.shard_view import ShardView
+from tokenmill.jobs.sharding import ShardView
 from tokenmill.jobs.store import Store
 
 FEW, MANY, EACH = 3, 40, 6
@@ -42,7 +42,7 @@ def beside(server: Server, rows: Sequence[Waiting], others: int) -> None:
             )
 
 
-def chosen(portion: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Waiting], list[str]]:
+def chosen(view: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Waiting], list[str]]:
     """What a runner gets, and the queries that it took."""
     names, run = list[str](), Postgres.run
 
@@ -52,7 +52,7 @@ def chosen(portion: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> t
 
     with monkeypatch.context() as patched:
         patched.setattr(Postgres, "run", noted)
-        found = portion.window([batch], again=True, limit=4096)
+        found = view.window([batch], again=True, limit=4096)
     return found, names
 
 
@@ -67,10 +67,9 @@ def test_a_choice_takes_as_many_queries_beside_many(
         batch = submitted(store, tmp_path / f"{others}.jsonl", prompts).id
         rows = store.waiting([batch], limit=1000)
         beside(server, rows, others)
-        portion = store.portion(2)
-        assert portion is not None
-        found, taken[others] = chosen(portion, batch, monkeypatch)
+        view = store.shards(2)
+        found, taken[others] = chosen(view, batch, monkeypatch)
         assert found
         assert {row.id for row in found} <= {row.id for row in rows[-free:]}
-        portion.close()
+        view.close()
     assert taken[MANY] == taken[FEW]

@@ -1,7 +1,7 @@
-"""What runners on a server choose is what they would if each had read every pending job."""
+"""What workers choose is what they would if each had read every pending job; so it is in a folder and on a server."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -11,12 +11,12 @@ import pytest
 from support.jobs_store import Clock, answer
 from support.postgres import Cluster
 from tokenmill.errors import TooLong
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.leased_shards import LeasedShardAllocator, _Portion
-from tokenmill.jobs.models import Failure, SortKey, Submission, Waiting
-from tokenmill.jobs.shard_allocator import WorkerShards
-from tokenmill.jobs.shard_view import ShardView, WorkerSpec
-from tokenmill.jobs.shards import Shard
+from tokenmill.jobs.address import Address
+from tokenmill.jobs.leased_shards import leased_view
+from tokenmill.jobs.models import Failure, Submission, Waiting
+from tokenmill.jobs.shard_policy import Shard, Span
+from tokenmill.jobs.shard_reader import ShardReader
+from tokenmill.jobs.sharding import ShardAllocator, ShardView, WorkerSpec
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -26,39 +26,44 @@ HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill
 pytestmark = pytest.mark.usefixtures("unkept")
 
 
-class ByReadingAll(LeasedShardAllocator):
-    """The same choices from all pending jobs, one after the other."""
+class ByReadingAll(ShardReader):
+    """The same from all pending jobs, one after the other."""
 
-    def _rows(self, worker: WorkerShards, batches: Sequence[int]) -> Iterator[Waiting]:
-        return (row for row in self._store.waiting(batches, limit=100_000) if self._fits(worker, row.key))
+    def _rows(self, span: Span, unfit: Collection[int]) -> list[Waiting]:
+        rows = self._store.waiting([span.after[1]], limit=100_000)
+        return [row for row in rows if span.after < row.key < span.until and row.id not in unfit]
 
-    def _first_free(
-        self, worker: WorkerShards, batches: Sequence[int], every: Sequence[Shard], after: SortKey | None
-    ) -> Waiting | None:
-        free = (row for row in self._rows(worker, batches) if not any(row.key in each for each in every))
-        return next((row for row in free if after is None or row.key > after), None)
+    def first(self, spans: Sequence[Span], unfit: Collection[int]) -> Waiting | None:
+        return min((row for span in spans for row in self._rows(span, unfit)), key=lambda row: row.key, default=None)
 
-    def _several(self, worker: WorkerShards, stretches: Sequence[Shard]) -> list[list[Waiting]]:
-        return [[row for row in self._rows(worker, [each.first[1]]) if row.key in each] for each in stretches]
+    def rows(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[list[Waiting]]:
+        return [self._rows(span, unfit)[:limit] for span in spans]
 
-    def _counts(self, every: Sequence[tuple[WorkerShards, Shard]], most: int) -> list[int]:
-        return [min(most, len(self._several(worker, [stretch])[0])) for worker, stretch in every]
+    def counts(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[int]:
+        return [min(limit, len(self._rows(span, unfit))) for span in spans]
 
 
 class Mill:
-    """A store on a server and runners at it; everything it does follows from the numbers that it is given."""
+    """A store and workers at it; everything it does follows from the numbers that it is given."""
 
-    def __init__(self, kind: type[LeasedShardAllocator], server: Server, folder: Path, opened: ExitStack) -> None:
-        self._kind, self._folder = kind, folder
+    def __init__(self, reader: type[ShardReader], address: Address, folder: Path, opened: ExitStack) -> None:
+        self._reader, self._folder = reader, folder
         self._clock, self._wall, self._batches = Clock(), Clock(), list[int]()
         folder.mkdir()
-        self._stores = [opened.enter_context(Store(server, clock=self._wall)) for _ in range(RUNNERS)]
-        self._portions = [self._joined(number) for number in range(RUNNERS)]
+        stores = 1 if isinstance(address, Path) else RUNNERS
+        self._stores = [opened.enter_context(Store(address, clock=self._wall)) for _ in range(stores)]
+        self._stores *= RUNNERS // stores
+        self._table = self._stores[0].local_shards(clock=self._clock) if stores == 1 else None
+        self._views = [self._joined(number) for number in range(RUNNERS)]
 
-    def _joined(self, number: int) -> _Portion:
+    def _joined(self, number: int) -> ShardAllocator:
         store = self._stores[number]
-        found = _Portion(self._kind(store, store._database, store._standing, 2), store)
-        found._shared._clock = self._clock
+        if self._table is None:
+            found = leased_view(store, store._database, store._standing, 2)
+            found._clock = self._clock
+        else:
+            found = self._table.add(str(number), 2)
+        found._table.reader = self._reader(store, store._database)  # type: ignore[misc]
         found.ready(WorkerSpec("m", ROOM if number == 0 else None), 2)
         return found
 
@@ -82,16 +87,16 @@ class Mill:
         self._clock.now_s += chance.randint(1, 9)
         self._wall.now_s += chance.randint(0, 3)
         number = chance.randrange(RUNNERS)
-        store, portion = self._stores[number], self._portions[number]
-        rows = portion.window(self._batches, again=chance.random() < 0.5, limit=chance.choice([3, 4096]))
-        every = [(worker.name, held.stretch) for worker in portion._shared._workers for held in worker.held]
-        self._do(store, portion, chance.sample(rows, chance.randint(0, len(rows))), chance)
+        store, view = self._stores[number], self._views[number]
+        rows = view.window(self._batches, again=chance.random() < 0.5, limit=chance.choice([3, 4096]))
+        every = [(worker.name, each.shard) for worker in view._table.workers for each in worker.assigned]
+        self._do(store, view, chance.sample(rows, chance.randint(0, len(rows))), chance)
         if chance.random() < 0.1:
-            portion.close()
-            self._portions[number] = self._joined(number)
+            view.close()
+            self._views[number] = self._joined(number)
         return rows, sorted(every, key=lambda each: each[1].first)
 
-    def _do(self, store: Store, portion: ShardView, rows: Sequence[Waiting], chance: Random) -> None:
+    def _do(self, store: Store, view: ShardView, rows: Sequence[Waiting], chance: Random) -> None:
         for row in store.start([row.id for row in rows]).running:
             luck = chance.random()
             if luck < 0.6:
@@ -101,14 +106,16 @@ class Mill:
             elif luck < 0.9:  # the others stay at work
                 store.release([row.id])
                 if luck < 0.8:
-                    portion.too_long(row.id, TooLong("x", needed_tokens=NEEDED, context_tokens=ROOM))
+                    view.too_long(row.id, TooLong("x", needed_tokens=NEEDED, context_tokens=ROOM))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_same_is_chosen_as_by_reading_all(postgres: Cluster, tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("server", [False, True])
+def test_the_same_is_chosen_as_by_reading_all(postgres: Cluster, tmp_path: Path, seed: int, server: bool) -> None:
+    first, second = (postgres.fresh() if server else tmp_path / name for name in ("one", "other"))
     with ExitStack() as opened:
-        mill = Mill(LeasedShardAllocator, postgres.fresh(), tmp_path / "mill", opened)
-        plain = Mill(ByReadingAll, postgres.fresh(), tmp_path / "plain", opened)
+        mill = Mill(ShardReader, first, tmp_path / "mill", opened)
+        plain = Mill(ByReadingAll, second, tmp_path / "plain", opened)
         one, other = Random(seed), Random(seed)
         got = 0
         for turn in range(TURNS):

@@ -108,7 +108,7 @@ def at_work(store: Store, *batches: Batch) -> AtWork:
         options=QUICK,
         tell=lambda _: turned.set(),
         joining=joining,
-        portion=store.portion(shape.width),
+        shards=store.shards(shape.width),
     )
     task = asyncio.create_task(working)
     task.add_done_callback(lambda _: turned.set())

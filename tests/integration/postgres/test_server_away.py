@@ -31,15 +31,14 @@ def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
     monkeypatch.setattr(module, "IDLE_S", 1)
     with Store(server) as asleep, Store(server) as other:
         batch = submitted(other, tmp_path / "j", ["a", "b"])
-        portion = other.portion(1)
-        assert portion is not None
+        view = other.shards(1)
         taken = list[int]()
 
         def sleep_in_turn() -> None:
             with database_of(asleep).writing(durable=False):
                 database_of(asleep).run("turn", key=-1)
                 # Returns when the server has ended this one.
-                taken.append(len(portion.window([batch.id], again=True, limit=5)))
+                taken.append(len(view.window([batch.id], again=True, limit=5)))
 
         with pytest.raises(Lost, match="idle-in-transaction"):
             sleep_in_turn()
@@ -77,8 +76,7 @@ def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch
     with cluster() as own:
         store = Store(own.fresh(), shutdown=clock)
         batch = submitted(store, tmp_path / "j", ["a"])
-        portion = store.portion(1)
-        assert portion is not None
+        view = store.shards(1)
         clock.now_s += 500  # for so long nobody asked: that is not the server's fault
         own.stop(signal.SIGQUIT)
 
@@ -91,7 +89,7 @@ def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch
             store.batch(batch.id)
         waited = len(tries)
         assert 1540 < clock.now_s <= 1560
-        ends: list[Callable[[], object]] = [lambda: store.start([1]), portion.close, lambda: store.batch(batch.id)]
+        ends: list[Callable[[], object]] = [lambda: store.start([1]), view.close, lambda: store.batch(batch.id)]
         for end in ends:
             with pytest.raises(StoreError, match="was lost"):
                 end()
@@ -164,7 +162,7 @@ def test_a_server_that_refuses_us_or_is_not_there_is_not_waited_for(monkeypatch:
 def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server, tmp_path: Path) -> None:
     with Store(server) as store:
         cut(store)
-        assert store.portion(2) is not None
+        assert store.shards(2) is not None
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         asks: list[Callable[[], object]] = [
             lambda: store.submissions.set_priority(batch.id, 3, stated=lambda _: False),

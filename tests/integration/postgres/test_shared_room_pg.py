@@ -11,11 +11,10 @@ from support.jobs_store import submitted
 from support.roomy_engine import Roomy, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.address import Server
-from tokenmill.jobs.leased_shards import announce
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.shard_view import WorkerSpec
+from tokenmill.jobs.sharding import WorkerSpec
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import work
 
@@ -32,7 +31,7 @@ def stores(server: Server) -> Iterator[tuple[Store, Store]]:
 async def runner(store: Store, batch: Batch, engine: Roomy, stop: asyncio.Event | None = None) -> Report:
     shape = shape_of(engine.capabilities, engine.identity)
     async with asyncio.timeout(LIMIT_S):
-        return await work(store, [batch], engine, shape, options=QUICK, stop=stop, portion=store.portion(shape.width))
+        return await work(store, [batch], engine, shape, options=QUICK, stop=stop, shards=store.shards(shape.width))
 
 
 async def refused(engine: Roomy, jobs: int) -> None:
@@ -54,7 +53,7 @@ def test_what_is_too_long_for_one_is_done_by_another(stores: tuple[Store, Store]
 
     async def run() -> tuple[Roomy, Roomy]:
         small, large = Roomy(30, says=says), Roomy(100, says=says)
-        announce(stores[1], WorkerSpec("m", None))  # it loads
+        stores[1].announce(WorkerSpec("m", None))  # it loads
         first = asyncio.create_task(runner(stores[0], batch, small))
         await refused(small, 24)  # it alone is at work, and fails none
         await asyncio.gather(first, runner(stores[1], batch, large))
@@ -76,7 +75,7 @@ def test_it_fails_where_nobody_else_can_do_it(
 ) -> None:
     batch = submitted(stores[0], tmp_path / "jobs.jsonl", [*LONG, *SHORT])
     if other is not None:
-        announce(stores[1], other)
+        stores[1].announce(other)
 
     async def run() -> Report:
         return await runner(stores[0], batch, Roomy(30))
@@ -114,7 +113,7 @@ def test_a_runner_stopped_while_others_are_to_do_the_rest_leaves_it_to_them(
     stores: tuple[Store, Store], tmp_path: Path
 ) -> None:
     batch = submitted(stores[0], tmp_path / "jobs.jsonl", LONG)
-    announce(stores[1], WorkerSpec("m", 100))
+    stores[1].announce(WorkerSpec("m", 100))
 
     async def run() -> Report:
         small, stop = Roomy(30), asyncio.Event()

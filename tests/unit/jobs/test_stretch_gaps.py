@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.head_rows import rows_of
 from tokenmill.jobs.models import JobId, SortKey
-from tokenmill.jobs.shards import Between, Shard, elsewhere, elsewhere_of, gaps
+from tokenmill.jobs.shard_policy import Shard, Span, elsewhere, elsewhere_of, gaps
 
 BATCHES, RANKS, PLACES = (1, 2, 3), (-5, 0, 7), (b"\x00", b"a", b"a\x00", b"\xff")
 EVERY: list[SortKey] = sorted(
@@ -32,7 +32,7 @@ def layouts(draw: st.DrawFn) -> list[Shard]:
     return draw(st.permutations(found))
 
 
-def inside(position: SortKey, span: Between) -> bool:
+def inside(position: SortKey, span: Span) -> bool:
     return position[1] == span.after[1] and span.after < position < span.until
 
 
@@ -53,7 +53,7 @@ def test_a_job_is_in_a_gap_if_it_is_in_no_stretch(every: list[Shard], batches: s
 @given(layouts())
 def test_a_stretch_lies_between_what_is_around_it(every: list[Shard]) -> None:
     for stretch, position in product(every, EVERY):
-        assert inside(position, stretch.between) == (position in stretch)
+        assert inside(position, stretch.span) == (position in stretch)
 
 
 def test_no_batches_have_no_gaps() -> None:

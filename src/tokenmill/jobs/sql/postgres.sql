@@ -296,7 +296,7 @@ SELECT (SELECT count(*) FROM (
             WHERE batch = span.batch AND state = 0 AND rank = span.rank
               AND (place, id) > (span.place, span.id) AND (place, id) < (span.to_place, span.to_id)
               AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT unnest(:unfit::bigint[]))
-            ORDER BY place, id LIMIT :most) AS found)
+            ORDER BY place, id LIMIT :limit) AS found)
 FROM unnest(:batches::bigint[], :ranks::bigint[], :places::bytea[], :ids::bigint[],
             :to_ranks::bigint[], :to_places::bytea[], :to_ids::bigint[])
      WITH ORDINALITY AS span (batch, rank, place, id, to_rank, to_place, to_id, at)
@@ -314,7 +314,7 @@ LATERAL (SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts,
          ORDER BY place, id LIMIT :limit) AS job
 ORDER BY at, job.place, job.id;
 
--- What runners can do, for `leased_out`.
+-- What runners can do, for `leased_shards`.
 
 -- name: able
 UPDATE runners SET model_id = :model_id, room = :room, batches = :batches WHERE id = :runner;

@@ -109,6 +109,23 @@ WHERE batch = :batch AND state < 2 AND state = 0 AND (rank, place, id) > (:rank,
   AND (not_before_s IS NULL OR not_before_s <= :now)
 ORDER BY rank, place, id LIMIT :limit;
 
+-- Between two positions of a batch, neither included.
+
+-- name: waiting_between
+SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
+WHERE batch = :batch AND state < 2 AND state = 0
+  AND (rank, place, id) > (:rank, :place, :id) AND (rank, place, id) < (:to_rank, :to_place, :to_id)
+  AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT value FROM json_each(:unfit))
+ORDER BY rank, place, id LIMIT :limit;
+
+-- name: count_between
+SELECT count(*) FROM (
+    SELECT 1 FROM jobs
+    WHERE batch = :batch AND state < 2 AND state = 0
+      AND (rank, place, id) > (:rank, :place, :id) AND (rank, place, id) < (:to_rank, :to_place, :to_id)
+      AND (not_before_s IS NULL OR not_before_s <= :now) AND id NOT IN (SELECT value FROM json_each(:unfit))
+    LIMIT :limit) AS found;
+
 -- name: due
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
 WHERE state = 0 AND deadline_s IS NOT NULL AND deadline_s <= :before

@@ -1,7 +1,4 @@
-"""Several workers on the same batches, told as one: their snapshots and reports summed.
-
-Pure. What each of them is and why one is gone others know.
-"""
+"""The snapshots and reports of the workers of a pool, combined into one. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +9,7 @@ from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
 from tokenmill.jobs.throughput import Tokens
 
 
-def snapshot(
+def combined_snapshot(
     working: Mapping[str, Snapshot],
     ended: Mapping[str, tuple[Snapshot | None, str | None]],
     *,
@@ -21,12 +18,12 @@ def snapshot(
     failed: Failed | None,
     output: str | None,
 ) -> Snapshot:
-    """All as one; `ended` with what each had told last, and why it is gone where that was too early."""
+    """One snapshot of all workers; `ended`: the last snapshot of each worker that ended, and why if it was lost."""
     every = [*working.values(), *(last for last, _ in ended.values() if last is not None)]
     usable = [now for now in working.values() if now.engine is None]
     down = [f"{name} {now.engine}" for name, now in working.items() if now.engine is not None]
-    away = [f"{name} is gone: {why}" for name, (_, why) in ended.items() if why is not None]
-    trouble = "; ".join([*down, *away]) or (None if every else "no engine has come yet")
+    lost = [f"{name} was lost: {why}" for name, (_, why) in ended.items() if why is not None]
+    trouble = "; ".join([*down, *lost]) or (None if every else "no engine has joined yet")
     says = [f"{name} {now.engine_says}" for name, now in working.items() if now.engine_says is not None]
     return Snapshot(
         elapsed_s,
@@ -38,14 +35,16 @@ def snapshot(
         retrying=sum(now.retrying for now in working.values()),
         eta_s=_eta_s(usable),
         engine=None if usable else trouble,
-        engine_says="; ".join([*says, *down, *away]) or None if usable else None,
+        engine_says="; ".join([*says, *down, *lost]) or None if usable else None,
         failed=failed,
         output=output,
     )
 
 
-def report(every: Sequence[Report], *, end: End, seconds: float, counts: Counts, notes: Sequence[str] = ()) -> Report:
-    """All as one. What the prompts cost at least is each worker's own sum: a head that two have counts twice."""
+def combined_report(
+    every: Sequence[Report], *, end: End, seconds: float, counts: Counts, notes: Sequence[str] = ()
+) -> Report:
+    """One report of all workers. The minimum prompt tokens are summed: a prefix that two have counts twice."""
     misses = Misses()
     for each in every:
         misses.include(each.misses)
@@ -77,14 +76,14 @@ def _tokens(every: Iterable[Tokens]) -> Tokens:
 
 
 def _rates(every: Sequence[Rates]) -> Rates:
-    """Speeds add up, as far as they are known."""
+    """The sum of the speeds that are known."""
     prefill = [each.prefill_tok_s for each in every if each.prefill_tok_s is not None]
     decode = [each.decode_tok_s[-1][1] for each in every if each.decode_tok_s]
     return Rates(sum(prefill) if prefill else None, ((1, sum(decode)),) if decode else ())
 
 
 def _eta_s(usable: Sequence[Snapshot]) -> float | None:
-    """Each reckons with doing all that is left by itself; together they are as fast as all of them."""
+    """The time together: each worker's estimate assumes that it does all that is left by itself."""
     alone = [now.eta_s for now in usable if now.eta_s is not None]
     if not alone:
         return None

@@ -1,11 +1,11 @@
-"""Several workers told as one."""
+"""The snapshots and reports of several workers combined into one."""
 
 import pytest
 
-from tokenmill.jobs import together
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.misses import Miss, Misses
 from tokenmill.jobs.models import Counts
+from tokenmill.jobs.pool_summary import combined_report, combined_snapshot
 from tokenmill.jobs.progress import Least, Report, Snapshot
 from tokenmill.jobs.throughput import Tokens
 
@@ -20,23 +20,25 @@ def now(
     return Snapshot(9.0, Counts(), tokens, 70, 3, 4, 1, eta_s, engine, says, None, None)
 
 
-def told(working: dict[str, Snapshot], ended: dict[str, tuple[Snapshot | None, str | None]] | None = None) -> Snapshot:
-    return together.snapshot(working, ended or {}, elapsed_s=3.0, counts=COUNTS, failed=None, output=None)
+def combined(
+    working: dict[str, Snapshot], ended: dict[str, tuple[Snapshot | None, str | None]] | None = None
+) -> Snapshot:
+    return combined_snapshot(working, ended or {}, elapsed_s=3.0, counts=COUNTS, failed=None, output=None)
 
 
 def test_snapshots_add_up_and_counts_are_of_the_batches() -> None:
-    both = told({"a": now(), "b": now(16)})
+    both = combined({"a": now(), "b": now(16)})
     assert (both.elapsed_s, both.counts) == (3.0, COUNTS)
     assert (both.tokens, both.prompt_tokens_live) == (Tokens(200, 80, 24), 140)
     assert (both.busy, both.width, both.retrying) == (6, 8, 2)
 
 
 def test_what_one_did_that_is_gone_still_counts_but_not_its_lanes() -> None:
-    one = told({"a": now()}, {"b": (now(16), "killed"), "c": (now(1), None), "d": (None, "never spoke")})
+    one = combined({"a": now()}, {"b": (now(16), "killed"), "c": (now(1), None), "d": (None, "never spoke")})
     assert one.tokens.generated == 25
     assert (one.busy, one.width) == (3, 4)
     assert one.engine is None
-    assert one.engine_says == "b is gone: killed; d is gone: never spoke"
+    assert one.engine_says == "b was lost: killed; d was lost: never spoke"
 
 
 @pytest.mark.parametrize(
@@ -51,16 +53,16 @@ def test_what_one_did_that_is_gone_still_counts_but_not_its_lanes() -> None:
     ],
 )
 def test_together_they_are_as_fast_as_all_of_them(etas: list[float | None], expected: float | None) -> None:
-    assert told({str(at): now(eta_s=eta_s) for at, eta_s in enumerate(etas)}).eta_s == expected
+    assert combined({str(at): now(eta_s=eta_s) for at, eta_s in enumerate(etas)}).eta_s == expected
 
 
 def test_nothing_can_be_used_only_when_no_engine_can() -> None:
-    assert told({}).engine == "no engine has come yet"
-    assert told({"a": now(engine="died")}).engine == "a died"
-    assert told({"a": now(engine="died")}, {"b": (None, "killed")}).engine == "a died; b is gone: killed"
-    some = told({"a": now(engine="died"), "b": now(says="is silent")})
+    assert combined({}).engine == "no engine has joined yet"
+    assert combined({"a": now(engine="died")}).engine == "a died"
+    assert combined({"a": now(engine="died")}, {"b": (None, "killed")}).engine == "a died; b was lost: killed"
+    some = combined({"a": now(engine="died"), "b": now(says="is silent")})
     assert (some.engine, some.engine_says) == (None, "b is silent; a died")
-    assert told({}, {"a": (now(), None)}).engine is None
+    assert combined({}, {"a": (now(), None)}).engine is None
 
 
 def report(answers: int, *, least: Least | None, rates: Rates = NO_RATES, head_tok_s: float | None = None) -> Report:
@@ -72,7 +74,7 @@ def report(answers: int, *, least: Least | None, rates: Rates = NO_RATES, head_t
 
 
 def summed(*every: Report) -> Report:
-    return together.report(every, end="finished", seconds=5.0, counts=COUNTS, notes=["first"])
+    return combined_report(every, end="finished", seconds=5.0, counts=COUNTS, notes=["first"])
 
 
 def test_reports_add_up() -> None:

@@ -1,0 +1,213 @@
+"""Which jobs make the next shard of a worker: consecutive pending jobs of one batch and priority.
+
+The queue is sorted so that jobs with a common prefix are neighbours. A shard is a range of it, and its worker computes
+its prefixes. Each choice is made from the few thousand rows that are looked at:
+
+    fair, fair_share    how long the next shard may be: a part of the jobs left, so that unequal workers end together
+    cut                 where it ends: between prefixes, or where neighbours share least
+    elsewhere           where it begins, so that another worker keeps the prefix that it is computing
+    halved              how much a worker without jobs takes over, if computing the prefix again is worth that
+    gaps                where to look for jobs that lie in no shard
+
+Costs are in bytes of prompts and answers alike: with all slots busy, computing a token of a prompt takes about as long
+as writing one. Pure, and the same for workers of one process and of several hosts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import ceil
+
+from tokenmill.jobs.forest import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
+from tokenmill.jobs.identity import head_of
+from tokenmill.jobs.models import SortKey, Waiting
+
+MOST_JOBS = 16384  # a prefix that is computed again after this many jobs costs next to nothing
+MIN_ROWS = 256  # looked at for the end of a prefix, at least
+COUNTED_JOBS = 512  # pending jobs of a shard that are counted; one with more counts as untouched
+_PARTS = 2  # in which a fair share is assigned, at least
+_ANSWER_TOKENS = 64  # of an answer without max_tokens
+_MOST_ANSWER_TOKENS = 256  # few answers are as long as max_tokens
+_TOKEN_BYTES = 4
+_LEAST_SPEED = 0.1  # of the mean speed, that every worker is taken to have
+_EPSILON = 1e-9
+_LEAST_RANK = -(1 << 62)
+_MOST_RANK = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A range of the queue from one job to another, both included."""
+
+    first: SortKey
+    last: SortKey
+    jobs: int  # pending when it was made
+
+    def __contains__(self, position: object) -> bool:
+        return isinstance(position, tuple) and self.first <= position <= self.last
+
+    @property
+    def span(self) -> "Span":
+        """The positions that it lies between."""
+        rank, batch, place, job = self.last
+        return Span(before(self.first), (rank, batch, place, job + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the queue between two positions of one batch, neither included."""
+
+    after: SortKey
+    until: SortKey
+
+
+def before(position: SortKey) -> SortKey:
+    """The position right before another."""
+    rank, batch, place, job = position
+    return rank, batch, place, job - 1
+
+
+def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) -> list[Span]:
+    """The spans of some batches that lie behind a position and in no shard; there may be no jobs in them."""
+    taken = dict[int, list[Shard]]()
+    for shard in sorted(every, key=lambda each: each.first):
+        taken.setdefault(shard.first[1], []).append(shard)
+    found = list[Span]()
+    for batch in batches:
+        reached = _entered(batch, after)
+        for shard in taken.get(batch, ()):
+            if reached < shard.first:
+                found.append(Span(reached, shard.first))
+            reached = max(reached, shard.last)
+        found.append(Span(reached, (_MOST_RANK, batch, b"", 0)))
+    return found
+
+
+def _entered(batch: int, after: SortKey | None) -> SortKey:
+    """A position of the queue as one of a batch: at its priority, older batches come before it and newer ones after."""
+    if after is None:
+        return _LEAST_RANK, batch, b"", -1
+    return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
+
+
+def joined(one: Waiting, other: Waiting) -> int:
+    """Bytes of prefix that two neighbours share, in whole chunks."""
+    return min(_shared(one.place, other.place), one.prompt_bytes, other.prompt_bytes)
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """As `identity.shared_bytes`, but faster for long prefixes: this runs for every pending job."""
+    return chunk_bytes(common_length(head_of(one), head_of(other)))
+
+
+def fair(pending: int, workers: int, slots: int, *, speed: float | None = None) -> int:
+    """The most jobs of the next shard if `pending` jobs lie in no shard; at least one per slot.
+
+    `speed`: the worker's part of the speed of all workers; None: unknown, all count as equal.
+    """
+    return min(MOST_JOBS, max(1, slots, _part(pending, workers, speed, _PARTS)))
+
+
+def fair_share(pending: int, workers: int, *, speed: float | None = None) -> int:
+    """Jobs that a worker would get if all jobs were assigned now; a prefix with more is cut."""
+    return min(MOST_JOBS, max(1, _part(pending, workers, speed, 1)))
+
+
+def speed_share(own: float | None, every: Sequence[float | None]) -> float | None:
+    """One of some speeds as a part of all; None if it is unknown. Other unknown speeds count as the mean."""
+    known = [speed for speed in every if speed is not None]
+    if own is None or not known:
+        return None
+    total = len(every) * sum(known) / len(known)
+    least = _LEAST_SPEED / len(every)
+    return min(1 - least, max(least, own / total)) if len(every) > 1 else 1.0
+
+
+def _part(pending: int, workers: int, speed: float | None, parts: int) -> int:
+    return ceil(pending * (1 / max(1, workers) if speed is None else speed) / parts - _EPSILON)
+
+
+def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = None, workers: int = 2) -> int:
+    """How many of the leading rows make a shard: as many whole prefixes as there are in `most` jobs.
+
+    The first prefix is kept whole up to `whole` jobs (None: up to `most`), and cut where it is longer, unless computing
+    it once more costs more than several of the workers gain. Inside one prefix the same is done with those in it,
+    such as documents behind one system prompt. `more`: there are rows behind these; give more than `most` and `whole`,
+    so that the end of a prefix can be seen.
+    """
+    if not rows:
+        return 0
+    most = max(1, most)
+    longest = max(most, whole or 0)
+    end = next((at for at, row in enumerate(rows) if row.key[:2] != rows[0].key[:2]), None)
+    open_end = end is None and more
+    rows = rows[:end]
+    shared = [worth_bytes(joined(one, other)) for one, other in pairwise(rows)]
+    # Behind the last row, the prefix is assumed to continue.
+    shared.append((shared[-1] if shared else 0) if open_end else 0)
+    weakest = min(shared[:longest])
+    good = [at for at, found in enumerate(shared[:longest], 1) if found < weakest + WORTH_BYTES]
+    jobs = max((at for at in good if at <= most), default=good[0])
+    return _kept_whole(rows, shared, jobs, workers) or jobs
+
+
+def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, workers: int) -> int | None:
+    """The end of the prefix that would be cut behind `jobs` rows, if cutting it does not pay; None if it does."""
+    again = shared[jobs - 1]
+    end = next((at for at in range(jobs, len(rows) + 1) if shared[at - 1] < again), None)
+    if not again or end is None:
+        return None
+    first = next((at for at in range(jobs - 1, 0, -1) if shared[at - 1] < again), 0)
+    gained = sum(_cost(row, again) for row in rows[first:end]) * workers
+    return end if gained < 2 * again else None  # for two parts
+
+
+def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
+    """How many leading rows to leave to the worker that had the job before them, at `place`: the rest of its prefix.
+
+    0 if it had whole prefixes, or if there is nothing else among these rows.
+    """
+    if not rows:
+        return 0
+    begun = _begun(place, rows[0])
+    ends = (at for at, (one, other) in enumerate(pairwise(rows), 1) if joined(one, other) + WORTH_BYTES <= begun)
+    return next(ends, 0) if begun else 0
+
+
+def elsewhere_of(places: Iterable[bytes], rows: Sequence[Waiting]) -> int:
+    """The largest result of `elsewhere` for some places; each length of a begun prefix is looked at once."""
+    begun = {_begun(place, rows[0]): place for place in places} if rows else {}
+    return max((elsewhere(place, rows) for place in begun.values()), default=0)
+
+
+def _begun(place: bytes, row: Waiting) -> int:
+    """Bytes of a job's prefix that are shared with the job at a place."""
+    return worth_bytes(min(_shared(place, row.place), row.prompt_bytes))
+
+
+def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:
+    """How many of the pending jobs of a shard stay when another worker takes the rest; None: it should take none.
+
+    `speed`: the other worker's part of the speed of both. The choice ends soonest, with a prefix that is computed again
+    counted twice: for the time it takes, and for the work that could have been done in it.
+    """
+    if len(rows) < 2:
+        return None
+    shared = [joined(one, other) for one, other in pairwise(rows)]
+    costs = [_cost(row, found) for row, found in zip(rows, (shared[0], *shared), strict=True)]
+    stays = list(accumulate(costs))
+    total = stays[-1]
+    own = 1 - speed
+
+    def price(stay: int) -> float:
+        again = worth_bytes(shared[stay - 1])
+        return max(stays[stay - 1] / own, (again + total - stays[stay - 1]) / speed) + again / speed
+
+    best = min(range(1, len(rows)), key=lambda stay: (price(stay), -stay))
+    return best if price(best) < total / own else None
+
+
+def _cost(row: Waiting, found: int) -> int:
+    """Bytes to compute and to write for a job whose prefix is cached."""
+    tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MOST_ANSWER_TOKENS, row.max_tokens)
+    return row.prompt_bytes - min(found, row.prompt_bytes) + max(1, tokens) * _TOKEN_BYTES

@@ -1,0 +1,528 @@
+"""Assigns shards of the queue to workers, so that each prefix is computed by as few of them as possible.
+
+        worker a   [prefix 1 ........]              [prefix 4 ..]
+        worker b                      [prefix 2 ....]            [prefix 5 | taken over by c ...]
+                   order of the queue ----------------------------------------------------------->
+
+A shard is a range of the queue, which is sorted by prefix; jobs outside of all shards are free. A worker that has read
+all of its shards gets the next free one, where its last shard ended if that cut a prefix; when nothing is free, a part
+of another worker's. A job that becomes pending again belongs to the worker of the shard that it lies in, and a job that
+is too long for a worker to the others.
+
+`ShardAllocator` decides (by `shard_policy`), a `ShardTable` remembers: `LocalShards` for the workers of one process,
+`leased_shards` for workers on several hosts. A shard can change hands; `Store.start` gives each job to one worker only.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol, TypeVar
+
+from tokenmill.errors import TooLong
+from tokenmill.jobs.forest import WORTH_BYTES
+from tokenmill.jobs.models import JobId, SortKey, Waiting
+from tokenmill.jobs.retries import CutShort
+from tokenmill.jobs.shard_policy import (
+    COUNTED_JOBS,
+    MIN_ROWS,
+    MOST_JOBS,
+    Shard,
+    Span,
+    before,
+    cut,
+    elsewhere_of,
+    fair,
+    fair_share,
+    gaps,
+    halved,
+    joined,
+    speed_share,
+)
+from tokenmill.jobs.shard_reader import PendingJobs, ShardReader
+from tokenmill.units import number_of
+
+PAGE_ROWS = 4096  # of one query
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker announces to the others."""
+
+    model_id: str
+    context_tokens: int | None  # per job; None: unknown so far
+    batches: tuple[int, ...] | None = None  # that it works on; None: all of its model
+
+
+@dataclass(slots=True, eq=False)
+class AssignedShard:
+    """A shard and how far its worker has read it."""
+
+    shard: Shard
+    cursor: SortKey | None = None
+    prefetched: bool = False  # its worker had other jobs when it was assigned
+
+
+@dataclass(slots=True, eq=False)
+class WorkerShards:
+    """A worker and its shards."""
+
+    name: str
+    slots: int
+    assigned: list[AssignedShard] = field(default_factory=list)
+    last_job: Waiting | None = None  # of the shard that it got last
+    began_s: float | None = None
+    jobs: int = 0  # in all shards that it got
+    jobs_per_s: float | None = None  # when it last asked for more; None: it has not yet
+    context_tokens: int | None = None  # None: unknown
+
+
+class ShardView:
+    """The jobs that one worker may take: all pending ones, for a worker that has the store to itself.
+
+    Called from one thread, one call after another.
+    """
+
+    shared = False  # whether other workers take jobs of the same batches
+
+    def __init__(self, store: PendingJobs) -> None:
+        self._store = store
+        self._cursor: SortKey | None = None
+
+    def ready(self, spec: WorkerSpec, slots: int) -> None:
+        """Announce the worker's abilities, which it may have only once its engine is loaded."""
+
+    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+        """The next pending jobs of these batches, by priority, batch and place; fewer than `limit`: no more for now.
+
+        `again`: from the beginning.
+        """
+        if again:
+            self._cursor = None
+        rows = self._store.waiting(batches, after=self._cursor, limit=limit)
+        self._cursor = rows[-1].key if rows else self._cursor
+        return rows
+
+    def join(self, batch: int, limit: int) -> list[Waiting]:
+        """The first pending jobs of a batch that joins the others."""
+        return self._store.waiting([batch], limit=limit)
+
+    def has(self, waiting: Waiting) -> bool:
+        """Whether the worker may take this job, which was found in another way than by `window`."""
+        del waiting
+        return True
+
+    def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        """The job or its answer is too long for the worker: the error to fail it with; None: it is left to others."""
+        del job
+        return error
+
+    def hopeless(self) -> list[tuple[int, TooLong]]:
+        """Jobs that were left to others of which none can do them any more, to be failed; each is returned once.
+
+        Where only the answer was too long, a short one is better than none: the job is assigned again.
+        """
+        return []
+
+    def refresh(self) -> None:
+        """Forget what is known of other workers; call it about every second."""
+
+    def close(self) -> None:
+        """The worker takes no more jobs; those of its shards that it did not start are free."""
+
+
+class ShardTable(Protocol):
+    """Which worker has which shard."""
+
+    @property
+    def reader(self) -> ShardReader:
+        """Reads the pending jobs."""
+
+    too_long: dict[int, TooLong]  # jobs that were left to workers with a larger context
+
+    def change(self, work: Callable[[], T]) -> T:
+        """Call `work` while no other worker assigns shards, and keep what it assigns; it may be called again."""
+
+    def look(self, work: Callable[[], T]) -> T:
+        """Call `work`, which reads the workers as they were seen last."""
+
+    @property
+    def workers(self) -> Sequence[WorkerShards]:
+        """All workers; to be used inside of `change` and `look`."""
+
+    def contexts(self, batch: int) -> list[int | None]:
+        """The contexts of all workers of a batch, present or expected; None: unknown. Inside of `change` or `look`."""
+
+    def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
+        """Let the others know what a worker can do; None: as announced before, with its context of now."""
+
+    def refresh(self) -> None:
+        """Read the workers again before the next `look`."""
+
+    def leave(self, worker: WorkerShards) -> None:
+        """Remove a worker and its shards."""
+
+
+class LocalShards:
+    """The table of the workers of one process, in memory."""
+
+    def __init__(
+        self,
+        store: PendingJobs,
+        reader: ShardReader,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        coming: Callable[[], Iterable[int | None]] = tuple,
+    ) -> None:
+        """`coming`: the contexts of the workers that are expected, in tokens; None: unknown."""
+        self.reader = reader
+        self.too_long: dict[int, TooLong] = {}
+        self.workers: list[WorkerShards] = []
+        self._store = store
+        self._clock = clock
+        self._coming = coming
+        self._lock = threading.RLock()
+
+    def add(self, name: str, slots: int) -> "ShardAllocator":
+        """The view of one more worker."""
+        worker = WorkerShards(name, slots)
+        with self._lock:
+            self.workers.append(worker)
+        return ShardAllocator(self._store, self, worker, clock=self._clock)
+
+    @property
+    def shards(self) -> tuple[tuple[str, Shard], ...]:
+        """All shards with the names of their workers, in the order of the queue."""
+        with self._lock:
+            every = [(worker.name, each.shard) for worker in self.workers for each in worker.assigned]
+        return tuple(sorted(every, key=lambda each: each[1].first))
+
+    def change(self, work: Callable[[], T]) -> T:
+        """Call `work` while no other worker assigns shards."""
+        with self._lock:
+            return work()
+
+    def look(self, work: Callable[[], T]) -> T:
+        """Call `work` while no other worker assigns shards."""
+        return self.change(work)
+
+    def contexts(self, batch: int) -> list[int | None]:
+        """The contexts of all workers, present and expected; all work on the same batches."""
+        del batch
+        return [*(each.context_tokens for each in self.workers), *self._coming()]
+
+    def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
+        """Nothing to do: `worker` itself is in the table."""
+
+    def refresh(self) -> None:
+        """Nothing to do: the table is always up to date."""
+
+    def leave(self, worker: WorkerShards) -> None:
+        """Remove a worker and its shards."""
+        with self._lock:
+            worker.assigned.clear()
+            self.workers.remove(worker)
+
+
+class ShardAllocator(ShardView):
+    """The view of one of several workers: assigns it shards and reads their jobs."""
+
+    shared = True
+
+    def __init__(
+        self,
+        store: PendingJobs,
+        table: ShardTable,
+        worker: WorkerShards,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(store)
+        self._table = table
+        self._worker = worker
+        self._clock = clock
+        self._closed = False
+
+    def ready(self, spec: WorkerSpec, slots: int) -> None:
+        """Announce what the worker can do."""
+        self._worker.context_tokens = spec.context_tokens
+        self._worker.slots = slots
+        self._table.announce(self._worker, spec)
+
+    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+        """The next jobs of the worker, from more shards where it has too few to be busy with."""
+        if self._closed:
+            return []
+        return self._table.change(lambda: self._window(batches, again=again, limit=limit))
+
+    def join(self, batch: int, limit: int) -> list[Waiting]:
+        """The first jobs that the worker gets of a batch."""
+        return self.window([batch], again=False, limit=limit)
+
+    def has(self, waiting: Waiting) -> bool:
+        """Whether a job is neither another worker's nor too long for this one."""
+        return self._table.look(
+            lambda: self._fits(waiting.id) and not any(waiting.key in assigned.shard for _, assigned in self._others())
+        )
+
+    def too_long(self, job: int, error: TooLong) -> TooLong | None:
+        """A job is too long for the worker: None leaves it to others, an error fails it."""
+        worker = self._worker
+        before_tokens = worker.context_tokens
+        # A refusal is more reliable than the context that the engine reports.
+        most = min(error.context_tokens, error.needed_tokens - 1)
+        worker.context_tokens = most if before_tokens is None else min(most, before_tokens)
+        if worker.context_tokens != before_tokens:
+            self._table.announce(worker, None)
+
+        def leave() -> TooLong | None:
+            largest = largest_context(self._table.contexts(JobId.batch(job)))
+            if largest < error.needed_tokens:
+                return with_context(error, largest)
+            self._table.too_long[job] = error
+            return None
+
+        return self._table.look(leave)
+
+    def hopeless(self) -> list[tuple[int, TooLong]]:
+        """Jobs that are too long for all workers that are left; those whose answer alone is are assigned again."""
+
+        def take() -> list[tuple[int, TooLong]]:
+            needs = self._table.too_long
+            batches = {JobId.batch(job) for job in needs}
+            largest = {batch: largest_context(self._table.contexts(batch)) for batch in batches}
+            every = [(job, error, largest[JobId.batch(job)]) for job, error in needs.items()]
+            found = [(job, error, most) for job, error, most in every if most < error.needed_tokens]
+            for job, _, _ in found:
+                del needs[job]
+            return [(job, with_context(error, most)) for job, error, most in found if not isinstance(error, CutShort)]
+
+        return self._table.look(take)
+
+    def refresh(self) -> None:
+        """Read the other workers again before the next `has`."""
+        self._table.refresh()
+
+    def close(self) -> None:
+        """Free the worker's shards."""
+        if not self._closed:
+            self._closed = True
+            self._table.leave(self._worker)
+
+    # ---- reading
+
+    def _window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+        if self._closed:
+            return []  # the call was on its way
+        worker = self._worker
+        if again:
+            for assigned in worker.assigned:
+                assigned.cursor = None
+        rows = self._unread(batches, limit)
+        enough = min(limit, worker.slots)
+        if len(rows) < enough:
+            self._measure_speed()
+        while len(rows) < enough and self._assign_next(batches, again=again):
+            rows += self._unread(batches, limit - len(rows))
+        # Only a worker without jobs takes over: two that have a few would take them from each other.
+        if not rows and again and self._take_over(batches):
+            rows = self._unread(batches, limit)
+        return rows
+
+    def _unread(self, batches: Sequence[int], limit: int) -> list[Waiting]:
+        """The next pending jobs of the worker's shards, none after a free job of a better priority."""
+        rows = list[Waiting]()
+        assigned = [each for each in self._worker.assigned if each.shard.first[1] in batches]
+        free = self._first_free(batches, None) if assigned else None
+        for each in sorted(assigned, key=lambda each: each.shard.first):
+            if len(rows) < limit and (free is None or each.shard.first[0] <= free.rank):
+                span = each.shard.span if each.cursor is None else Span(each.cursor, each.shard.span.until)
+                (new,) = self._table.reader.rows([span], self._unfit(self._worker), limit - len(rows))
+                each.cursor = new[-1].key if new else each.cursor
+                rows += new
+        return rows
+
+    def _first_free(self, batches: Sequence[int], after: SortKey | None) -> Waiting | None:
+        """The first free job behind a position that the worker can do."""
+        return self._table.reader.first(gaps(self._taken(), batches, after), self._unfit(self._worker))
+
+    def _free(self, batches: Sequence[int], limit: int, *, after: SortKey | None) -> tuple[list[Waiting], bool]:
+        """The first free jobs behind a position, up to the next shard or too long job; and whether there are more."""
+        first = self._first_free(batches, after)
+        if first is None:
+            return [], False
+        unfit = self._unfit(self._worker)
+        end = next((each.first for each in self._taken() if each.first > first.key), None)
+        rows = list[Waiting]()
+        reached = before(first.key)
+        while len(rows) < limit:
+            size = min(PAGE_ROWS, limit - len(rows))
+            page = self._store.waiting(batches, after=reached, limit=size)
+            for row in page:
+                if row.id in unfit or (end is not None and row.key >= end):
+                    return rows, False
+                rows.append(row)
+            if len(page) < size:
+                return rows, False
+            reached = page[-1].key
+        return rows, True
+
+    def _counts(self, assigned: Sequence[tuple[WorkerShards, AssignedShard]], limit: int) -> list[int]:
+        """How many pending jobs each shard has that its worker can do, counted up to a limit."""
+        found = [0] * len(assigned)
+        groups = dict[frozenset[int], list[int]]()
+        for at, (worker, _) in enumerate(assigned):
+            groups.setdefault(frozenset(self._unfit(worker)), []).append(at)
+        for unfit, places in groups.items():
+            counts = self._table.reader.counts([assigned[at][1].shard.span for at in places], unfit, limit)
+            for at, jobs in zip(places, counts, strict=True):
+                found[at] = jobs
+        return found
+
+    def _fits(self, job: int) -> bool:
+        error = self._table.too_long.get(job)
+        context = self._worker.context_tokens
+        return error is None or context is None or error.needed_tokens <= context
+
+    def _unfit(self, worker: WorkerShards) -> Collection[int]:
+        """Jobs that are known to be too long for a worker."""
+        context = worker.context_tokens
+        needs = self._table.too_long
+        return () if context is None else {job for job, error in needs.items() if error.needed_tokens > context}
+
+    def _taken(self) -> list[Shard]:
+        """All shards, in the order of the queue."""
+        every = (each.shard for worker in self._table.workers for each in worker.assigned)
+        return sorted(every, key=lambda each: each.first)
+
+    def _others(self) -> list[tuple[WorkerShards, AssignedShard]]:
+        """The shards of the other workers."""
+        others = (worker for worker in self._table.workers if worker is not self._worker)
+        return [(worker, each) for worker in others for each in worker.assigned]
+
+    # ---- assigning
+
+    def _assign_next(self, batches: Sequence[int], *, again: bool) -> bool:
+        """Assign the next free shard; returns whether there was one."""
+        worker = self._worker
+        left = self._counts([(worker, each) for each in worker.assigned], 1)
+        worker.assigned = [each for each, jobs in zip(worker.assigned, left, strict=True) if jobs]
+        workers = len(self._table.workers)
+        speed = speed_share(worker.jobs_per_s, [each.jobs_per_s for each in self._table.workers])
+        pending = sum(self._store.pending(batch) for batch in batches)
+        most = fair(max(0, pending - self._claimed(batches)), workers, worker.slots, speed=speed)
+        whole = fair_share(pending, workers, speed=speed)  # others have yet to do what is assigned to them
+        rows, more = self._candidates(batches, max(most, whole, MIN_ROWS) + 1)
+        jobs = cut(rows, most, more=more, whole=whole, workers=workers)
+        if not jobs:
+            return False
+        prefetched = not again and worker.last_job is not None
+        self._assign(Shard(rows[0].key, rows[jobs - 1].key, jobs), rows[jobs - 1], prefetched=prefetched)
+        return True
+
+    def _candidates(self, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
+        """Free jobs: the rest of the worker's own prefix, else the first that are not the rest of another's."""
+        rows, more = self._free(batches, limit, after=None)
+        if not rows:
+            return rows, more
+        own = self._worker.last_job
+        if own is not None and _comparable(own, rows[0]):
+            behind, more_behind = self._free(batches, limit, after=own.key)
+            if behind and _comparable(own, behind[0]) and joined(own, behind[0]) >= WORTH_BYTES:
+                return behind, more_behind
+        last_jobs = [each.last_job for each in self._table.workers if each is not self._worker]
+        near = [job for job in last_jobs if job is not None and _comparable(job, rows[0]) and job.key < rows[0].key]
+        return rows[elsewhere_of((job.place for job in near), rows) :], more
+
+    def _take_over(self, batches: Sequence[int]) -> bool:
+        """Take another worker's prefetched shard that it has not begun, else the last part of the largest shard of
+        which that is worth it; returns whether there was one."""
+        others = [(owner, each) for owner, each in self._others() if each.shard.first[1] in batches]
+        counts = self._counts([(self._worker, each) for _, each in others], MOST_JOBS)
+        left = [(jobs, *each) for jobs, each in zip(counts, others, strict=True) if jobs]
+        left.sort(key=lambda each: -each[0])
+        untouched = [each for each in left if each[2].prefetched and each[0] == each[2].shard.jobs]
+        for rows, owner, each in self._read_in_turn(untouched):
+            if len(rows) == each.shard.jobs:  # its owner may begin at any moment
+                owner.assigned.remove(each)
+                owner.jobs -= each.shard.jobs
+                self._assign(each.shard, rows[-1])
+                return True
+        for rows, owner, each in self._read_in_turn(left):
+            own = self._worker.jobs_per_s
+            stay = halved(rows, speed=speed_share(own, [own, owner.jobs_per_s]) or 0.5)
+            if stay is not None:
+                taken = Shard(rows[stay].key, each.shard.last, len(rows) - stay)
+                each.shard = replace(each.shard, last=rows[stay - 1].key, jobs=stay)
+                owner.jobs -= taken.jobs
+                self._assign(taken, rows[-1])
+                return True
+        return False
+
+    def _read_in_turn(
+        self, left: Sequence[tuple[int, WorkerShards, AssignedShard]]
+    ) -> Iterator[tuple[list[Waiting], WorkerShards, AssignedShard]]:
+        """The pending jobs of shards whose numbers of jobs are known, about a page at a time."""
+        start = 0
+        while start < len(left):
+            end = start
+            jobs = 0
+            while end < len(left) and (end == start or jobs + left[end][0] <= PAGE_ROWS):
+                jobs += left[end][0]
+                end += 1
+            group = left[start:end]
+            found = self._table.reader.rows(
+                [each.shard.span for *_, each in group], self._unfit(self._worker), MOST_JOBS
+            )
+            yield from ((rows, owner, each) for rows, (_, owner, each) in zip(found, group, strict=True))
+            start = end
+
+    def _assign(self, shard: Shard, last_job: Waiting, *, prefetched: bool = False) -> None:
+        self._worker.jobs += shard.jobs
+        self._worker.last_job = last_job
+        self._worker.assigned.append(AssignedShard(shard, prefetched=prefetched))
+
+    def _claimed(self, batches: Sequence[int]) -> int:
+        """About how many pending jobs lie in shards."""
+        every = [(worker, each) for worker in self._table.workers for each in worker.assigned]
+        every = [(worker, each) for worker, each in every if each.shard.first[1] in batches]
+        counts = self._counts(every, COUNTED_JOBS)
+        return sum(
+            jobs if jobs < COUNTED_JOBS else each.shard.jobs for jobs, (_, each) in zip(counts, every, strict=True)
+        )
+
+    def _measure_speed(self) -> None:
+        """The worker asks for more: its shards are done, or nearly."""
+        worker = self._worker
+        now_s = self._clock()
+        if worker.began_s is None:
+            worker.began_s = now_s
+        elif worker.jobs > 0 and now_s > worker.began_s:
+            worker.jobs_per_s = worker.jobs / (now_s - worker.began_s)
+
+
+def largest_context(contexts: Iterable[int | None]) -> float:
+    """The largest of some contexts; one that is unknown may be as large as any."""
+    return max((inf if context is None else context for context in contexts), default=0)
+
+
+def with_context(error: TooLong, context: float) -> TooLong:
+    """The error of a job that is too long for every worker, naming the largest context."""
+    if context <= error.context_tokens:
+        return error
+    over = number_of(max(1, error.needed_tokens - int(context)), "token")
+    return TooLong(
+        f"it needs {error.needed_tokens} tokens, and the largest context of all workers has {int(context)}: "
+        f"{over} too many",
+        needed_tokens=error.needed_tokens,
+        context_tokens=int(context),
+        hint=error.hint,
+    )
+
+
+def _comparable(one: Waiting, other: Waiting) -> bool:
+    """Whether two jobs are of one batch and priority: only these are neighbours in the queue."""
+    return one.key[:2] == other.key[:2]
