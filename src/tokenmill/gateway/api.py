@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway.api_schemas import PATHS, SCHEMAS
 from tokenmill.gateway.events import EventStream, Feed
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitor import Monitor
+from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.schemas import Forest, Status, StatusWithForest
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.view import heads_view, status_view
 
@@ -62,7 +63,8 @@ def page_part(state: GatewayState) -> Part:
 
     async def status(_request: Request) -> Response:
         await watch.look(younger_s=YOUNG_S)
-        return JSONResponse({**status_view(watch), "forest": heads_view(watch)})
+        found: StatusWithForest = {**status_view(watch), "forest": heads_view(watch)}
+        return JSONResponse(found)
 
     async def events(_request: Request) -> Response:
         return EventStream(feed)
@@ -88,7 +90,7 @@ def page_part(state: GatewayState) -> Part:
         Route("/metrics", scrape),
     ]
     free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
-    return Part(routes, PATHS, SCHEMAS, alongside, free)
+    return Part(routes, _OPERATIONS, alongside, free)
 
 
 def page_files() -> dict[str, bytes]:
@@ -103,3 +105,51 @@ def _file(request: Request, name: str, body: bytes) -> Response:
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers)
+
+
+_EVENTS = (
+    "Server-sent events: `history` (once), `status` (every second), `heads` (when it has changed), `stopping` (the "
+    "last). Data is JSON: a list of rates, Status, a list of Forest, an empty object."
+)
+_UNCHANGED = Answer("Not changed since the client read it.")
+_OPERATIONS = (
+    Operation(
+        path="/",
+        id="page",
+        summary="The dashboard.",
+        answers={200: Answer("The page.", media=("text/html",)), 304: _UNCHANGED},
+        errors=(403, 503),
+        needs_key=False,
+    ),
+    Operation(
+        path="/page/{file}",
+        id="pageFile",
+        summary="A file of the dashboard.",
+        parameters=[path_parameter("file")],
+        answers={
+            200: Answer("The file.", media=("text/javascript", "text/css", "image/svg+xml")),
+            304: _UNCHANGED,
+        },
+        errors=(404, *NO_KEY),
+        needs_key=False,
+    ),
+    Operation(
+        path="/api/status",
+        id="status",
+        summary="The state of the gateway and its engines, and what they are working on.",
+        answers={200: Answer("As of now.", StatusWithForest)},
+    ),
+    Operation(
+        path="/api/events",
+        id="events",
+        summary="The same as it changes.",
+        answers={200: Answer(_EVENTS, media=("text/event-stream",), mentions=(Status, Forest))},
+        errors=(429, *NO_KEY),
+    ),
+    Operation(
+        path="/metrics",
+        id="metrics",
+        summary="Metrics for Prometheus.",
+        answers={200: Answer("Prometheus' text format.", media=("text/plain",))},
+    ),
+)

@@ -21,7 +21,7 @@ from tokenmill.gateway.state import GatewayState
 def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> AccessMiddleware:
     """The application; `more`: parts beside the front's own, default: all there are."""
     every = (*front(state), *(parts(state) if more is None else more))
-    described = openapi.document(every)
+    described = openapi.document(operation for part in every for operation in part.operations)
     routes = [route for part in every for route in part.routes]
 
     @asynccontextmanager

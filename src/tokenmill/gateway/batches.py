@@ -12,14 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway import bodies
-from tokenmill.gateway.batch_paths import PATHS, SCHEMAS
+from tokenmill.gateway import batch_schemas, bodies
 from tokenmill.gateway.batch_runner import TICK_S, BatchRunner
+from tokenmill.gateway.batch_schemas import OPERATIONS, BatchRequest
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.files import (
     FileStore,
     file_routes,
-    kept_s,
     list_body,
     may_see,
     moment,
@@ -33,8 +32,6 @@ from tokenmill.gateway.parts import Part
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.desk import take_over_desk
 from tokenmill.jobs.http_batches import (
-    LONGEST_KEY,
-    LONGEST_VALUE,
     LONGEST_WINDOW_S,
     MOST_BATCHES,
     MOST_METADATA,
@@ -47,20 +44,18 @@ from tokenmill.jobs.http_batches import (
     Outcome,
 )
 from tokenmill.jobs.json_text import shown
-from tokenmill.jobs.openai.call import URLS
-from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
+from tokenmill.jobs.openai.validation import validate
 
 FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default
 _WINDOW = re.compile(WINDOW[1:-1])
 _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_REQUEST_KEYS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "priority")
 
 
 def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> Part:
     """Files and batches, and the runner that works on them while the gateway serves."""
     service = _Service(state, tick_s, clock)
-    return Part(_routes(state, service), PATHS, SCHEMAS, alongside=service.serving)
+    return Part(_routes(state, service), OPERATIONS, alongside=service.serving)
 
 
 @dataclass(slots=True)
@@ -171,7 +166,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
 # Responses.
 
 
-def batch_body(batch: HttpBatch) -> dict[str, Any]:
+def batch_body(batch: HttpBatch) -> batch_schemas.Batch:
     """A batch as OpenAI's clients see it."""
     outcome = batch.outcome
     written = outcome if batch.final else None
@@ -202,13 +197,15 @@ def batch_body(batch: HttpBatch) -> dict[str, Any]:
             "failed": outcome.failed if outcome else 0,
         },
         "usage": _usage_body(outcome) if outcome else None,
-        "metadata": batch.metadata,
+        "metadata": None if batch.metadata is None else dict(batch.metadata),
         "priority": batch.priority,
     }
 
 
-def _errors_body(errors: Sequence[BadLine]) -> dict[str, Any]:
-    data = [{"code": bad.code, "line": bad.line, "message": bad.message, "param": bad.param} for bad in errors]
+def _errors_body(errors: Sequence[BadLine]) -> batch_schemas.BatchErrors:
+    data: list[batch_schemas.BatchError] = [
+        {"code": bad.code, "line": bad.line, "message": bad.message, "param": bad.param} for bad in errors
+    ]
     return {"object": "list", "data": data}
 
 
@@ -229,27 +226,18 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
 
 
 def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
-    """The body of a request for a batch; a Fault names the key that is wrong."""
-    unknown = next((key for key in given if key not in _REQUEST_KEYS), None)
-    if unknown is not None:
-        raise Fault(f"unknown key {shown(unknown)}", param=unknown, code="unknown_parameter")
-    for key in ("input_file_id", "endpoint", "completion_window"):
-        if given.get(key) is None:
-            raise Fault(f"{key} is missing", param=key, code="missing_required_parameter")
-        if not isinstance(given[key], str):
-            refuse(key, f"must be a text, not {shown(given[key])}")
-    endpoint = given["endpoint"]
-    window = given["completion_window"]
-    if endpoint not in URLS:
-        refuse("endpoint", f"must be {' or '.join(URLS)}, not {shown(endpoint)}")
+    """The body of a request for a batch. Raises RequestRefused or a Fault, which name the key."""
+    present = {key: value for key, value in given.items() if value is not None}
+    wanted = validate(BatchRequest, present, code="invalid_value", missing_code="missing_required_parameter")
+    kept = wanted.output_expires_after
     return HttpBatchRequest(
-        endpoint,
-        window,
-        window_s(window),
-        given["input_file_id"],
-        _metadata(given.get("metadata")),
-        _priority(given.get("priority")),
-        _output_kept_s(given.get("output_expires_after")),
+        wanted.endpoint,
+        wanted.completion_window,
+        window_s(wanted.completion_window),
+        wanted.input_file_id,
+        wanted.metadata,
+        wanted.priority or 0,
+        None if kept is None else kept.seconds,
     )
 
 
@@ -258,33 +246,6 @@ def window_s(text: str) -> float:
     if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= LONGEST_WINDOW_S:
         refuse("completion_window", f"must be a time such as 24h, 90m or 7d, up to a year, not {shown(text)}")
     return float(int(text[:-1]) * _SECONDS[text[-1]])
-
-
-def _metadata(given: Any) -> Mapping[str, str] | None:
-    if given is None:
-        return None
-    if not isinstance(given, dict) or len(given) > MOST_METADATA:
-        refuse("metadata", f"must be an object of up to {MOST_METADATA} texts")
-    for key, value in given.items():
-        if len(key) > LONGEST_KEY or not isinstance(value, str) or len(value) > LONGEST_VALUE:
-            refuse("metadata", f"keys are texts of up to {LONGEST_KEY} characters, values of up to {LONGEST_VALUE}")
-    return given
-
-
-def _priority(given: Any) -> int:
-    if given is not None and (type(given) is not int or abs(given) > HIGHEST_PRIORITY):
-        refuse("priority", f"must be from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {shown(given)}")
-    return given or 0
-
-
-def _output_kept_s(given: Any) -> int | None:
-    if given is None:
-        return None
-    if not isinstance(given, dict) or set(given) != {"anchor", "seconds"}:
-        refuse("output_expires_after", "must be an object with anchor and seconds")
-    if type(given["seconds"]) is not int:
-        refuse("output_expires_after", f"seconds must be a whole number, not {shown(given['seconds'])}")
-    return kept_s(given["anchor"], given["seconds"], "output_expires_after")
 
 
 def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """/v1/embeddings, where the engine has them: servers that do are asked as they are; the native engine has none."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -13,12 +14,33 @@ from tokenmill.gateway.backend import Backend, worth_trying
 from tokenmill.gateway.completion_response import ANYBODY
 from tokenmill.gateway.disconnects import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.openapi import json_answer, refusals
+from tokenmill.gateway.openapi import INFERENCE, Answer, Operation
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
+from tokenmill.jobs.openai.validation import validate
 
-_KEYS = frozenset(("model", "input", "encoding_format", "dimensions", "user"))
+
+class EmbeddingRequest(Struct, forbid_unknown_fields=True):
+    """The body of /v1/embeddings; the server checks the options."""
+
+    input: (
+        str
+        | int
+        | Annotated[list[str | int | list[Any]], Meta(min_length=1, description="Texts, tokens, or lists of tokens.")]
+    )
+    model: str | None = None
+    encoding_format: Annotated[Any, Meta(extra_json_schema={"enum": ["float", "base64", None]})] = None
+    dimensions: Annotated[Any, Meta(extra_json_schema={"type": ["integer", "null"]})] = None
+    user: Annotated[Any, Meta(extra_json_schema={"type": ["string", "null"]})] = None
+
+
+class EmbeddingList(TypedDict):
+    """The server's answer, as it is."""
+
+    object: NotRequired[Literal["list"]]
+    data: list[Any]
+    usage: NotRequired[dict[str, Any]]
 
 
 def part(state: GatewayState) -> Part:
@@ -29,7 +51,7 @@ def part(state: GatewayState) -> Part:
         visit = visit_of(request.scope)
         body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
         given = await bodies.parse(body)
-        _check(given)
+        validate(EmbeddingRequest, given)
         visit.lane = bodies.lane_of(request.headers, {})
         name, own = (visit.key.name, visit.key.limits) if visit.key is not None else (ANYBODY, None)
         chain = state.routes.choose(given.get("model"), visit.lane, None, visit.key.name if visit.key else None)
@@ -43,19 +65,7 @@ def part(state: GatewayState) -> Part:
         charge(int((answer.get("usage") or {}).get("total_tokens") or 0))
         return JSONResponse(answer, headers={"x-tokenmill-engine": backend.name})
 
-    return Part([Route("/v1/embeddings", embeddings, methods=["POST"])], PATHS, SCHEMAS)
-
-
-def _check(given: Mapping[str, Any]) -> None:
-    for key in given:
-        if key not in _KEYS:
-            raise Fault(f"unknown key {key[:60]!r}", param=key, code="unknown_parameter")
-    if not isinstance(given.get("model"), str | None):
-        raise Fault("model must be a text", param="model")
-    value = given.get("input")
-    texts = value if isinstance(value, list) else [value]
-    if not texts or not all(isinstance(one, str | int | list) and not isinstance(one, bool) for one in texts):
-        raise Fault("input must be a text, a list of texts, or lists of token numbers", param="input")
+    return Part([Route("/v1/embeddings", embeddings, methods=["POST"])], [_OPERATION])
 
 
 async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
@@ -81,44 +91,12 @@ async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> 
     )
 
 
-SCHEMAS = {
-    "EmbeddingRequest": {
-        "type": "object",
-        "required": ["input"],
-        "additionalProperties": False,
-        "properties": {
-            "model": {"type": ["string", "null"]},
-            "input": {
-                "anyOf": [
-                    {"type": "string"},
-                    {"type": "array", "minItems": 1, "items": {"type": "string"}},
-                    {"type": "array", "minItems": 1, "items": {"type": "integer"}},
-                ]
-            },
-            "encoding_format": {"enum": ["float", "base64", None]},
-            "dimensions": {"type": ["integer", "null"]},
-            "user": {"type": ["string", "null"]},
-        },
-    },
-    "EmbeddingList": {
-        "type": "object",
-        "required": ["data"],
-        "properties": {"object": {"const": "list"}, "data": {"type": "array"}, "usage": {"type": "object"}},
-    },
-}
-PATHS = {
-    "/v1/embeddings": {
-        "post": {
-            "operationId": "createEmbedding",
-            "summary": "Embeddings, where the engine has them.",
-            "requestBody": {
-                "required": True,
-                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/EmbeddingRequest"}}},
-            },
-            "responses": {
-                "200": json_answer("EmbeddingList", "The embeddings."),
-                **refusals(400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504),
-            },
-        }
-    }
-}
+_OPERATION = Operation(
+    method="post",
+    path="/v1/embeddings",
+    id="createEmbedding",
+    summary="Embeddings, where the engine computes them.",
+    body=EmbeddingRequest,
+    answers={200: Answer("The embeddings.", EmbeddingList)},
+    errors=INFERENCE,
+)

@@ -6,7 +6,7 @@ gateway or the engine.
 
 import math
 import re
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from tokenmill.errors import (
     EngineDied,
@@ -14,6 +14,7 @@ from tokenmill.errors import (
     RequestRefused,
     TokenmillError,
 )
+from tokenmill.gateway.schemas import Error
 
 _KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
 CLIENT_LEFT = 499  # nobody reads it: for the log, as nginx has it
@@ -82,14 +83,14 @@ def status_of(error: TokenmillError) -> int:
     return error.answer_status if isinstance(error, Fault) else error.http_status
 
 
-def source_of(error: TokenmillError) -> str:
+def source_of(error: TokenmillError) -> Literal["request", "gateway", "engine"]:
     """Who failed."""
     if isinstance(error, EngineError):
         return "engine"
     return "request" if status_of(error) < 500 else "gateway"
 
 
-def error_body(error: TokenmillError) -> dict[str, Any]:
+def error_body(error: TokenmillError) -> Error:
     """OpenAI's error object."""
     status = status_of(error)
     text = f"{error.message} ({error.hint})" if error.hint and not isinstance(error, EngineError) else error.message

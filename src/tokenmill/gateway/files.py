@@ -21,7 +21,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tokenmill.gateway import uploads
+from tokenmill.gateway import batch_schemas, uploads
+from tokenmill.gateway.batch_schemas import LEAST_KEPT_S, LISTED_PURPOSES, MOST_KEPT_S, PURPOSES
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
@@ -33,10 +34,6 @@ from tokenmill.storage.atomic import sync_folder
 from tokenmill.units import KIB
 
 FOLDER = "files"
-PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
-LISTED_PURPOSES = (*PURPOSES, "batch_output")
-LEAST_KEPT_S = 3600
-MOST_KEPT_S = 2_592_000
 _PIECE_BYTES = 256 * KIB
 _ORPHAN_S = 3600.0  # age of bytes without a row that no upload is writing any more
 _LIST_PARAMETERS = ("after", "limit", "order", "purpose")
@@ -134,7 +131,8 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
                 code="file_in_use",
                 hint="cancel the batch, or wait for it",
             )
-        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+        deleted: batch_schemas.FileDeleted = {"id": file.id, "object": "file", "deleted": True}
+        return JSONResponse(deleted)
 
     async def content(request: Request) -> Response:
         file, store = await visible(request)
@@ -177,7 +175,7 @@ def no_file(file: str, *, param: str) -> Fault:
     return Fault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param=param)
 
 
-def file_body(file: File) -> dict[str, Any]:
+def file_body(file: File) -> batch_schemas.File:
     """A file as OpenAI's clients see it."""
     return {
         "id": file.id,
@@ -193,7 +191,7 @@ def file_body(file: File) -> dict[str, Any]:
     }
 
 
-def list_body(found: Sequence[T] | None, page: Page, body: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
+def list_body(found: Sequence[T] | None, page: Page, body: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
     """A page of a list of files or batches; one that is longer than the page has more, None has no `page.after`."""
     if found is None:
         refuse("after", f"there is no {(page.after or '')[:60]!r}")

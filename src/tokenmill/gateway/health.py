@@ -4,8 +4,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway.openapi import json_answer
+from tokenmill.gateway.openapi import Answer, Operation
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.schemas import Health, HealthReport
 from tokenmill.gateway.state import GatewayState
 
 
@@ -15,34 +16,23 @@ def part(state: GatewayState) -> Part:
     async def health(_request: Request) -> Response:
         states = {backend.name: backend.state for backend in state.backends}
         up = sum(one == "ready" for one in states.values())
-        status = (
+        status: Health = (
             "stopping" if state.shutting_down.is_set() else "ok" if up == len(states) else "degraded" if up else "down"
         )
-        return JSONResponse({"status": status, "engines": states}, 200 if status in ("ok", "degraded") else 503)
+        report: HealthReport = {"status": status, "engines": states}
+        return JSONResponse(report, 200 if status in ("ok", "degraded") else 503)
 
-    return Part([Route("/health", health)], PATHS, SCHEMAS, open_paths=frozenset(("/health",)))
+    return Part([Route("/health", health)], [_OPERATION], open_paths=frozenset(("/health",)))
 
 
-SCHEMAS = {
-    "Health": {
-        "type": "object",
-        "required": ["status", "engines"],
-        "properties": {
-            "status": {"enum": ["ok", "degraded", "down", "stopping"]},
-            "engines": {"type": "object", "additionalProperties": {"type": "string"}},
-        },
-    }
-}
-PATHS = {
-    "/health": {
-        "get": {
-            "operationId": "health",
-            "summary": "Whether there is an engine that answers.",
-            "security": [],
-            "responses": {
-                "200": json_answer("Health", "There is one."),
-                "503": json_answer("Health", "There is none, or the gateway is being stopped."),
-            },
-        }
-    }
-}
+_OPERATION = Operation(
+    path="/health",
+    id="health",
+    summary="Whether an engine can answer.",
+    answers={
+        200: Answer("At least one engine is ready.", HealthReport),
+        503: Answer("No engine is ready, or the gateway is shutting down.", HealthReport),
+    },
+    errors=(),
+    needs_key=False,
+)

@@ -1,14 +1,13 @@
 """/v1/models: what is served, under every name it has."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.errors import UnknownModel
+from tokenmill.gateway import schemas
 from tokenmill.gateway.backend import Model
-from tokenmill.gateway.openapi import NO_KEY, NOT_FOUND, json_answer
+from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.state import GatewayState
 
@@ -18,7 +17,8 @@ def part(state: GatewayState) -> Part:
 
     async def listed(_request: Request) -> Response:
         bodies = [_body(name, model) for model in state.routes.models() for name in (model.id, *model.aliases)]
-        return JSONResponse({"object": "list", "data": bodies})
+        found: schemas.ModelList = {"object": "list", "data": bodies}
+        return JSONResponse(found)
 
     async def one(request: Request) -> Response:
         wanted = request.path_params["model"]
@@ -28,10 +28,10 @@ def part(state: GatewayState) -> Part:
         raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint="/v1/models lists what is")
 
     # a model's name may have slashes in it
-    return Part([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], PATHS, SCHEMAS)
+    return Part([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
 
 
-def _body(name: str, model: Model) -> dict[str, Any]:
+def _body(name: str, model: Model) -> schemas.Model:
     return {
         "id": name,
         "object": "model",
@@ -42,42 +42,19 @@ def _body(name: str, model: Model) -> dict[str, Any]:
     }
 
 
-SCHEMAS = {
-    "Model": {
-        "type": "object",
-        "required": ["id", "object", "created", "owned_by"],
-        "properties": {
-            "id": {"type": "string"},
-            "object": {"const": "model"},
-            "created": {"type": "integer"},
-            "owned_by": {"type": "string"},
-            "context_length": {"type": ["integer", "null"], "description": "Tokens of one sequence at most."},
-            "engines": {"type": "array", "items": {"type": "string"}, "description": "Who answers, the first first."},
-        },
-    },
-    "ModelList": {
-        "type": "object",
-        "required": ["object", "data"],
-        "properties": {
-            "object": {"const": "list"},
-            "data": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}},
-        },
-    },
-}
-PATHS = {
-    "/v1/models": {
-        "get": {
-            "operationId": "listModels",
-            "summary": "Every model that is served, under every name.",
-            "responses": {"200": json_answer("ModelList", "The models."), **NO_KEY},
-        }
-    },
-    "/v1/models/{model}": {
-        "get": {
-            "operationId": "retrieveModel",
-            "summary": "One model.",
-            "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
-            "responses": {"200": json_answer("Model", "The model."), **NOT_FOUND, **NO_KEY},
-        }
-    },
-}
+_OPERATIONS = (
+    Operation(
+        path="/v1/models",
+        id="listModels",
+        summary="Every model that is served, under every name.",
+        answers={200: Answer("The models.", schemas.ModelList)},
+    ),
+    Operation(
+        path="/v1/models/{model}",
+        id="retrieveModel",
+        summary="One model.",
+        parameters=[path_parameter("model")],
+        answers={200: Answer("The model.", schemas.Model)},
+        errors=(404, *NO_KEY),
+    ),
+)

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 
 from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.batches import FOLDER as BATCHES
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.memory_view import Room, rooms
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
+from tokenmill.gateway.schemas import CacheMiss, ErrorRecord, Notice
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.http_batches import batches_by_status
 
@@ -27,39 +27,6 @@ HISTORY = 180
 TIMES = 200  # requests that medians are taken of
 
 
-@dataclass(frozen=True, slots=True)
-class MonitorEvent:
-    """Something that happened to an engine."""
-
-    when_s: float
-    backend: str
-    state: str
-    words: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class MissSeen:
-    """A prompt of which less was reused than could have been."""
-
-    when_s: float
-    backend: str
-    lane: Lane
-    prompt_tokens: int  # of a batch: those that should have been found
-    cached_tokens: int | None
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorSeen:
-    """A request that was not answered."""
-
-    when_s: float
-    id: str
-    route: str
-    status: int
-    code: str
-
-
 class Monitor:
     """All backends, those who look, and what happened. Belongs to one event loop; a `Recorder`."""
 
@@ -68,9 +35,9 @@ class Monitor:
         self.eyes = [BackendMonitor(backend) for backend in state.backends]
         self.rooms: Mapping[str, Room] = {}
         self.batches: Mapping[str, int] | None = None
-        self.notices: deque[MonitorEvent] = deque(maxlen=KEPT)
-        self.misses: deque[MissSeen] = deque(maxlen=KEPT)
-        self.errors: deque[ErrorSeen] = deque(maxlen=KEPT)
+        self.notices: deque[Notice] = deque(maxlen=KEPT)
+        self.misses: deque[CacheMiss] = deque(maxlen=KEPT)
+        self.errors: deque[ErrorRecord] = deque(maxlen=KEPT)
         self.first_token_s: deque[float] = deque(maxlen=TIMES)
         self.token_s: deque[float] = deque(maxlen=TIMES)
         self.history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
@@ -87,7 +54,9 @@ class Monitor:
     def request(self, seen: Seen) -> None:
         """A request has been answered, refused or left."""
         if seen.error is not None and seen.status >= 400:
-            self.errors.append(ErrorSeen(time.time(), seen.id, seen.route, seen.status, seen.error))
+            self.errors.append(
+                ErrorRecord(when_s=time.time(), id=seen.id, route=seen.route, status=seen.status, code=seen.error)
+            )
 
     def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
         """The first token of an answer has come."""
@@ -101,15 +70,27 @@ class Monitor:
             self.token_s.append(each_s)
         for words in done.notes:
             self.misses.append(
-                MissSeen(
-                    time.time(), done.backend, done.lane, done.usage.prompt_tokens, done.usage.cached_tokens, words
+                CacheMiss(
+                    when_s=time.time(),
+                    backend=done.backend,
+                    lane=done.lane,
+                    prompt_tokens=done.usage.prompt_tokens,
+                    cached_tokens=done.usage.cached_tokens,
+                    words=words,
                 )
             )
 
     def missed(self, miss: Missed) -> None:
         """A head of a batch was computed again."""
         self.misses.append(
-            MissSeen(time.time(), miss.backend, "batch", miss.expected_tokens, miss.cached_tokens, miss.words)
+            CacheMiss(
+                when_s=time.time(),
+                backend=miss.backend,
+                lane="batch",
+                prompt_tokens=miss.expected_tokens,  # those that should have been reused
+                cached_tokens=miss.cached_tokens,
+                words=miss.words,
+            )
         )
 
     def refused(self, kind: str) -> None:
@@ -208,7 +189,7 @@ class Monitor:
             state = eye.state
             before = eye.told[0] if eye.told is not None else "ready"
             if state != before:
-                self.notices.append(MonitorEvent(time.time(), eye.backend.name, state, eye.detail))
+                self.notices.append(Notice(when_s=time.time(), backend=eye.backend.name, state=state, words=eye.detail))
             eye.told = (state, eye.detail)
 
     def _remember(self) -> None:

@@ -1,118 +1,167 @@
-"""/openapi.json: what is served, said in OpenAPI 3.1. Each part describes its own routes; here they come together."""
+"""/openapi.json, in OpenAPI 3.1: built from the operations of every part and the models of their bodies and answers.
 
-from collections.abc import Mapping, Sequence
+A part lists an `Operation` for each route. Models are types that msgspec describes (Structs, TypedDicts); each becomes
+a schema under its name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.schemas import Error
 from tokenmill.version import __version__
 
-_WORDS = {
+_ERRORS = {
     400: "The request is wrong; the error names the key.",
-    401: "No key was given, or one that is not known.",
+    401: "The API key is missing or unknown.",
     403: "The host or origin is not allowed.",
-    404: "There is no such thing.",
-    405: "This method is not for this path.",
+    404: "It does not exist.",
+    405: "The path does not support this method.",
     408: "The body did not arrive in time.",
     409: "It is in use.",
     413: "The body is too large.",
     415: "The body is not JSON.",
     429: "A limit is reached or the queue is full; Retry-After says when to try again.",
-    501: "No engine here can do that.",
+    501: "No engine supports this.",
     502: "The engine failed.",
-    503: "The engine died or the gateway is being stopped.",
-    504: "The answer took longer than it was given.",
+    503: "The engine died or the gateway is shutting down.",
+    504: "The answer exceeded its timeout.",
 }
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The key that is wrong."},
-                "code": {"type": ["string", "null"], "description": "The word that programs go by."},
-                "source": {"enum": ["request", "gateway", "engine"], "description": "Who failed."},
-            },
-        }
-    },
-}
+NO_KEY = (401, 403, 503)
+INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504)
 
 
-def ref(schema: str) -> dict[str, str]:
-    """A schema by its name."""
-    return {"$ref": f"#/components/schemas/{schema}"}
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one status: a model as JSON, or media types of anything else."""
+
+    description: str
+    model: Any = None
+    media: tuple[str, ...] = ()
+    headers: Mapping[str, Any] = field(default_factory=dict)
+    mentions: tuple[Any, ...] = ()  # models that the description names
 
 
-def json_answer(schema: str, description: str) -> dict[str, Any]:
-    """An answer in JSON."""
-    return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    path: str
+    id: str
+    summary: str
+    answers: Mapping[int, Answer]
+    errors: Sequence[int] = NO_KEY
+    method: str = "get"
+    body: Any = None
+    body_type: str = "application/json"
+    parameters: Sequence[Mapping[str, Any]] = ()
+    needs_key: bool = True
 
 
-def json_body(schema: str) -> dict[str, Any]:
-    """A body in JSON."""
-    return {"required": True, "content": {"application/json": {"schema": ref(schema)}}}
+def path_parameter(name: str) -> dict[str, Any]:
+    """A required text in the path."""
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def refusals(*statuses: int) -> dict[str, Any]:
-    """Errors that an operation may answer with."""
-    return {str(status): json_answer("Error", _WORDS.get(status, HTTPStatus(status).phrase)) for status in statuses}
+def query_parameter(name: str, description: str, schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """An optional parameter of the query."""
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description, **more}
 
 
-NO_KEY = refusals(401, 403, 503)
-NOT_FOUND = refusals(404)
-
-
-def document(parts: Sequence[Part]) -> dict[str, Any]:
-    """The whole description."""
-    paths: dict[str, Any] = {}
-    schemas: dict[str, Any] = {"Error": ERROR}
-    for part in parts:
-        paths |= part.paths
-        schemas |= part.schemas
+def document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The OpenAPI document of these operations and of /openapi.json itself."""
+    every = [*operations, _ITSELF]
+    models = [Error]
+    for operation in every:
+        models += filter(None, (operation.body, *(answer.model for answer in operation.answers.values())))
+        models += [model for answer in operation.answers.values() for model in answer.mentions]
+    references, schemas = msgspec.json.schema_components(models, ref_template="#/components/schemas/{name}")
+    schema_of = {id(model): reference for model, reference in zip(models, references, strict=True)}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in every:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "tokenmill",
             "version": __version__,
-            "description": "OpenAI's protocol before engines of one's own. Interactive requests go before batches.",
+            "description": "OpenAI's protocol for your own engines. Interactive requests go before batches.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "paths": paths | dict(_OWN),
+        "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": _without_null_defaults(schemas),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "tokenmill keys add NAME"}},
         },
         "security": [{"key": []}, {}],
     }
 
 
-_OWN: Mapping[str, Any] = {
-    "/openapi.json": {
-        "get": {
-            "operationId": "openapi",
-            "summary": "This description.",
-            "responses": {
-                "200": {"description": "It.", "content": {"application/json": {"schema": {"type": "object"}}}},
-                **NO_KEY,
-            },
-        }
-    }
-}
-
-
 def route(described: Mapping[str, Any]) -> Route:
-    """Serves the description."""
+    """Serve the document."""
 
     async def openapi(_request: Request) -> Response:
         return JSONResponse(described)
 
     return Route("/openapi.json", openapi)
+
+
+_ITSELF = Operation(
+    path="/openapi.json",
+    id="openapi",
+    summary="This document.",
+    answers={200: Answer("The document.", model=dict[str, Any])},
+)
+
+
+def _operation(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {"operationId": operation.id, "summary": operation.summary}
+    if not operation.needs_key:
+        described["security"] = []
+    if operation.parameters:
+        described["parameters"] = list(operation.parameters)
+    if operation.body is not None:
+        content = {operation.body_type: {"schema": schema_of[id(operation.body)]}}
+        described["requestBody"] = {"required": True, "content": content}
+    error = {"application/json": {"schema": schema_of[id(Error)]}}
+    described["responses"] = {
+        **{
+            str(status): {"description": _ERRORS.get(status, HTTPStatus(status).phrase), "content": error}
+            for status in operation.errors
+        },
+        **{str(status): _answer(answer, schema_of) for status, answer in operation.answers.items()},
+    }
+    return described
+
+
+def _answer(answer: Answer, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {kind: _media(kind) for kind in answer.media}
+    if answer.model is not None:
+        content["application/json"] = {"schema": schema_of[id(answer.model)]}
+    described = {"description": answer.description, "headers": answer.headers, "content": content}
+    return {name: value for name, value in described.items() if value}
+
+
+def _media(kind: str) -> dict[str, Any]:
+    if kind == "text/event-stream":
+        return {}  # endless: a validator must not read it
+    binary = {"format": "binary"} if kind == "application/octet-stream" else {}
+    return {"schema": {"type": "string", **binary}}
+
+
+def _without_null_defaults(schema: Any) -> Any:
+    """The schema without `default: null`, which says nothing."""
+    if isinstance(schema, dict):
+        return {
+            name: _without_null_defaults(value)
+            for name, value in schema.items()
+            if name != "default" or value is not None
+        }
+    return [_without_null_defaults(each) for each in schema] if isinstance(schema, list) else schema

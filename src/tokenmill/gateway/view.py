@@ -3,27 +3,30 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.memory_view import memory_view
 from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.pace import quantile
+from tokenmill.gateway.schemas import EngineStatus, Forest, Health, PrefixSegment, SlotActivity, Status
 from tokenmill.version import __version__
 
 MOST_HEADS = 200
 MOST_AT_WORK = 64
 
 
-def status_view(watch: Monitor) -> dict[str, Any]:
+def status_view(watch: Monitor) -> Status:
     """All but the forest of heads."""
     state = watch.state
     states = [eye.state for eye in watch.eyes]
     up = sum(one == "ready" for one in states)
-    word = "stopping" if state.shutting_down.is_set() else "ok" if up == len(states) else "degraded" if up else "down"
+    health: Health = "ok" if up == len(states) else "degraded" if up else "down"
+    if state.shutting_down.is_set():
+        health = "stopping"
     tally = state.counters
     return {
-        "status": word,
+        "status": health,
         "version": __version__,
         "url": state.url,
         "now_s": round(time.time(), 3),
@@ -49,23 +52,23 @@ def status_view(watch: Monitor) -> dict[str, Any]:
                 "of": len(watch.token_s),
             },
         },
-        "batches": watch.batches,
-        "misses": [asdict(miss) for miss in reversed(watch.misses)],
-        "errors": [asdict(error) for error in reversed(watch.errors)],
-        "notices": [asdict(notice) for notice in reversed(watch.notices)],
+        "batches": None if watch.batches is None else dict(watch.batches),
+        "misses": list(reversed(watch.misses)),
+        "errors": list(reversed(watch.errors)),
+        "notices": list(reversed(watch.notices)),
     }
 
 
-def heads_view(watch: Monitor) -> list[dict[str, Any]]:
+def heads_view(watch: Monitor) -> list[Forest]:
     """The forest of every engine that tells it: where there are very many heads, the most used and those above them."""
-    found = []
+    found: list[Forest] = []
     for eye in watch.eyes:
         if eye.heads is None:
             continue
         held = {digest.name: digest.held.get(eye.backend.name) for digest in watch.state.digests}
         lengths = {name: head.prompt_tokens for name, head in held.items() if head is not None}
         heads = _worth_showing(named(eye.heads, lengths))
-        found.append({"engine": eye.backend.name, "total": len(eye.heads), "heads": heads})
+        found.append({"engine": eye.backend.name, "total": len(eye.heads), "heads": cast(list[PrefixSegment], heads)})
     return found
 
 
@@ -84,13 +87,13 @@ def named(heads: Sequence[dict[str, Any]], lengths: Mapping[str, int]) -> list[d
     return [{**head, "digest": names.get(at)} for at, head in enumerate(heads)]
 
 
-def _engine(eye: BackendMonitor) -> dict[str, Any]:
+def _engine(eye: BackendMonitor) -> EngineStatus:
     backend = eye.backend
     identity = backend.engine.identity
     gate = backend.gate
     pace = eye.pace
     counters = eye.status.counters if eye.status is not None else None
-    at_work = None if eye.at_work is None else eye.at_work[:MOST_AT_WORK]
+    at_work = None if eye.at_work is None else cast(list[SlotActivity], eye.at_work[:MOST_AT_WORK])
     busy = counters.running if counters is not None and counters.running is not None else gate.running
     waiting = sum(gate.waiting(lane) for lane in ("interactive", "batch")) + ((counters and counters.waiting) or 0)
     return {

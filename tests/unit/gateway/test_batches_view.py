@@ -1,13 +1,15 @@
 """What clients say of files and batches, and what is said to them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types import Batch, FileObject
 
+from tokenmill.errors import RequestRefused
 from tokenmill.gateway.batches import batch_body, batch_request, metadata_wanted, window_s
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import Fault, param_of, status_of
 from tokenmill.gateway.files import file_body, list_body, page_of, upload_terms
 from tokenmill.jobs.http_batches import FINAL, BadLine, File, HttpBatch, HttpBatchRequest, Outcome, Page, Status
 from tokenmill.jobs.models import Totals
@@ -68,10 +70,14 @@ def test_a_request() -> None:
     ],
 )
 def test_requests_that_are_wrong(wrong: dict[str, Any], param: str) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises((Fault, RequestRefused)) as caught:
         batch_request({**GIVEN, **wrong})
-    assert caught.value.param == param
-    assert caught.value.answer_status == 400
+    assert param_of(caught.value) == param
+    assert status_of(caught.value) == 400
+    missing = wrong.get(param) is None
+    unknown = param not in (*GIVEN, "metadata", "priority", "output_expires_after")
+    code = "missing_required_parameter" if missing else "unknown_parameter" if unknown else "invalid_value"
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("24h", 86400), ("90m", 5400), ("2s", 2), ("7d", 604800)])
@@ -135,7 +141,7 @@ def test_a_batch_names_the_files_that_are_there(
     outcome = None if done is None or failed is None else Outcome(done, failed, 2, Totals(1, 1, 10, 4, 6, 0.5))
     ended_s = 12.5 if status in FINAL else None
     batch = replace(BATCH, status=status, ended_s=ended_s, errors=(BadLine("c", "m", 3),), outcome=outcome)
-    body = batch_body(batch)
+    body: Mapping[str, Any] = batch_body(batch)
     assert (body["output_file_id"], body["error_file_id"]) == (output, errors)
     seen = Batch.model_validate(body, strict=True)  # as OpenAI's client has it
     assert {name for name in FINAL if body[f"{name}_at"] == 12} == ({status} if ended_s else set())

@@ -4,12 +4,9 @@ A body is validated once, by the model of `requests.py`, where it enters: `check
 at the gateway. `stored_call` reads a body that was validated before it was stored. All three make the same values.
 """
 
-import difflib
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +14,7 @@ from tokenmill.engine.engine import Chat, Priority, Prompt, Request, Sampling
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.jobs.openai.requests import ChatJob, ChatRequest, CompletionJob, CompletionRequest
+from tokenmill.jobs.openai.validation import number_type, validate
 
 Endpoint = Literal["chat", "completion"]
 URLS: Mapping[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
@@ -38,8 +36,6 @@ _SAMPLING = (
     "json_schema",
 )
 _HINTS = {
-    "n": "a job has one answer: repeat the line with another seed and custom_id",
-    "best_of": "a job has one answer: repeat the line with another seed and custom_id",
     "functions": "OpenAI's older form: use tools",
     "function_call": "OpenAI's older form: use tool_choice",
     "audio": "answers are text",
@@ -47,6 +43,22 @@ _HINTS = {
     "verbosity": "local models have no such setting",
     "web_search_options": "nothing is searched",
     "suffix": "text is written at the end only",
+}
+_ONE = "a job has one answer: repeat the line with another seed and custom_id"
+
+
+def _hints(own: type[msgspec.Struct], other: type[msgspec.Struct], url: str, **more: str) -> Mapping[str, str]:
+    elsewhere = set(other.__struct_fields__) - set(own.__struct_fields__)
+    return {**dict.fromkeys(elsewhere, f"only {url} has it"), **_HINTS, **more}
+
+
+_JOB_HINTS: Mapping[Endpoint, Mapping[str, str]] = {
+    "chat": _hints(ChatJob, CompletionJob, "/v1/completions", n=_ONE),
+    "completion": _hints(CompletionJob, ChatJob, "/v1/chat/completions", n=_ONE, best_of=_ONE),
+}
+_REQUEST_HINTS: Mapping[Endpoint, Mapping[str, str]] = {
+    "chat": _hints(ChatRequest, CompletionRequest, "/v1/completions"),
+    "completion": _hints(CompletionRequest, ChatRequest, "/v1/chat/completions"),
 }
 
 
@@ -96,7 +108,7 @@ def check(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
 
 def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a job's body. Raises RequestRefused, which names the key."""
-    _validate(_JOBS[endpoint], endpoint, body)
+    validate(_JOBS[endpoint], body, _JOB_HINTS[endpoint])
     values = _values(endpoint, body)
     if "stream" in values:
         raise RequestRefused("stream: a job's answer comes whole", param="stream", hint="leave stream out")
@@ -108,7 +120,7 @@ def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_request(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a body of the gateway's; `prompt` is a list if there are several. Raises RequestRefused."""
-    _validate(_REQUESTS[endpoint], endpoint, body)
+    validate(_REQUESTS[endpoint], body, _REQUEST_HINTS[endpoint])
     return _values(endpoint, body)
 
 
@@ -124,104 +136,6 @@ def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
             f"the stored request cannot be decoded: {type(error).__name__}: {error}",
             hint="run tokenmill lint on the file and submit it again",
         ) from error
-
-
-# ---- validation
-
-
-def _validate(model: type[msgspec.Struct], endpoint: Endpoint, body: Mapping[str, Any]) -> None:
-    try:
-        msgspec.convert(body, model)
-    except (msgspec.ValidationError, UnicodeEncodeError) as first:
-        error: Exception = first
-        if any(map(_is_whole, body.values())):
-            try:
-                msgspec.convert(_with_integers(endpoint, body), model)
-            except (msgspec.ValidationError, UnicodeEncodeError) as second:
-                error = second
-            else:
-                return
-        raise _refusal(model, endpoint, body, error) from None
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is float and value.is_integer()
-
-
-def _with_integers(endpoint: Endpoint, body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body with integers where a float such as 2.0 stands for one: many clients write them so."""
-    conversions = _CONVERSIONS[endpoint]
-    integers = (int, _to_seed, _to_top_k)
-    return {
-        name: int(value) if _is_whole(value) and conversions.get(name, _IGNORED)[1] in integers else value
-        for name, value in body.items()
-    }
-
-
-_EXPECTED = re.compile(r"`([a-z |]+)`")
-_STEP = re.compile(r"\[(\d+)\]|\.?(\w+)|(.+)")
-_KINDS = {
-    "float": "a number",
-    "int": "an integer",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-}
-
-
-def _refusal(
-    model: type[msgspec.Struct], endpoint: Endpoint, body: Mapping[str, Any], error: Exception
-) -> RequestRefused:
-    """A validation error with the key, the value, and the words that people use for JSON."""
-    for name in body:
-        if name not in model.__struct_fields__:
-            hint = _nearest(model, endpoint, str(name))
-            return RequestRefused(f"unknown key {shown(name)}", param=name, hint=hint, code="unknown_parameter")
-    if isinstance(error, UnicodeEncodeError):
-        return RequestRefused("half of a surrogate pair (\\ud800 to \\udfff) stands alone")
-    what, _, where = str(error).rpartition(" - at ")
-    what = what or where
-    path = where.rpartition("`$")[2].strip("`.") if what != where else ""
-    if what.startswith("Object missing required field"):
-        path = f"{path}.{what.split('`')[1]}".lstrip(".")
-        text = f"{path} is missing"
-    elif what.startswith("Object contains unknown field"):
-        text = f"{path} has the unknown key {shown(what.partition('`')[2][:-1])}"
-    elif what.startswith("Expected "):
-        expected = _EXPECTED.sub(_kinds, what.partition(", got ")[0].removeprefix("Expected "))
-        subject = f"{path}: a key" if where.startswith("`key`") else f"{path}:"
-        text = f"{subject} must be {expected}, not {shown(_at(body, path))}"
-    elif what.startswith("Invalid "):
-        text = f"{path}: {shown(_at(body, path))} is not supported"
-    else:
-        text = f"{path} {what}"
-    param = re.split(r"[.\[]", path)[0]
-    return RequestRefused(text, param=param, hint=_HINTS.get(param))
-
-
-def _kinds(found: re.Match[str]) -> str:
-    names = [name for name in found[1].split(" | ") if name != "null"]
-    return " or ".join(_KINDS.get(name, name) for name in names)
-
-
-def _at(body: Any, path: str) -> Any:
-    """The value at a path such as messages[0].role; of an object's values, which have no path, the object."""
-    for index, name, other in _STEP.findall(path):
-        if other:
-            break
-        body = body[int(index)] if index else body.get(name)
-    return body
-
-
-@lru_cache(4096)  # a file with a wrong key has it on every line
-def _nearest(model: type[msgspec.Struct], endpoint: Endpoint, key: str) -> str:
-    if near := difflib.get_close_matches(key[:80], model.__struct_fields__, n=1):
-        return f"did you mean {near[0]!r}?"
-    other: Endpoint = "completion" if endpoint == "chat" else "chat"
-    if key in _JOBS[other].__struct_fields__:
-        return f"only {'/v1/completions' if other == 'completion' else '/v1/chat/completions'} has it"
-    return "nothing is ignored silently: leave it out, or use a key that is known"
 
 
 # ---- conversion
@@ -389,16 +303,9 @@ _SPECIAL: Mapping[str, _Conversion] = {
 }
 
 
-def _number(annotation: Any) -> type[int] | type[float] | None:
-    """What a number is converted to, so that 1 and 1.0 are the same."""
-    if annotation in (int, float):
-        return annotation  # type: ignore[no-any-return]
-    return next(filter(None, map(_number, get_args(annotation))), None)
-
-
 def _conversions(*models: type[msgspec.Struct]) -> Mapping[str, _Conversion]:
     fields = [field for model in models for field in msgspec.structs.fields(model)]
-    return {field.name: _SPECIAL.get(field.name, (field.name, _number(field.type))) for field in fields}
+    return {field.name: _SPECIAL.get(field.name, (field.name, number_type(field.type))) for field in fields}
 
 
 _CONVERSIONS: Mapping[Endpoint, Mapping[str, _Conversion]] = {

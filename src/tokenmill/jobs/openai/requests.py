@@ -1,8 +1,8 @@
 """Models of OpenAI's request bodies, with the extensions of llama.cpp and vLLM.
 
-`ChatRequest` and `CompletionRequest` are what the gateway accepts; `ChatJob` and `CompletionJob` are what one line of a
-batch accepts. `call.check` validates bodies with them, and /openapi.json is generated from them. Unknown keys are
-errors; null means the same as absence. What an engine supports is not known here.
+The gateway accepts a `ChatRequest` or `CompletionRequest`; a line of a batch holds a `ChatJob` or `CompletionJob`.
+`call.py` validates bodies with them, and /openapi.json is generated from them. Unknown keys are errors; null means the
+same as absence. The capabilities of an engine are not considered here.
 """
 
 from typing import Annotated, Any, Literal
@@ -204,8 +204,8 @@ class _Request(Struct, forbid_unknown_fields=True, kw_only=True):
     timeout: Annotated[
         Annotated[float, Meta(ge=0.001, le=10_000_000)] | None, Meta(description="Seconds that the answer may take.")
     ] = None
-    user: Annotated[Any, Meta(description="Ignored.")] = None
-    metadata: Annotated[Any, Meta(description="Ignored.")] = None
+    user: Annotated[Any, Meta(description="Ignored.", extra_json_schema={"type": ["string", "null"]})] = None
+    metadata: Annotated[Any, Meta(description="Ignored.", extra_json_schema={"type": ["object", "null"]})] = None
     cache_prompt: Annotated[Any, Meta(description="Ignored: prefixes are always reused.")] = None
 
 
@@ -237,7 +237,7 @@ class _Chat(_Request):
 class _Completion(_Request):
     prompt: Annotated[
         str | Annotated[list[_Token | str | _Tokens], Meta(min_length=1)],
-        Meta(description="A text, a list of tokens, or a list of prompts; a list does not mix tokens and prompts."),
+        Meta(description="A text, a list of tokens, or a list of prompts; a list of tokens holds nothing else."),
     ]
     logprobs: Annotated[_Logprobs | None, Meta(description="Number of alternatives at each token.")] = None
     echo: Annotated[bool | None, Meta(extra_json_schema={"enum": [False, None]})] = None

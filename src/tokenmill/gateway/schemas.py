@@ -1,0 +1,236 @@
+"""Types of the gateway's own answers, which the functions that build them return.
+
+The schemas of /openapi.json are generated from them. Those of chats and completions are in `jobs.openai.answers`.
+"""
+
+from typing import Annotated, Any, Literal, TypedDict
+
+from msgspec import Meta
+
+_Count = Annotated[int, Meta(ge=0)]
+_Bytes = Annotated[int, Meta(ge=0)] | None
+_Rate = Annotated[float | None, Meta(description="Over the last few seconds; null: unknown.")]
+_Time = Annotated[float, Meta(description="Unix time in seconds.")]
+Health = Literal["ok", "degraded", "down", "stopping"]
+
+
+# ---- errors, health, models, embeddings
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: Annotated[str | None, Meta(description="The key of the request that is wrong.")]
+    code: Annotated[str | None, Meta(description="Stable; programs go by it.")]
+    source: Annotated[Literal["request", "gateway", "engine"], Meta(description="Who failed.")]
+
+
+class Error(TypedDict):
+    """OpenAI's error object."""
+
+    error: ErrorDetail
+
+
+class HealthReport(TypedDict):
+    """The state of the gateway and of every engine."""
+
+    status: Health
+    engines: dict[str, str]
+
+
+class Model(TypedDict):
+    """A name under which a model is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    context_length: Annotated[int | None, Meta(description="Maximum tokens of one sequence.")]
+    engines: Annotated[list[str], Meta(description="Engines in order of preference.")]
+
+
+class ModelList(TypedDict):
+    """Every name of every model."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+# ---- /api/status
+
+
+class LaneCounts(TypedDict):
+    """The slots of an engine, and who uses them."""
+
+    total: int | None
+    busy: _Count
+    waiting: _Count
+    interactive: _Count
+    batch: _Count
+
+
+class SlotActivity(TypedDict):
+    """What one sequence is doing."""
+
+    id: Any
+    priority: Literal["interactive", "batch"]
+    doing: Literal["waiting", "prompt", "answer"]
+    prompt_tokens: _Count
+    ready_tokens: _Count
+    reused_tokens: _Count
+    generated_tokens: _Count
+
+
+class Rates(TypedDict):
+    """Throughput of an engine."""
+
+    generated_tok_s: _Rate
+    prompt_tok_s: _Rate
+    reused_tok_s: _Rate
+
+
+class EngineStatus(TypedDict):
+    """One engine."""
+
+    name: str
+    state: str
+    detail: str | None
+    kind: str
+    model: str
+    model_id: Annotated[str, Meta(description="Hash of the model's bytes.")]
+    build: str
+    context: int | None
+    lanes: LaneCounts
+    at_work: Annotated[
+        list[SlotActivity] | None,
+        Meta(description="What each running sequence is doing; null: the engine does not report it."),
+    ]
+    counters: Annotated[dict[str, Any] | None, Meta(description="Since the engine started; null: not reported.")]
+    rates: Rates
+
+
+class MemoryPart(TypedDict):
+    """What one engine keeps in one memory."""
+
+    engine: str
+    item: str
+    predicted_bytes: _Bytes
+    measured_bytes: _Bytes
+    source: Annotated[Literal["engine", "process", "driver"], Meta(description="Who measured it.")]
+    explanation: str | None
+
+
+class Memory(TypedDict):
+    """One memory of the machine."""
+
+    tier: Annotated[str, Meta(description="gpu0, ...; host: all memory that is not a GPU's.")]
+    capacity_bytes: _Bytes
+    free_bytes: _Bytes
+    other_bytes: Annotated[_Bytes, Meta(description="Used by other programs.")]
+    parts: list[MemoryPart]
+    sums: Annotated[list[MemoryPart], Meta(description="The same as the system sees it: mapped, own, total.")]
+
+
+class PrefixSegment(TypedDict):
+    """A segment of the prefix tree."""
+
+    depth: _Count
+    start: _Count
+    tokens: _Count
+    hits: _Count
+    pinned: bool
+    locked: bool
+    last_used: _Count
+    digest: str | None
+
+
+class Forest(TypedDict):
+    """The prefixes in an engine's cache."""
+
+    engine: str
+    total: Annotated[int, Meta(ge=0, description="Number of segments; the list may be shorter.")]
+    heads: Annotated[
+        list[PrefixSegment],
+        Meta(description="Depth first: a deeper segment continues the last shallower one before it."),
+    ]
+
+
+class TokenCounts(TypedDict):
+    """Tokens of requests, without batches, since the gateway started."""
+
+    prompt: _Count
+    reused: _Count
+    generated: _Count
+    answers: _Count
+
+
+class Quantiles(TypedDict):
+    """Of the last interactive requests."""
+
+    median: _Rate
+    p95: _Rate
+    of: _Count
+
+
+class Latencies(TypedDict):
+    """How long answers take."""
+
+    first_token_s: Quantiles
+    token_s: Quantiles
+
+
+class CacheMiss(TypedDict):
+    """A prompt that was computed again although it had been computed before."""
+
+    when_s: _Time
+    backend: str
+    lane: str
+    prompt_tokens: _Count
+    cached_tokens: int | None
+    words: str
+
+
+class ErrorRecord(TypedDict):
+    """A request that failed."""
+
+    when_s: _Time
+    id: str
+    route: str
+    status: int
+    code: str
+
+
+class Notice(TypedDict):
+    """A change of an engine's state."""
+
+    when_s: _Time
+    backend: str
+    state: str
+    words: str | None
+
+
+class Status(TypedDict):
+    """The gateway, its engines and its memory."""
+
+    status: Health
+    version: str
+    url: str
+    now_s: _Time
+    started_s: _Time
+    models: list[str]
+    engines: list[EngineStatus]
+    memory: list[Memory]
+    tokens: TokenCounts
+    times: Latencies
+    batches: Annotated[dict[str, _Count] | None, Meta(description="Number of batches by status.")]
+    misses: list[CacheMiss]
+    errors: list[ErrorRecord]
+    notices: list[Notice]
+
+
+class StatusWithForest(Status):
+    """The answer of /api/status."""
+
+    forest: list[Forest]
