@@ -42,7 +42,7 @@ class KeyLimits:
         for name in ("requests_at_once", "requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+                raise UsageError(f"{name} must be at least 1 (got {value})", code="invalid_limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,16 @@ def read(state: Path) -> tuple[Key, ...]:
 def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
     """Make a key; the returned text is all that will ever show it."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a key's name", hint="letters, digits, dots, dashes, underscores and @")
+        raise UsageError(
+            f"{name!r} cannot be the name of a key",
+            hint="use letters, digits, dots, dashes, underscores and @",
+            code="invalid_key_name",
+        )
     secret = PREFIX + secrets.token_urlsafe(32)
     with _changing(state) as keys:
         if any(key.name == name for key in keys):
-            raise UsageError(f"there is a key {name} already", hint=f"tokenmill keys revoke {name}, or another name")
+            hint = f"tokenmill keys revoke {name}, or choose another name"
+            raise UsageError(f"a key named {name} exists already", hint=hint, code="key_exists")
         keys.append(Key(name, _hash(secret), time.time(), limits or KeyLimits()))
     return secret
 
@@ -96,7 +101,7 @@ def revoke(state: Path, name: str) -> None:
         left = [key for key in keys if key.name != name]
         if len(left) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
-            raise UsageError(f"there is no key {name}", hint=f"there are: {known}")
+            raise UsageError(f"there is no key named {name}", hint=f"known keys: {known}", code="key_not_found")
         keys[:] = left
 
 

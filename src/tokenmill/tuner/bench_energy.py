@@ -56,7 +56,9 @@ def parse_price(text: str) -> Price:
     """`0.30`, `0.30/kWh`, `0,30 EUR/kWh`, `$0.12`."""
     match = _PRICE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a price of electricity", hint="for example --price 0.30/kWh")
+        raise UsageError(
+            f"{text!r} is not a price of electricity", hint="for example --price 0.30/kWh", code="invalid_price"
+        )
     return Price(float(match[2].replace(",", ".")), match[1] or match[3])
 
 

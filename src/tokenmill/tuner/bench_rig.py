@@ -58,6 +58,7 @@ class Rig:
             raise UsageError(
                 f"{what} needs {tokens:,} tokens of context and the engine has {self.engine.identity.context:,}",
                 hint=f"--context {tokens + self.prose.head_tokens}, or less --depth",
+                code="context_length_exceeded",
             )
 
     async def ask(self, units: Units, tokens: int, lane: int | None = 0) -> Served:

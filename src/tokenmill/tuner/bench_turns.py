@@ -71,7 +71,9 @@ async def by_sequences(
         counts = sequence_counts(lanes)
     if most is not None and max(counts) > most:
         raise UsageError(
-            f"the engine has {most} lanes, not {max(counts)}", hint=f"--sequences {max(counts)} starts one with more"
+            f"the engine has {most} slots (got {max(counts)})",
+            hint=f"--sequences {max(counts)} starts one with more",
+            code="too_few_slots",
         )
     rig.need(prompt + tokens, f"a prompt of {prompt:,}")
     rows = []

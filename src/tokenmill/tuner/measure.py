@@ -157,7 +157,9 @@ async def measure(
         first_s = await _Running(engine, _some(jobs, lanes, most), how.seconds).disturbed_by(_some(jobs, 2, most))
     if not rates:
         raise EngineError(
-            f"{lanes} lanes never wrote at the same time", hint="the engine has fewer lanes, or answers end at once"
+            f"{lanes} slots never decoded at the same time",
+            hint="the engine has fewer slots, or its answers end immediately",
+            code="no_overlap",
         )
     return Measured(_figures(work, waves, median(rates), lanes, head_s, first_s), relative_spread(rates), len(waves))
 

@@ -95,7 +95,8 @@ def compare(candidate: Reading, reference: Reading, *, worst: int = 3) -> Agreem
     if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
         raise UsageError(
             "the two have different vocabularies: their next tokens cannot be compared",
-            hint="--against wants the same model in another quantisation",
+            hint="--against takes the same model in another quantisation",
+            code="vocabulary_mismatch",
         )
     others = {(place.text, place.position): place for place in reference.places}
     pairs = [
@@ -103,7 +104,11 @@ def compare(candidate: Reading, reference: Reading, *, worst: int = 3) -> Agreem
     ]
     pairs = [(mine, other) for mine, other in pairs if mine.top and other.top]
     if not pairs or candidate.by_token != reference.by_token:
-        raise UsageError("the two could not be read at the same positions", hint="use engines that tell their tokens")
+        raise UsageError(
+            "the two models could not be compared at the same positions",
+            hint="use engines that report token IDs",
+            code="position_mismatch",
+        )
     found = [(mine, other, divergence(other.top, mine.top)) for mine, other in pairs]
     values = sorted(value for _, _, value in found)
     same = sum(mine.top[0][0] == other.top[0][0] for mine, other in pairs)

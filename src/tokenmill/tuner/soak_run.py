@@ -47,7 +47,10 @@ async def fill(
 ) -> Filled:
     """Fill one sequence, or several at once, up to the goal or to where memory ends."""
     if min(limit.goal, limit.step) <= tokens or sequences < 1:
-        raise UsageError(f"a soak needs a goal and steps of more than {tokens} tokens: so many are written at each")
+        raise UsageError(
+            f"the goal and the steps of a soak must exceed the {tokens} tokens that it generates at each step",
+            code="step_too_small",
+        )
     await rig.prose.learn()
     rig.need(limit.goal, "the goal")
     heads: list[Units] = [()] * sequences

@@ -74,7 +74,7 @@ def test_bytes_that_never_became_a_file_go_when_they_are_old(tmp_path: Path, row
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, rows: HttpBatches) -> None:
     (tmp_path / "batches").write_text("a file")
-    with pytest.raises(StoreError, match="cannot use"):
+    with pytest.raises(StoreError, match="batches"):
         FileStore(tmp_path / "batches", rows)
-    with pytest.raises(StoreError, match="cannot use"):
+    with pytest.raises(StoreError, match="batches"):
         HttpBatches(tmp_path / "batches")

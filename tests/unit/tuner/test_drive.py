@@ -180,7 +180,7 @@ def test_an_engine_that_is_killed_again_and_again_ends_the_tuning_and_nothing_is
         async with asyncio.timeout(30):
             await drive(on, search, work, keep=kept.append, tell=lambda _: None)
 
-    with pytest.raises(EngineError, match=f"killed the engine {MOST_KILLS} times") as caught:
+    with pytest.raises(EngineError, match=str(MOST_KILLS)) as caught:
         asyncio.run(whole())
     assert caught.value.hint
     assert kept == search.told == []
