@@ -19,7 +19,6 @@ from bench.batch_loads import Line
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters, Engine
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import start
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.jobs.models import Submission
@@ -31,6 +30,7 @@ from tokenmill.jobs.worker import work
 from tokenmill.jobs.workload import describe
 from tokenmill.model.read import read
 from tokenmill.native.client import NativeEngine
+from tokenmill.native.launching import start
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make

@@ -17,12 +17,12 @@ from typing import Any
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Request, Sampling, answer
-from tokenmill.engine.launching import launch_engine
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate
+from tokenmill.native.launching import launch_engine
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make

@@ -25,11 +25,11 @@ from prove_rows import Clock
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import start
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.line import call_of
 from tokenmill.model.profile import Profile
+from tokenmill.native.launching import start
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make

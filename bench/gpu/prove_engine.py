@@ -28,11 +28,11 @@ from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
-from tokenmill.engine.launching import ReadyEngine, hold, launch_engine
 from tokenmill.engine.loading_vram import this_driver
 from tokenmill.engine.records import log_path
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
+from tokenmill.native.launching import ReadyEngine, hold, launch_engine
 from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tokenmill.engine.verify import Verification, verify
 from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
 from tokenmill.model.profile import Profile
 from tokenmill.model.synthetic import ghost
+from tokenmill.native.verify import Verification, verify
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan

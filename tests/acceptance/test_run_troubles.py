@@ -33,13 +33,13 @@ from support.tiny_models import write_nan
 from tokenmill.cli import run as cli
 from tokenmill.engine import records
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
-from tokenmill.engine.start import adopt
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State, Submission
 from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
+from tokenmill.native.launching import adopt
 
 SERVER = ("--engine", "llama-server", *SMALL, "--no-warm")
 

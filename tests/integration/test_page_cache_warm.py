@@ -7,10 +7,10 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.engine.page_cache import resident
 from tokenmill.engine.pinned_prefixes import Head
-from tokenmill.engine.start import start
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
+from tokenmill.native.launching import start
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 

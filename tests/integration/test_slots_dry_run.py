@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.verify import request, verify
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate, ghost
+from tokenmill.native.verify import request, verify
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 

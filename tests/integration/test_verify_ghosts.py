@@ -12,13 +12,13 @@ from support import llama
 from support.dry_runs import projected
 from support.plans import placed, settings
 from tokenmill.engine import fit_params
-from tokenmill.engine.verify import verify
 from tokenmill.errors import EngineError
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate, ghost
 from tokenmill.model.synthetic.generate import Kind
 from tokenmill.native.dry_run import ContextProjection, DryRun, project
+from tokenmill.native.verify import verify
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.llama_cpp import draw
 from tokenmill.planner.memory.kv_cells import Context, kv_bytes, largest_batch, output_bytes

@@ -9,9 +9,9 @@ from tokenmill.engine.engine import Counters
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import start_restarting
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
+from tokenmill.native.launching import start_restarting
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan

@@ -31,6 +31,7 @@ from tokenmill.jobs.store import Store
 from tokenmill.jobs.worker import Options
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport, run_pool
 from tokenmill.model.identity import identity_of
+from tokenmill.native.launching import launch_engine
 
 _LOADING_S = 30.0  # between two messages about one load
 _VERBS = {
@@ -152,7 +153,9 @@ def prepare_here(model: str | None, options: EngineOptions) -> PreparedEngine:
     """Plan for the machine that this is called on, with its own configuration."""
     config = configuration(None)
     planned = plan_engine(str(model_path(model, config)), options, config)
-    return PreparedEngine(planned.plan, planned.model_path, planned.config, config.state_path, planned.tuned)
+    return PreparedEngine(
+        planned.plan, planned.model_path, planned.config, config.state_path, launch_engine, planned.tuned
+    )
 
 
 class NodeLog:

@@ -18,15 +18,15 @@ from tokenmill.api.progress import Download, OnProgress, ignore, log
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine import records
 from tokenmill.engine.engine import Engine, Identity
-from tokenmill.engine.launching import ReadyEngine, launch_engine
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.records import Record
-from tokenmill.engine.start import adopt, attach
+from tokenmill.engine.start import attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import Finding
 from tokenmill.launch.files.launch import slug
 from tokenmill.model.identity import identity_of
+from tokenmill.native.launching import ReadyEngine, adopt, launch_engine
 from tokenmill.units import format_seconds, number_of
 
 DEFAULT_MODEL = "smollm2"

@@ -24,8 +24,8 @@ from tokenmill.api.progress import OnProgress, Progress, log
 from tokenmill.api.tune_options import TuneOptions, requests_in
 from tokenmill.config import Config
 from tokenmill.engine.engine import Request
-from tokenmill.engine.launching import Tell
 from tokenmill.errors import EngineError, UsageError
+from tokenmill.native.launching import Tell
 from tokenmill.native.worker_config import most_lanes
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner import history, point_store

@@ -17,8 +17,6 @@ from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
 from tokenmill.cli.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.views.plan import document, explained, folded, render
 from tokenmill.config import Config
-from tokenmill.engine.verify import Verification, verify_by_binary
-from tokenmill.engine.verify import verify as verify_plan
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import THIS, find, names
 from tokenmill.hardware.machine import Machine
@@ -28,6 +26,8 @@ from tokenmill.launch.tensor_patterns import tiers_by_pattern
 from tokenmill.model import catalog
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import ghost
+from tokenmill.native.verify import Verification, verify_by_binary
+from tokenmill.native.verify import verify as verify_plan
 from tokenmill.planner.goal import DialectName
 from tokenmill.planner.make import make
 from tokenmill.planner.placement import host_tier

@@ -16,11 +16,11 @@ from tokenmill.cli.options import EngineOptions
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals, exit_code
-from tokenmill.engine.launching import ReadyEngine, launch_engine
 from tokenmill.engine.pinned_prefixes import Head, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.gateway.service import serve_extra
+from tokenmill.native.launching import ReadyEngine, launch_engine
 from tokenmill.units import format_bytes, format_seconds
 
 

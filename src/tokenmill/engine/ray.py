@@ -12,15 +12,14 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Request, Runtime, answer
-from tokenmill.engine.launching import launch_engine
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
@@ -47,6 +46,25 @@ class Node:
     gpus: float
 
 
+Loading = LoadProgress | WarmProgress
+
+
+class Launched(Protocol):
+    """A launched engine."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, ready."""
+
+    @property
+    def load_s(self) -> float:
+        """How long the load took."""
+
+
+Launch = Callable[..., Awaitable[Launched]]
+"""`native.launching.launch_engine`, given by the caller: this package does not import `native`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedEngine:
     """The engine to start on a node, as planned on that node."""
@@ -55,6 +73,7 @@ class PreparedEngine:
     model_path: Path
     config: EngineConfig
     state: Path
+    launch: Launch
     tuned: bool = False  # an operating point of `tokenmill tune` is used
 
 
@@ -82,9 +101,6 @@ class EngineFacts:
     capabilities: Capabilities
     load_s: float
     runtime: Runtime | None = None
-
-
-Loading = LoadProgress | WarmProgress
 
 
 class NodeLost(EngineDied):
@@ -128,7 +144,7 @@ class NodeActor:
     async def load(self) -> EngineFacts:
         """Load the engine as planned."""
         prepared = await self._prepared()
-        loaded = await launch_engine(
+        loaded = await prepared.launch(
             prepared.plan,
             model_path=prepared.model_path,
             config=prepared.config,

@@ -1,12 +1,12 @@
-"""Starts an engine for a plan, finds one that runs, and says when it is ready.
+"""Starts server engines, connects to running ones, and reports on their load.
 
-Two that start the same name do not both succeed. A process that ends while it loads is an error with its last words;
-one that is not wanted any more, because waiting for it was cancelled, is ended.
+A process that ends while it loads is an error with the last lines of its log. A start that is cancelled ends its
+process. Which kind of engine to start is decided in `native.launching`.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import httpx
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine import logs, records
-from tokenmill.engine.engine import Engine, EngineKind
+from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.exits import engine_from_outside
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.loading_vram import this_driver
@@ -23,12 +23,11 @@ from tokenmill.engine.pids import descendants
 from tokenmill.engine.ports import free_port, holder_of
 from tokenmill.engine.process import Process
 from tokenmill.engine.reserve_start import start_kept
-from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.server import ServerEngine, last_words
 from tokenmill.engine.server_address import base_url, client_for, key_from
 from tokenmill.engine.server_facts import Known, learn
 from tokenmill.engine.server_launch import Prepared, prepare
-from tokenmill.errors import EngineDied, EngineError, UsageError
+from tokenmill.errors import EngineDied, EngineError
 from tokenmill.launch import Finding
 from tokenmill.launch.binding import host_bytes
 from tokenmill.launch.files.launch import value_of
@@ -37,71 +36,12 @@ from tokenmill.planner.plan import Plan
 
 Progress = Callable[[LoadProgress], None]
 Slow = Callable[[tuple[Finding, ...]], None]
-"""Told from time to time what holds a load up; an empty tuple: nothing that can be seen."""
+"""Receives from time to time what slows a load down; an empty tuple: nothing was found."""
 
-_FIRST_S, _LATER_S = 0.1, 0.5  # between two looks at a load; the first seconds are for small models
+_FIRST_S, _LATER_S = 0.1, 0.5  # between two reports; small models load within the first seconds
 _SOON_S = 5.0
 _HEALTH_S = 10.0
-_DIAGNOSIS_S = 5.0  # between two thoughts about why a load is slow
-_LOCK_S = 30.0  # another command may be looking at the same name
-
-
-async def start(
-    plan: Plan,
-    *,
-    model_path: Path,
-    config: EngineConfig,
-    state: Path,
-    name: str,
-    progress: Progress | None = None,
-    slow: Slow | None = None,
-    detach: bool = False,
-) -> Engine:
-    """Start an engine and wait until it answers; it dies with us unless detached."""
-    tell: Progress = progress or (lambda _: None)
-    async with records.locked(state, name, wait_s=_LOCK_S):
-        running = records.read(state, name)
-        if running is not None and running.alive:
-            raise EngineError(
-                f"engine {name} runs already, as process {running.engine.pid} at {running.address}",
-                hint="use it, stop it with `tokenmill engines stop`, or choose another name",
-            )
-        if config.kind == "native":
-            return await _start_native(plan, model_path, config, state, name, tell, slow, detach)
-        if "://" in config.kind:
-            raise UsageError(f"{config.kind} runs already: it is attached to, not started")
-        return await _start_server(plan, model_path, config, state, name, tell, slow, detach)
-
-
-async def start_restarting(
-    plan: Plan,
-    *,
-    model_path: Path,
-    config: EngineConfig,
-    state: Path,
-    name: str,
-    progress: Progress | None = None,
-    slow: Slow | None = None,
-    again_ready: Callable[[Engine], Awaitable[object]] | None = None,
-) -> RestartingEngine:
-    """Start an engine that is restarted when it dies; `again_ready` prepares each process but the first."""
-
-    async def again() -> Engine:
-        return await start(
-            plan, model_path=model_path, config=config, state=state, name=name, progress=progress, slow=slow
-        )
-
-    async def anew() -> Engine:
-        engine = await again()
-        try:
-            if again_ready is not None:
-                await again_ready(engine)
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    return RestartingEngine(await again(), anew, most_restarts=config.most_restarts)
+_DIAGNOSIS_S = 5.0  # between two diagnoses of a slow load
 
 
 async def attach(url: str, config: EngineConfig, *, model: str | None = None) -> ServerEngine:
@@ -115,105 +55,65 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
     return ServerEngine(client, identity, speech)
 
 
-async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> Engine | None:
-    """Use an engine again that outlived whoever started it; None: none of that name runs.
-
-    Its pid and start time must be those of the record, and it must answer; one that still loads is waited for.
-    """
-    async with records.locked(state, name, wait_s=_LOCK_S):
-        record = records.read(state, name)
-        if record is None:
-            return None
-        if not record.alive:
-            records.forget(state, record)
-            return None
-        if record.kind == "native":
-            from tokenmill.native.client import NativeEngine  # noqa: PLC0415  as in start()
-
-            return await NativeEngine.connect(Path(record.address))
-        process = Process(
-            record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes
-        )
-        client = client_for(record.address)
-        try:
-            watch = Watch(record.engine.pid, (), log=process.log, kind=record.kind)
-            await _until_ready(process, client, record.kind, watch, progress or (lambda _: None))
-            identity, speech = await learn(client, _recorded(record))
-        except BaseException:
-            process.let_go()
-            await client.aclose()
-            raise
-        return ServerEngine(client, identity, speech, process=process)
-
-
-async def _start_native(
-    plan: Plan,
-    model: Path,
-    config: EngineConfig,
-    state: Path,
-    name: str,
-    tell: Progress,
-    slow: Slow | None,
-    detach: bool,
-) -> Engine:
-    # its packages are an extra that who uses servers alone need not have
-    from tokenmill.native.start import start as start_native  # noqa: PLC0415
-
-    looking: list[asyncio.Task[None]] = []
-
-    def began(process: Process) -> None:
-        watch = _watch(process, plan, model, "llama-server")  # its log is llama.cpp's
-        looking.append(asyncio.create_task(_look(watch, tell)))
-        if slow is not None:
-            looking.append(asyncio.create_task(_diagnose(watch, plan, slow)))
-
+async def adopt_server(record: records.Record, *, progress: Progress | None = None) -> ServerEngine:
+    """Connect to the running server of a record; waits for one that is still loading."""
+    process = Process(record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes)
+    client = client_for(record.address)
     try:
-        return await start_native(
-            plan,
-            model_path=model,
-            config=config,
-            state=state,
-            name=name,
-            detach=detach,
-            began=began,
-            told=_starting(tell),
-        )
-    finally:
-        for task in looking:
-            task.cancel()
+        watch = Watch(record.engine.pid, (), log=process.log, kind=record.kind)
+        await _until_ready(process, client, record.kind, watch, progress or (lambda _: None))
+        identity, speech = await learn(client, _recorded(record))
+    except BaseException:
+        process.let_go()
+        await client.aclose()
+        raise
+    return ServerEngine(client, identity, speech, process=process)
 
 
-def _starting(tell: Progress) -> Callable[[str], None]:
-    """Words about a start, before anything is loaded."""
-    return lambda words: tell(LoadProgress("starting", detail=words))
+def watch_load(
+    process: Process, plan: Plan, model: Path, *, progress: Progress, slow: Slow | None
+) -> list[asyncio.Task[None]]:
+    """Report the progress of a native engine's load, and why it is slow, until the tasks are cancelled."""
+    watch = _watch(process, plan, model, "llama-server")  # its log is llama.cpp's, too
+    tasks = [asyncio.create_task(_report(watch, progress))]
+    if slow is not None:
+        tasks.append(asyncio.create_task(_diagnose(watch, plan, slow)))
+    return tasks
 
 
-async def _look(watch: Watch, tell: Progress) -> None:
+def starting(progress: Progress) -> Callable[[str], None]:
+    """Reports the steps of a start before anything is loaded."""
+    return lambda detail: progress(LoadProgress("starting", detail=detail))
+
+
+async def _report(watch: Watch, progress: Progress) -> None:
     while True:
-        tell(await asyncio.to_thread(watch.look))
+        progress(await asyncio.to_thread(watch.look))
         await asyncio.sleep(_FIRST_S if len(watch.samples) < _SOON_S / _FIRST_S else _LATER_S)
 
 
-async def _start_server(
+async def start_server(
     plan: Plan,
-    model: Path,
+    *,
+    model_path: Path,
     config: EngineConfig,
     state: Path,
     name: str,
-    tell: Progress,
+    progress: Progress,
     slow: Slow | None,
     detach: bool,
 ) -> ServerEngine:
+    """Start a server engine and wait until it answers. The caller holds the lock of the name."""
     slots = records.slots_path(state, name)
     slots.mkdir(parents=True, exist_ok=True)
     taken = holder_of(config.port) if config.port else None
     port = free_port(config.host, config.port)
     prepared = await asyncio.to_thread(
-        prepare, plan, model=model, config=config, port=port, name=name, slots=slots.absolute()
+        prepare, plan, model=model_path, config=config, port=port, name=name, slots=slots.absolute()
     )
     if taken is not None:
-        tell(LoadProgress("starting", detail=f"port {config.port} is taken by {taken}: using {port}"))
-    model_id = await asyncio.to_thread(identity_of, model)
+        starting(progress)(f"port {config.port} is taken by {taken}: using {port}")
+    model_id = await asyncio.to_thread(identity_of, model_path)
     process = await start_kept(
         prepared.argv,
         plan,
@@ -224,7 +124,7 @@ async def _start_server(
         detach=detach,
         contained=prepared.contained,
         afterwards=prepared.afterwards,
-        told=_starting(tell),
+        told=starting(progress),
     )
     client = client_for(f"http://{config.host}:{port}")
     record = records.Record(
@@ -244,10 +144,10 @@ async def _start_server(
     )
     try:
         records.write(state, record)  # before it is ready: a load may take longer than we live
-        watch = _watch(process, plan, model, prepared.kind)
+        watch = _watch(process, plan, model_path, prepared.kind)
         thinking = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
         try:
-            await _until_ready(process, client, prepared.kind, watch, tell)
+            await _until_ready(process, client, prepared.kind, watch, progress)
         finally:
             if thinking is not None:
                 thinking.cancel()

@@ -7,7 +7,6 @@ that we would miss: they do not count as free here.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tokenmill.engine.launching import ReadyEngine
 from tokenmill.engine.reconcile import HOST, Row
 from tokenmill.gateway.schemas import Memory, MemoryPart
 from tokenmill.hardware.disk import parse_mountinfo
@@ -15,6 +14,7 @@ from tokenmill.hardware.gpu.nvidia import read_nvidia
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
 from tokenmill.hardware.memory import parse_meminfo
+from tokenmill.native.launching import ReadyEngine
 
 ITEMS = ("weights", "repack", "kv", "compute", "output", "prompt_cache", "runtime")
 """What bars are made of; the rest (mapped, own, total) are sums of these, seen from the system's side."""

@@ -18,7 +18,6 @@ from tokenmill.api.progress import log as messages
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine import records
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pinned_prefixes import Head
 from tokenmill.engine.server import ServerEngine
@@ -38,6 +37,7 @@ from tokenmill.gateway.middleware import allowed_to_listen
 from tokenmill.gateway.recorder import Recorders
 from tokenmill.gateway.routes import Routed
 from tokenmill.gateway.state import Digest, GatewayState, Log
+from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.planner.plan import Plan
 
 _PREDECESSOR_S = 60.0  # for the engine of a gateway that was killed: it leaves by itself

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import Config
-from tokenmill.engine.launching import ReadyEngine
 from tokenmill.engine.pinned_prefixes import WarmedHead
 from tokenmill.gateway.admission import Lanes
 from tokenmill.gateway.backend import Backend, Routes
 from tokenmill.gateway.keys import Keys
 from tokenmill.gateway.limits import Limiter
 from tokenmill.gateway.recorder import Recorders, Tally
+from tokenmill.native.launching import ReadyEngine
 
 Log = Callable[[Mapping[str, Any]], None]
 """Told of every request in plain values: no bodies, no keys."""

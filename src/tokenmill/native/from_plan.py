@@ -1,10 +1,10 @@
 """A plan's settings in the words of the native engine: how to load its model, and what context to make."""
 
-from tokenmill.engine.verify import request
 from tokenmill.errors import UsageError
 from tokenmill.launch.dialect import offload_floor, visible_gpus
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.model import ModelSettings
+from tokenmill.native.verify import request
 from tokenmill.planner.plan import Plan
 
 

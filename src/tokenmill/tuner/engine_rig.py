@@ -10,11 +10,10 @@ from typing import Protocol
 from tokenmill.config import EngineConfig
 from tokenmill.engine import load_history
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.launching import Tell, hold
 from tokenmill.engine.records import log_path
-from tokenmill.engine.start import start
 from tokenmill.engine.warm import fill_ahead
 from tokenmill.errors import EngineError
+from tokenmill.native.launching import Tell, hold, start
 from tokenmill.native.worker_config import INTERACTIVE_LANES, goal_for, sequences_for
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan

@@ -15,9 +15,9 @@ from support.gateway import Served, config_in, served
 from support.servers import EMBEDDED, small_plan
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.engine.start import start_restarting
 from tokenmill.gateway.serving import EngineWanted, state_for
 from tokenmill.gateway.state import GatewayState
+from tokenmill.native.launching import start_restarting
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
 

@@ -14,7 +14,6 @@ from support.worked import QUICK
 from tokenmill.config import EngineConfig
 from tokenmill.engine import restart
 from tokenmill.engine.engine import Answer, Piece, Request
-from tokenmill.engine.start import start_restarting
 from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
@@ -22,6 +21,7 @@ from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import work
+from tokenmill.native.launching import start_restarting
 
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(16))
 THINGS = ("river", "bridge", "harbour", "field", "engine", "tower", "garden", "mine", "road", "wall", "lake", "ship")

@@ -12,10 +12,10 @@ from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine import records, restart
 from tokenmill.engine.engine import answer
-from tokenmill.engine.start import adopt, start_restarting
 from tokenmill.errors import EngineDied, EngineError, RequestRefused
 from tokenmill.model.gguf import read_header
 from tokenmill.native.client import NativeEngine
+from tokenmill.native.launching import adopt, start_restarting
 
 ENDLESS = replace(chat("Count for ever.", tokens=900), ignore_eos=True)
 
@@ -134,7 +134,7 @@ def test_it_is_started_again_and_its_work_can_be_sent_again(
 
 
 def test_one_that_was_left_running_is_found_again_and_can_be_stopped(smollm2_path: Path, tmp_path: Path) -> None:
-    from tokenmill.engine.start import start
+    from tokenmill.native.launching import start
 
     async def work() -> None:
         left = await start(

@@ -11,10 +11,9 @@ import pytest
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
-from tokenmill.engine.launching import launch_engine
 from tokenmill.engine.pinned_prefixes import Head, Held, digest_in, hold, saved_at
-from tokenmill.engine.start import adopt
 from tokenmill.errors import UsageError
+from tokenmill.native.launching import adopt, launch_engine
 
 DIGEST = "You are a careful mill that grinds words into flour. " * 12
 OTHER = "You are a careful mill that grinds nothing at all, and rests. " * 6

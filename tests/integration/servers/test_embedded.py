@@ -14,9 +14,10 @@ from tokenmill.engine import records
 from tokenmill.engine.engine import Answer, Chat, Piece, Request, Sampling, answer
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import adopt, attach, start
+from tokenmill.engine.start import attach
 from tokenmill.errors import EngineError, RequestRefused, TooLong, UsageError
 from tokenmill.model.identity import identity_of
+from tokenmill.native.launching import adopt, start
 
 GREEDY = Sampling(temperature=0.0)
 LONG = "Every line of the ledger counts. " * 20

@@ -19,8 +19,8 @@ from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.pinned_prefixes import Head, hold
 from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.start import adopt, start, start_restarting
 from tokenmill.errors import EngineDied, EngineError
+from tokenmill.native.launching import adopt, start, start_restarting
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -69,7 +69,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from support.servers import EMBEDDED, small_plan
-from tokenmill.engine.start import start
+from tokenmill.native.launching import start
 
 async def main():
     model, state = Path(sys.argv[1]), Path(sys.argv[2])

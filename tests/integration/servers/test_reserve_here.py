@@ -18,8 +18,8 @@ from tokenmill.engine.engine import Request, Sampling, answer
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.pids import descendants
 from tokenmill.engine.reserve_start import kept_now, start_kept
-from tokenmill.engine.start import start, start_restarting
 from tokenmill.launch.binding import ranges
+from tokenmill.native.launching import start, start_restarting
 from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 

@@ -8,8 +8,8 @@ import pytest
 from support.damaged import damaged
 from support.native_engine import native, plan_for, run
 from tokenmill.config import EngineConfig
-from tokenmill.engine.start import start
 from tokenmill.errors import UsageError
+from tokenmill.native.launching import start
 from tokenmill.tuner.qualify import needles
 from tokenmill.tuner.qualify_agree import Reading, compare, read_texts
 from tokenmill.tuner.qualify_asks import asks

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.verify import request
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.from_plan import environment_of, settings_of
 from tokenmill.native.model import ModelSettings
+from tokenmill.native.verify import request
 from tokenmill.units import GIB
 
 KIMI = describe((catalog.header("kimi-k2.5:Q4_K_S"),), format="catalog")

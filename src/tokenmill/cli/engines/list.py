@@ -11,8 +11,8 @@ from tokenmill.cli.output import Common, jsonable, show, show_json
 from tokenmill.engine import records
 from tokenmill.engine.engine import Status
 from tokenmill.engine.records import Record
-from tokenmill.engine.start import adopt
 from tokenmill.errors import TokenmillError
+from tokenmill.native.launching import adopt
 from tokenmill.units import format_seconds
 
 _ASK_S = 15.0
