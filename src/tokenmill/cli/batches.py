@@ -1,9 +1,10 @@
 """Which processes work on the batches of a store, for `status` and `cancel`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tokenmill.jobs.address import Address
 from tokenmill.jobs.coordination import Runner
@@ -86,14 +87,4 @@ def worker_of(folder: Path) -> int | None:
         return None
     rows = (row.split() for row in held.splitlines())
     locked = any(row[1:2] == ["FLOCK"] and row[5].endswith(f":{inode}") for row in rows if len(row) > 5)
-    return holder if holder and locked and _lives(holder) else None
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return holder if holder and locked and psutil.pid_exists(holder) else None

@@ -2,15 +2,12 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from tokenmill.errors import EngineError
-
-_PROC = Path("/proc")
-_LISTENING = "0A"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +50,19 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def holder_of(port: int) -> Holder | None:
-    """Who listens on a port of this machine; None: nobody."""
-    inodes = {inode for table in ("tcp", "tcp6") for inode in listening(_text(_PROC / "net" / table), port)}
-    if not inodes:
-        return None
-    for folder in _PROC.iterdir():
-        if folder.name.isdigit() and any(inode in inodes for inode in _sockets(folder)):
-            return Holder(int(folder.name), _text(folder / "comm").strip() or None)
-    return Holder(None, None)
-
-
-def listening(table: str, port: int) -> Iterator[int]:
-    """Inodes of the sockets that listen on a port, out of /proc/net/tcp."""
-    for line in table.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 9 and fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-            yield int(fields[9])
-
-
-def _sockets(process: Path) -> Iterator[int]:
-    with suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            with suppress(OSError):
-                target = str(descriptor.readlink())
-                if target.startswith("socket:["):
-                    yield int(target[8:-1])
-
-
-def _text(path: Path) -> str:
+    """Who listens on a TCP port of this machine; None: nobody."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):  # /proc/net may be hidden
+        return None
+    sockets = [
+        each for each in connections if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+    ]
+    if not sockets:
+        return None
+    pid = next((each.pid for each in sockets if each.pid is not None), None)
+    name = None
+    if pid is not None:
+        with suppress(psutil.Error):
+            name = psutil.Process(pid).name()
+    return Holder(pid, name)

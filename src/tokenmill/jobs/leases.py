@@ -13,10 +13,10 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from tokenmill.engine.pids import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, LinesLost
@@ -46,11 +46,12 @@ class Leased:
         self._database = database
         self._at_work = at_work
         self._lease_s = lease_s
+        own = Pid.here(os.getpid())
         self._who = {
             "host": socket.gethostname(),
             "kernel": _kernel(),
             "pid": os.getpid(),
-            "ticks": _stat(os.getpid())[1] or 0,
+            "ticks": own.ticks if own is not None else 0,
         }
         self._tended_s = self._folded_s = time.monotonic()
         self._claims: set[int] = set()
@@ -199,18 +200,19 @@ def leased(database: DatabaseBackend, at_work: Callable[[], Collection[int]]) ->
 
 def _kernel() -> str:
     """Where numbers of processes mean the same: one boot of one machine, one namespace of processes."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115  it leads nowhere
+        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115  it leads nowhere
     except OSError:
-        return uuid4().hex  # nobody can tell here; only the lease counts
+        namespace = ""
+    return f"{boot} {namespace}" if boot and namespace else uuid4().hex  # unknown: only the lease counts
 
 
 def _gone(pid: int, ticks: int) -> bool:
     """Whether the process that began then is surely no more, or only what its parent has not read yet."""
-    state, began = _stat(pid)
-    if state is not None:
-        return state in "ZX" or (began is not None and ticks not in (0, began))
+    process = Pid.here(pid)
+    if process is not None:
+        return Pid.of(pid) is None or ticks not in (0, process.ticks)
     try:  # /proc may hide what others run (hidepid): that it cannot be read says nothing
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -218,12 +220,3 @@ def _gone(pid: int, ticks: int) -> bool:
     except OSError:  # another user's: it lives
         return False
     return False
-
-
-def _stat(pid: int) -> tuple[str | None, int | None]:
-    """State and beginning of a process by its kernel's clock; None: not known."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        return fields[0], int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None, None

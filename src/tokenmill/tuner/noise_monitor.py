@@ -1,8 +1,8 @@
-"""What else used the machine while something was measured: other processes, a hypervisor, heat.
+"""What else used the machine during a measurement: other processes, a hypervisor, thermal throttling.
 
-Two looks at /proc and what grew between them. Processes that nobody here can see (another container's, or ones that
-came and went in between) show in the kernel's totals. Threads of the kernel are left out: what they do is mostly done
-for what is being measured.
+`NoiseMonitor` takes two snapshots and `judge` compares them. Processes that are invisible here (of another container,
+or started and ended in between) show in the kernel's totals. Kernel threads do not count: they mostly work for what
+is being measured.
 """
 
 import os
@@ -11,83 +11,74 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from tokenmill.engine.pids import descendants
 from tokenmill.hardware.host import Host, LocalHost, number
 
-LEAST_CORES = 0.15  # that others together must use to count ...
-LEAST_SHARE = 0.01  # ... or this share of the processors, where that is more
-STOLEN = 0.02  # share of the processors' time that a hypervisor gave to others
-_KERNEL = 2  # kthreadd: every thread of the kernel is its child
+MIN_CORES = 0.15  # other processes disturb if they use more together ...
+MIN_SHARE = 0.01  # ... and more than this share of the processors
+MAX_STOLEN_SHARE = 0.02  # of the processors' time
+_KERNEL = 2  # kthreadd, the parent of all kernel threads
 _HOT = 0x08 | 0x20 | 0x40 | 0x80  # NVML: slowed by hardware, by heat (driver or hardware), by the power brake
 
 
 @dataclass(frozen=True, slots=True)
-class Ticks:
-    """A process's time on the processors so far."""
+class Usage:
+    """A process and the CPU time that it has used so far."""
 
     name: str
     parent: int
-    started: int  # since boot: tells two of the same number apart
-    used: int
+    started: float  # distinguishes processes with the same pid
+    used_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The machine at one moment; times of the kernel in its ticks."""
+class Snapshot:
+    """The machine at one moment."""
 
     at_s: float
-    busy: int | None = None  # all processors, in user and kernel code
-    stolen: int | None = None
+    busy_s: float | None = None  # all processors, in user and kernel code
+    stolen_s: float | None = None
     processors: int = 1
-    processes: Mapping[int, Ticks] = field(default_factory=dict)
+    processes: Mapping[int, Usage] = field(default_factory=dict)
     throttled: int | None = None  # times that a processor was slowed for heat
 
 
-def parse_totals(text: str) -> tuple[int | None, int | None, int]:
-    """/proc/stat: ticks in user and kernel code, ticks stolen, and how many processors there are."""
-    rows = [line.split() for line in text.splitlines() if line.startswith("cpu")]
-    processors = max(1, sum(row[0] != "cpu" for row in rows))
-    total = next(([int(value) for value in row[1:]] for row in rows if row[0] == "cpu"), [])
-    if not any(total):
-        return None, None, processors
-    return sum(total[:3]), total[7] if len(total) > 7 else None, processors
-
-
-def parse_process(text: str) -> Ticks | None:
-    """/proc/PID/stat."""
-    head, _, rest = text.rpartition(")")  # the name may hold anything, brackets and spaces too
-    fields = rest.split()
-    if len(fields) < 20:
-        return None
-    return Ticks(head.partition("(")[2], int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12]))
-
-
-def look(host: Host) -> Look:
-    """The machine now."""
-    busy, stolen, processors = parse_totals(host.text("/proc/stat") or "")
+def snapshot(host: Host) -> Snapshot:
+    """The machine now; `host` has the counters of thermal throttling."""
+    total = psutil.cpu_times()
+    known = any(total)  # some sandboxes show zeros
     processes = {}
-    for path in host.glob("/proc/[0-9]*/stat"):
-        found = parse_process(host.text(path) or "")
-        if found is not None:
-            processes[int(path.split("/")[2])] = found
+    for process in psutil.process_iter(["name", "ppid", "create_time", "cpu_times"], ad_value=None):
+        name, parent, started, times = (process.info[key] for key in ("name", "ppid", "create_time", "cpu_times"))
+        if None not in (parent, started, times):
+            processes[process.pid] = Usage(name or "", parent, started, times.user + times.system)
     counts = [
         count
         for path in host.glob("/sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
         if (count := number(host.text(path))) is not None
     ]
-    return Look(time.monotonic(), busy, stolen, processors, processes, sum(counts) if counts else None)
+    return Snapshot(
+        time.monotonic(),
+        total.user + total.nice + total.system if known else None,
+        total.steal if known else None,
+        psutil.cpu_count() or 1,
+        processes,
+        sum(counts) if counts else None,
+    )
 
 
-def judge(before: Look, after: Look, ours: Collection[int], ticks_s: float) -> str | None:
-    """What disturbed the time between two looks, in words; None: nothing to speak of."""
-    span = (after.at_s - before.at_s) * ticks_s
+def judge(before: Snapshot, after: Snapshot, ours: Collection[int]) -> str | None:
+    """What disturbed the measurement between two snapshots, as text; None if nothing did."""
+    span = after.at_s - before.at_s
     if span <= 0:
         return None
-    most = max(LEAST_CORES, LEAST_SHARE * after.processors)
+    most = max(MIN_CORES, MIN_SHARE * after.processors)
     found = []
-    if before.stolen is not None and after.stolen is not None:
-        share = (after.stolen - before.stolen) / (span * after.processors)
-        if share > STOLEN:
+    if before.stolen_s is not None and after.stolen_s is not None:
+        share = (after.stolen_s - before.stolen_s) / (span * after.processors)
+        if share > MAX_STOLEN_SHARE:
             found.append(f"the hypervisor gave {share:.0%} of the processors' time to others")
     others = _used(before, after, ours)
     cores = {pid: used / span for pid, used in others.items()}
@@ -101,36 +92,36 @@ def judge(before: Look, after: Look, ours: Collection[int], ticks_s: float) -> s
     return "; ".join(found) or None
 
 
-def _used(before: Look, after: Look, ours: Collection[int]) -> dict[int, int]:
-    """Ticks of others between two looks, by process."""
+def _used(before: Snapshot, after: Snapshot, ours: Collection[int]) -> dict[int, float]:
+    """CPU time of other processes between two snapshots, by pid."""
     found = {}
     for pid, now in after.processes.items():
         if pid in ours or _of_kernel(pid, now):
             continue
-        used = now.used - _before(before, pid, now)
+        used = now.used_s - _before(before, pid, now)
         if used > 0:
             found[pid] = used
     return found
 
 
-def _unseen(before: Look, after: Look) -> int | None:
-    """Ticks in the totals that belong to no process that was there at the end."""
-    if before.busy is None or after.busy is None:
+def _unseen(before: Snapshot, after: Snapshot) -> float | None:
+    """CPU time in the totals that belongs to no process of the second snapshot."""
+    if before.busy_s is None or after.busy_s is None:
         return None
-    seen = sum(now.used - _before(before, pid, now) for pid, now in after.processes.items())
-    return after.busy - before.busy - seen
+    seen = sum(now.used_s - _before(before, pid, now) for pid, now in after.processes.items())
+    return after.busy_s - before.busy_s - seen
 
 
-def _before(before: Look, pid: int, now: Ticks) -> int:
+def _before(before: Snapshot, pid: int, now: Usage) -> float:
     then = before.processes.get(pid)
-    return then.used if then is not None and then.started == now.started else 0
+    return then.used_s if then is not None and then.started == now.started else 0.0
 
 
-def _of_kernel(pid: int, ticks: Ticks) -> bool:
-    return _KERNEL in (pid, ticks.parent)
+def _of_kernel(pid: int, process: Usage) -> bool:
+    return _KERNEL in (pid, process.parent)
 
 
-def _named(cores: Mapping[int, float], after: Look) -> str:
+def _named(cores: Mapping[int, float], after: Snapshot) -> str:
     first, *rest = sorted(cores, key=lambda pid: -cores[pid])
     more = sum(cores[pid] for pid in rest)
     words = f"{after.processes[first].name} (pid {first}) used {cores[first]:.1f} cores"
@@ -138,7 +129,7 @@ def _named(cores: Mapping[int, float], after: Look) -> str:
 
 
 def hot_cards(nvml: Any) -> tuple[int, ...]:
-    """Cards that are slowed at this moment, not for their power limit: by number."""
+    """Indices of GPUs that are throttled now for another reason than their power limit."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -154,26 +145,26 @@ def hot_cards(nvml: Any) -> tuple[int, ...]:
 
 
 class NoiseMonitor:
-    """Watches from `start` to `stop`."""
+    """Watches this machine from `start` to `stop`."""
 
-    def __init__(self, host: Host | None = None, nvml: Callable[[], Any] | None = None) -> None:
-        """Watch this machine, or one that was recorded; cards only where their library is given."""
-        self._host = host or LocalHost()
+    def __init__(self, nvml: Callable[[], Any] | None = None) -> None:
+        """Watch GPUs only if their library is given."""
+        self._host = LocalHost()
         self._nvml = nvml
         self._pids: tuple[int, ...] = ()
-        self._before: Look | None = None
+        self._before: Snapshot | None = None
 
     def start(self, pids: Collection[int] = ()) -> None:
-        """Watch from here on; these processes, ours and all below them are no disturbance."""
+        """Watch from now on; this process, `pids` and their descendants are no disturbance."""
         self._pids = (os.getpid(), *pids)
-        self._before = look(self._host)
+        self._before = snapshot(self._host)
 
     def stop(self) -> str | None:
-        """What disturbed, in words; None: nothing to speak of."""
+        """What disturbed the measurement, as text; None if nothing did."""
         if self._before is None:
             return None
         ours = {pid for root in self._pids for pid in (root, *descendants(root))}
-        found = judge(self._before, look(self._host), ours, os.sysconf("SC_CLK_TCK"))
+        found = judge(self._before, snapshot(self._host), ours)
         hot = hot_cards(self._nvml()) if self._nvml is not None else ()
         if hot:
             found = "; ".join(filter(None, (found, f"GPU {', '.join(map(str, hot))} was slowed for heat or power")))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.postgres import asked
+from tokenmill.engine.pids import Pid
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs import leases
 from tokenmill.jobs.address import Server
@@ -133,19 +134,20 @@ def test_a_process_that_cannot_be_looked_at_is_not_gone(
         if raised is not None:
             raise raised
 
-    monkeypatch.setattr(leases, "_stat", lambda _: (None, None))
+    monkeypatch.setattr(Pid, "here", staticmethod(lambda _: None))
     monkeypatch.setattr(os, "kill", kill)
     assert leases._gone(1, 5) is gone
 
 
 def test_a_process_that_can() -> None:
-    ticks = leases._stat(os.getpid())[1]
-    assert ticks is not None
-    assert not leases._gone(os.getpid(), ticks)
-    assert leases._gone(os.getpid(), ticks + 1)  # its number is another's now
+    own = Pid.here(os.getpid())
+    assert own is not None
+    assert not leases._gone(own.pid, own.ticks)
+    assert leases._gone(own.pid, own.ticks + 1)  # another process has its number now
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-    began = leases._stat(ended.pid)[1] or 0
-    assert leases._gone(ended.pid, began)  # its parent has not asked yet
+    zombie = Pid.here(ended.pid)
+    assert zombie is not None
+    assert leases._gone(ended.pid, zombie.ticks)  # its parent has not asked yet
     ended.wait(LIMIT_S)
-    assert leases._gone(ended.pid, began)
+    assert leases._gone(ended.pid, zombie.ticks)
