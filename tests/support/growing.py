@@ -18,7 +18,6 @@ from pathlib import Path
 from support.fake_engine import FakeEngine
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs import ingest as ingesting
-from tokenmill.jobs import read
 from tokenmill.jobs import submit as submitting
 from tokenmill.jobs.address import address_of
 from tokenmill.jobs.ingest import Ingest
@@ -28,6 +27,7 @@ from tokenmill.jobs.shape import shape_of
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.worker import work
+from tokenmill.storage import lines
 
 GROUP_LINES, BLOCK_BYTES = 10, 1024
 
@@ -35,7 +35,7 @@ GROUP_LINES, BLOCK_BYTES = 10, 1024
 def small_groups(set_value: Callable[[object, str, object], None]) -> None:
     """Groups of a few lines, and no head start."""
     set_value(submitting, "GROUP_LINES", GROUP_LINES)
-    set_value(read, "BLOCK_BYTES", BLOCK_BYTES)
+    set_value(lines, "BLOCK_BYTES", BLOCK_BYTES)
     set_value(ingesting, "HEAD_START_S", 0.0)
 
 

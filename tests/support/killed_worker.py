@@ -12,18 +12,18 @@ import random
 import sys
 from pathlib import Path
 
-from tokenmill.jobs import read
 from tokenmill.jobs import submit as submitting
 from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
+from tokenmill.storage import lines
 from tokenmill.units import KIB
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    submitting.GROUP_LINES, read.BLOCK_BYTES = 100, 16 * KIB  # so that a kill finds a submit half done
+    submitting.GROUP_LINES, lines.BLOCK_BYTES = 100, 16 * KIB  # so that a kill finds a submit half done
     print("opening", flush=True)
     with Store(folder / "store") as store:
         how = Submission("m", output=str(folder / "out.jsonl"))

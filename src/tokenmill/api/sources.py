@@ -15,11 +15,11 @@ from typing import Any, Literal, NamedTuple
 
 from tokenmill.api.progress import log
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.layout import Saving, lay_out
-from tokenmill.jobs.read import check_there
 from tokenmill.jobs.table import Table, read_table, table_from_arrow, table_from_rows
 from tokenmill.jobs.template import read_template
+from tokenmill.storage.json_text import compact_json
+from tokenmill.storage.lines import check_there
 from tokenmill.units import format_bytes, number_of
 
 

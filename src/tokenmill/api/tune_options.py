@@ -8,8 +8,10 @@ from typing import get_args
 from tokenmill.api.options import EngineOptions
 from tokenmill.engine.engine import Request
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.line import call_from, parse
-from tokenmill.jobs.read import BadLine, lines
+from tokenmill.jobs.job_file import job_lines
+from tokenmill.jobs.line import call_from
+from tokenmill.storage.json_text import parse
+from tokenmill.storage.lines import BadLine
 from tokenmill.tuner.point import Aim, AimKind
 
 MOST_JOBS = 256  # of a file: enough for the widest wave, several times
@@ -85,7 +87,7 @@ def _share(value: str | float) -> float:
 def requests_in(where: str) -> tuple[Request, ...]:
     """The first jobs of a file; lines that cannot be read are skipped. UsageError if none can be read."""
     found: list[Request] = []
-    for line in lines(where):
+    for line in job_lines(where):
         if not isinstance(line, BadLine):
             with suppress(RequestRefused, UsageError, ValueError):  # the last: no JSON
                 found.append(call_from(parse(line[1])).request("batch"))

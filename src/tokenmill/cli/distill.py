@@ -24,11 +24,10 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.distillation import recipe
 from tokenmill.recipes.distillation.prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
 from tokenmill.recipes.distillation.recipe import Distilled
-from tokenmill.recipes.distillation.rows import COLUMNS, Thinking
+from tokenmill.recipes.distillation.rows import Thinking, is_distilled
 from tokenmill.recipes.export import Format, Wanted
-from tokenmill.recipes.exports_parquet import written_by
-from tokenmill.recipes.rows import check_target
 from tokenmill.recipes.runner import BatchRunner, Prospect
+from tokenmill.storage.rows import check_target
 from tokenmill.units import number_of
 
 TOP_LOGPROBS = 5
@@ -226,7 +225,7 @@ def _asked(ask: DistillOptions) -> str:
 
 
 def _check_replaceable(output: Path) -> None:
-    if output.is_file() and output.stat().st_size and written_by(output, COLUMNS) != "distill":
+    if output.is_file() and output.stat().st_size and not is_distilled(output):
         raise UsageError(
             f"{output} holds something else: distill did not write it",
             hint="name another output, or move that file away",

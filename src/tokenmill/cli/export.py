@@ -11,7 +11,7 @@ from tokenmill.errors import UsageError
 from tokenmill.recipes import export as exporting
 from tokenmill.recipes.export import FORMATS, Exported, Format, Wanted, check_export, check_replaceable
 from tokenmill.recipes.export_check import Checked, check
-from tokenmill.recipes.rows import check_target
+from tokenmill.storage.rows import check_target
 from tokenmill.units import number_of
 
 

@@ -17,13 +17,14 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.canonical import Choices, Survey
+from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.lint import Lint
 from tokenmill.jobs.lint_report import Report
-from tokenmill.jobs.read import BadLine, Chunk, open_source, split
 from tokenmill.model.identity import identity_of
 from tokenmill.model.read import read
 from tokenmill.planner.speed.forecast import prefill_speed
 from tokenmill.storage.atomic import new_file
+from tokenmill.storage.lines import BadLine, Chunk, split
 from tokenmill.tuner import history
 from tokenmill.tuner.history import Speed
 
@@ -186,7 +187,7 @@ def _lines(jobs: str, what: str) -> Iterator[tuple[int, str] | BadLine]:
 
 def _chunks(jobs: str, what: str) -> Iterator[Chunk | BadLine]:
     """The file's chunks, with a bar that shows how far we are."""
-    with open_source(jobs) as source, byte_progress() as progress:
+    with open_jobs(jobs) as source, byte_progress() as progress:
         task = progress.add_task(what, total=None if jobs == "-" else Path(jobs).stat().st_size)
         for chunk in source.chunks():
             yield chunk

@@ -15,14 +15,15 @@ from typing import Any, BinaryIO
 
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.gateway.files import FileStore
-from tokenmill.jobs import read
 from tokenmill.jobs.faults import unusable
 from tokenmill.jobs.http_batches import BadLine, File, HttpBatch
-from tokenmill.jobs.json_text import shown
-from tokenmill.jobs.line import custom_id_of, parse
+from tokenmill.jobs.job_file import open_jobs
+from tokenmill.jobs.line import custom_id_of
 from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.reader import Reader
+from tokenmill.storage import lines
+from tokenmill.storage.json_text import parse, shown
 
 MOST_ERRORS = 100  # that are reported
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"PA": "Parquet"}
@@ -69,12 +70,12 @@ def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterato
         start = file.read(2)
     if start in _COMPRESSED:
         raise UsageError(f"the file is {_COMPRESSED[start]}: uncompressed lines of JSON are needed")
-    with read.open_source(path) as source:
+    with open_jobs(path) as source:
         for chunk in source.chunks():
             if not go_on():
                 return
-            for item in (chunk,) if isinstance(chunk, read.BadLine) else read.split(chunk):
-                if isinstance(item, read.BadLine):
+            for item in (chunk,) if isinstance(chunk, lines.BadLine) else lines.split(chunk):
+                if isinstance(item, lines.BadLine):
                     yield BadLine("invalid_json_line", item.reason, item.number)
                 elif (bad := _bad_line(item[1], item[0], reading)) is not None:
                     yield bad

@@ -43,8 +43,8 @@ from tokenmill.jobs.http_batches import (
     HttpBatchRequest,
     Outcome,
 )
-from tokenmill.jobs.json_text import shown
 from tokenmill.jobs.openai.validation import validate
+from tokenmill.storage.json_text import shown
 
 FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default
 _WINDOW = re.compile(WINDOW[1:-1])

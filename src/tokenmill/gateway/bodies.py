@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from tokenmill.engine.engine import Request as EngineRequest
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.recorder import Lane
-from tokenmill.jobs.json_text import compact_json
-from tokenmill.jobs.line import parse as parse_object
 from tokenmill.jobs.openai.call import Call, Endpoint, check_request
+from tokenmill.storage.json_text import compact_json
+from tokenmill.storage.json_text import parse as parse_object
 from tokenmill.units import MIB, format_bytes
 
 MOST_DEPTH = 64  # of arrays and objects in one another

@@ -26,8 +26,8 @@ from tokenmill.gateway.request_context import RequestContext
 from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streams import DONE, HEADERS, Chunks, Heading
-from tokenmill.jobs.json_text import encode
 from tokenmill.jobs.openai.answers import choice, usage_body
+from tokenmill.storage.json_text import encode
 
 Event = tuple[int, Piece | Answer]
 

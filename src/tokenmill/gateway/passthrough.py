@@ -16,7 +16,7 @@ from tokenmill.engine.schema_bounds import bounded
 from tokenmill.engine.server_bodies import PATIENT, URGENT, Speech
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.bodies import Asked
-from tokenmill.jobs.json_text import encode
+from tokenmill.storage.json_text import encode
 
 _EVERYWHERE = frozenset(
     (

@@ -11,9 +11,9 @@ from typing import Any
 from tokenmill.engine.engine import TokenLogprob, Usage
 from tokenmill.errors import TokenmillError
 from tokenmill.gateway.faults import error_body
-from tokenmill.jobs.json_text import encode
 from tokenmill.jobs.openai.answers import chat_logprobs, text_logprobs, usage_body
 from tokenmill.jobs.openai.call import Endpoint
+from tokenmill.storage.json_text import encode
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = (

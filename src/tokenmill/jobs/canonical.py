@@ -23,10 +23,10 @@ from hashlib import blake2b
 from typing import Literal
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.json_text import compact_json
-from tokenmill.jobs.line import body_of, parse
+from tokenmill.jobs.line import body_of
 from tokenmill.jobs.lint_text import line_ends_unified
 from tokenmill.jobs.openai.call import checked
+from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB
 
 MOST_MEANINGS = 100_000

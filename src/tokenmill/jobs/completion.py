@@ -17,12 +17,12 @@ from tokenmill.jobs.async_store import AsyncStore, PendingWrites, prompt_bytes
 from tokenmill.jobs.attempts import Attempt, Broke, Came, Ended
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.job_buffer import JobBuffer
-from tokenmill.jobs.json_text import encode
 from tokenmill.jobs.misses import Miss, explain
 from tokenmill.jobs.models import Batch, Failure, Finished, JobId, State
 from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.jobs.progress import Failed
 from tokenmill.jobs.run_stats import RunStats
+from tokenmill.storage.json_text import encode
 
 Event = Came | Ended | Broke | Status | EngineError | Batch | None
 """From streams; how the engine is, or why it is gone for good; a batch that joins; None: the work is to stop."""

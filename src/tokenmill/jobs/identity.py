@@ -34,8 +34,8 @@ from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.openai.call import Call, Endpoint
+from tokenmill.storage.json_text import compact_json
 
 CHUNK_BYTES = 512
 FINE_BYTES = 64

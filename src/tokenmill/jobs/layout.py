@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
+from tokenmill.storage.json_text import compact_json
 
 Mode = Literal["auto", "given"]
 

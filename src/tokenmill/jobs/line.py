@@ -3,8 +3,6 @@
 Pure, and written for a million lines: no object is made that the store does not need.
 """
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,11 +11,11 @@ from pydantic_core import from_json
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.identity import alone, place_values
-from tokenmill.jobs.json_text import shown
 from tokenmill.jobs.models import INVALID_LINE, JobId, State
 from tokenmill.jobs.openai.call import URLS, Call, Endpoint, check, checked, stored_call
 from tokenmill.jobs.openai.requests import LINE_KEYS
-from tokenmill.jobs.read import BadLine, Chunk, split
+from tokenmill.storage.json_text import parse, shown
+from tokenmill.storage.lines import BadLine, Chunk, split
 from tokenmill.units import KIB
 
 LONGEST_CUSTOM_ID = 512
@@ -50,45 +48,6 @@ class Reading:
     priority: int = 0
     reuse: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _BadJson(ValueError):
-    pass
-
-
-def _no_constant(name: str) -> None:
-    raise _BadJson(f"{name} is not a JSON number")
-
-
-_scan = json.JSONDecoder(parse_constant=_no_constant).raw_decode
-
-
-def parse(text: str | bytes) -> dict[str, Any]:
-    """One JSON object with nothing behind it; ValueError says what is wrong and where. Bytes must be UTF-8."""
-    try:
-        value = from_json(text, allow_inf_nan=False)
-    except (ValueError, TypeError):  # TypeError: a text with half of a surrogate pair
-        value = _parse_exactly(text if isinstance(text, str) else text.decode())
-    if type(value) is not dict:
-        raise ValueError(f"must be a JSON object, not {shown(value)}")
-    return value
-
-
-def _parse_exactly(text: str) -> Any:
-    """As `from_json`, which is twice as fast, but with deeper nesting, lone surrogates and errors for people."""
-    try:
-        value, end = _scan(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg[0].lower()}{error.msg[1:]} at column {error.pos + 1}") from None
-    except _BadJson as error:
-        raise ValueError(f"not JSON: {error}") from None
-    except RecursionError:
-        raise ValueError("not JSON that can be read: nested too deeply") from None
-    except ValueError:  # the only other one: int() refuses it
-        raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits()} digits") from None
-    if end != len(text):
-        raise ValueError(f"not JSON: something follows the object at column {end + 1}")
-    return value
 
 
 def custom_id_of(line: Mapping[str, Any], number: int) -> str:

@@ -13,8 +13,7 @@ from zlib import crc32
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.identity import place
-from tokenmill.jobs.json_text import shown
-from tokenmill.jobs.line import body_of, custom_id_of, parse
+from tokenmill.jobs.line import body_of, custom_id_of
 from tokenmill.jobs.lint_families import Families, Member, between
 from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
 from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Misplaced, SharedHeads, misplaced, with_context
@@ -42,7 +41,8 @@ from tokenmill.jobs.lint_spellings import (
 from tokenmill.jobs.lint_tokens import TokenCount, Tokens
 from tokenmill.jobs.lint_tree import HEAD_CHUNK, HEAD_ENDS, LONE_ENDS, TAIL_CHUNK, TAIL_ENDS, Tree
 from tokenmill.jobs.openai.call import Call, checked
-from tokenmill.jobs.read import BadLine
+from tokenmill.storage.json_text import parse, shown
+from tokenmill.storage.lines import BadLine
 from tokenmill.units import MIB
 
 RECENT_HEADS = 256

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.openai.call import Call
+from tokenmill.storage.json_text import compact_json
 
 TOOLS = "tools"
 ARGUMENTS = "template arguments"

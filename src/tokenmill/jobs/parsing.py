@@ -21,7 +21,7 @@ from typing import IO, Any, Self, cast
 
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs.line import Reading, Row, bad_row, rows
-from tokenmill.jobs.read import BadLine, Chunk
+from tokenmill.storage.lines import BadLine, Chunk
 from tokenmill.units import MIB
 
 CHUNKS_HERE = 8  # a file of no more chunks is parsed before a process would have started

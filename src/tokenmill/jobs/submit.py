@@ -15,13 +15,14 @@ from pathlib import Path
 
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.coordination import BeingStored, LinesLost
+from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.line import Reading, Row, blocks
 from tokenmill.jobs.models import INVALID_LINE, Batch, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
-from tokenmill.jobs.read import BadLine, Chunk, Hashed, Source, hash_file, open_source
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.target import check_unused
+from tokenmill.storage.lines import BadLine, Chunk, Hashed, Source, hash_file
 from tokenmill.units import MIB
 
 GROUP_LINES = 65_536  # per transaction; a transaction rewrites every index page that one of its lines falls into
@@ -115,7 +116,7 @@ class FileSubmission:
         """Store the file; UsageError refuses it, and the caller must then call `forget_refused`."""
         for tries in count(1):
             self._storing = None
-            with open_source(self.where, self._hashed) as source:
+            with open_jobs(self.where, self._hashed) as source:
                 if source.digest is None:
                     return (yield from self._stream(source))
                 key = batch_key(self.how, source.digest)

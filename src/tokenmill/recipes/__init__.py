@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from tokenmill.recipes.expansion.seeds import read_seeds as read_seeds
     from tokenmill.recipes.expansion.transforms import INSTRUCTION as INSTRUCTION
     from tokenmill.recipes.expansion.transforms import variants as variants
-    from tokenmill.recipes.rows import read_rows as read_rows
-    from tokenmill.recipes.rows import suffix_of as file_suffix
-    from tokenmill.recipes.rows import write_rows as write_rows
     from tokenmill.recipes.runner import Answered as Answered
     from tokenmill.recipes.runner import Budget as Budget
     from tokenmill.recipes.runner import End as End
@@ -47,6 +44,9 @@ if TYPE_CHECKING:
     from tokenmill.recipes.summarization.prompts import prompts_for as summary_prompts
     from tokenmill.recipes.summarization.recipe import SummarizeRequest as SummarizeRequest
     from tokenmill.recipes.summarization.recipe import summarize as summarize
+    from tokenmill.storage.rows import read_rows as read_rows
+    from tokenmill.storage.rows import suffix_of as file_suffix
+    from tokenmill.storage.rows import write_rows as write_rows
 
 _MODULES = {
     "Answered": ("runner", "Answered"),
@@ -72,11 +72,11 @@ _MODULES = {
     "expand": ("expansion.recipe", "expand"),
     "expand_methods": ("expansion.prompts", "known_ways"),
     "expand_summary": ("expansion.request", "summary_document"),
-    "file_suffix": ("rows", "suffix_of"),
+    "file_suffix": (".storage.rows", "suffix_of"),
     "gather_documents": ("summarization.documents", "gather"),
     "load_prompt": ("expansion.prompts", "load"),
     "read_manifest": ("summarization.manifest", "read_manifest"),
-    "read_rows": ("rows", "read_rows"),
+    "read_rows": (".storage.rows", "read_rows"),
     "read_schema": ("expansion.schema", "read_schema"),
     "read_seeds": ("expansion.seeds", "read_seeds"),
     "schema_error": ("expansion.schema", "wrong"),
@@ -84,7 +84,7 @@ _MODULES = {
     "summary_prompts": ("summarization.prompts", "prompts_for"),
     "text_of": ("runner", "text_of"),
     "variants": ("expansion.transforms", "variants"),
-    "write_rows": ("rows", "write_rows"),
+    "write_rows": (".storage.rows", "write_rows"),
 }
 
 __all__ = [
@@ -131,6 +131,6 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'tokenmill.recipes' has no attribute {name!r}")
     module, attribute = _MODULES[name]
-    value = getattr(import_module(f"tokenmill.recipes.{module}"), attribute)
+    value = getattr(import_module(f".{module}", __name__), attribute)
     globals()[name] = value
     return value

@@ -10,16 +10,15 @@ rows are left out is decided here and counted, never silent.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS
-from tokenmill.recipes.exports_parquet import MESSAGES, columns_in, read_table_columns, write_table
 from tokenmill.recipes.reasoning import together
-from tokenmill.recipes.rows import read_rows, suffix_of
+from tokenmill.storage.rows import parquet_columns, read_rows, suffix_of, write_rows
 
 Format = Literal["messages", "sharegpt", "alpaca", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -65,7 +64,7 @@ def export(source: Path, target: Path, wanted: Wanted) -> Exported:
     check_export(target, wanted.format)
     columns = columns_of(source, wanted)
     left = _Left()
-    rows = write_table(target, _written(source, wanted, columns, left), columns)
+    rows = write_rows(target, _written(source, wanted, columns, left), columns)
     if not rows:
         raise UsageError(
             f"{source} has no answers to export: {left.cut} were cut off, {left.empty} are empty",
@@ -95,7 +94,7 @@ def _looks_like(target: Path, format: Format) -> bool:
     """Whether a file has the columns of a format, by its first row."""
     try:
         if format == "parquet":
-            return columns_in(target) == ["messages", *_KEPT]
+            return parquet_columns(target) == ["messages", *_KEPT]
         row = next(read_rows(target), None)
     except UsageError:
         return False
@@ -120,11 +119,11 @@ def rows_of(source: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
 def columns_of(source: Path, wanted: Wanted) -> dict[str, str]:
     """The columns of an export and their types: the same for all of its rows, for `datasets` asks for that."""
     if wanted.format == "messages":
-        return {"messages": MESSAGES}
+        return {"messages": "messages"}
     if wanted.format == "sharegpt":
         return {"conversations": "json"}
     if wanted.format == "parquet":
-        return {"messages": MESSAGES, **{name: COLUMNS[name] for name in _KEPT}}
+        return {"messages": "messages", **{name: COLUMNS[name] for name in _KEPT}}
     systems = histories = False
     for row in _chosen(source, wanted, _Left(), _NEEDED):
         system, turns = _turns(row)
@@ -147,9 +146,9 @@ def _written(source: Path, wanted: Wanted, columns: Mapping[str, str], left: _Le
             yield {"messages": row["messages"], **{name: row.get(name) for name in _KEPT}}
 
 
-def _chosen(source: Path, wanted: Wanted, left: _Left, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _chosen(source: Path, wanted: Wanted, left: _Left, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Rows that are exported, their messages with the answer at the end."""
-    for number, row in enumerate(read_table_columns(source, columns), 1):
+    for number, row in enumerate(read_rows(source, columns), 1):
         if row.get("answer") is None or row.get("messages") is None or "finish_reason" not in row:
             raise UsageError(f"row {number} of {source} is no teacher's answer", hint="export what distill wrote")
         if row["finish_reason"] != _FINISHED and not wanted.cut_too:

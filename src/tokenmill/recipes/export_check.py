@@ -14,7 +14,6 @@ from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.export import Wanted, columns_of, rows_of
-from tokenmill.recipes.exports_parquet import MESSAGES
 
 _FLOAT32_BITS = 24
 
@@ -59,7 +58,7 @@ _HINT = "export it again; if it stays so, please report it"
 def _feature(datasets: Any, name: str, kind: str) -> Any:
     """What a column is to the library."""
     text = datasets.Value("string")
-    if kind == MESSAGES:
+    if kind == "messages":
         return datasets.List({"role": text, "content": text})
     if name == "conversations":
         return datasets.List({"from": text, "value": text})

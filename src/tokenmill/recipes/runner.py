@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tokenmill.jobs.json_text import compact_json
+from tokenmill.storage.json_text import compact_json
 
 Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""

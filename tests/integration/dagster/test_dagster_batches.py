@@ -19,8 +19,8 @@ from support.jobs_store import Clock
 from tokenmill.config import Config, GatewayConfig
 from tokenmill.gateway import api, app
 from tokenmill.gateway import batches as gateway_batches
-from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.runner import Answered
+from tokenmill.storage.rows import read_rows
 
 
 def line(name: str, prompt: str) -> dict[str, Any]:

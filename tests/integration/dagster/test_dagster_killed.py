@@ -8,7 +8,7 @@ import pytest
 from support import patient
 from support.dagster_runs import batches, command, done, environment, facts, home_in, instance_in, kill, until
 from support.gateway import Served, config_in, native_engine, served
-from tokenmill.recipes.rows import read_rows
+from tokenmill.storage.rows import read_rows
 
 NIGHT = "2026-11-02"
 NOTES = 12

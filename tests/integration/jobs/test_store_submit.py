@@ -17,9 +17,9 @@ from tokenmill.jobs.address import Address
 from tokenmill.jobs.line import Reading
 from tokenmill.jobs.models import Counts, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
-from tokenmill.jobs.read import BadLine, Chunk, open_source
 from tokenmill.jobs.store import Store
 from tokenmill.jobs.submit import submit
+from tokenmill.storage.lines import BadLine, Chunk, open_source
 
 HOW = Submission("m", output="/somewhere/out.jsonl")
 
@@ -243,7 +243,7 @@ ORPHAN = """
 import os, sys, pathlib, signal
 from tokenmill.jobs.line import Reading
 from tokenmill.jobs.parsing import parsed
-from tokenmill.jobs.read import open_source
+from tokenmill.storage.lines import open_source
 with open_source(sys.argv[1]) as source:
     rows = parsed(source.chunks(), Reading(1, "m"), 2)
     next(rows)

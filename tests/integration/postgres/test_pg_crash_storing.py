@@ -36,7 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """More groups than one, with blank lines between the others."""
     monkeypatch.setattr(module, "FIRST_GROUP_LINES", GROUP)
     monkeypatch.setattr(module, "GROUP_LINES", GROUP)
-    monkeypatch.setattr("tokenmill.jobs.read.BLOCK_BYTES", 1024)
+    monkeypatch.setattr("tokenmill.storage.lines.BLOCK_BYTES", 1024)
     file = write_jobs(tmp_path / "j", [f"prompt {number}" for number in range(LINES)])
     file.write_text(file.read_text().replace("\n", "\n\n"))
     return file

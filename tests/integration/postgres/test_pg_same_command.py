@@ -30,7 +30,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tokenmill.jobs.submit.FIRST_GROUP_LINES", 10)
     monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 10)
     monkeypatch.setattr("tokenmill.jobs.submit._LOOK_S", 0.01)
-    monkeypatch.setattr("tokenmill.jobs.read.BLOCK_BYTES", 256)
+    monkeypatch.setattr("tokenmill.storage.lines.BLOCK_BYTES", 256)
     return write_jobs(tmp_path / "j", [f"prompt {number}" for number in range(60)])
 
 

@@ -11,7 +11,7 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS
 from tokenmill.recipes.export import Format, Wanted, export
 from tokenmill.recipes.export_check import check
-from tokenmill.recipes.exports_parquet import write_table
+from tokenmill.storage.rows import write_rows
 
 TEXTS = ("Blue.", 'She said "ü"\n\tand \u2028 left\x00', "漢字 🦊 </s>", "{}", "null")
 STRUCTS = "List({'role': Value('string'), 'content': Value('string')})"
@@ -41,7 +41,7 @@ def make_teacher(tmp_path: Path) -> Path:
                 "model_id": "sha256:1",
             }
         )
-    write_table(tmp_path / "teacher.parquet", rows, COLUMNS)
+    write_rows(tmp_path / "teacher.parquet", rows, COLUMNS)
     return tmp_path / "teacher.parquet"
 
 

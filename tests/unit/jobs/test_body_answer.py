@@ -4,9 +4,9 @@ import json
 from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
-from tokenmill.jobs.json_text import encode
 from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.recipes.runner import Answered, Origin, made_by
+from tokenmill.storage.json_text import encode
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)
 TOKENS = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tokenmill.jobs.lint import Lint
 from tokenmill.jobs.lint_report import COSTLY, Finding, Report
-from tokenmill.jobs.read import BadLine
+from tokenmill.storage.lines import BadLine
 
 JOBS = 40
 WORDS = [

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
+from tokenmill.jobs.job_file import job_lines
 from tokenmill.jobs.line import BLOCK_BYTES, Reading, blocks, call_of, line_in, row, rows
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.read import LONGEST_LINE_BYTES, BadLine, Chunk, chunks, lines, open_source, split
+from tokenmill.storage.lines import LONGEST_LINE_BYTES, BadLine, Chunk, chunks, open_source, split
 
 PLAIN = b'{"prompt": "a"}\n{"prompt": "b"}\n'
 READING = Reading(1, "m")
@@ -46,7 +47,7 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
 )
 def test_lines_of_a_file(tmp_path: Path, data: bytes, expected: list[Any]) -> None:
     (tmp_path / "jobs.jsonl").write_bytes(data)
-    assert list(lines(tmp_path / "jobs.jsonl")) == expected
+    assert list(job_lines(tmp_path / "jobs.jsonl")) == expected
 
 
 @given(st.lists(st.sampled_from([b"", b"a", b"bb", b"c" * 40]), max_size=12), st.integers(1, 60))
@@ -107,7 +108,7 @@ class TestPacked:
     def test_from_a_path_whatever_its_name(self, tmp_path: Path, packed: bytes) -> None:
         path = tmp_path / "jobs"
         path.write_bytes(packed)
-        assert list(lines(path)) == [(1, '{"prompt": "a"}'), (2, '{"prompt": "b"}')]
+        assert list(job_lines(path)) == [(1, '{"prompt": "a"}'), (2, '{"prompt": "b"}')]
         with open_source(path) as source:
             assert source.digest == hashlib.sha256(packed).hexdigest()
 
@@ -140,16 +141,16 @@ class TestPacked:
 def test_files_that_cannot_be_read(tmp_path: Path, data: bytes, words: str) -> None:
     (tmp_path / "jobs").write_bytes(data)
     with pytest.raises(UsageError) as caught:
-        list(lines(tmp_path / "jobs"))
+        list(job_lines(tmp_path / "jobs"))
     assert words in caught.value.message
     assert caught.value.hint
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        list(lines(tmp_path / "nothing"))
+        list(job_lines(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="cannot read"):
-        list(lines(tmp_path))
+        list(job_lines(tmp_path))
 
 
 def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, summary
 from tokenmill.recipes.expansion.rows import PROVENANCE, check_targets
 from tokenmill.recipes.expansion.seeds import Seeds, read_seeds
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS, Variant
-from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
+from tokenmill.storage.rows import read_rows
 
 ORIGIN = Origin("scripted", "id-of-its-bytes", "native", "build 7", 1024)
 PARAPHRASE, HARDER = Variant("paraphrase"), Variant("harder")

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distillation.rows import COLUMNS
+from tokenmill.recipes.distillation.rows import COLUMNS, is_distilled
 from tokenmill.recipes.export import Format, Wanted, check_replaceable, export
-from tokenmill.recipes.exports_parquet import read_table_columns, write_table, written_by
+from tokenmill.storage.rows import read_rows, write_rows
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -32,7 +32,7 @@ def row(id: str, messages: list[dict[str, str]], answer: str, **more: Any) -> di
 
 
 def table(folder: Path, *rows: dict[str, Any], name: str = "teacher.parquet") -> Path:
-    write_table(folder / name, rows, COLUMNS, metadata={"tokenmill.recipe": "distill"})
+    write_rows(folder / name, rows, COLUMNS, metadata={"tokenmill.recipe": "distill"})
     return folder / name
 
 
@@ -120,11 +120,11 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
     other.write_text('{"text": "x"}\n')
     with pytest.raises(UsageError, match="no teacher's answer"):
         export(other, tmp_path / "out.jsonl", Wanted("messages"))
-    assert written_by(other, COLUMNS) is None
-    assert written_by(table(tmp_path, row("a", asked("1"), "x")), COLUMNS) == "distill"
-    assert written_by(table(tmp_path, row("a", asked("1"), "x"), name="t.jsonl"), COLUMNS) == "distill"
+    assert not is_distilled(other)
+    assert is_distilled(table(tmp_path, row("a", asked("1"), "x")))
+    assert is_distilled(table(tmp_path, row("a", asked("1"), "x"), name="t.jsonl"))
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no table")
-    assert written_by(tmp_path / "broken.parquet", COLUMNS) is None
+    assert not is_distilled(tmp_path / "broken.parquet")
 
 
 def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
     path = table(tmp_path, *rows)
     file = parquet.ParquetFile(path)
     assert [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)] == [5, 5, 2]
-    assert [found["id"] for found in read_table_columns(path, ("id", "none"))] == [str(number) for number in range(12)]
+    assert [found["id"] for found in read_rows(path, ("id", "none"))] == [str(number) for number in range(12)]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])

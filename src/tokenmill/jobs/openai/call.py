@@ -12,9 +12,9 @@ import msgspec
 
 from tokenmill.engine.engine import Chat, Priority, Prompt, Request, Sampling
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.jobs.openai.requests import ChatJob, ChatRequest, CompletionJob, CompletionRequest
 from tokenmill.jobs.openai.validation import number_type, validate
+from tokenmill.storage.json_text import compact_json, shown
 
 Endpoint = Literal["chat", "completion"]
 URLS: Mapping[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}

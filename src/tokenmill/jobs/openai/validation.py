@@ -10,7 +10,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.json_text import shown
+from tokenmill.storage.json_text import shown
 
 M = TypeVar("M", bound=msgspec.Struct)
 _EXPECTED = re.compile(r"`([a-z |]+)`")

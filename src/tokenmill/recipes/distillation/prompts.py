@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.jobs.line import LONGEST_CUSTOM_ID, body_of
 from tokenmill.jobs.openai.call import checked
-from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.runner import Line, chat_line
+from tokenmill.storage.json_text import compact_json, shown
+from tokenmill.storage.rows import read_rows
 
 DRAWN_TEMPERATURE = 0.7  # of several samples, where nobody says another
 _NAMES = ("custom_id", "id", "prompt_id")

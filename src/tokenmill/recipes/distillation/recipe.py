@@ -21,9 +21,9 @@ from tokenmill.recipes.distillation.rows import (
     templates_that_open,
     tokens_of,
 )
-from tokenmill.recipes.exports_parquet import write_table
 from tokenmill.recipes.history import MOST_LINES
 from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, Origin, Prospect, Ran, StageProspect
+from tokenmill.storage.rows import write_rows
 from tokenmill.units import format_bytes, number_of
 
 STAGE = "teach"
@@ -65,7 +65,7 @@ async def distill(
     tally = _Tally()
     opened = templates_that_open(_with_lines(ran, prompts, ask)) if thinking == "auto" else frozenset[str]()
     rows = _rows(ran, prompts, ask, runner.origin, thinking, opened, tally)
-    count = write_table(output, rows, COLUMNS, metadata=_metadata(runner.origin, ask))
+    count = write_rows(output, rows, COLUMNS, metadata=_metadata(runner.origin, ask))
     return Distilled(
         output,
         ran.end,

@@ -8,12 +8,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
-from tokenmill.jobs.json_text import compact_json
+from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.prompts import Prompt
 from tokenmill.recipes.reasoning import Parted, has_marks, part
 from tokenmill.recipes.runner import Answered, Line, Origin, made_by
+from tokenmill.storage.json_text import compact_json
+from tokenmill.storage.rows import parquet_metadata, read_rows, suffix_of
 
 Thinking = Literal["auto", "opened", "off"]
 COLUMNS: Mapping[str, str] = {
@@ -175,3 +178,13 @@ def _nested_ids(tops: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[int]] 
 def _text(entries: Sequence[Mapping[str, Any]]) -> str:
     raw = (entry["token"].encode() if entry.get("bytes") is None else bytes(entry["bytes"]) for entry in entries)
     return b"".join(raw).decode(errors="replace")
+
+
+def is_distilled(path: Path) -> bool:
+    """Whether `distill` wrote a file."""
+    try:
+        if suffix_of(path) == ".parquet":
+            return parquet_metadata(path).get("tokenmill.recipe") == "distill"
+        return list(next(read_rows(path), {})) == list(COLUMNS)
+    except UsageError:
+        return False

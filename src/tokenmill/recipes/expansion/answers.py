@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.expansion.lines import Job
 from tokenmill.recipes.expansion.prompts import Prompt, shown, values_of
 from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, wrong
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
+from tokenmill.storage.json_text import compact_json
 
 Why = Literal["failed", "invalid", "near-duplicate", "too low"]
 CUT = "it was cut at max_tokens"

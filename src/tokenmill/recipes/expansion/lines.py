@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.recipes.expansion.prompts import Prompt, fields_of, values_of
 from tokenmill.recipes.expansion.schema import answer_schema, response_format
 from tokenmill.recipes.expansion.seeds import Parent, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Line, chat_line
+from tokenmill.storage.json_text import compact_json
 
 LEAST_PART = 32  # lines that are written, and judged, before it is asked whether there is enough
 _GROWTH = 4  # a part is so much of all lines before it: as much may be written in vain, and large runs have few parts

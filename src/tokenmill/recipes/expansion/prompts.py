@@ -14,10 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.template import Field, Template, read_template
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS
+from tokenmill.storage.json_text import compact_json
 
 JUDGE = "judge"
 PACKAGED = (*WAYS, JUDGE)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.table import is_parquet
 from tokenmill.recipes.expansion.answers import Dropped
 from tokenmill.recipes.expansion.lines import ExpandPrompts, Job
 from tokenmill.recipes.expansion.seeds import Example, Parent, Seeds
-from tokenmill.recipes.rows import check_target, read_rows, suffix_of, write_rows
 from tokenmill.recipes.runner import Origin
+from tokenmill.storage.lines import is_parquet
+from tokenmill.storage.rows import check_target, read_rows, suffix_of, write_rows
 
 SEED = "seed"
 PROVENANCE: Mapping[str, str] = {

@@ -21,8 +21,8 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json, shown
 from tokenmill.recipes.expansion.seeds import Shape
+from tokenmill.storage.json_text import compact_json, shown
 
 _SUBSCHEMA = ("additionalProperties", "items")
 _SUBSCHEMA_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json, shown
-from tokenmill.recipes.rows import read_rows
+from tokenmill.storage.json_text import compact_json, shown
+from tokenmill.storage.rows import read_rows
 
 _CHATS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 _TASKS = ("instruction", "prompt", "question", "query", "problem")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json, shown
-from tokenmill.recipes.rows import read_rows
 from tokenmill.recipes.summarization.html import page_text, said_encoding
+from tokenmill.storage.json_text import compact_json, shown
+from tokenmill.storage.rows import read_rows
 from tokenmill.units import MIB, format_bytes
 
 MOST_BYTES = 64 * MIB  # of one file that is no table

@@ -1,7 +1,7 @@
-"""Job files as a stream of lines: JSONL from a path or stdin, plain, gzip or zstd; Parquet by way of parquet.py.
+"""Files as a stream of numbered lines, from a path or stdin: plain, gzip or zstd.
 
-What a file is its first bytes say, not its name. Memory is bounded by the longest line that is allowed. Lines keep
-their numbers; what is wrong with one line is a `BadLine`, what is wrong with the file an error.
+The first bytes of a file tell its compression, not its name. Memory is bounded by the longest line that is allowed. A
+line that cannot be read is a `BadLine`; a file that cannot be read is an error.
 """
 
 import gzip
@@ -27,6 +27,7 @@ _BLANK = " \t\r"
 _LOOKED_AT = 1024
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n\r\f\x1b"})
 _MOST_CONTROL, _FEW = 0.05, 4  # of the first bytes; a line with a stray one is that line's fault
+_PARQUET = b"PAR1"
 _PACK_AGAIN = "fetch or pack it again"
 _FILE_HINT = "check the path and who may read it"
 
@@ -43,6 +44,19 @@ class BadLine(NamedTuple):
 
     number: int
     reason: str
+
+
+ParquetReader = Callable[[str, BinaryIO], Iterator["Chunk | BadLine"]]
+"""The rows of a Parquet file, by name and open file, as lines."""
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether a file's first bytes are those of Parquet; UsageError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_PARQUET)) == _PARQUET
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint=_FILE_HINT) from error
 
 
 def split(chunk: Chunk) -> Iterator[tuple[int, str] | BadLine]:
@@ -67,7 +81,7 @@ def _decoded(number: int, raw: bytes) -> str | BadLine:
 
 @dataclass(slots=True)
 class Source:
-    """A job file that is open."""
+    """An open file."""
 
     name: str
     digest: str | None  # of the file's bytes; None: a stream that has not been read to its end
@@ -81,16 +95,6 @@ class Source:
         except OSError as error:
             raise UsageError(f"cannot read {self.name}: {error.strerror or error}", hint=_FILE_HINT) from error
         self.digest = self._ended()
-
-
-def lines(where: str | Path) -> Iterator[tuple[int, str] | BadLine]:
-    """Every line of a job file with its number."""
-    with open_source(where) as source:
-        for chunk in source.chunks():
-            if isinstance(chunk, BadLine):
-                yield chunk
-            else:
-                yield from split(chunk)
 
 
 def chunks(
@@ -150,7 +154,7 @@ def _is_binary(start: bytes) -> bool:
 
 
 def check_there(where: str | Path) -> None:
-    """UsageError where there is no such job file, before anything is done for its jobs; it is not opened."""
+    """UsageError if there is no such file; does not open it."""
     try:
         if str(where) != "-":
             Path(where).stat()
@@ -167,7 +171,7 @@ class Hashed(NamedTuple):
 
 
 def hash_file(where: str | Path) -> Hashed | None:
-    """The digest of a job file; None for a stream, which can be read only once. UsageError if it cannot be read."""
+    """The digest of a file; None for a stream, which can be read only once. UsageError if it cannot be read."""
     try:
         if str(where) == "-" or not stat.S_ISREG(Path(where).stat().st_mode):
             return None
@@ -179,23 +183,28 @@ def hash_file(where: str | Path) -> Hashed | None:
 
 
 @contextmanager
-def open_source(where: str | Path, hashed: Hashed | None = None) -> Iterator[Source]:
-    """A job file: a path, or - for stdin. UsageError when there is none, or it cannot be read.
+def open_source(
+    where: str | Path, hashed: Hashed | None = None, *, parquet: ParquetReader | None = None
+) -> Iterator[Source]:
+    """A file, or stdin for "-"; UsageError if it cannot be read.
 
-    `hashed`: its digest, if it was computed before; it is computed again if the file has changed since.
+    `hashed`: its digest, if it was computed before; it is computed again if the file has changed since. `parquet`:
+    turns the rows of a Parquet file into lines.
     """
     name = "stdin" if str(where) == "-" else str(where)
     with ExitStack() as stack:
         try:
             file: BinaryIO = sys.stdin.buffer if name == "stdin" else stack.enter_context(Path(where).open("rb"))
             info = os.fstat(file.fileno())
-            source = _regular(name, file, info, hashed) if stat.S_ISREG(info.st_mode) else _stream(name, file)
+            source = _regular(name, file, info, hashed, parquet) if stat.S_ISREG(info.st_mode) else _stream(name, file)
         except OSError as error:
             raise UsageError(f"cannot read {name}: {error.strerror or error}", hint=_FILE_HINT) from error
         yield source
 
 
-def _regular(name: str, file: BinaryIO, info: os.stat_result, hashed: Hashed | None) -> Source:
+def _regular(
+    name: str, file: BinaryIO, info: os.stat_result, hashed: Hashed | None, parquet: ParquetReader | None
+) -> Source:
     """A file that can be read twice: its digest is known before its first line is used."""
     first = file.read(4)
     file.seek(0)
@@ -211,10 +220,8 @@ def _regular(name: str, file: BinaryIO, info: os.stat_result, hashed: Hashed | N
             raise UsageError(f"{name} changed while it was read", hint="run it again when nobody writes to it")
         return digest
 
-    if first == b"PAR1":
-        from tokenmill.jobs.parquet import parquet_chunks  # noqa: PLC0415  an extra, and slow to import
-
-        return Source(name, digest, parquet_chunks(name, file), ended)
+    if first == _PARQUET and parquet is not None:
+        return Source(name, digest, parquet(name, file), ended)
     return Source(name, digest, chunks(_unpacked(name, file, first), name=name), ended)
 
 
@@ -225,7 +232,7 @@ def _stream(name: str, file: BinaryIO) -> Source:
 
     def blocks() -> Iterator[bytes]:
         first = summing.peek(4)[:4]
-        if first == b"PAR1":
+        if first == _PARQUET:
             raise UsageError("Parquet cannot be read from a pipe", hint="give the file's path")
         yield from _unpacked(name, summing, first)
 

@@ -1,18 +1,21 @@
-"""Parquet tables of jobs as lines: one row is one line, its number the row's, from 1.
+"""Job files: JSONL, or Parquet whose rows become lines; the number of a row, from 1, is that of its line.
 
 Columns are the keys of a plain line (custom_id, messages, prompt, temperature, ...) or of OpenAI's batch form (body,
-url, method). Columns of text that stand for objects or lists (messages, tools, body) are read as JSON.
+url, method). Text in columns of objects or lists (messages, tools, body) is read as JSON.
 """
 
 import difflib
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.json_text import compact_json
 from tokenmill.jobs.openai.requests import JOB_KEYS, LINE_KEYS
-from tokenmill.jobs.read import BadLine, Chunk
+from tokenmill.storage.json_text import compact_json
+from tokenmill.storage.lines import BadLine, Chunk, Hashed, Source, open_source, split
+from tokenmill.storage.rows import reading_parquet
 
 _ROWS = 1024
 _JSON_COLUMNS = frozenset(
@@ -30,14 +33,23 @@ _JSON_COLUMNS = frozenset(
 )
 
 
-def parquet_chunks(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
-    """The rows of a table, written as JSON lines."""
-    try:
-        import pyarrow  # noqa: PLC0415
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise UsageError(f"{name} is Parquet", hint="pip install 'tokenmill[parquet]', or write it as JSONL") from None
-    try:
+def open_jobs(where: str | Path, hashed: Hashed | None = None) -> AbstractContextManager[Source]:
+    """A job file as a source of lines; see `open_source`."""
+    return open_source(where, hashed, parquet=_parquet_lines)
+
+
+def job_lines(where: str | Path) -> Iterator[tuple[int, str] | BadLine]:
+    """Every line of a job file with its number."""
+    with open_jobs(where) as source:
+        for chunk in source.chunks():
+            if isinstance(chunk, BadLine):
+                yield chunk
+            else:
+                yield from split(chunk)
+
+
+def _parquet_lines(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
+    with reading_parquet(name) as (pyarrow, parquet):
         table = parquet.ParquetFile(file)
         _check_columns(name, table.schema_arrow.names)
         maps = {field.name for field in table.schema_arrow if pyarrow.types.is_map(field.type)}
@@ -45,10 +57,6 @@ def parquet_chunks(name: str, file: BinaryIO) -> Iterator[Chunk | BadLine]:
         for batch in table.iter_batches(_ROWS):
             yield from _written(number, batch.to_pylist(), maps)
             number += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        raise UsageError(
-            f"{name}: the Parquet data cannot be read: {str(error).splitlines()[0]}", hint="write the file again"
-        ) from error
 
 
 def _check_columns(name: str, columns: list[str]) -> None:

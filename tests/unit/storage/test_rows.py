@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.rows import SUFFIXES, check_target, read_rows, suffix_of, write_rows
+from tokenmill.storage.rows import SUFFIXES, check_target, read_rows, suffix_of, write_rows
 
 COLUMNS = {
     "id": "string",
