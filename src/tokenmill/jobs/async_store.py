@@ -1,8 +1,7 @@
-"""The store and the output files as the worker's loop uses them: one thread, one call after another, the loop waits
-for none of its streams meanwhile.
+"""Async facade over the blocking store and output files; all calls run on one dedicated thread, in order.
 
-What is settled is on the disk when `settle` returns. Trouble with an output file does not stop the work, since every
-answer is in the store: it is told, tried again from time to time, and raised at the end if it is still there.
+`settle` returns when the data is on disk. A failing output file does not stop the work, because every answer is in the
+store: writing is retried from time to time, and the error is raised at the end if it persists.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Who works with a store: one process alone, or one of several runners (`leases`)."""
+"""How processes that work on one store stay out of each other's way: `Coordinator` for one, `leases` for several."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.backend import DatabaseBackend
@@ -18,60 +18,27 @@ class BeingStored(StoreInUse):
 
 
 class LinesLost(StoreError):
-    """What is stored of a batch is not what was acknowledged; storing goes on from what is there."""
+    """The store lacks acknowledged lines of a batch; storing resumes with what is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """One of those that work, as others see it."""
+    """A working process as others see it."""
 
     id: int
     host: str
     pid: int
     age_s: float
     seen_s: float  # ago
-    alive: bool  # its lease holds
+    alive: bool  # its lease has not expired
     running: int  # jobs
 
 
-class Coordinator(Protocol):
-    """How a process that works stands to others. Called inside a transaction where it says so."""
+class Coordinator:
+    """Coordination for a store that only this process works on: every claim succeeds, and nothing is leased.
 
-    id: int | None
-
-    def recover(self) -> None:
-        """At the beginning: what nobody works on any more is pending again."""
-
-    def tend(self) -> None:
-        """From time to time: this process lives; others may not. Within no transaction."""
-
-    def stand(self) -> None:
-        """This process is one of those that work, whatever others took it for. Inside."""
-
-    def busy(self, identity: bytes) -> bool:
-        """Whether another works on an equal job; if not, nobody else begins one before the transaction ends. Inside."""
-
-    def cancelled(self, jobs: Collection[int]) -> set[int]:
-        """Batches that were cancelled with some of these jobs at work here."""
-
-    def take_up(self, batch: int) -> None:
-        """This process stores the lines of a batch; BeingStored: another does, LinesLost: it is gone. Inside."""
-
-    def storing(self, batch: int) -> str | None:
-        """Which other process stores the lines of a batch, in words; None: none."""
-
-    def claim_output(self, batch: int) -> bool:
-        """Whether this process may write the output of a batch: one may."""
-
-    def shards(self, store: "Store", slots: int) -> ShardView:
-        """The pending jobs that a worker of this process may take."""
-
-    def leave(self) -> None:
-        """At the end: nothing is at work here any more."""
-
-
-class SingleProcess:
-    """The one process that works; the database's lock sees to that."""
+    `leases.Leased` overrides it for several processes. Methods that say so are called inside a transaction.
+    """
 
     id: int | None = None
 
@@ -79,53 +46,56 @@ class SingleProcess:
         self._database = database
 
     def recover(self) -> None:
-        """What ran when the process before ended did not finish."""
+        """When the store is opened: make jobs pending that a process left running."""
         with self._database.writing(durable=False):
             for (batch,) in self._database.run("with_running").fetchall():
                 self._database.run("recover", batch=batch)
 
     def tend(self) -> None:
-        """Nobody asks."""
+        """Renew the lease, and take jobs from processes whose lease has expired. Called outside of transactions."""
 
     def stand(self) -> None:
-        """It is the only one."""
+        """Renew the lease, even one that has expired. Called inside a transaction."""
 
     def busy(self, identity: bytes) -> bool:
-        """There is no other."""
+        """Whether another process runs an equal job; if not, none starts one before the transaction ends."""
         del identity
         return False
 
     def cancelled(self, jobs: Collection[int]) -> set[int]:
-        """Whoever wants that asks."""
+        """The batches of these running jobs that another process cancelled."""
         del jobs
         return set()
 
     def take_up(self, batch: int) -> None:
-        """No other can."""
+        """Claim the storing of a batch's lines: BeingStored if another process does, LinesLost if the batch is gone.
+
+        Called inside a transaction.
+        """
 
     def storing(self, batch: int) -> str | None:
-        """None does."""
+        """The other process that stores the lines of a batch, in words."""
         del batch
         return None
 
     def claim_output(self, batch: int) -> bool:
-        """No other writes."""
+        """Whether this process may write the output of a batch; only one may."""
         del batch
         return True
 
     def shards(self, store: "Store", slots: int) -> ShardView:
-        """All of them."""
+        """The pending jobs that a worker of this process may take."""
         del slots
         return ShardView(store)
 
     def leave(self) -> None:
-        """The next opening finds what ran."""
+        """Before the store is closed: put running jobs back, if other processes wait for them."""
 
 
 def standing(database: DatabaseBackend, at_work: Callable[[], Collection[int]]) -> Coordinator:
-    """How whoever opened a database to work stands to others; `at_work` says which jobs run here."""
+    """The coordinator of an open database; `at_work` returns the jobs that run in this process."""
     if isinstance(database, Database):
-        return SingleProcess(database)
+        return Coordinator(database)
     from tokenmill.jobs.leases import leased  # noqa: PLC0415  its driver is an extra
 
     return leased(database, at_work)

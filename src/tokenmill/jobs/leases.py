@@ -19,7 +19,7 @@ from uuid import uuid4
 from tokenmill.engine.pids import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.backend import DatabaseBackend
-from tokenmill.jobs.coordination import BeingStored, LinesLost
+from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.sharding import ShardView
@@ -37,13 +37,13 @@ LOST = "runner_lost"
 _FOLD = -2  # the number of a lock; those of outputs are the numbers of their batches
 
 
-class Leased:
+class Leased(Coordinator):
     """One of several runners."""
 
-    id: int | None
+    _database: Postgres
 
     def __init__(self, database: Postgres, at_work: Callable[[], Collection[int]], *, lease_s: float = LEASE_S) -> None:
-        self._database = database
+        super().__init__(database)
         self._at_work = at_work
         self._lease_s = lease_s
         own = Pid.here(os.getpid())
