@@ -14,9 +14,9 @@ from tokenmill.api.planning import locate
 from tokenmill.cli.options import GoalOptions
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
+from tokenmill.doctor.check_result import CheckResult, Remedy, Severity
 from tokenmill.doctor.examine import by_severity, examine
 from tokenmill.doctor.facts import ModelFacts
-from tokenmill.doctor.finding import Finding, Remedy, Severity
 from tokenmill.doctor.gather import gather
 from tokenmill.doctor.limits import core_finding, memory_finding, running_findings
 from tokenmill.doctor.model import model_facts
@@ -67,7 +67,7 @@ def doctor(
     return 1 if any(finding.severity == "problem" for finding in findings) else 0
 
 
-def _reserves(options: GoalOptions, config: Config) -> list[Finding]:
+def _reserves(options: GoalOptions, config: Config) -> list[CheckResult]:
     """What running engines leave to others, and what those to come would."""
     wanted = options.reserving(config.reserve)
     found = [
@@ -92,9 +92,9 @@ def show_all(parts: Iterable[RenderableType]) -> None:
             show(part)
 
 
-def render(findings: Iterable[Finding], *, everything: bool = False) -> list[RenderableType]:
+def render(findings: Iterable[CheckResult], *, everything: bool = False) -> list[RenderableType]:
     """Problems and advice in full, the rest counted in one line or, on request, listed."""
-    groups: dict[Severity, list[Finding]] = {severity: [] for severity in TITLES}
+    groups: dict[Severity, list[CheckResult]] = {severity: [] for severity in TITLES}
     for finding in findings:
         groups[finding.severity].append(finding)
     parts: list[RenderableType] = []
@@ -118,7 +118,7 @@ def render(findings: Iterable[Finding], *, everything: bool = False) -> list[Ren
     return [*parts, Text(f"{counted} (--all lists them)", style="dim")]
 
 
-def _full(finding: Finding) -> Iterator[RenderableType]:
+def _full(finding: CheckResult) -> Iterator[RenderableType]:
     """One finding: what was seen, why it matters, the commands; commands are never folded."""
     yield Padding(Text.assemble((f"{finding.check}: ", "bold"), finding.seen), (0, 0, 0, 2))
     if finding.why:
@@ -148,7 +148,7 @@ def _lines(command: str) -> list[str]:
     return lines
 
 
-def _one_line(finding: Finding) -> str:
+def _one_line(finding: CheckResult) -> str:
     if finding.severity == "fine":
         return f"{finding.check}: {finding.seen}"
     why = f"; {finding.why}" if finding.why else ""
@@ -156,7 +156,7 @@ def _one_line(finding: Finding) -> str:
     return f"{finding.check}: {finding.seen}{why}" + (f": {ways}" if ways else "")
 
 
-def _document(finding: Finding) -> dict[str, object]:
+def _document(finding: CheckResult) -> dict[str, object]:
     return {
         "check": finding.check,
         "severity": finding.severity,

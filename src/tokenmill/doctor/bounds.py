@@ -1,7 +1,7 @@
 """Checks of what this process may use: control groups, shared memory, open files."""
 
+from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy
 from tokenmill.doctor.facts import Facts, Group
-from tokenmill.doctor.finding import LIMITS_FILE, Finding, Remedy
 from tokenmill.launch.binding import host_bytes
 from tokenmill.units import GIB, format_bytes
 
@@ -11,7 +11,7 @@ LEAST_FILES = 1024
 OFTEN = 0.05  # of the periods
 
 
-def memory_limit(facts: Facts) -> Finding:
+def memory_limit(facts: Facts) -> CheckResult:
     """A control group smaller than the machine, or than the plan."""
     total = facts.machine.dram.total_bytes
     limit = facts.machine.limits.cgroup_memory_bytes
@@ -25,11 +25,11 @@ def memory_limit(facts: Facts) -> Finding:
     of = "" if total is None else f" of the machine's {format_bytes(total)}"
     seen = f"the control group may hold {format_bytes(least)}{of}" + (" (memory.high)" if soft else "")
     if need is not None and need <= least:
-        return Finding("memory-limit", "fine", f"{seen}; the plan needs {format_bytes(need)}")
+        return CheckResult("memory-limit", "fine", f"{seen}; the plan needs {format_bytes(need)}")
     after = "above it the kernel slows the group down" if soft else "above it the kernel kills the engine"
     by = next((group for group in facts.groups if least in (group.max_bytes, group.high_bytes)), None)
     key = "MemoryHigh" if soft else "MemoryMax"
-    return Finding(
+    return CheckResult(
         "memory-limit",
         "advice" if need is None else "problem",
         seen + ("" if need is None else f", and the plan needs {format_bytes(need)}"),
@@ -39,7 +39,7 @@ def memory_limit(facts: Facts) -> Finding:
     )
 
 
-def cpu_limit(facts: Facts) -> Finding:
+def cpu_limit(facts: Facts) -> CheckResult:
     """A share of processor time, or a set of processors, smaller than the machine."""
     quota = facts.machine.limits.cgroup_cpus
     cpuset = facts.machine.limits.cpuset
@@ -54,9 +54,9 @@ def cpu_limit(facts: Facts) -> Finding:
     threads = facts.model.plan.settings.threads if facts.model else None
     few = threads is not None and any(threads > size for size in (quota, len(cpuset) if cpuset else None) if size)
     if threads is not None and not hit and not few:
-        return Finding("cpu-limit", "fine", f"{has}, enough for {threads} threads")
+        return CheckResult("cpu-limit", "fine", f"{has}, enough for {threads} threads")
     by = next((group for group in facts.groups if quota is not None and group.cpus == quota), None)
-    return Finding(
+    return CheckResult(
         "cpu-limit",
         "problem" if hit or few else "advice",
         f"{has} on a machine with {facts.machine.cpu.cores or 'an unknown number of'} cores"
@@ -70,15 +70,15 @@ def cpu_limit(facts: Facts) -> Finding:
     )
 
 
-def shared_memory(facts: Facts) -> Finding:
+def shared_memory(facts: Facts) -> CheckResult:
     """The memory through which the processes of vLLM and NCCL speak."""
     size = facts.shm_bytes
     if size is None:
-        return Finding("shared-memory", "unknown", f"there is no {_SHM} to be seen", "vLLM and NCCL need it")
+        return CheckResult("shared-memory", "unknown", f"there is no {_SHM} to be seen", "vLLM and NCCL need it")
     if size >= LEAST_SHM_BYTES:
-        return Finding("shared-memory", "fine", f"{_SHM} holds {format_bytes(size)}")
+        return CheckResult("shared-memory", "fine", f"{_SHM} holds {format_bytes(size)}")
     vllm = facts.engine_kind == "vllm" or (facts.model is not None and facts.model.plan.settings.engine == "vllm")
-    return Finding(
+    return CheckResult(
         "shared-memory",
         "problem" if vllm else "advice",
         f"{_SHM} holds {format_bytes(size)}",
@@ -91,15 +91,15 @@ def shared_memory(facts: Facts) -> Finding:
     )
 
 
-def open_files(facts: Facts) -> Finding:
+def open_files(facts: Facts) -> CheckResult:
     """How many files and connections may be open at once."""
     soft = facts.open_files
     hard = facts.open_files_hard
     if soft is None:
-        return Finding("open-files", "fine" if facts.memlock_known else "unknown", "no limit of open files is told")
+        return CheckResult("open-files", "fine" if facts.memlock_known else "unknown", "no limit of open files is told")
     if soft >= LEAST_FILES:
-        return Finding("open-files", "fine", f"{soft} files may be open")
-    return Finding(
+        return CheckResult("open-files", "fine", f"{soft} files may be open")
+    return CheckResult(
         "open-files",
         "advice",
         f"{soft} files may be open" + ("" if hard is None else f", {hard} if asked for"),
@@ -111,10 +111,10 @@ def open_files(facts: Facts) -> Finding:
     )
 
 
-def _unlimited(check: str, words: str, facts: Facts) -> Finding:
+def _unlimited(check: str, words: str, facts: Facts) -> CheckResult:
     if facts.groups_seen:
-        return Finding(check, "fine", words)
-    return Finding(check, "unknown", "/proc/self/cgroup cannot be read: there may be limits that are not listed")
+        return CheckResult(check, "fine", words)
+    return CheckResult(check, "unknown", "/proc/self/cgroup cannot be read: there may be limits that are not listed")
 
 
 def _remedies(facts: Facts, by: Group | None, setting: str, option: str) -> tuple[Remedy, ...]:

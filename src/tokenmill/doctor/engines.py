@@ -2,34 +2,34 @@
 
 import shlex
 
+from tokenmill.doctor.check_result import CheckResult, Remedy
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import Finding, Remedy
 from tokenmill.units import format_bytes
 
 
-def plan_fits(facts: Facts) -> Finding | None:
+def plan_fits(facts: Facts) -> CheckResult | None:
     """Whether the model fits here at all."""
     if facts.model is None:
         return None
     plan = facts.model.plan
     what = " ".join(filter(None, (plan.profile.name, plan.profile.quantisation)))
     if plan.fits:
-        return Finding("plan", "fine", f"{what} fits: {plan.settings.sequences} x {plan.settings.context} tokens")
+        return CheckResult("plan", "fine", f"{what} fits: {plan.settings.sequences} x {plan.settings.context} tokens")
     lacks = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in plan.shortfalls)
     look = Remedy("look", facts.planning, note="with the cheapest changes that would help")
-    return Finding(
+    return CheckResult(
         "plan", "problem", f"{what} does not fit: {lacks}", "it would swap, or fail to load", remedies=(look,)
     )
 
 
-def engine_records(facts: Facts) -> Finding:
+def engine_records(facts: Facts) -> CheckResult:
     """Engines that outlived who looked after them, and records of those that are gone."""
     lost = [state for state in facts.engines if state.alive and not state.minded]
     gone = [state for state in facts.engines if not state.alive]
     running = [state for state in facts.engines if state.alive and state.minded]
     if lost:
         named = ", ".join(f"{state.record.name} (process {state.record.engine.pid})" for state in lost)
-        return Finding(
+        return CheckResult(
             "engines",
             "problem",
             f"{named}: still running, and the process that looked after it is gone",
@@ -38,7 +38,7 @@ def engine_records(facts: Facts) -> Finding:
         )
     if gone:
         named = ", ".join(state.record.name for state in gone)
-        return Finding(
+        return CheckResult(
             "engines",
             "advice",
             f"on record but gone: {named}",
@@ -49,4 +49,4 @@ def engine_records(facts: Facts) -> Finding:
             ),
         )
     names = ", ".join(state.record.name for state in running)
-    return Finding("engines", "fine", f"running: {names}" if names else "no engine is on record")
+    return CheckResult("engines", "fine", f"running: {names}" if names else "no engine is on record")

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 
 from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor.check_result import SEVERITIES, CheckResult
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import SEVERITIES, Finding
 
-Check = Callable[[Facts], Finding | None]
+Check = Callable[[Facts], CheckResult | None]
 
 CHECKS: tuple[Check, ...] = (
     engines.plan_fits,
@@ -42,11 +42,11 @@ CHECKS: tuple[Check, ...] = (
 """In the order of what costs most; within one severity findings keep it."""
 
 
-def examine(facts: Facts) -> tuple[Finding, ...]:
+def examine(facts: Facts) -> tuple[CheckResult, ...]:
     """Everything that was found, problems first."""
     return by_severity(finding for check in CHECKS if (finding := check(facts)) is not None)
 
 
-def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+def by_severity(findings: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     """Problems, then advice, then what is unknown, then what is fine."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

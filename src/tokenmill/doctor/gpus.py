@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tokenmill.doctor.check_result import CheckResult, Remedy
 from tokenmill.doctor.facts import Facts, GpuState, Holder
-from tokenmill.doctor.finding import Finding, Remedy
 from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Gpu
 from tokenmill.planner.plan import Plan
@@ -35,13 +35,13 @@ _WORDS = {
 _STREAMS = "experts kept in host memory cross this link in prefill, and every layer's activations in decoding"
 
 
-def gpu_link(facts: Facts) -> Finding | None:
+def gpu_link(facts: Facts) -> CheckResult | None:
     """PCIe links that are narrower or slower than card and slot can do."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.pcie.width is not None]
     if not facts.machine.gpus:
         return None
     if not gpus:
-        return Finding(
+        return CheckResult(
             "gpu-link", "unknown", "the driver does not state the cards' PCIe links", remedies=(Remedy("look", _LINKS),)
         )
     narrow = [gpu for gpu in gpus if _less(gpu.pcie.width, gpu.pcie.max_width)]
@@ -51,7 +51,7 @@ def gpu_link(facts: Facts) -> Finding | None:
         return _narrow(facts, narrow)
     if working:
         gpu = working[0]
-        return Finding(
+        return CheckResult(
             "gpu-link",
             "problem",
             f"GPU {_indices(working)} at work on PCIe {gpu.pcie.generation}.0 of {gpu.pcie.max_generation}.0",
@@ -62,7 +62,7 @@ def gpu_link(facts: Facts) -> Finding | None:
     if older:
         gpu = older[0]
         best = _state(facts, older[0]).device_generation
-        return Finding(
+        return CheckResult(
             "gpu-link",
             "advice",
             f"GPU {_indices(older)} could do PCIe {best}.0 and the slot gives {gpu.pcie.max_generation}.0",
@@ -71,34 +71,34 @@ def gpu_link(facts: Facts) -> Finding | None:
         )
     idle = f"; GPU {_indices(slow)} at a lower generation now, as idle cards are: look again under load" if slow else ""
     best_link = gpus[0].pcie
-    return Finding("gpu-link", "fine", f"links at their full width of {best_link.width} lanes{idle}")
+    return CheckResult("gpu-link", "fine", f"links at their full width of {best_link.width} lanes{idle}")
 
 
-def gpu_memory(facts: Facts) -> Finding | None:
+def gpu_memory(facts: Facts) -> CheckResult | None:
     """Cards on which others have taken what the plan wants."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.vram_bytes]
     if not gpus:
         return None
     if any(gpu.free_bytes is None for gpu in gpus):
-        return Finding("gpu-memory", "unknown", "the driver does not tell how much of a card's memory is free")
+        return CheckResult("gpu-memory", "unknown", "the driver does not tell how much of a card's memory is free")
     return _any_use(facts, gpus) if facts.model is None else _beside_plan(facts, gpus, facts.model.plan)
 
 
-def _any_use(facts: Facts, gpus: Sequence[Gpu]) -> Finding:
+def _any_use(facts: Facts, gpus: Sequence[Gpu]) -> CheckResult:
     full = [gpu for gpu in gpus if (gpu.free_bytes or 0) < (1 - MUCH_USED) * (gpu.vram_bytes or 0)]
     if not full:
-        return Finding("gpu-memory", "fine", f"GPU {_indices(gpus)}: all but free")
+        return CheckResult("gpu-memory", "fine", f"GPU {_indices(gpus)}: all but free")
     own = {state.record.engine.pid for state in facts.engines if state.alive}
     holders = [holder for gpu in full for holder in _state(facts, gpu).holders]
     seen = "; ".join(_used(facts, gpu) for gpu in full)
     if holders and all(holder.pid in own for holder in holders):
-        return Finding("gpu-memory", "fine", f"{seen}: engines of ours")
-    return Finding(
+        return CheckResult("gpu-memory", "fine", f"{seen}: engines of ours")
+    return CheckResult(
         "gpu-memory", "advice", seen, "a plan counts on all that a card has", remedies=_kill_remedies(facts, full)
     )
 
 
-def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> Finding:
+def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> CheckResult:
     short = []
     for gpu in gpus:
         rows = [row for row in plan.ledger.full_context if row.tier == f"gpu{gpu.index}" and row.item != "reserve"]
@@ -106,9 +106,9 @@ def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> Finding:
         if need > (gpu.free_bytes or 0):
             short.append((gpu, need))
     if not short:
-        return Finding("gpu-memory", "fine", "every card has room for the plan")
+        return CheckResult("gpu-memory", "fine", "every card has room for the plan")
     seen = "; ".join(f"the plan needs {format_bytes(need)} on {_used(facts, gpu)}" for gpu, need in short)
-    return Finding(
+    return CheckResult(
         "gpu-memory",
         "problem",
         seen,
@@ -117,20 +117,20 @@ def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> Finding:
     )
 
 
-def gpu_power(facts: Facts) -> Finding | None:
+def gpu_power(facts: Facts) -> CheckResult | None:
     """Power limits below the card's own default."""
     states = facts.gpu_states
     if not _nvidia(facts):
         return None
     told = [state for state in states or () if state.power_limit_w and state.default_power_limit_w]
     if not told:
-        return Finding("gpu-power", "unknown", "nvidia-smi does not tell the cards' power limits")
+        return CheckResult("gpu-power", "unknown", "nvidia-smi does not tell the cards' power limits")
     lower = [state for state in told if (state.power_limit_w or 0) < (state.default_power_limit_w or 0)]
     if not lower:
-        return Finding("gpu-power", "fine", f"power limits at their defaults, {told[0].power_limit_w:.0f} W")
+        return CheckResult("gpu-power", "fine", f"power limits at their defaults, {told[0].power_limit_w:.0f} W")
     first = lower[0]
     chosen = ",".join(str(state.index) for state in lower)
-    return Finding(
+    return CheckResult(
         "gpu-power",
         "advice",
         f"GPU {_numbers(lower)} limited to {first.power_limit_w:.0f} W of {first.default_power_limit_w:.0f} W",
@@ -139,17 +139,17 @@ def gpu_power(facts: Facts) -> Finding | None:
     )
 
 
-def gpu_persistence(facts: Facts) -> Finding | None:
+def gpu_persistence(facts: Facts) -> CheckResult | None:
     """A driver that lets go of a card whenever nobody uses it."""
     if not _nvidia(facts):
         return None
     told = [state for state in facts.gpu_states or () if state.persistent is not None]
     if not told:
-        return Finding("gpu-persistence", "unknown", "nvidia-smi does not tell the cards' persistence mode")
+        return CheckResult("gpu-persistence", "unknown", "nvidia-smi does not tell the cards' persistence mode")
     off = [state for state in told if not state.persistent]
     if not off:
-        return Finding("gpu-persistence", "fine", "persistence mode is on")
-    return Finding(
+        return CheckResult("gpu-persistence", "fine", "persistence mode is on")
+    return CheckResult(
         "gpu-persistence",
         "advice",
         f"persistence mode is off on GPU {_numbers(off)}",
@@ -162,13 +162,13 @@ def gpu_persistence(facts: Facts) -> Finding | None:
     )
 
 
-def gpu_throttling(facts: Facts) -> Finding | None:
+def gpu_throttling(facts: Facts) -> CheckResult | None:
     """Clocks held down by heat or power."""
     if not _nvidia(facts):
         return None
     states = facts.gpu_states
     if states is None:
-        return Finding(
+        return CheckResult(
             "gpu-throttling",
             "unknown",
             "nvidia-smi did not answer: what holds clocks down is not known",
@@ -178,7 +178,7 @@ def gpu_throttling(facts: Facts) -> Finding | None:
     if now:
         reasons = sorted({_WORDS.get(name, name) for state in now for name in set(state.slowed_by) - _HARMLESS})
         heat = ", ".join(f"{state.temperature_c:.0f} C" for state in now if state.temperature_c is not None)
-        return Finding(
+        return CheckResult(
             "gpu-throttling",
             "problem",
             f"GPU {_numbers(now)} slowed down now by {' and '.join(reasons)}" + (f", at {heat}" if heat else ""),
@@ -193,22 +193,22 @@ def gpu_throttling(facts: Facts) -> Finding | None:
     ]
     if past:
         state, name, seconds = max(past, key=lambda entry: entry[2])
-        return Finding(
+        return CheckResult(
             "gpu-throttling",
             "advice",
             f"GPU {state.index} was slowed down by {_WORDS.get(name, name)} for {seconds:.0f} s so far",
             "everything on that card waits meanwhile",
             remedies=(Remedy("look", _PERFORMANCE, note="while an engine works"),),
         )
-    return Finding("gpu-throttling", "fine", "nothing holds the cards' clocks down")
+    return CheckResult("gpu-throttling", "fine", "nothing holds the cards' clocks down")
 
 
-def _narrow(facts: Facts, gpus: Sequence[Gpu]) -> Finding:
+def _narrow(facts: Facts, gpus: Sequence[Gpu]) -> CheckResult:
     gpu = gpus[0]
     now = replace(gpu.pcie, max_width=gpu.pcie.width).nominal_gb_s
     best = gpu.pcie.nominal_gb_s
     rates = f", {format_gb_s(now)} of {format_gb_s(best)}" if now is not None and best is not None else ""
-    return Finding(
+    return CheckResult(
         "gpu-link",
         "problem",
         f"GPU {_indices(gpus)} on {gpu.pcie.width} lanes of {gpu.pcie.max_width}{rates}",

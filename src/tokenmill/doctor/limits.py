@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.doctor.finding import Finding, Remedy
+from tokenmill.doctor.check_result import CheckResult, Remedy
 from tokenmill.engine import records
 from tokenmill.engine.reserve import AppliedLimits, limit_here, memory_way
 from tokenmill.engine.reserve_cores import cores_here, divide
@@ -21,10 +21,10 @@ def reserves_now(state: Path) -> dict[str, AppliedLimits]:
     return {name: kept for name, kept in found.items() if kept is not None}
 
 
-def running_findings(state: Path) -> list[Finding]:
+def running_findings(state: Path) -> list[CheckResult]:
     """A finding for each engine that runs with a reserve."""
     return [
-        Finding(
+        CheckResult(
             "reserve",
             "advice" if kept.lacking else "fine",
             f"engine {name}: {'; '.join(kept.as_words())}",
@@ -34,13 +34,13 @@ def running_findings(state: Path) -> list[Finding]:
     ]
 
 
-def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host | None = None) -> Finding | None:
+def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host | None = None) -> CheckResult | None:
     """Whether so many cores would be left, and which."""
     if not cores:
         return None
     words = number_of(cores, "core")
     if config.pin_cores is False:
-        return Finding(
+        return CheckResult(
             "reserve-cores",
             "advice",
             f"{words} reserved, and engine.pin_cores is false: the engine has fewer threads, on any core",
@@ -49,14 +49,14 @@ def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host
         )
     division = divide(cores_here(host or LocalHost()), cores, allowed=allowed)
     if division is None:
-        return Finding(
+        return CheckResult(
             "reserve-cores",
             "problem",
             f"{words} reserved, and this process has no more than that",
             _WHY,
             remedies=(Remedy("by hand", "a smaller reserve.cores in tokenmill.toml, or --reserve-cores"),),
         )
-    return Finding(
+    return CheckResult(
         "reserve-cores",
         "fine",
         f"{words} reserved: engines keep to CPUs {ranges(division.cpus)} by affinity, "
@@ -64,14 +64,14 @@ def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host
     )
 
 
-def memory_finding(ram_bytes: int) -> Finding | None:
+def memory_finding(ram_bytes: int) -> CheckResult | None:
     """Whether so much memory would be left by a limit, and how."""
     if not ram_bytes:
         return None
     way, why_not = memory_way(ram_bytes)
     limit = limit_here(ram_bytes)
     if way is not None and limit is not None:
-        return Finding(
+        return CheckResult(
             "reserve-ram",
             "fine",
             f"{format_bytes(ram_bytes)} reserved: engines may hold {format_bytes(limit)} by {way}",
@@ -85,4 +85,4 @@ def memory_finding(ram_bytes: int) -> Finding | None:
             Remedy("now", f"podman run --memory {limit // GIB}g ...", note="in a container"),
         )
     )
-    return Finding("reserve-ram", "advice", why_not, _WHY, remedies=remedies)
+    return CheckResult("reserve-ram", "advice", why_not, _WHY, remedies=remedies)

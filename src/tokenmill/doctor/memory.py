@@ -1,7 +1,7 @@
 """Checks of memory: swapping, locking, modules and their speed, pages large and set aside, what the kernel promises."""
 
+from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy, since, sysctl, sysfs
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import LIMITS_FILE, Finding, Remedy, since, sysctl, sysfs
 from tokenmill.launch.binding import host_bytes, host_weights_bytes
 from tokenmill.units import GIB, MIB, format_bytes
 
@@ -15,20 +15,20 @@ _SPEED_WITH_PMEM = "the firmware's memory speed; persistent memory modules hold 
 _ROOT_MODULES = Remedy("look", "sudo tokenmill doctor", note="only root may read the module list")
 
 
-def swap(facts: Facts) -> Finding:
+def swap(facts: Facts) -> CheckResult:
     """Swap that is in use while something works, which is worse than swap that is full."""
     machine = facts.machine.swap
     coming = facts.rate("swapped_in_bytes")
     going = facts.rate("swapped_out_bytes")
     if machine is None or coming is None or going is None:
-        return Finding("swap", "unknown", "the kernel shows no swap counters", "vmstat 1 shows them in si and so")
+        return CheckResult("swap", "unknown", "the kernel shows no swap counters", "vmstat 1 shows them in si and so")
     used = machine.used_bytes
     holders = ", ".join(f"{holder} {format_bytes(holder.bytes or 0)}" for holder in facts.swapped)
     amount = "" if used is None else f"{format_bytes(used)} of {format_bytes(machine.total_bytes)} swap in use"
     if max(coming, going) < SWAPPING_BYTES_S:
         quiet = f"{amount}, none moving" if used else "no swap in use"
-        return Finding("swap", "fine", f"{quiet}{f': {holders}' if holders else ''}")
-    return Finding(
+        return CheckResult("swap", "fine", f"{quiet}{f': {holders}' if holders else ''}")
+    return CheckResult(
         "swap",
         "problem",
         f"swapping now: {_mb_s(coming)} in, {_mb_s(going)} out; {amount}" + (f": {holders}" if holders else ""),
@@ -41,20 +41,20 @@ def swap(facts: Facts) -> Finding:
     )
 
 
-def memlock(facts: Facts) -> Finding:
+def memlock(facts: Facts) -> CheckResult:
     """How much may be locked, beside what a plan would lock."""
     if not facts.memlock_known:
-        return Finding("memlock", "unknown", "/proc/self/limits cannot be read", "ulimit -l shows the limit")
+        return CheckResult("memlock", "unknown", "/proc/self/limits cannot be read", "ulimit -l shows the limit")
     limit = facts.memlock_bytes
     plan = facts.model.plan if facts.model else None
     if limit is None:
-        return Finding("memlock", "fine", "all memory may be locked")
+        return CheckResult("memlock", "fine", "all memory may be locked")
     need = host_weights_bytes(plan) if plan else None
     if need is not None and limit >= need:
-        return Finding("memlock", "fine", f"{format_bytes(limit)} may be locked, the plan has {format_bytes(need)}")
+        return CheckResult("memlock", "fine", f"{format_bytes(limit)} may be locked, the plan has {format_bytes(need)}")
     wanted = plan is not None and plan.settings.mlock
     beside = "" if need is None else f", and the plan keeps {format_bytes(need)} of weights in memory"
-    return Finding(
+    return CheckResult(
         "memlock",
         "problem" if wanted else "advice",
         f"{format_bytes(limit)} may be locked in memory{beside}",
@@ -69,14 +69,14 @@ def memlock(facts: Facts) -> Finding:
     )
 
 
-def memory_speed(facts: Facts) -> Finding | None:
+def memory_speed(facts: Facts) -> CheckResult | None:
     """Modules that run slower than they are rated for."""
     dram = facts.machine.dram
     rated = [dimm.rated_mts for dimm in dram.dimms if dimm.rated_mts]
     if facts.machine.virtual:
         return None  # modules and speed are the host's
     if dram.mts is None or not rated:
-        return Finding(
+        return CheckResult(
             "memory-speed",
             "unknown",
             "the speed of the memory modules is not known",
@@ -85,8 +85,8 @@ def memory_speed(facts: Facts) -> Finding | None:
         )
     best = min(rated)
     if best <= dram.mts:
-        return Finding("memory-speed", "fine", f"the modules run at their {dram.mts} MT/s")
-    return Finding(
+        return CheckResult("memory-speed", "fine", f"the modules run at their {dram.mts} MT/s")
+    return CheckResult(
         "memory-speed",
         "advice",
         f"the modules are rated for {best} MT/s and run at {dram.mts}: {100 - 100 * dram.mts / best:.0f} % of the "
@@ -97,14 +97,14 @@ def memory_speed(facts: Facts) -> Finding | None:
     )
 
 
-def memory_channels(facts: Facts) -> Finding | None:
+def memory_channels(facts: Facts) -> CheckResult | None:
     """Channels that the board has and nothing is in."""
     filled = facts.machine.dram.channels
     board = facts.board_channels
     if facts.machine.virtual:
         return None
     if filled is None or board is None:
-        return Finding(
+        return CheckResult(
             "memory-channels",
             "unknown",
             "which memory channels are filled is not known",
@@ -112,8 +112,8 @@ def memory_channels(facts: Facts) -> Finding | None:
             remedies=(_ROOT_MODULES,),
         )
     if filled >= board:
-        return Finding("memory-channels", "fine", f"all {board} memory channels are filled")
-    return Finding(
+        return CheckResult("memory-channels", "fine", f"all {board} memory channels are filled")
+    return CheckResult(
         "memory-channels",
         "problem",
         f"{board - filled} of {board} memory channels are empty",
@@ -123,21 +123,21 @@ def memory_channels(facts: Facts) -> Finding | None:
     )
 
 
-def huge_pages(facts: Facts) -> Finding:
+def huge_pages(facts: Facts) -> CheckResult:
     """Transparent huge pages, which weights that are read into memory profit from, and mapped ones do not."""
     pages = facts.machine.huge_pages
     setting = pages.transparent if pages else None
     path = "/sys/kernel/mm/transparent_hugepage/enabled"
     if setting is None:
-        return Finding("huge-pages", "unknown", f"{path} does not say")
+        return CheckResult("huge-pages", "unknown", f"{path} does not say")
     if setting == "always":
-        return Finding("huge-pages", "fine", "transparent huge pages are always given")
+        return CheckResult("huge-pages", "fine", "transparent huge pages are always given")
     plan = facts.model.plan if facts.model else None
     if plan is not None and plan.settings.mmap:
-        return Finding(
+        return CheckResult(
             "huge-pages", "fine", f"transparent huge pages: {setting}; the plan maps its file, where they do not help"
         )
-    return Finding(
+    return CheckResult(
         "huge-pages",
         "advice",
         f"transparent huge pages: {setting}, and llama.cpp does not ask for them",
@@ -147,16 +147,18 @@ def huge_pages(facts: Facts) -> Finding:
     )
 
 
-def reserved_pages(facts: Facts) -> Finding | None:
+def reserved_pages(facts: Facts) -> CheckResult | None:
     """Huge pages that were set aside and nobody uses: memory that nothing else can have."""
     if not facts.pools:
         return None
     idle = sum(pool.page_bytes * (pool.free or 0) for pool in facts.pools)
     kept = sum(pool.page_bytes * pool.total for pool in facts.pools)
     if all(pool.free is None for pool in facts.pools):
-        return Finding("reserved-pages", "unknown", f"{format_bytes(kept)} are huge pages; whether idle is not told")
+        return CheckResult(
+            "reserved-pages", "unknown", f"{format_bytes(kept)} are huge pages; whether idle is not told"
+        )
     if idle < IDLE_PAGES_BYTES:
-        return Finding("reserved-pages", "fine", f"{format_bytes(kept)} are set aside as huge pages, and in use")
+        return CheckResult("reserved-pages", "fine", f"{format_bytes(kept)} are set aside as huge pages, and in use")
     total = facts.machine.dram.total_bytes
     much = total is not None and idle > MUCH_OF_MEMORY * total
     folder = "/sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages"
@@ -165,7 +167,7 @@ def reserved_pages(facts: Facts) -> Finding | None:
         for pool in facts.pools
         if pool.free
     )
-    return Finding(
+    return CheckResult(
         "reserved-pages",
         "problem" if much else "advice",
         f"{format_bytes(idle)} of {format_bytes(kept)} set aside as huge pages are idle",
@@ -175,21 +177,21 @@ def reserved_pages(facts: Facts) -> Finding | None:
     )
 
 
-def overcommit(facts: Facts) -> Finding:
+def overcommit(facts: Facts) -> CheckResult:
     """A kernel that promises no more memory than it has."""
     mode = facts.kernel.overcommit_memory
     plan = facts.model.plan if facts.model else None
     if mode is None:
-        return Finding("overcommit", "unknown", "vm.overcommit_memory cannot be read")
+        return CheckResult("overcommit", "unknown", "vm.overcommit_memory cannot be read")
     if mode != 2:
-        return Finding("overcommit", "fine", f"vm.overcommit_memory is {mode}")
+        return CheckResult("overcommit", "fine", f"vm.overcommit_memory is {mode}")
     limit = facts.kernel.commit_limit_bytes
     used = facts.kernel.committed_bytes
     left = None if limit is None or used is None else limit - used
     need = host_bytes(plan) if plan and not plan.settings.mmap else None
     short = left is not None and need is not None and need > left
     room = "" if left is None else f": {format_bytes(max(0, left))} are left to promise"
-    return Finding(
+    return CheckResult(
         "overcommit",
         "problem" if short else "advice",
         f"vm.overcommit_memory is 2{room}" + (f", the plan takes {format_bytes(need)}" if need else ""),
@@ -199,17 +201,17 @@ def overcommit(facts: Facts) -> Finding:
     )
 
 
-def oom_kills(facts: Facts) -> Finding:
+def oom_kills(facts: Facts) -> CheckResult:
     """Processes that the kernel killed for memory."""
     system = facts.kernel.oom_kills
     own = facts.groups[0].oom_kills if facts.groups else None
     if system is None and own is None:
-        return Finding("oom-kills", "unknown", "the kernel does not count its kills for memory (before 4.13)")
+        return CheckResult("oom-kills", "unknown", "the kernel does not count its kills for memory (before 4.13)")
     if not system and not own:
-        return Finding("oom-kills", "fine", f"nothing was killed for memory{since(facts.kernel.uptime_s)}")
+        return CheckResult("oom-kills", "fine", f"nothing was killed for memory{since(facts.kernel.uptime_s)}")
     ours = f" ({own} in this control group)" if own else ""
     killed = max(system or 0, own or 0)
-    return Finding(
+    return CheckResult(
         "oom-kills",
         "advice",
         f"the kernel killed {killed} process{'' if killed == 1 else 'es'} for memory{ours}"

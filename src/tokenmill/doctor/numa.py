@@ -1,25 +1,27 @@
 """Checks of NUMA nodes: where memory comes from on machines with several."""
 
+from tokenmill.doctor.check_result import CheckResult, Remedy, sysctl
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import Finding, Remedy, sysctl
 from tokenmill.hardware.machine import NumaNode
 from tokenmill.units import format_bytes
 
 FULL, EMPTY = 0.05, 0.3  # shares of a node that are free
 
 
-def numa_nodes(facts: Facts) -> Finding | None:
+def numa_nodes(facts: Facts) -> CheckResult | None:
     """Several nodes, over which memory must be spread or within one of which everything must stay."""
     if not facts.machine.numa:
-        return Finding("numa-nodes", "unknown", "the kernel shows no NUMA nodes", "numactl --hardware may show them")
+        return CheckResult(
+            "numa-nodes", "unknown", "the kernel shows no NUMA nodes", "numactl --hardware may show them"
+        )
     nodes = _with_memory(facts)
     if len(nodes) < 2:
-        return Finding("numa-nodes", "fine", "one NUMA node")
+        return CheckResult("numa-nodes", "fine", "one NUMA node")
     sizes = ", ".join(format_bytes(node.memory_bytes or 0) for node in nodes)
     if facts.started_by_us:
         how = "engines that tokenmill starts are bound to one node or spread over all, as the plan says"
-        return Finding("numa-nodes", "fine", f"{len(nodes)} NUMA nodes ({sizes}); {how}")
-    return Finding(
+        return CheckResult("numa-nodes", "fine", f"{len(nodes)} NUMA nodes ({sizes}); {how}")
+    return CheckResult(
         "numa-nodes",
         "advice",
         f"{len(nodes)} NUMA nodes ({sizes})",
@@ -33,7 +35,7 @@ def numa_nodes(facts: Facts) -> Finding | None:
     )
 
 
-def numa_uneven(facts: Facts) -> Finding | None:
+def numa_uneven(facts: Facts) -> CheckResult | None:
     """Nodes of which one is full and another empty: page cache of an earlier load, as a rule."""
     nodes = [node for node in _with_memory(facts) if node.free_bytes is not None]
     if len(nodes) < 2:
@@ -42,8 +44,8 @@ def numa_uneven(facts: Facts) -> Finding | None:
     fullest = min(free, key=free.__getitem__)
     emptiest = max(free, key=free.__getitem__)
     if free[fullest] > FULL or free[emptiest] < EMPTY:
-        return Finding("numa-uneven", "fine", "memory is in use on all nodes alike")
-    return Finding(
+        return CheckResult("numa-uneven", "fine", "memory is in use on all nodes alike")
+    return CheckResult(
         "numa-uneven",
         "advice",
         f"node {fullest} has {100 * free[fullest]:.0f} % of its memory free, node {emptiest} has "
@@ -58,16 +60,16 @@ def numa_uneven(facts: Facts) -> Finding | None:
     )
 
 
-def numa_balancing(facts: Facts) -> Finding | None:
+def numa_balancing(facts: Facts) -> CheckResult | None:
     """The kernel moving pages between nodes by itself."""
     value = facts.kernel.numa_balancing
     if len(_with_memory(facts)) < 2:
         return None
     if value is None:
-        return Finding("numa-balancing", "unknown", "kernel.numa_balancing cannot be read")
+        return CheckResult("numa-balancing", "unknown", "kernel.numa_balancing cannot be read")
     if value == 0:
-        return Finding("numa-balancing", "fine", "the kernel does not move pages between nodes by itself")
-    return Finding(
+        return CheckResult("numa-balancing", "fine", "the kernel does not move pages between nodes by itself")
+    return CheckResult(
         "numa-balancing",
         "advice",
         "kernel.numa_balancing is on",
@@ -77,16 +79,16 @@ def numa_balancing(facts: Facts) -> Finding | None:
     )
 
 
-def zone_reclaim(facts: Facts) -> Finding | None:
+def zone_reclaim(facts: Facts) -> CheckResult | None:
     """Dropping a node's page cache before taking memory from another node."""
     value = facts.kernel.zone_reclaim_mode
     if len(_with_memory(facts)) < 2:
         return None
     if value is None:
-        return Finding("zone-reclaim", "unknown", "vm.zone_reclaim_mode cannot be read")
+        return CheckResult("zone-reclaim", "unknown", "vm.zone_reclaim_mode cannot be read")
     if value == 0:
-        return Finding("zone-reclaim", "fine", "a full node takes memory from the others")
-    return Finding(
+        return CheckResult("zone-reclaim", "fine", "a full node takes memory from the others")
+    return CheckResult(
         "zone-reclaim",
         "problem",
         f"vm.zone_reclaim_mode is {value}",

@@ -1,7 +1,7 @@
 """Checks of the processors: clocks, heat, and instructions that the engine's build leaves unused."""
 
+from tokenmill.doctor.check_result import CheckResult, Remedy, since, sysfs
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import Finding, Remedy, since, sysfs
 from tokenmill.planner.memory.weights import WHEEL_ISA
 
 _GOVERNOR = "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor"
@@ -10,16 +10,16 @@ _CLOCKS = "kernel documentation, admin-guide/pm/cpufreq"
 _BATCH_WIDE = ("avx512f", "amx_int8", "avx_vnni")
 
 
-def governor(facts: Facts) -> Finding:
+def governor(facts: Facts) -> CheckResult:
     """Whether the processors are allowed to run as fast as they can."""
     clocks = facts.clocks
     if not clocks.governors:
         where = "the hypervisor's host decides" if facts.machine.virtual else "the kernel shows no cpufreq"
-        return Finding("governor", "unknown", f"how clocks are chosen is not visible: {where}")
+        return CheckResult("governor", "unknown", f"how clocks are chosen is not visible: {where}")
     slow = {name: count for name, count in clocks.governors.items() if name != "performance"}
     dim = {name: count for name, count in clocks.preferences.items() if name != "performance"}
     if clocks.boost is False:
-        return Finding(
+        return CheckResult(
             "governor",
             "advice",
             "turbo (boost) is switched off",
@@ -30,16 +30,16 @@ def governor(facts: Facts) -> Finding:
             else sysfs("/sys/devices/system/cpu/intel_pstate/no_turbo", "0"),
         )
     if not slow:
-        return Finding("governor", "fine", f"{_counted(clocks.governors)} governor")
+        return CheckResult("governor", "fine", f"{_counted(clocks.governors)} governor")
     # Drivers that leave the choice to the processor call their only other governor powersave, whatever it prefers.
     own_choice = any(driver.endswith(("_pstate", "-pstate-epp")) for driver in clocks.drivers)
     if own_choice and clocks.preferences and not dim:
-        return Finding(
+        return CheckResult(
             "governor", "fine", f"{_counted(clocks.governors)} governor, and the processor prefers performance"
         )
     seen = f"the governor is {_counted(clocks.governors)}"
     seen += f"; energy preference: {_counted(clocks.preferences)}" if clocks.preferences else ""
-    return Finding(
+    return CheckResult(
         "governor",
         "advice",
         seen,
@@ -49,7 +49,7 @@ def governor(facts: Facts) -> Finding:
     )
 
 
-def cpu_throttling(facts: Facts) -> Finding | None:
+def cpu_throttling(facts: Facts) -> CheckResult | None:
     """Cores that are slowed down for heat."""
     total = facts.after.throttles
     rate = facts.rate("throttles")
@@ -57,7 +57,7 @@ def cpu_throttling(facts: Facts) -> Finding | None:
         return (
             None
             if facts.machine.virtual
-            else Finding(
+            else CheckResult(
                 "cpu-throttling",
                 "unknown",
                 "this processor does not count how often it was slowed down for heat",
@@ -65,8 +65,8 @@ def cpu_throttling(facts: Facts) -> Finding | None:
             )
         )
     if not total:
-        return Finding("cpu-throttling", "fine", "no core was slowed down for heat")
-    return Finding(
+        return CheckResult("cpu-throttling", "fine", "no core was slowed down for heat")
+    return CheckResult(
         "cpu-throttling",
         "problem" if rate else "advice",
         f"cores were slowed down for heat {total} times{since(facts.kernel.uptime_s)}"
@@ -76,17 +76,17 @@ def cpu_throttling(facts: Facts) -> Finding | None:
     )
 
 
-def instruction_set(facts: Facts) -> Finding | None:
+def instruction_set(facts: Facts) -> CheckResult | None:
     """What the processor can do, beside what the engine's build uses of it."""
     have = set(facts.machine.cpu.isa)
     if not have:
-        return Finding("instruction-set", "unknown", "the processor's instruction sets are not known")
+        return CheckResult("instruction-set", "unknown", "the processor's instruction sets are not known")
     embedded = facts.engine_kind in ("native", "llama-server") and not facts.own_build
     if not embedded or "neon" in have:
         return None
     missing = sorted(WHEEL_ISA - have)
     if missing:
-        return Finding(
+        return CheckResult(
             "instruction-set",
             "problem",
             f"the processor lacks {', '.join(missing)}, which the llama.cpp in the xllamacpp wheel is built for",
@@ -95,9 +95,9 @@ def instruction_set(facts: Facts) -> Finding | None:
         )
     wider = [name for name in _BATCH_WIDE if name in have]
     if not wider:
-        return Finding("instruction-set", "fine", "the engine's build uses what the processor has")
+        return CheckResult("instruction-set", "fine", "the engine's build uses what the processor has")
     avx512 = "avx512f" in have
-    return Finding(
+    return CheckResult(
         "instruction-set",
         "advice",
         f"the processor has {', '.join(wider)}; the llama.cpp in the xllamacpp wheel is built for AVX2",

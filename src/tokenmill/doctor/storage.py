@@ -2,8 +2,8 @@
 
 import shlex
 
+from tokenmill.doctor.check_result import CheckResult, Remedy
 from tokenmill.doctor.facts import Facts
-from tokenmill.doctor.finding import Finding, Remedy
 from tokenmill.launch.binding import mapped_bytes
 from tokenmill.units import format_bytes, format_gb_s, format_seconds
 
@@ -15,7 +15,7 @@ _MEASURE = Remedy("look", "tokenmill probe --measure")
 _PEERS = "a published 8 x RTX 3090 machine loaded Kimi-K2.5 in an hour, its neighbours from NVMe in 3 to 5 minutes"
 
 
-def disk_speed(facts: Facts) -> Finding | None:
+def disk_speed(facts: Facts) -> CheckResult | None:
     """How long a cold load takes from this disk."""
     model = facts.model
     disk = facts.machine.disk
@@ -23,7 +23,7 @@ def disk_speed(facts: Facts) -> Finding | None:
         return None
     size = model.file_bytes or model.plan.profile.bytes
     if model.disk_gb_s is None:
-        return Finding(
+        return CheckResult(
             "disk-speed",
             "unknown",
             f"the disk's rate is not known; the model has {format_bytes(size)}",
@@ -34,9 +34,9 @@ def disk_speed(facts: Facts) -> Finding | None:
     how = "measured" if model.disk_measured else "stated"
     seen = f"a cold load takes {format_seconds(seconds)}: {format_bytes(size)} at {format_gb_s(model.disk_gb_s)}, {how}"
     if seconds < SLOW_S:
-        return Finding("disk-speed", "fine", seen)
+        return CheckResult("disk-speed", "fine", seen)
     device = f"sudo smartctl -a {disk.device}" if disk is not None and disk.device else "sudo smartctl -a /dev/..."
-    return Finding(
+    return CheckResult(
         "disk-speed",
         "problem" if seconds >= VERY_SLOW_S else "advice",
         seen,
@@ -49,7 +49,7 @@ def disk_speed(facts: Facts) -> Finding | None:
     )
 
 
-def file_system(facts: Facts) -> Finding | None:
+def file_system(facts: Facts) -> CheckResult | None:
     """What kind of file system the models lie on."""
     disk = facts.machine.disk
     if disk is None:
@@ -57,14 +57,14 @@ def file_system(facts: Facts) -> Finding | None:
     where = facts.model.paths[0].parent if facts.model and facts.model.paths else disk.path
     kind = disk.filesystem
     if kind is None:
-        return Finding(
+        return CheckResult(
             "file-system",
             "unknown",
             f"what {where} lies on is not known",
             remedies=(Remedy("look", f"findmnt --target {shlex.quote(str(where))}"),),
         )
     if disk.kind == "network":
-        return Finding(
+        return CheckResult(
             "file-system",
             "advice",
             f"{where} is on another machine ({kind})",
@@ -75,7 +75,7 @@ def file_system(facts: Facts) -> Finding | None:
             ),
         )
     if kind == "overlay":
-        return Finding(
+        return CheckResult(
             "file-system",
             "advice",
             f"{where} is in a container's own layer (overlay)",
@@ -83,7 +83,7 @@ def file_system(facts: Facts) -> Finding | None:
             remedies=(Remedy("for good", "podman run -v /srv/models:/models:ro ..."),),
         )
     if kind == "zfs":
-        return Finding(
+        return CheckResult(
             "file-system",
             "advice",
             f"{where} is on ZFS",
@@ -94,10 +94,10 @@ def file_system(facts: Facts) -> Finding | None:
                 Remedy("for good", "sudo zfs set primarycache=metadata POOL/DATASET"),
             ),
         )
-    return Finding("file-system", "fine", f"{where} is on {kind}" + (f", {disk.kind}" if disk.kind else ""))
+    return CheckResult("file-system", "fine", f"{where} is on {kind}" + (f", {disk.kind}" if disk.kind else ""))
 
 
-def page_cache(facts: Facts) -> Finding | None:
+def page_cache(facts: Facts) -> CheckResult | None:
     """How much of a mapped model is in memory before anyone asks for it."""
     model = facts.model
     if model is None or not model.paths or mapped_bytes(model.plan) == 0:
@@ -106,17 +106,17 @@ def page_cache(facts: Facts) -> Finding | None:
     cached = model.cached_bytes
     if total is None or cached is None:
         seen = "how much of the model is in memory is told only to who owns its files or may write them"
-        return Finding("page-cache", "unknown", seen)
+        return CheckResult("page-cache", "unknown", seen)
     cold = total - cached
     seconds = None if model.disk_gb_s is None else cold / model.disk_gb_s / 1e9
     seen = f"{format_bytes(cached)} of the model's {format_bytes(total)} are in memory"
     if cold <= COLD * total or (seconds is not None and seconds < COLD_S):
-        return Finding("page-cache", "fine", seen)
+        return CheckResult("page-cache", "fine", seen)
     wait = "" if seconds is None else f": reading the rest takes {format_seconds(seconds)}"
     files = " ".join(shlex.quote(str(path)) for path in model.paths[:1])
     if len(model.paths) > 1:
         files = shlex.quote(str(model.paths[0].parent)) + "/*.gguf"
-    return Finding(
+    return CheckResult(
         "page-cache",
         "advice",
         f"{seen}{wait}",

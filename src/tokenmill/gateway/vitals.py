@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from tokenmill.gateway.upstream import Lost, Unreachable, Upstream
 
-Finding = Literal["up", "loading", "late", "refused"]
+ProbeResult = Literal["up", "loading", "late", "refused"]
 Condition = Literal["up", "loading", "down"]
 
 
@@ -34,15 +34,15 @@ class Vitals:
     condition: Condition = "up"
     misses: int = 0
 
-    def saw(self, finding: Finding) -> "Vitals":
+    def saw(self, result: ProbeResult) -> "Vitals":
         """The next answer, or none."""
-        if finding == "up" or finding == "loading":  # noqa: PLR1714  narrows
-            return Vitals(finding)
-        misses = min(_DOWN, self.misses + _WEIGHT[finding])
+        if result == "up" or result == "loading":  # noqa: PLR1714  narrows
+            return Vitals(result)
+        misses = min(_DOWN, self.misses + _WEIGHT[result])
         return Vitals("down" if misses >= _DOWN else self.condition, misses)
 
 
-async def look(upstream: Upstream, timeout_s: float) -> Finding:
+async def look(upstream: Upstream, timeout_s: float) -> ProbeResult:
     """Ask a server's health page; a server without one has answered, too."""
     try:
         async with asyncio.timeout(timeout_s):

@@ -23,8 +23,8 @@ from tokenmill.jobs.lint_report import (
     COSTLY,
     LONG_DIGEST_TOKENS,
     WORTH_SAYING,
-    Finding,
     Kind,
+    LintFinding,
     Report,
 )
 from tokenmill.jobs.lint_spellings import (
@@ -223,7 +223,7 @@ class Lint:
         without = round(scale * tree.shared(WITHOUT))
         costs = {kind: self._cost(kind, scale) for kind in CHANGING}
         findings = [
-            Finding(kind, self._differ[kind] or None, cost, self._families.examples.get(kind))
+            LintFinding(kind, self._differ[kind] or None, cost, self._families.examples.get(kind))
             for kind, cost in costs.items()
             if cost > self._noise[kind]
         ]
@@ -251,7 +251,7 @@ class Lint:
         shared = tree.shared(WITHOUT) - tree.shared(KEPT[kind])  # with signs that are longer than what they stand for
         return round(scale * min(computed, shared))
 
-    def _misplaced(self) -> tuple[list[Finding], int]:
+    def _misplaced(self) -> tuple[list[LintFinding], int]:
         """One finding for each kind of misplacement, and the bytes lost by those that are nobody's document."""
         by_kind: dict[Kind, list[Misplaced]] = {}
         for found in misplaced(self._heads.all()):
@@ -264,42 +264,42 @@ class Lint:
             second = worst.head
             example = between(first.line, first.parts, worst.at, second.line, second.parts, worst.at)
             jobs = scale * sum(found.head.jobs for found in every)
-            findings.append(Finding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
+            findings.append(LintFinding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
         return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
 
-    def _own_ends(self, told: Collection[Kind]) -> Iterable[Finding]:
+    def _own_ends(self, told: Collection[Kind]) -> Iterable[LintFinding]:
         """Ids and times in most heads that cost next to nothing, so that they are not told yet: all is before them."""
         for kind in _OWN:
             jobs = self._heads_differ[kind]
             if kind not in told and jobs > 1 and jobs >= OFTEN_OWN * self._jobs:
-                yield Finding("own_end", jobs, detail=f"line {self._first_own[kind]}, for one")
+                yield LintFinding("own_end", jobs, detail=f"line {self._first_own[kind]}, for one")
                 return
 
-    def _others(self, compute_bytes: int, bytes_per_token: float) -> Iterable[Finding]:
+    def _others(self, compute_bytes: int, bytes_per_token: float) -> Iterable[LintFinding]:
         """What costs no prompt, or costs it elsewhere."""
         if self._bad:
             reasons = "; ".join(f"line {number}: {reason}" for number, reason in self._bad_shown)
-            yield Finding("bad_line", self._bad, detail=reasons, fatal=True)
+            yield LintFinding("bad_line", self._bad, detail=reasons, fatal=True)
         if not self._jobs:
-            yield Finding("empty", None)
+            yield LintFinding("empty", None)
             return
         if self._again:
-            yield Finding("custom_id", self._names.count, detail=self._again, fatal=True)
+            yield LintFinding("custom_id", self._names.count, detail=self._again, fatal=True)
         if longer := self._tokens.too_long():
-            yield Finding("too_long", longer.jobs, detail=longer.words, fatal=True)
+            yield LintFinding("too_long", longer.jobs, detail=longer.words, fatal=True)
         if own := with_context(self._heads.all()):
             words = f"line {own[0].line} and line {own[1].line}, for two"
-            yield Finding("context", self._heads.scale * sum(head.jobs for head in own), detail=words)
+            yield LintFinding("context", self._heads.scale * sum(head.jobs for head in own), detail=words)
         if digest := self._tokens.long_heads(LONG_DIGEST_TOKENS):
-            yield Finding("long_digest", digest.jobs, detail=digest.words)
+            yield LintFinding("long_digest", digest.jobs, detail=digest.words)
         if self._unlimited:
-            yield Finding("max_tokens", self._unlimited)
+            yield LintFinding("max_tokens", self._unlimited)
         again = self._tools.cost_bytes()
         if again > WORTH_SAYING * compute_bytes:
-            yield Finding("tools_behind", None, again)
+            yield LintFinding("tools_behind", None, again)
         if copies := self._identities.count:
-            yield Finding("duplicates", copies)
+            yield LintFinding("duplicates", copies)
         alternating = self._order.computed_bytes - compute_bytes
         if alternating > 0.05 * compute_bytes:
             times = f"a slot that works in this order computes {round(alternating / bytes_per_token):,} tokens more"
-            yield Finding("file_order", None, detail=times)
+            yield LintFinding("file_order", None, detail=times)

@@ -98,7 +98,7 @@ ADVICE: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing that was found."""
 
     kind: Kind
@@ -129,7 +129,7 @@ class Report:
     repaired_bytes: int  # the same without what was found
     bytes_per_token: float = BYTES_PER_TOKEN
     counted: bool = False  # with the model's own tokeniser, on a sample; otherwise estimated
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[LintFinding, ...] = ()
     bad: tuple[tuple[int, str], ...] = field(default_factory=tuple)  # the first few: line, reason
 
     def tokens(self, size: int) -> int:

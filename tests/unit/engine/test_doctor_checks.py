@@ -8,6 +8,7 @@ import pytest
 
 from support.doctor_machines import MACHINE, facts, model, planned
 from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor.check_result import CheckResult, Severity, sysctl, sysfs
 from tokenmill.doctor.examine import CHECKS
 from tokenmill.doctor.facts import (
     Clocks,
@@ -20,7 +21,6 @@ from tokenmill.doctor.facts import (
     Look,
     Pool,
 )
-from tokenmill.doctor.finding import Finding, Severity, sysctl, sysfs
 from tokenmill.engine.pids import Pid
 from tokenmill.engine.records import Record
 from tokenmill.hardware.machine import (
@@ -41,13 +41,13 @@ from tokenmill.launch.binding import host_weights_bytes
 from tokenmill.planner.plan import Shortfall
 from tokenmill.units import GIB, MIB
 
-Check = Callable[[Facts], Finding | None]
+Check = Callable[[Facts], CheckResult | None]
 TWO_NODES = (NumaNode(0, (0, 1), 100 * GIB, 50 * GIB), NumaNode(1, (2, 3), 100 * GIB, 50 * GIB))
 NUMA = replace(MACHINE, numa=TWO_NODES)
 CARD = Gpu(0, "card", "nvidia", 24 * GIB, 23 * GIB, pcie=PcieLink(4, 16, 4, 16))
 
 
-def said(check: Check, given: Facts) -> Finding:
+def said(check: Check, given: Facts) -> CheckResult:
     finding = check(given)
     assert finding is not None
     return finding

@@ -7,9 +7,9 @@ import pytest
 
 from support.doctor_machines import captured, looked_at
 from tokenmill.cli.doctor import Line, render
+from tokenmill.doctor.check_result import SEVERITIES, CheckResult
 from tokenmill.doctor.examine import CHECKS, examine
 from tokenmill.doctor.facts import Facts, Holder
-from tokenmill.doctor.finding import SEVERITIES, Finding
 from tokenmill.hardware.gpu.nvml import Reading
 from tokenmill.units import GIB, MIB
 from unit.hardware.conftest import DATA, load_nvml
@@ -17,7 +17,7 @@ from unit.hardware.conftest import DATA, load_nvml
 MACHINES = ("epyc-dual", "desktop", "eight-3090", "optane-memory-mode", "pmem-app-direct", "this-vm", "h200-vm")
 
 
-def found(facts: Facts) -> dict[str, Finding]:
+def found(facts: Facts) -> dict[str, CheckResult]:
     return {finding.check: finding for finding in examine(facts)}
 
 
@@ -46,7 +46,7 @@ def test_a_machine_that_shows_nothing_is_unknown_and_not_fine(tmp_path: Path) ->
 def test_this_machine_really_captured(tmp_path: Path) -> None:
     facts = looked_at(captured(tmp_path, "this-vm", "this-vm"))
     findings = found(facts)
-    assert findings["swap"] == Finding("swap", "fine", "no swap in use")
+    assert findings["swap"] == CheckResult("swap", "fine", "no swap in use")
     assert findings["overcommit"].severity == "fine"
     assert (
         findings["oom-kills"].seen

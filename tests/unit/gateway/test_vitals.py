@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.gateway.vitals import Finding, Vitals
+from tokenmill.gateway.vitals import ProbeResult, Vitals
 
 UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
 
@@ -24,7 +24,7 @@ UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
         ((REFUSED, REFUSED, LATE), "down"),
     ],
 )
-def test_conditions(findings: tuple[Finding, ...], condition: str) -> None:
+def test_conditions(findings: tuple[ProbeResult, ...], condition: str) -> None:
     vitals = Vitals()
     for finding in findings:
         vitals = vitals.saw(finding)

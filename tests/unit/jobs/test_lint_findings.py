@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.lint import Lint
-from tokenmill.jobs.lint_report import COSTLY, Finding, Report
+from tokenmill.jobs.lint_report import COSTLY, LintFinding, Report
 from tokenmill.storage.lines import BadLine
 
 JOBS = 40
@@ -247,7 +247,7 @@ def test_an_id_that_costs_something_is_not_told_twice() -> None:
     assert "own_end" not in {finding.kind for finding in report.findings}
 
 
-def of_kind(report: Report, kind: str) -> Finding:
+def of_kind(report: Report, kind: str) -> LintFinding:
     (found,) = (finding for finding in report.findings if finding.kind == kind)
     return found
 

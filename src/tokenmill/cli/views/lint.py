@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
 from tokenmill.jobs.lint_diff import Difference
-from tokenmill.jobs.lint_report import COSTLY, FIXABLE, TOO_MUCH, Finding, Report
+from tokenmill.jobs.lint_report import COSTLY, FIXABLE, TOO_MUCH, LintFinding, Report
 from tokenmill.units import format_bytes, format_seconds
 
 
@@ -58,7 +58,7 @@ def _summary(
     return facts(rows)
 
 
-def _costly(table: Table, finding: Finding, report: Report, prefill_tok_s: float | None) -> None:
+def _costly(table: Table, finding: LintFinding, report: Report, prefill_tok_s: float | None) -> None:
     cost = finding.cost_bytes or 0
     share = report.share(cost)
     style = "bold red" if share > TOO_MUCH else "yellow"
@@ -71,7 +71,7 @@ def _costly(table: Table, finding: Finding, report: Report, prefill_tok_s: float
     _advice(table, finding)
 
 
-def _advice(table: Table, finding: Finding) -> None:
+def _advice(table: Table, finding: LintFinding) -> None:
     advice = Table.grid(padding=(0, 1))
     advice.add_row("->", Text(finding.advice))
     table.add_row("", advice)
@@ -94,7 +94,7 @@ def _example(table: Table, difference: Difference) -> None:
     table.add_row("", Text(" " * (label + width) + "^", no_wrap=True))
 
 
-def _other(table: Table, finding: Finding, report: Report) -> None:
+def _other(table: Table, finding: LintFinding, report: Report) -> None:
     label = Text("error", style="bold red") if finding.fatal else Text("note")
     jobs = "" if finding.jobs is None else f": {_jobs(finding.jobs, 'line')}"
     cost = "" if finding.cost_bytes is None else f": up to {_tokens(report, finding.cost_bytes)}"

@@ -1,7 +1,7 @@
-"""What a check says: how bad it is, what was seen, why it matters, and the exact commands.
+"""The result of a check: how bad it is, what was seen, why it matters, and the exact commands.
 
-A check is a pure function from `Facts` to a `Finding`, or to None where the machine has no such thing. What cannot be
-seen is `unknown` and says how to see it; it never counts as fine.
+A check is a pure function from `Facts` to a `CheckResult`, or to None where the machine has no such thing. What cannot
+be seen is `unknown` and names a way to see it; it never counts as fine.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What one check found."""
 
     check: str  # the same name in every version: swap, memlock, gpu-link
