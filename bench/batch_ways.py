@@ -24,7 +24,7 @@ from tokenmill.hardware.probe import probe
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import work
 from tokenmill.jobs.workload import describe

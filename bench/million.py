@@ -28,8 +28,8 @@ from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 HERE = Path(__file__).parent

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tokenmill import cli
 from tokenmill.jobs.models import Finished, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 GROUPS = (1, 2, 4, 8)

@@ -27,7 +27,7 @@ from support.run_cli import (
 )
 from tokenmill.cli import run as cli
 from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.submissions import Submissions
+from tokenmill.jobs.store.submissions import Submissions
 
 
 def test_a_batch_is_answered_in_order_with_its_head_computed_once(

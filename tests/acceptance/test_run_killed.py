@@ -29,9 +29,9 @@ from support.run_cli import (
     write,
 )
 from tokenmill.engine import records
-from tokenmill.jobs.database import PAGE_BYTES
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.sqlite import PAGE_BYTES
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 

@@ -35,8 +35,8 @@ from tokenmill.engine import records
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State, Submission
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 from tokenmill.native.launching import adopt
@@ -241,7 +241,7 @@ def test_a_database_that_another_program_holds_is_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
-    monkeypatch.setattr("tokenmill.jobs.database.BUSY_WAIT_S", 0.1)
+    monkeypatch.setattr("tokenmill.jobs.store.sqlite.BUSY_WAIT_S", 0.1)
     source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:2], max_tokens=1))
     words = [*map(str, ("run", source, "--output", tmp_path / "out.jsonl", *store))]
     Store(store[1]).close()

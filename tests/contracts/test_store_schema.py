@@ -3,7 +3,7 @@
 import sqlite3
 
 from support import contracts
-from tokenmill.jobs.queries import newest, postgres_migrations, postgres_schema, schema
+from tokenmill.jobs.store.queries import newest, postgres_migrations, postgres_schema, schema
 
 
 def test_schema_of_sqlite() -> None:

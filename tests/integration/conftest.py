@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.postgres import Cluster, cluster
-from tokenmill.jobs.address import Address
+from tokenmill.jobs.store.address import Address
 
 
 @pytest.fixture(scope="session")

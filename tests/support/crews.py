@@ -12,7 +12,7 @@ from tokenmill.errors import EngineError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker_pool import PoolMember, PoolMembers, PoolReport, run_pool
 
 LIMIT_S = 120.0

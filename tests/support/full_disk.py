@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.jobs.models import Finished, JobId, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 MOUNTED = "mounted"

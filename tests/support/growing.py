@@ -19,12 +19,12 @@ from support.fake_engine import FakeEngine
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs import ingest as ingesting
 from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.address import address_of
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import address_of
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.worker import work
 from tokenmill.storage import lines

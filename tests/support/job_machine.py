@@ -8,9 +8,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from support.jobs_store import Clock, answer, submitted
 from support.postgres import past
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Failure, JobId, State
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 
 BROKE = Failure("engine_died", "the engine died")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.jobs.models import Batch, Finished, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenmill.jobs import submit as submitting
 from tokenmill.jobs.models import Finished, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.storage import lines
 from tokenmill.units import KIB

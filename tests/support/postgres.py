@@ -20,10 +20,10 @@ import psycopg
 from psycopg.pq import PGconn, Ping
 
 from tokenmill.engine.pids import Pid, descendants
-from tokenmill.jobs.address import Address, Server
-from tokenmill.jobs.database import FILE
-from tokenmill.jobs.postgres import Postgres
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.postgres import Postgres
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "tell nobody:@/?%"

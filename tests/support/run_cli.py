@@ -15,7 +15,7 @@ from unittest.mock import patch
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 
 LIMIT_S = 250.0
 USUAL_HOME = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")

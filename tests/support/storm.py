@@ -25,9 +25,9 @@ from support.run_cli import LIMIT_S, command, environment, tokenmill, write
 from support.storm_reference import SETTINGS, Line, Reference, output_damage, read_lines
 from tokenmill.engine.pids import Pid, descendants
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import State
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
 
 Target = Literal["runner", "worker", "engine", "supervisor", "all", "server", "backend"]
 

@@ -12,7 +12,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import Options, work
 
 QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)

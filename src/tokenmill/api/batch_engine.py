@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.sharding import WorkerSpec
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.tuner.point import SlotPoint
 
 

@@ -25,13 +25,13 @@ from tokenmill.api.stopping import Stop, in_thread
 from tokenmill.api.stores import store_address, work_folder
 from tokenmill.api.summary import Summary
 from tokenmill.config import Config
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.reschedule import Rescheduled
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.target import check_paths
 from tokenmill.jobs.worker import work as work_on

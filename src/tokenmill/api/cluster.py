@@ -23,11 +23,11 @@ from tokenmill.config import Config
 from tokenmill.engine.ray import PreparedEngine, connect
 from tokenmill.engine.ray_nodes import NodeEvent, RayNodes, ReadyNode
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import Options
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport, run_pool
 from tokenmill.model.identity import identity_of

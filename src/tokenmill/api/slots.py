@@ -7,7 +7,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.shape import EngineShape, shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import describe
 from tokenmill.tuner import slots
 from tokenmill.tuner.point import SlotPoint

@@ -7,7 +7,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TypeVar
 
-from tokenmill.jobs.backend import Shutdown
+from tokenmill.jobs.store.backend import Shutdown
 
 T = TypeVar("T")
 E = TypeVar("E")

@@ -13,11 +13,11 @@ from typing import Any, Self
 from tokenmill.api.planning import configuration
 from tokenmill.config import Config
 from tokenmill.errors import ConfigError, UsageError
-from tokenmill.jobs.address import Address, address_of
-from tokenmill.jobs.faults import unusable
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address, address_of
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite_errors import unusable
 
 _NAME = "batch_"
 _PAGE = 512

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tokenmill.api.stores import BatchStore
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.progress import Report
+from tokenmill.jobs.store.address import Address
 from tokenmill.units import format_seconds, number_of
 
 End = Literal["finished", "stopped", "cancelled"]

@@ -21,12 +21,12 @@ from tokenmill.api.summary import WorkSummary
 from tokenmill.config import Config
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import Options
 from tokenmill.jobs.worker import work as work_on
 from tokenmill.units import number_of

@@ -6,12 +6,12 @@ from typing import Any
 
 import psutil
 
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.coordination import Runner
-from tokenmill.jobs.database import LOCK
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import written_to
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite import LOCK
 from tokenmill.units import number_of
 
 

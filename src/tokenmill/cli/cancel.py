@@ -3,10 +3,10 @@
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 
 
 def cancel(

@@ -12,9 +12,9 @@ from tokenmill.api.engines import EngineChoice
 from tokenmill.api.planning import EnginePlan
 from tokenmill.api.tokens import Tokeniser, tokeniser
 from tokenmill.cli.output import Common, facts, show, show_json
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import has_batches
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.recipes.estimate import Forecast, Known, StageForecast, forecast
 from tokenmill.recipes.history import Lengths, lengths, settled_lines
 from tokenmill.recipes.run import planned_origin

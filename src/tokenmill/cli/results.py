@@ -10,7 +10,7 @@ from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import number_of
 

@@ -14,10 +14,10 @@ from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.views.run import near
 from tokenmill.doctor.limits import reserves_now
 from tokenmill.engine.reserve import AppliedLimits
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.units import format_seconds
 
 _NEWEST = 20

@@ -9,11 +9,11 @@ from rich.table import Table
 from tokenmill.api.stores import store_address
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.faults import STORE_DAMAGED, start_over
-from tokenmill.jobs.integrity import CheckReport, Damage
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.integrity import CheckReport, Damage
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, start_over
+from tokenmill.jobs.store.store import Store
 from tokenmill.units import number_of
 
 app = App(name="store", help="The database that holds batches and answers: check it for damage.")

@@ -23,8 +23,8 @@ from tokenmill.cli.recipe_run import (
     summary_rows,
 )
 from tokenmill.errors import UsageError
-from tokenmill.jobs.backend import has_batches
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.recipes.history import stored_answer
 from tokenmill.recipes.runner import BatchRunner, Prospect
 from tokenmill.recipes.summarization.documents import Found, Reading, gather

@@ -1,6 +1,6 @@
 """The files of a batch: `check_input` validates the one that a client uploaded, `write_results` writes its results.
 
-As at OpenAI, a line that is no request refuses the whole file, with its number and the reason. A body that no engine
+As at OpenAI, a line that is not a request refuses the whole file, with its number and the reason. A body that no engine
 accepts fails only its own line, which ends up in the file of errors.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.gateway.files import FileStore
-from tokenmill.jobs.faults import unusable
-from tokenmill.jobs.http_batches import BadLine, File, HttpBatch
 from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.line import custom_id_of
 from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.http_batches import BadLine, File, HttpBatch
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
 from tokenmill.storage.json_text import parse, shown
 

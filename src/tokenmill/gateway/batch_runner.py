@@ -21,9 +21,9 @@ from tokenmill.gateway.batch_files import check_input, ended_late, write_results
 from tokenmill.gateway.batch_workers import BackendWorkers
 from tokenmill.gateway.files import FileStore
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.http_batches import BadLine, HttpBatch, HttpBatches, Outcome, Status
 from tokenmill.jobs.models import Batch, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.http_batches import BadLine, HttpBatch, HttpBatches, Outcome, Status
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 TICK_S = 1.0  # between two looks while there is work
@@ -64,7 +64,7 @@ class BatchRunner:
         self._main: asyncio.Task[None] | None = None
         self._loop_s = asyncio.get_running_loop().time
         self._swept_s: float | None = None
-        self._trouble: str | None = None  # why nothing goes on; logged when it changes
+        self._trouble: str | None = None  # why the runner waits; logged when it changes
 
     def start(self) -> None:
         """Begin; `stop` ends it."""

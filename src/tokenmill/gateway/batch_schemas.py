@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta, Struct
 
 from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter, query_parameter
-from tokenmill.jobs.http_batches import (
+from tokenmill.jobs.openai.call import URLS
+from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
+from tokenmill.jobs.store.http_batches import (
     LONGEST_KEY,
     LONGEST_VALUE,
     MOST_BATCHES,
@@ -14,8 +16,6 @@ from tokenmill.jobs.http_batches import (
     WINDOW,
     Status,
 )
-from tokenmill.jobs.openai.call import URLS
-from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")

@@ -15,11 +15,11 @@ from tokenmill.gateway.admission_engine import engine_behind
 from tokenmill.gateway.backend import Backend
 from tokenmill.gateway.recorder import Missed
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.http_batches import HttpBatch
 from tokenmill.jobs.misses import Miss
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.http_batches import HttpBatch
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import Options, work
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0

@@ -30,8 +30,9 @@ from tokenmill.gateway.files import (
 )
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.desk import take_over_desk
-from tokenmill.jobs.http_batches import (
+from tokenmill.jobs.openai.validation import validate
+from tokenmill.jobs.store.desk import take_over_desk
+from tokenmill.jobs.store.http_batches import (
     LONGEST_WINDOW_S,
     MOST_BATCHES,
     MOST_METADATA,
@@ -43,7 +44,6 @@ from tokenmill.jobs.http_batches import (
     HttpBatchRequest,
     Outcome,
 )
-from tokenmill.jobs.openai.validation import validate
 from tokenmill.storage.json_text import shown
 
 FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default

@@ -27,8 +27,8 @@ from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.faults import unusable
-from tokenmill.jobs.http_batches import MOST_FILES, File, HttpBatch, HttpBatches, Page, new_file_id
+from tokenmill.jobs.store.http_batches import MOST_FILES, File, HttpBatch, HttpBatches, Page, new_file_id
+from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.storage.json_text import shown
 from tokenmill.units import KIB

@@ -16,7 +16,7 @@ from tokenmill.gateway.memory_view import Room, rooms
 from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
 from tokenmill.gateway.schemas import CacheMiss, ErrorRecord, Notice
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.http_batches import batches_by_status
+from tokenmill.jobs.store.http_batches import batches_by_status
 
 LOOK_S = 1.0
 SETTLE_S = 0.2  # between two looks while an engine is not as it should be

@@ -17,7 +17,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from tokenmill.gateway.faults import Fault
-from tokenmill.jobs.faults import unusable
+from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.units import KIB, MIB, format_bytes
 
 FIELD = "file"

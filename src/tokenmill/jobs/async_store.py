@@ -28,7 +28,7 @@ from tokenmill.jobs.models import (
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.sharding import ShardView, WorkerSpec
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
 DUE_S = 3600.0  # as long before it as `backlog` may care

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.backend import DatabaseBackend
-from tokenmill.jobs.database import Database
 from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.sqlite import Database
 
 if TYPE_CHECKING:
-    from tokenmill.jobs.store import Store
+    from tokenmill.jobs.store.store import Store
 
 
 class BeingStored(StoreInUse):

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tokenmill.errors import TooLong
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import Coordinator
 from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.shard_policy import Shard
 from tokenmill.jobs.shard_reader import ShardReader
 from tokenmill.jobs.sharding import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.store import Store
 
 _LOCK = -1  # the number of an advisory lock; see `leases`
 

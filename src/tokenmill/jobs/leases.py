@@ -18,14 +18,14 @@ from uuid import uuid4
 
 from tokenmill.engine.pids import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
-from tokenmill.jobs.postgres import Postgres
-from tokenmill.jobs.postgres_faults import Lost
 from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.postgres import Postgres
+from tokenmill.jobs.store.postgres_errors import Lost
 
 if TYPE_CHECKING:
-    from tokenmill.jobs.store import Store
+    from tokenmill.jobs.store.store import Store
 
 LEASE_S = 45.0
 TEND_S = 5.0  # between two looks around; a tick that comes late eight times over costs nothing

@@ -22,7 +22,7 @@ from typing import Self
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.models import Batch, Result, State
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.units import KIB, MIB, number_of
 
 _PAGE_LINES = 512

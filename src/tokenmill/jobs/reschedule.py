@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.line import body_of
 from tokenmill.jobs.models import Batch, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.storage.json_text import parse
 
 

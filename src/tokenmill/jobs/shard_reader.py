@@ -4,9 +4,9 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.shard_policy import Span
+from tokenmill.jobs.store.backend import DatabaseBackend
 
 _PLURALS = {
     "batch": "batches",

@@ -20,7 +20,7 @@ from tokenmill.jobs.line import Reading, Row, blocks
 from tokenmill.jobs.models import INVALID_LINE, Batch, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.target import check_unused
 from tokenmill.storage.lines import BadLine, Chunk, Hashed, Source, hash_file
 from tokenmill.units import MIB

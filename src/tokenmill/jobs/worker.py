@@ -29,7 +29,7 @@ from tokenmill.jobs.run_stats import RunStats, Tell
 from tokenmill.jobs.scheduler import Scheduler
 from tokenmill.jobs.shape import EngineShape
 from tokenmill.jobs.sharding import ShardView
-from tokenmill.jobs.store import MOST_DEATHS, Store
+from tokenmill.jobs.store.store import MOST_DEATHS, Store
 
 GATHER_S = 0.003  # answers that come within this are handled together
 COMMIT_EVERY_S = 0.2  # answers that come sooner after a commit are committed together; their slots are reused already

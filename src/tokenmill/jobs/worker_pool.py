@@ -25,7 +25,7 @@ from tokenmill.jobs.pool_summary import combined_report, combined_snapshot
 from tokenmill.jobs.progress import End, Failed, Report, Snapshot
 from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import KEPT, Options, Task, Worked, attempt
 
 _GRACE_TICKS = 5  # for workers to see that all is done; one that waits for its engine does not look

@@ -11,7 +11,7 @@ from tokenmill.jobs.forest import Minimum, Pending, common_length, minimum_bytes
 from tokenmill.jobs.identity import head_of
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.models import Batch, Waiting
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.tuner.slots import PrefixSharing, Workload, changes_layout, measurable_slots, worth_measuring
 
 ASSUMED_OUTPUT_TOKENS = 32  # of a job without max_tokens

@@ -11,7 +11,7 @@ from itertools import islice
 
 from tokenmill.jobs.line import Reading, row
 from tokenmill.jobs.models import Batch, JobId, State, Submission
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.submit import batch_key
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 

@@ -19,7 +19,7 @@ from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape, shape_of
 from tokenmill.jobs.sharding import WorkerSpec
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import Options, work
 from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent, line_bytes

@@ -16,10 +16,10 @@ from tokenmill.engine import load_history
 from tokenmill.engine.load_history import LoadRecord
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Plan
 from tokenmill.report import curves

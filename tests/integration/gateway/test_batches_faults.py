@@ -21,10 +21,10 @@ from tokenmill.gateway import app, batch_runner, batches, keys
 from tokenmill.gateway.batch_files import write_results
 from tokenmill.gateway.files import FileStore
 from tokenmill.jobs.async_store import AsyncStore
-from tokenmill.jobs.http_batches import HttpBatch
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.http_batches import HttpBatch
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 
 Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 

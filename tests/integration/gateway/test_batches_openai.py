@@ -17,7 +17,7 @@ from support import gateway_process, patient
 from support.batches import CHAT, chat_line, created, events, lines_of, until, uploaded
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.gateway import app, batches
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from support.gateway_clients import open_gate
 from support.jobs_store import Clock
 from tokenmill.errors import StoreError
 from tokenmill.gateway import app, batches, keys
-from tokenmill.jobs.desk import DESK, TAKEN_OVER
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.desk import DESK, TAKEN_OVER
+from tokenmill.jobs.store.store import Store
 
 ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing", "validating"), "completed")
 

@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Status
 from tokenmill.errors import EngineError, StoreError
 from tokenmill.jobs.models import Batch, JobId, State, Waiting
 from tokenmill.jobs.progress import Snapshot
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(160))

@@ -13,10 +13,10 @@ import pytest
 
 from support.desk import EXPECTED, old_state
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs import desk
-from tokenmill.jobs.desk import DESK, TAKEN_OVER, take_over_desk
-from tokenmill.jobs.http_batches import HttpBatches, Page, batches_by_status
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import desk
+from tokenmill.jobs.store.desk import DESK, TAKEN_OVER, take_over_desk
+from tokenmill.jobs.store.http_batches import HttpBatches, Page, batches_by_status
+from tokenmill.jobs.store.store import Store
 
 STEPS = 400  # more than a takeover has
 

@@ -12,10 +12,10 @@ import pytest
 from support.jobs_store import Clock, answer, pending, submitted
 from support.postgres import asked
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs import http_batches
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.database import WAIT
-from tokenmill.jobs.http_batches import (
+from tokenmill.jobs.models import Totals
+from tokenmill.jobs.store import http_batches
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.http_batches import (
     STATUSES,
     BadLine,
     File,
@@ -27,8 +27,8 @@ from tokenmill.jobs.http_batches import (
     batches_by_status,
     new_file_id,
 )
-from tokenmill.jobs.models import Totals
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.sqlite import WAIT
+from tokenmill.jobs.store.store import Store
 
 ALL = Page(100)
 

@@ -21,12 +21,12 @@ from support.jobs_store import write_jobs
 from support.postgres import text_of
 from support.worked import LIMIT_S
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import Hooks
 
 JOBS = 200

@@ -9,12 +9,12 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted
 from support.run_cli import said
-from tokenmill.jobs.database import APPLICATION_ID, Database
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.queries import migrations
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.queries import migrations
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite import APPLICATION_ID, Database
+from tokenmill.jobs.store.store import Store
 
 PROMPTS = ["a", "b", "c", "d"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support import killed_worker
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 
 JOBS = 1500
 PROMPTS = 1400  # the rest are the same again

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from support.jobs_store import answer, pending, submitted
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import Batch, Failure, JobId, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 LETTERS = ["a", "b", "c", "d", "e"]

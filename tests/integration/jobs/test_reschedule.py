@@ -8,9 +8,9 @@ import pytest
 from support.jobs_store import Clock, answer, pending, write_jobs
 from tokenmill.errors import UsageError
 from tokenmill.jobs import line
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.models import JobId, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 HOW = Submission("m")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from support.jobs_store import Clock, answer, submitted
-from tokenmill.jobs.database import Database
 from tokenmill.jobs.models import Batch, Failure, JobId, Waiting
 from tokenmill.jobs.sharding import LocalShards, ShardView
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.sqlite import Database
+from tokenmill.jobs.store.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
 

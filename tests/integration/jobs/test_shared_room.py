@@ -17,7 +17,7 @@ from tokenmill.errors import TooLong
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.retries import cut_short
 from tokenmill.jobs.sharding import WorkerSpec, with_context
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker_pool import PoolMember, PoolReport
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]

@@ -15,12 +15,12 @@ import pytest
 from support import full_disk
 from support.jobs_store import answer, pending, submitted, write_jobs
 from tokenmill.errors import StoreError, StoreFull, StoreInUse, TokenmillError
-from tokenmill.jobs import database
-from tokenmill.jobs.database import PAGE_BYTES, Database
-from tokenmill.jobs.faults import STORE_DAMAGED, _mapped, unusable
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import sqlite as database
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.sqlite import PAGE_BYTES, Database
+from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, _mapped, unusable
+from tokenmill.jobs.store.store import Store
 
 
 def test_one_process_works(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_one_process_works(tmp_path: Path) -> None:
 
 HOLD = """
 import sys, pathlib
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 store = Store(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -264,7 +264,8 @@ READ_AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from tokenmill.errors import StoreError
-from tokenmill.jobs import database, reader
+from tokenmill.jobs.store import sqlite as database
+from tokenmill.jobs.store import reader
 if os.geteuid() == 0:
     os.setuid(65534)
 try:

@@ -13,11 +13,11 @@ from support.postgres import asked, text_of
 from support.processes import command_lines
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.line import Reading
 from tokenmill.jobs.models import Counts, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.storage.lines import BadLine, Chunk, open_source
 
@@ -158,9 +158,9 @@ def test_an_empty_file_is_a_finished_batch(tmp_path: Path, address: Address) -> 
 
 STDIN = """
 import sys
-from tokenmill.jobs.address import address_of
+from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.models import JobId, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 with Store(address_of(sys.argv[1])) as store:
     done = submit(store, "-", Submission("m", output="/out"))

@@ -14,12 +14,12 @@ from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import Address
 from tokenmill.jobs.expected import Lengths
 from tokenmill.jobs.forest import shared_bytes
 from tokenmill.jobs.models import Counts, Failure, JobId, Outcome, State, Submission, Waiting
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import submit
 
 BROKE = Failure("engine_died", "the engine died")

@@ -18,7 +18,7 @@ from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.models import Batch, Failure, JobId, State
 from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.worker import Options, work
 
 

@@ -18,7 +18,7 @@ from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.progress import Report
 from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker import work
 from tokenmill.native.launching import start_restarting

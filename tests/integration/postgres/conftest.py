@@ -6,8 +6,8 @@ import pytest
 
 from support.postgres import Cluster
 from tokenmill.jobs import leases
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.store import Store
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from support.postgres import asked
 from tokenmill.engine.pids import Pid
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs import leases
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.leases import Leased
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.postgres import Postgres
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.postgres import Postgres
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 
 LIMIT_S = 120
 EXPIRE = "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second'"
@@ -102,7 +102,7 @@ def test_who_left_does_not_stand_up_again(server: Server, rounds: Rounds) -> Non
 
 def test_it_does_not_keep_a_process_from_its_end(server: Server) -> None:
     text = (
-        "import sys; from tokenmill.jobs.address import address_of; from tokenmill.jobs.store import Store\n"
+        "import sys; from tokenmill.jobs.store.address import address_of; from tokenmill.jobs.store.store import Store\n"
         "store = Store(address_of(sys.argv[1])); sys.exit(7)"
     )
     done = subprocess.run([sys.executable, "-c", text, server.url], check=False, timeout=LIMIT_S)

@@ -8,10 +8,10 @@ import pytest
 
 from support.jobs_store import answer, submitted
 from support.postgres import asked
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Batch, JobId, Waiting
 from tokenmill.jobs.sharding import ShardView
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
 

@@ -7,10 +7,10 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked
-from tokenmill.jobs.address import Address, Server
 from tokenmill.jobs.models import Counts, Failure, Outcome, State, Submission
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 BROKE = Failure("timeout", "too slow")

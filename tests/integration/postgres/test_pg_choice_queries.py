@@ -8,12 +8,12 @@ import pytest
 
 from support.jobs_store import submitted
 from support.postgres import past
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import Rows
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.postgres import Postgres
 from tokenmill.jobs.sharding import ShardView
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.backend import Rows
+from tokenmill.jobs.store.postgres import Postgres
+from tokenmill.jobs.store.store import Store
 
 FEW, MANY, EACH = 3, 40, 6
 

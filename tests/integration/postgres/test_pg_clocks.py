@@ -7,9 +7,9 @@ import pytest
 
 from support.jobs_store import pending, submitted
 from support.postgres import cut
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Counts, Failure
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
 HOUR_S, MINUTES_S = 3600.0, 600.0

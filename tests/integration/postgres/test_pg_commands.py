@@ -14,12 +14,12 @@ from support.postgres import asked, cluster, database_of
 from tokenmill.cli import run
 from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import Shutdown
 from tokenmill.jobs.models import Failure, Submission
 from tokenmill.jobs.output import Output, written_to
-from tokenmill.jobs.postgres_faults import Stopped
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.backend import Shutdown
+from tokenmill.jobs.store.postgres_errors import Stopped
+from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept", "one_state")
 LONG = "x" * 200_000

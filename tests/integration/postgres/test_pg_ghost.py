@@ -9,11 +9,11 @@ from support.cut_line import Line, line
 from support.jobs_store import pending, submitted
 from support.postgres import Cluster, asked, database_of
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs import postgres
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Batch, Counts
-from tokenmill.jobs.postgres_backend import Backend, end
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import postgres
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.postgres_session import Backend, end
+from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
 

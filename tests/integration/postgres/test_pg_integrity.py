@@ -10,8 +10,8 @@ from support.postgres import Cluster, asked
 from support.run_cli import said
 from tokenmill.jobs.models import Counts, JobId
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 
 
 @pytest.mark.parametrize(

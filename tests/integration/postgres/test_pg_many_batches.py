@@ -8,12 +8,12 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted
 from support.postgres import Cluster, asked, database_of
-from tokenmill.jobs import reader as module
-from tokenmill.jobs.address import Address, Server
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.leases import Leased
 from tokenmill.jobs.models import Batch, Counts, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import reader as module
+from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
 

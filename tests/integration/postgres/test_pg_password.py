@@ -14,8 +14,8 @@ from support.jobs_store import answer, pending, submitted
 from support.postgres import PASSWORD, cluster, database_of
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server, address_of
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server, address_of
+from tokenmill.jobs.store.store import Store
 
 WRONG = "a wrong word"
 UNSAID = (PASSWORD, quote(PASSWORD, safe=""), PASSWORD.partition(":")[0], WRONG, quote(WRONG))

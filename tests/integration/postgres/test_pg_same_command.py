@@ -14,10 +14,10 @@ import pytest
 from support.jobs_store import write_jobs
 from support.postgres import asked
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.coordination import BeingStored
 from tokenmill.jobs.models import Counts, JobId, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 
 pytestmark = pytest.mark.usefixtures("unkept")

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from support.jobs_store import answer, write_jobs
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Counts, Failure, JobId, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")

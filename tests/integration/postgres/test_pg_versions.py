@@ -6,11 +6,11 @@ import pytest
 
 from support.postgres import Cluster, asked
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.http_batches import File, HttpBatches, HttpBatchRequest
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.http_batches import File, HttpBatches, HttpBatchRequest
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 COLUMNS = (

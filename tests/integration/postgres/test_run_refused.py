@@ -9,10 +9,10 @@ import pytest
 from support.jobs_store import submitted
 from support.postgres import Cluster, text_of
 from support.run_cli import SMALL, said, write
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
-from tokenmill.jobs.submissions import Submissions
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.store.submissions import Submissions
 
 LINES = [{"custom_id": "a", "prompt": "Say a.", "max_tokens": 2}]
 

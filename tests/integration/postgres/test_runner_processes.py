@@ -13,11 +13,11 @@ import pytest
 
 from support import runner_process
 from support.jobs_store import submitted
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 
 HEADS, EACH, LANES = 9, 12, 3
 HEAD = " ".join(f"rule{number}" for number in range(400))

@@ -13,13 +13,13 @@ from support.jobs_store import pending, submitted, write_jobs
 from support.postgres import cluster, cut, database_of
 from support.run_cli import until
 from tokenmill.errors import StoreError
-from tokenmill.jobs import postgres as module
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import Shutdown, has_batches
 from tokenmill.jobs.models import Counts, Submission
-from tokenmill.jobs.postgres_faults import Lost
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import postgres as module
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.backend import Shutdown, has_batches
+from tokenmill.jobs.store.postgres_errors import Lost
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")

@@ -14,13 +14,13 @@ from support.jobs_store import answer, pending, submitted
 from support.postgres import PASSWORD, Cluster, asked, cluster, cut, database_of
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs import postgres as module
-from tokenmill.jobs.address import Address, Server
-from tokenmill.jobs.backend import has_batches
 from tokenmill.jobs.models import Counts, Submission
-from tokenmill.jobs.postgres_faults import Lost
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store import postgres as module
+from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.postgres_errors import Lost
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 
@@ -150,7 +150,7 @@ def test_several_that_come_first_make_one_store(server: Server) -> None:
     for thread in threads:
         thread.join(60)
     assert not failed
-    assert asked(server, "SELECT version FROM tokenmill") == [(3,)]
+    assert asked(server, "SELECT version FROM tokenmill") == [(module.VERSION,)]
 
 
 def test_nothing_there_to_look_at(server: Server) -> None:

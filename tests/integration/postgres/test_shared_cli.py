@@ -8,8 +8,8 @@ from typing import Any
 from support.postgres import Cluster, asked
 from support.run_cli import command, environment, read, until, write
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.reader import Reader
 
 OPTIONS = ("--sequences", "2", "--threads", "1", "--threads-batch", "1", "--no-warm", "--json")
 LINES = [

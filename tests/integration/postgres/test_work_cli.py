@@ -14,11 +14,11 @@ from support.postgres import Cluster, cluster
 from support.run_cli import SMALL, command, environment, names, tokenmill, until, write
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
 from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.reader import Reader
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store
 
 DIGESTS = [
     " ".join(f"Rule {rule} of house {house}: a report names its author." for rule in range(12)) for house in range(4)

@@ -11,7 +11,7 @@ import pytest
 
 from support.native import loaded
 from support.native_engine import native, plan_for, run
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.native.vocab import Vocab
 from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distillation.recipe import Distilled, distill

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.run_cli import command, environment, tokenmill, until, write
 from tokenmill.errors import StoreError
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 
 EXACT = (
     "--context",

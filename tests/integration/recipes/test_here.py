@@ -16,10 +16,10 @@ from tokenmill.engine.engine import Answer as EngineAnswer
 from tokenmill.engine.engine import Chat, Engine, Piece, Request
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.progress import Snapshot
-from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.store import Store, ask_to_cancel
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.worker import Options
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions, Stage
 from tokenmill.recipes.runner import Answered, BatchRunner, Budget, Line, Origin, Spent, chat_line, text_of

@@ -23,7 +23,7 @@ from tokenmill.cli.recipe_run import (
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.model.identity import identity_of
 from tokenmill.recipes.runner import BatchRunner, Line, Prospect, StageProspect, chat_line, text_of
 from tokenmill.tuner import history

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.jobs_store import pending
 from tokenmill.jobs.models import Batch, Failure, Finished, JobId, Submission
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.recipes.history import Lengths, lengths, settled_lines, stored_answer
 from tokenmill.recipes.runner import Line, chat_line, line_bytes

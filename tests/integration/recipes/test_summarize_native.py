@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Engine
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
 from tokenmill.recipes.runner import Line, Origin, Spent
 from tokenmill.recipes.summarization.documents import Reading, gather

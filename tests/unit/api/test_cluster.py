@@ -11,7 +11,7 @@ from tokenmill.config import Config
 from tokenmill.engine.loading import LoadProgress
 from tokenmill.engine.ray_nodes import NodeEvent
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import address_of
+from tokenmill.jobs.store.address import address_of
 
 OPTIONS = EngineOptions()
 

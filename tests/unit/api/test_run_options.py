@@ -19,7 +19,7 @@ from tokenmill.api.run_options import (
 from tokenmill.api.stores import find_batch, open_store, store_address
 from tokenmill.config import load
 from tokenmill.errors import ConfigError, StoreError, UsageError
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 
 NOW_S = time.mktime((2026, 11, 15, 22, 30, 0, 0, 0, -1))
 

@@ -14,7 +14,7 @@ from tokenmill.api.slots import fit_slots
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineDied
 from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import SLOT_PREFIX_TOKENS
 from tokenmill.tuner.point import SlotPoint
 from tokenmill.tuner.slots import ROUNDS

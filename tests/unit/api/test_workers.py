@@ -16,7 +16,7 @@ from tokenmill.api.summary import WorkSummary
 from tokenmill.api.workers import BatchWorker
 from tokenmill.config import Config, EngineConfig
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker import Options
 
 

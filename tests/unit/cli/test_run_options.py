@@ -8,7 +8,7 @@ import pytest
 from tokenmill.cli.batches import worker_of
 from tokenmill.cli.options import BodyOptions
 from tokenmill.errors import UsageError
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 
 
 def test_defaults_of_bodies_are_checked_like_lines() -> None:

@@ -11,8 +11,8 @@ from tokenmill.errors import RequestRefused
 from tokenmill.gateway.batches import batch_body, batch_request, metadata_wanted, window_s
 from tokenmill.gateway.faults import Fault, param_of, status_of
 from tokenmill.gateway.files import file_body, list_body, page_of, upload_terms
-from tokenmill.jobs.http_batches import FINAL, BadLine, File, HttpBatch, HttpBatchRequest, Outcome, Page, Status
 from tokenmill.jobs.models import Totals
+from tokenmill.jobs.store.http_batches import FINAL, BadLine, File, HttpBatch, HttpBatchRequest, Outcome, Page, Status
 
 GIVEN = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 BATCH = HttpBatch(

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.gateway.files import FOLDER, FileStore
-from tokenmill.jobs.http_batches import File, HttpBatches, HttpBatchRequest, new_file_id
+from tokenmill.jobs.store.http_batches import File, HttpBatches, HttpBatchRequest, new_file_id
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.address import Server, address_of
+from tokenmill.jobs.store.address import Server, address_of
 
 
 @pytest.mark.parametrize(

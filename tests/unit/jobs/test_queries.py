@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tokenmill.jobs
-from tokenmill.jobs.database import APPLICATION_ID, migrate
-from tokenmill.jobs.queries import migrations, newest, postgres_queries, queries, schema
+from tokenmill.jobs.store.queries import migrations, newest, postgres_queries, queries, schema
+from tokenmill.jobs.store.sqlite import APPLICATION_ID, migrate
 
 SOURCES = list(Path(tokenmill.jobs.__path__[0]).rglob("*.py"))
 CALL = re.compile(r"""\b(?:run|all|one|many)\(\s*"(\w+)\"|\bask\(connection, "(\w+)\"""")
@@ -31,7 +31,7 @@ def test_every_query_is_used_and_exists() -> None:
 def test_no_other_file_holds_sql() -> None:
     for path in SOURCES:
         found = re.findall(r"\b(?:SELECT|INSERT INTO|UPDATE|DELETE FROM)\b [a-z*]", path.read_text())
-        assert path.name in ("database.py", "desk.py") or not found, path
+        assert path.name in ("sqlite.py", "desk.py") or not found, path
 
 
 def plan(connection: sqlite3.Connection, name: str) -> list[str]:

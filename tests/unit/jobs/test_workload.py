@@ -5,7 +5,7 @@ from pathlib import Path
 
 from support.jobs_store import submitted
 from support.slot_engines import LayoutEngine, RatedEngine
-from tokenmill.jobs.store import Store
+from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import ASSUMED_OUTPUT_TOKENS, SAMPLE, describe, prefix_sharing
 from tokenmill.tuner.slots import Workload
 

@@ -12,10 +12,10 @@ from itertools import count, pairwise
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.models import Batch, JobId, State, Submission
-from tokenmill.jobs.reader import Reader
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.reader import Reader
 from tokenmill.units import number_of
 
 _FORGET_LINES = 50_000  # deleted in one transaction
@@ -182,7 +182,7 @@ class Submissions:
         self._database.whole(work)
 
     def forget(self, batch: int) -> None:
-        """Remove a batch and its lines; answers stay. What a kill leaves of it is removed at the next opening."""
+        """Remove a batch and its lines; answers stay. If a kill interrupts this, the next opening continues."""
         self._database.whole(lambda: self._forget(batch))
 
     def _forget(self, batch: int) -> None:

@@ -27,11 +27,11 @@ except ImportError as error:
     ) from error
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Server
-from tokenmill.jobs.backend import Mode, Rows, Shutdown
-from tokenmill.jobs.postgres_backend import Backend, Connection, ask, backend_of, end, lives
-from tokenmill.jobs.postgres_faults import Conflict, Lost, Stopped, Unreachable, told, unreachable
-from tokenmill.jobs.queries import postgres_migrations, postgres_queries, postgres_schema
+from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.backend import Mode, Rows, Shutdown
+from tokenmill.jobs.store.postgres_errors import Conflict, Lost, Stopped, Unreachable, told, unreachable
+from tokenmill.jobs.store.postgres_session import Backend, Connection, ask, backend_of, end, lives
+from tokenmill.jobs.store.queries import postgres_migrations, postgres_queries, postgres_schema
 
 VERSION, OLDEST = 4, 1  # that is written, and that can be brought there
 OLDEST_SERVER = 120000  # 12
@@ -100,7 +100,7 @@ class _SaidInBinary(TextBinaryLoader):
 
 
 class Postgres:
-    """An open store on a server; `tables.Tables` says what it does."""
+    """An open store on a server; see `backend.DatabaseBackend`."""
 
     shared = True
     deferred = False

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.backend import DatabaseBackend
 from tokenmill.jobs.models import JobId
+from tokenmill.jobs.store.backend import DatabaseBackend
 
 _CHECKSUM_BYTES = 8
 _PAGE_ANSWERS = 256  # read together; one with logprobs may have megabytes

@@ -20,9 +20,9 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.backend import Mode
-from tokenmill.jobs.faults import gone, is_disk_full, told, unusable
-from tokenmill.jobs.queries import migrations, newest, queries, schema
+from tokenmill.jobs.store.backend import Mode
+from tokenmill.jobs.store.queries import migrations, newest, queries, schema
+from tokenmill.jobs.store.sqlite_errors import gone, is_disk_full, told, unusable
 from tokenmill.units import KIB, MIB
 
 FILE = "store.db"
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Database:
-    """An open store.db; see `tables.Tables`."""
+    """An open store.db; see `backend.DatabaseBackend`."""
 
     shared = False
     ahead_s = 0.0
@@ -90,7 +90,7 @@ class Database:
 
     @contextmanager
     def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
-        """See `tables.Tables`."""
+        """See `backend.DatabaseBackend`."""
         with self._guard, told(self.path), self._in_turn():
             self._check_here()
             deferred = deferred and not self._is_awaited()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from tokenmill.jobs.address import Address
+from tokenmill.jobs.store.address import Address
 
 Mode = Literal["work", "ask", "read"]
 """`work`: runs jobs; `ask`: requests a cancellation from the process that does; `read`: only reads."""
@@ -91,10 +91,10 @@ class DatabaseBackend(Protocol):
 def opened(address: Address, mode: Mode, shutdown: Shutdown | None = None) -> DatabaseBackend:
     """The database of a store; `shutdown` ends the wait for a server that is away."""
     if isinstance(address, Path):
-        from tokenmill.jobs.database import Database  # noqa: PLC0415  as below
+        from tokenmill.jobs.store.sqlite import Database  # noqa: PLC0415  as below
 
         return Database(address, mode)
-    from tokenmill.jobs.postgres import Postgres  # noqa: PLC0415  its driver is an extra
+    from tokenmill.jobs.store.postgres import Postgres  # noqa: PLC0415  its driver is an extra
 
     return Postgres(address, mode, shutdown or Shutdown())
 
@@ -102,9 +102,9 @@ def opened(address: Address, mode: Mode, shutdown: Shutdown | None = None) -> Da
 def has_batches(address: Address) -> bool:
     """Whether a store was ever begun there."""
     if isinstance(address, Path):
-        from tokenmill.jobs.database import FILE  # noqa: PLC0415  as above
+        from tokenmill.jobs.store.sqlite import FILE  # noqa: PLC0415  as above
 
         return (address / FILE).is_file()
-    from tokenmill.jobs.postgres import has_tables  # noqa: PLC0415  as above
+    from tokenmill.jobs.store.postgres import has_tables  # noqa: PLC0415  as above
 
     return has_tables(address)

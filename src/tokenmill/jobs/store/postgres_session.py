@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from tokenmill.jobs.queries import postgres_queries
+from tokenmill.jobs.store.queries import postgres_queries
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]

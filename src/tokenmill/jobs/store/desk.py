@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.faults import told, unusable
-from tokenmill.jobs.http_batches import FINAL, HttpBatches
+from tokenmill.jobs.store.http_batches import FINAL, HttpBatches
+from tokenmill.jobs.store.sqlite_errors import told, unusable
 from tokenmill.storage.atomic import sync_folder
 
 DESK = "desk.db"

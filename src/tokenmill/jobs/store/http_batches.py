@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import DatabaseBackend, has_batches, opened
 from tokenmill.jobs.models import Counts, Totals
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import DatabaseBackend, has_batches, opened
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -283,7 +283,7 @@ class HttpBatches:
         return self._write(lambda run: bool(run("cancel_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def finalize(self, batch: str) -> bool:
-        """Note that the results of a batch are being written; whether that was not known and nobody cancelled it."""
+        """Note that the results of a batch are being written; False if that was known, or it is to be cancelled."""
         return self._write(lambda run: bool(run("finalize_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def end(

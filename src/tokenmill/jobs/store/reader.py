@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import Mode, Shutdown, opened
 from tokenmill.jobs.coordination import Runner
-from tokenmill.jobs.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.line import line_in
 from tokenmill.jobs.models import Batch, Counts, Job, JobId, Result, SortKey, State, Totals, Waiting
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import Mode, Shutdown, opened
+from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact
 
 _FEW = 20  # batches that are asked for one by one
 _START = (-(1 << 62), 0, b"", -1)

@@ -14,15 +14,15 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.address import Address
-from tokenmill.jobs.backend import Shutdown
 from tokenmill.jobs.coordination import standing
-from tokenmill.jobs.integrity import Damage, affected, checksum
 from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
-from tokenmill.jobs.reader import Reader
 from tokenmill.jobs.shard_reader import ShardReader
 from tokenmill.jobs.sharding import LocalShards, ShardView, WorkerSpec
-from tokenmill.jobs.submissions import Submissions
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.backend import Shutdown
+from tokenmill.jobs.store.integrity import Damage, affected, checksum
+from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.submissions import Submissions
 from tokenmill.units import number_of
 
 MOST_DEATHS = 2

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors
 
 from tokenmill.errors import StoreError, StoreFull, StoreInUse
-from tokenmill.jobs.address import Server
+from tokenmill.jobs.store.address import Server
 
 _GO_ON = "everything that was acknowledged is kept, and the same command goes on from there"
 

@@ -51,7 +51,7 @@ def migrations() -> Mapping[int, str]:
 
 
 def _migrations(folder_name: str) -> Mapping[int, str]:
-    folder = resources.files("tokenmill.jobs") / "sql" / folder_name
+    folder = resources.files("tokenmill.jobs.store") / "sql" / folder_name
     found = {
         int(match[1]): item.read_text(encoding="utf-8")
         for item in folder.iterdir()
@@ -71,4 +71,4 @@ def _named(file: str) -> Mapping[str, str]:
 
 
 def _text(name: str) -> str:
-    return (resources.files("tokenmill.jobs") / "sql" / name).read_text(encoding="utf-8")
+    return (resources.files("tokenmill.jobs.store") / "sql" / name).read_text(encoding="utf-8")
