@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway import api, batches, chat, embeddings, health, managed_backend, models, openapi
+from tokenmill.gateway import api, batches, completions, embeddings, health, managed_backend, models, openapi
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.middleware import AccessMiddleware, refusal
 from tokenmill.gateway.parts import Part
@@ -63,7 +63,13 @@ def handlers(state: GatewayState) -> dict[Any, Any]:
 
 def front(state: GatewayState) -> tuple[Part, ...]:
     """What answers requests one by one."""
-    return chat.part(state), models.part(state), embeddings.part(state), health.part(state), managed_backend.part(state)
+    return (
+        completions.part(state),
+        models.part(state),
+        embeddings.part(state),
+        health.part(state),
+        managed_backend.part(state),
+    )
 
 
 def parts(state: GatewayState) -> tuple[Part, ...]:

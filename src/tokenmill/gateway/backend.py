@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 from tokenmill.engine.engine import Answer, Engine, Piece, Request
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway.admission import AdmissionGate
+from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.recorder import Lane
 from tokenmill.gateway.request_context import RequestContext
-from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.vitals import Pace
 
 if TYPE_CHECKING:
-    from tokenmill.gateway.fallback import Work
+    from tokenmill.gateway.request import ParsedRequest
 
 Events = AsyncGenerator[Piece | Answer, None]
 
@@ -52,7 +52,7 @@ class Backend(Protocol):
         """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
 
     async def relay(
-        self, work: "Work", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+        self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
     ) -> bool:
         """Answer by relaying bytes to the engine's HTTP API; False if this request needs `stream`.
 

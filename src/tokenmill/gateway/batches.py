@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway import batch_schemas, bodies
+from tokenmill.gateway import batch_schemas
 from tokenmill.gateway.batch_runner import TICK_S, BatchRunner
 from tokenmill.gateway.batch_schemas import OPERATIONS, BatchRequest
 from tokenmill.gateway.faults import Fault
@@ -29,6 +29,7 @@ from tokenmill.gateway.files import (
     visible_file,
 )
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.request import parse_body, read_body
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
 from tokenmill.jobs.store.desk import take_over_desk
@@ -106,8 +107,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
     settings = state.config.gateway
 
     async def create(request: Request) -> Response:
-        body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
-        wanted = batch_request(await bodies.parse(body))
+        wanted = batch_request(await parse_body(await read_body(request, settings)))
         rows = service.rows()
         file = await visible_file(request, rows, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":

@@ -9,13 +9,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.gateway import bodies
 from tokenmill.gateway.backend import Backend, worth_trying
-from tokenmill.gateway.completion_response import ANYBODY
-from tokenmill.gateway.disconnects import ClientLeft, cancel_on_disconnect
+from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import Fault
 from tokenmill.gateway.openapi import INFERENCE, Answer, Operation
 from tokenmill.gateway.parts import Part
+from tokenmill.gateway.request import lane_of, parse_body, read_body
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
@@ -49,13 +48,11 @@ def part(state: GatewayState) -> Part:
     async def embeddings(request: Request) -> Response:
         settings = state.config.gateway
         visit = visit_of(request.scope)
-        body = await bodies.read(request, most_bytes=settings.max_body_bytes, timeout_s=settings.read_timeout_s)
-        given = await bodies.parse(body)
+        given = await parse_body(await read_body(request, settings))
         validate(EmbeddingRequest, given)
-        visit.lane = bodies.lane_of(request.headers, {})
-        name, own = (visit.key.name, visit.key.limits) if visit.key is not None else (ANYBODY, None)
+        visit.lane = lane_of(request.headers, {})
         chain = state.routes.choose(given.get("model"), visit.lane, None, visit.key.name if visit.key else None)
-        with state.limiter.admit(name, own) as charge:
+        with state.limiter.admit(*visit.client) as charge:
             try:
                 async with cancel_on_disconnect(state, visit, request.receive, timeout_s=settings.request_timeout_s):
                     backend, answer = await _first(chain, given)

@@ -18,17 +18,17 @@ from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.backend import Events
 from tokenmill.gateway.breaker import Breaker, Rules
+from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.parts import Part
 from tokenmill.gateway.passthrough import hides_usage, relayed_body
 from tokenmill.gateway.recorder import Finished, Recorder
 from tokenmill.gateway.relaying import Relaying, lost
 from tokenmill.gateway.request_context import RequestContext
-from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.upstream import Lost, Upstream
 from tokenmill.gateway.vitals import Pace, Vitals, keep_checking, look
 
 if TYPE_CHECKING:
-    from tokenmill.gateway.fallback import Work
+    from tokenmill.gateway.request import ParsedRequest
     from tokenmill.gateway.state import GatewayState
 
 _STATES: dict[Liveness, str] = {"restarting": "restarting", "unreachable": "down", "failed": "failed"}
@@ -117,22 +117,21 @@ class ManagedBackend:
     # ---- as bytes
 
     async def relay(
-        self, work: "Work", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+        self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
     ) -> bool:
         """Answer by passing bytes on; False: this request needs the engine protocol."""
         speech = self.engine.http_api
         if speech is None:
             return False
         upstream = self._upstream_now()
-        asked = work.asked
-        body = relayed_body(asked, work.body, work.given, speech)
+        body = relayed_body(request, speech)
         if body is None or self._proxied:
             return False
-        async with self.gate.enter(asked.lane):
+        async with self.gate.enter(request.lane):
             with self._attempt() as succeeded:
                 try:
-                    response = await upstream.send("POST", _PATHS[asked.endpoint], body, visit.id)
-                    relaying = Relaying(response, sending, self.name, hide_usage=hides_usage(asked, speech))
+                    response = await upstream.send("POST", _PATHS[request.endpoint], body, visit.id)
+                    relaying = Relaying(response, sending, self.name, hide_usage=hides_usage(request, speech))
                     try:
                         await relaying.run(lambda token: self._begun(visit, succeeded, token=token))
                         succeeded()

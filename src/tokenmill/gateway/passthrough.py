@@ -15,7 +15,7 @@ from tokenmill.engine.engine import Timings, Usage
 from tokenmill.engine.schema_bounds import bounded
 from tokenmill.engine.server_bodies import PATIENT, URGENT, Speech
 from tokenmill.errors import RequestRefused
-from tokenmill.gateway.bodies import Asked
+from tokenmill.gateway.request import ParsedRequest
 from tokenmill.storage.json_text import encode
 
 _EVERYWHERE = frozenset(
@@ -72,31 +72,33 @@ def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
         return False
 
 
-def relayed_body(asked: Asked, body: bytes, given: Mapping[str, Any], speech: Speech) -> bytes | None:
+def relayed_body(request: ParsedRequest, speech: Speech) -> bytes | None:
     """The bytes to send; None: this server needs it said in another way, or it asks for what is ours."""
     keys = _KEYS.get(speech.kind)
-    if keys is None or len(asked.calls) != 1:
+    if keys is None or len(request.calls) != 1:
         return None
     if speech.tools:
         keys |= _TOOLS
-    if not keys.issuperset(given) or not _has_compilable_schemas(given):
+    if not keys.issuperset(request.body) or not _has_compilable_schemas(request.body):
         return None
-    wanted = given.get("max_tokens", given.get("max_completion_tokens"))
-    if speech.kind != "llama-server" and (wanted == 0 or (wanted is None and asked.endpoint == "completion")):
+    wanted = request.body.get("max_tokens", request.body.get("max_completion_tokens"))
+    if speech.kind != "llama-server" and (wanted == 0 or (wanted is None and request.endpoint == "completion")):
         return None
     more: dict[str, Any] = {}
     if speech.priorities:
-        more["priority"] = URGENT if asked.lane == "interactive" else PATIENT
-    if asked.stream and not asked.include_usage and speech.kind != "llama-server":
-        more["stream_options"] = {**(given.get("stream_options") or {}), "include_usage": True}
-    if not more and given.get("model") == speech.model:
-        return body
-    return _spliced(body, given, speech.model, more) or encode({**given, "model": speech.model, **more})
+        more["priority"] = URGENT if request.lane == "interactive" else PATIENT
+    if request.stream and not request.include_usage and speech.kind != "llama-server":
+        more["stream_options"] = {**(request.body.get("stream_options") or {}), "include_usage": True}
+    if not more and request.body.get("model") == speech.model:
+        return request.raw
+    return _spliced(request.raw, request.body, speech.model, more) or encode(
+        {**request.body, "model": speech.model, **more}
+    )
 
 
-def hides_usage(asked: Asked, speech: Speech) -> bool:
+def hides_usage(request: ParsedRequest, speech: Speech) -> bool:
     """Whether the stream's event of usage was asked for by us alone; llama.cpp tells in its last event anyhow."""
-    return asked.stream and not asked.include_usage and speech.kind != "llama-server"
+    return request.stream and not request.include_usage and speech.kind != "llama-server"
 
 
 def _spliced(body: bytes, given: Mapping[str, Any], model: str, more: Mapping[str, Any]) -> bytes | None:

@@ -1,4 +1,4 @@
-"""What is known of one request while it is in the house: its id, who sent it, and what the log will say."""
+"""The context of one request: its ID, who sent it, and what the log will report."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -6,15 +6,16 @@ from typing import cast
 from starlette.types import Scope
 
 from tokenmill.engine.engine import Usage
-from tokenmill.gateway.keys import Key
+from tokenmill.gateway.keys import Key, KeyLimits
 from tokenmill.gateway.recorder import Lane
 
 _SCOPE = "tokenmill.visit"
+_ANYBODY = "anybody"  # all requests without a key count as one client
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request; who learns something writes it here."""
+    """One request; each layer adds what it learns."""
 
     id: str
     began_s: float  # by GatewayState.now_s
@@ -23,20 +24,25 @@ class RequestContext:
     backend: str | None = None
     usage: Usage | None = None
     first_token_s: float | None = None
-    error: str | None = None  # a word
-    route_reason: str | None = None  # why it went to whom it went; None: the model alone decided
-    left: bool = False  # the client went away
+    error: str | None = None  # its code
+    route_reason: str | None = None  # why these backends; None: the model alone decided
+    left: bool = False  # the client closed the connection
 
     @property
     def usage_tokens(self) -> int:
         """Tokens of prompt and answer."""
         return self.usage.prompt_tokens + self.usage.completion_tokens if self.usage is not None else 0
 
+    @property
+    def client(self) -> tuple[str, KeyLimits | None]:
+        """The name and the limits of who sent it, for `Limiter.admit`."""
+        return (self.key.name, self.key.limits) if self.key is not None else (_ANYBODY, None)
+
     def enter(self, scope: Scope) -> None:
-        """Go into a scope."""
+        """Put the context into an ASGI scope."""
         scope[_SCOPE] = self
 
 
 def visit_of(scope: Scope) -> RequestContext:
-    """The visit that a scope belongs to."""
+    """The context of an ASGI scope."""
     return cast(RequestContext, scope[_SCOPE])

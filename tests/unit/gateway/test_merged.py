@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tokenmill.errors import EngineError
-from tokenmill.gateway.merged import merged
+from tokenmill.gateway.streaming import merged
 
 
 class Source:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Usage
 from tokenmill.engine.server_bodies import Speech
-from tokenmill.gateway.bodies import asked
 from tokenmill.gateway.passthrough import (
     Observed,
     hides_usage,
@@ -19,6 +18,7 @@ from tokenmill.gateway.passthrough import (
     spent_in,
 )
 from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.request import parsed_request
 
 LLAMA, VLLM, ANY = Speech("llama-server", "m"), Speech("vllm", "m"), Speech("url", "m")
 HELLO = [{"role": "user", "content": "hello"}]
@@ -29,7 +29,7 @@ def sent(
 ) -> bytes | None:
     data = json.dumps(body).encode() if text is None else text
     endpoint: Any = "chat" if "messages" in body else "completion"
-    return relayed_body(asked(endpoint, body, lane, most_choices=8), data, body, speech)
+    return relayed_body(parsed_request(endpoint, body, lane, most_choices=8, raw=data), speech)
 
 
 def test_bytes_stay_as_they_came() -> None:
@@ -136,7 +136,7 @@ def test_usage_that_was_asked_for_goes_by() -> None:
     assert observed.take(CHUNK + USED + DONE) == CHUNK + USED + DONE
     assert observed.spent().usage == Usage(7, 2, 3)
     body = {"model": "m", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    assert not hides_usage(asked("chat", body, "interactive", most_choices=8), ANY)
+    assert not hides_usage(parsed_request("chat", body, "interactive", most_choices=8), ANY)
 
 
 @pytest.mark.parametrize(

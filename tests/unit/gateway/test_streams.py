@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import TokenLogprob, Usage
 from tokenmill.errors import EngineDied
-from tokenmill.gateway.streams import Chunks, Heading, failure
+from tokenmill.gateway.streaming import Chunks, Heading, failure
 from tokenmill.jobs.openai.call import Endpoint
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestRefused
-from tokenmill.gateway.bodies import MOST_DEPTH, Asked, asked, deeper_than, lane_of, parse_now
 from tokenmill.gateway.faults import Fault, param_of
+from tokenmill.gateway.request import MOST_DEPTH, ParsedRequest, deeper_than, lane_of, parse_json, parsed_request
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
@@ -29,34 +29,36 @@ def test_depth(value: Any, most: int) -> None:
 
 
 def test_bounds_of_json() -> None:
-    assert parse_now(b' {"a": 1} \n') == {"a": 1}
-    assert parse_now(b'{"a":' * MOST_DEPTH + b"1" + b"}" * MOST_DEPTH)
-    assert parse_now(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+    assert parse_json(b' {"a": 1} \n') == {"a": 1}
+    assert parse_json(b'{"a":' * MOST_DEPTH + b"1" + b"}" * MOST_DEPTH)
+    assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
     for bad in (b'{"a":' * (MOST_DEPTH + 1) + b"1" + b"}" * (MOST_DEPTH + 1), b'{"a": 1} x', b'{"a": Infinity}'):
         with pytest.raises(Fault):
-            parse_now(bad)
+            parse_json(bad)
 
 
-def chat(**more: Any) -> Asked:
-    return asked("chat", {"messages": [{"role": "user", "content": "?"}], **more}, "interactive", most_choices=8)
+def chat(**more: Any) -> ParsedRequest:
+    return parsed_request(
+        "chat", {"messages": [{"role": "user", "content": "?"}], **more}, "interactive", most_choices=8
+    )
 
 
 def test_choices_have_seeds_of_their_own() -> None:
-    requests = chat(n=3, seed=7).requests()
+    requests = chat(n=3, seed=7).engine_requests()
     assert [request.sampling.seed for request in requests] == [7, 8, 9]
     assert {request.prompt for request in requests if isinstance(request.prompt, str)} == set()
-    assert [request.sampling.seed for request in chat(n=2).requests()] == [None, None]
+    assert [request.sampling.seed for request in chat(n=2).engine_requests()] == [None, None]
     highest = (1 << 63) - 1
-    assert [request.sampling.seed for request in chat(n=2, seed=highest).requests()] == [highest, highest - 1]
+    assert [request.sampling.seed for request in chat(n=2, seed=highest).engine_requests()] == [highest, highest - 1]
 
 
 def test_several_prompts_of_a_completion() -> None:
-    made = asked("completion", {"prompt": ["a", [1, 2]], "n": 2, "seed": 1}, "batch", most_choices=8)
-    assert [request.prompt for request in made.requests()] == ["a", "a", (1, 2), (1, 2)]
-    assert [request.sampling.seed for request in made.requests()] == [1, 2, 1, 2]
-    assert all(request.priority == "batch" for request in made.requests())
-    one = asked("completion", {"prompt": [1, 2]}, "batch", most_choices=8)
-    assert [request.prompt for request in one.requests()] == [(1, 2)]
+    made = parsed_request("completion", {"prompt": ["a", [1, 2]], "n": 2, "seed": 1}, "batch", most_choices=8)
+    assert [request.prompt for request in made.engine_requests()] == ["a", "a", (1, 2), (1, 2)]
+    assert [request.sampling.seed for request in made.engine_requests()] == [1, 2, 1, 2]
+    assert all(request.priority == "batch" for request in made.engine_requests())
+    one = parsed_request("completion", {"prompt": [1, 2]}, "batch", most_choices=8)
+    assert [request.prompt for request in one.engine_requests()] == [(1, 2)]
 
 
 def test_streams() -> None:

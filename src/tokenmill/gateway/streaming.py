@@ -1,0 +1,186 @@
+"""Answers as server-sent events, as OpenAI's clients read them, and several engine streams read as one.
+
+What does not change from token to token is encoded once; a token costs one small JSON string.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tokenmill.engine import tool_calls
+from tokenmill.engine.engine import Answer, Piece, TokenLogprob, Usage
+from tokenmill.errors import TokenmillError
+from tokenmill.gateway.faults import error_body
+from tokenmill.jobs.openai.answers import chat_logprobs, text_logprobs, usage_body
+from tokenmill.jobs.openai.call import Endpoint
+from tokenmill.storage.json_text import encode
+
+DONE = b"data: [DONE]\n\n"
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+_MOST_WAITING = 64  # events of merged streams that nobody has read yet
+_T = TypeVar("_T")
+_text = json.JSONEncoder(ensure_ascii=True).encode  # escapes: half of a surrogate pair stays readable JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """The fields that every chunk and every answer has."""
+
+    endpoint: Endpoint
+    id: str  # with prefix
+    created: int
+    model: str
+    fingerprint: str
+
+    def fields(self, *, chunk: bool) -> dict[str, Any]:
+        """As fields of an answer or a chunk."""
+        chat = "chat.completion.chunk" if chunk else "chat.completion"
+        return {
+            "id": self.id,
+            "object": chat if self.endpoint == "chat" else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class Chunks:
+    """Writes the events of one stream."""
+
+    def __init__(self, heading: Heading, *, include_usage: bool) -> None:
+        self._chat = heading.endpoint == "chat"
+        self._heading = heading
+        opening = _text(heading.fields(chunk=True))[:-1]
+        self._before = f'data: {opening}, "choices": [{{"index": '
+        self._after = '}], "usage": null}\n\n' if include_usage else "}]}\n\n"
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> bytes:
+        """The first event of a choice; completions have none."""
+        return self._delta(index, '{"role": "assistant", "content": "", "refusal": null}') if self._chat else b""
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        """A piece of text."""
+        if self._chat:
+            odds = _text(chat_logprobs(tuple(logprobs))) if logprobs else "null"
+            return self._delta(index, f'{{"content": {_text(text)}}}', odds)
+        odds = "null"
+        if logprobs:
+            offset = self._offsets.get(index, 0)
+            odds = _text(text_logprobs(tuple(logprobs), offset))
+            self._offsets[index] = offset + sum(len(token.text) for token in logprobs)
+        return self._event(f'{index}, "text": {_text(text)}, "logprobs": {odds}, "finish_reason": null')
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """The reasoning, where the engine separates it from the answer."""
+        return self._delta(index, f'{{"reasoning_content": {_text(text)}}}')
+
+    def tool_call(self, index: int, number: int, call: Mapping[str, Any]) -> bytes:
+        """One tool call, whole."""
+        return self._delta(index, f'{{"tool_calls": [{_text({"index": number, **call})}]}}')
+
+    def end(self, index: int, reason: str) -> bytes:
+        """The last event of a choice."""
+        if self._chat:
+            return self._event(f'{index}, "delta": {{}}, "logprobs": null, "finish_reason": "{reason}"')
+        return self._event(f'{index}, "text": "", "logprobs": null, "finish_reason": "{reason}"')
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event with the usage, which has no choices."""
+        fields = self._heading.fields(chunk=True) | {"choices": [], "usage": usage_body(usage)}
+        return f"data: {_text(fields)}\n\n".encode()
+
+    def _delta(self, index: int, delta: str, odds: str = "null") -> bytes:
+        return self._event(f'{index}, "delta": {delta}, "logprobs": {odds}, "finish_reason": null')
+
+    def _event(self, choice: str) -> bytes:
+        return f"{self._before}{choice}{self._after}".encode()
+
+
+def failure(error: TokenmillError) -> bytes:
+    """The last event of a stream that failed."""
+    return b"data: " + encode(error_body(error)) + b"\n\n"
+
+
+class ChoiceStream:
+    """Makes the events of one choice from the pieces of its answer."""
+
+    def __init__(self, chunks: Chunks, index: int, reader: tool_calls.Reader | None) -> None:
+        self.index = index
+        self._chunks = chunks
+        self._reader = reader
+        self._calls = 0
+
+    def piece(self, piece: Piece) -> bytes:
+        """The events of a piece; none while it may be part of a tool call."""
+        if self._reader is not None:
+            return b"".join(map(self._part, self._reader.feed(piece.text)))
+        if not piece.text and not piece.logprobs:
+            return b""
+        return self._chunks.text(self.index, piece.text, piece.logprobs)
+
+    def end(self, answer: Answer) -> bytes:
+        """The last events: text that was held back, calls that the engine parsed, and the finish reason."""
+        parts = list(map(self._part, self._reader.end())) if self._reader is not None else []
+        message = answer.message or {}
+        if message.get("reasoning_content"):
+            parts.append(self._chunks.reasoning(self.index, str(message["reasoning_content"])))
+        for call in message.get("tool_calls") or ():
+            parts.append(self._call(call))
+        reason = answer.finish_reason if self._reader is None else self._reader.finish_reason(answer.finish_reason)
+        return b"".join(parts) + self._chunks.end(self.index, reason)
+
+    def _part(self, part: tool_calls.Part) -> bytes:
+        return self._chunks.text(self.index, part) if isinstance(part, str) else self._call(part.body())
+
+    def _call(self, call: Mapping[str, Any]) -> bytes:
+        self._calls += 1
+        return self._chunks.tool_call(self.index, self._calls - 1, call)
+
+
+@asynccontextmanager
+async def merged(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncIterator[AsyncIterator[tuple[int, _T]]]:
+    """Read all streams concurrently: events with the index of their stream, in order of arrival.
+
+    The first error ends all. Leaving the block closes every stream.
+    """
+    room = asyncio.Semaphore(_MOST_WAITING)
+    queue: asyncio.Queue[tuple[int, _T] | BaseException | None] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncGenerator[_T, None]) -> None:
+        async with aclosing(stream):
+            async for event in stream:
+                await room.acquire()
+                queue.put_nowait((index, event))
+
+    async def events() -> AsyncIterator[tuple[int, _T]]:
+        running = len(streams)
+        while running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                running -= 1
+                continue
+            room.release()
+            yield item
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        queue.put_nowait(None if task.cancelled() else task.exception())
+
+    tasks = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    for task in tasks:
+        task.add_done_callback(ended)
+    try:
+        yield events()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
