@@ -23,10 +23,10 @@ from tokenmill.config import Config
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.pull import pull
-from tokenmill.native.cdefs import open_running
-from tokenmill.native.context import Context, Decoded
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model, ModelSettings
+from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.library import open_running
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.units import GIB
 
 STRANGER = 8  # the sequence that is beside the others

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.native.from_plan import environment_of
+from tokenmill.native.start import environment_of
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.draft import capacity, make_draft
 from tokenmill.planner.goal import Goal

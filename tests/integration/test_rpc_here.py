@@ -1,6 +1,6 @@
 """Whether llama.cpp at hand can share a model with other hosts, and what its RPC server is told."""
 
-from tokenmill.native.abi import open_library
+from tokenmill.native.llama.library import open_library
 
 
 def test_the_wheel_has_no_rpc_backend() -> None:

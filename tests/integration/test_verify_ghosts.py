@@ -17,7 +17,7 @@ from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate, ghost
 from tokenmill.model.synthetic.generate import Kind
-from tokenmill.native.dry_run import ContextProjection, DryRun, project
+from tokenmill.native.llama.dry_run import ContextProjection, DryRun, project
 from tokenmill.native.verify import verify
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.llama_cpp import draw

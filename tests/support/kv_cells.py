@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.engine.engine import Priority
 from tokenmill.native.batching import Id, Spent, Step
-from tokenmill.native.prefix_cache import Keep, PrefixCache
+from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
 from tokenmill.native.scheduler import StepScheduler
 
 

@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.native.abi import LOAD_MODE_NONE, LOG_CONTINUED, LOG_DEBUG, open_library
+from tokenmill.native.llama.library import open_library
+from tokenmill.native.llama.log import LOG_CONTINUED, LOG_DEBUG
+from tokenmill.native.llama.settings import LOAD_MODE_NONE
 
 DECODING = """
 typedef struct llama_vocab llama_vocab;

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.native.cdefs import open_running
-from tokenmill.native.context import Context
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model, ModelSettings
+from tokenmill.native.llama.context import Context
+from tokenmill.native.llama.library import open_running
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
         yield Tokeniser(None, "pip install 'tokenmill[native]' counts them")
         return
     read(path)  # a damaged header is better refused in Python than in C
-    from tokenmill.native.cdefs import Log, open_running  # noqa: PLC0415
-    from tokenmill.native.vocab import Vocab  # noqa: PLC0415
+    from tokenmill.native.llama.library import open_running  # noqa: PLC0415
+    from tokenmill.native.llama.log import Log  # noqa: PLC0415
+    from tokenmill.native.llama.vocab import Vocab  # noqa: PLC0415
 
     library = open_running()
     log = Log(library)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority
-from tokenmill.native.prefix_cache import Keep
-from tokenmill.native.radix import Tokens
+from tokenmill.native.kv.prefix_cache import Keep
+from tokenmill.native.kv.radix import Tokens
 
 Id: TypeAlias = Hashable
 _BATCH_SHARE = 4  # part of a micro-batch that batch prompts may have beside urgent work ...

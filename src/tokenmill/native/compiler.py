@@ -16,7 +16,7 @@ from tokenmill.errors import EngineError, RequestRefused, TokenmillError
 from tokenmill.native.compile_check import CompileCheck
 from tokenmill.native.constraints import Constraint
 from tokenmill.native.grammar import grammar_of
-from tokenmill.native.vocab import Vocab
+from tokenmill.native.llama.vocab import Vocab
 
 _MOST_COMPILED = 32
 _MOST_REFUSED = 256

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from tokenmill.engine.engine import MOST_LOGPROBS, Sampling, TokenLogprob
 from tokenmill.errors import NonFiniteLogits, RequestRefused
 from tokenmill.native.constraints import Constraint
-from tokenmill.native.context import Context, Logits
 from tokenmill.native.defaults import Defaults
 from tokenmill.native.grammar import grammar_of, is_constrained
+from tokenmill.native.llama.context import Context, Logits
+from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.logprobs import is_quick, largest, logprobs
-from tokenmill.native.vocab import Vocab
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed itself
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])

@@ -17,8 +17,8 @@ from typing import Literal, TypeAlias
 from tokenmill.engine.engine import Priority
 from tokenmill.errors import RequestRefused, TooLong
 from tokenmill.native.batching import AtWork, Draft, Id, Job, Spent, Step, Totals, Work, bounds_of, in_streams
-from tokenmill.native.prefix_cache import Keep, PrefixCache
-from tokenmill.native.radix import as_tokens
+from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
+from tokenmill.native.kv.radix import as_tokens
 
 LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
 _MOST_HEADROOM = 64  # cells that are left to each running job's answer when another is let in ...

@@ -16,16 +16,17 @@ from typing import Any
 
 from tokenmill.engine.engine import Answer, Counters, FinishReason, Piece, Timings, TokenLogprob, Usage
 from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, TokenmillError
-from tokenmill.native import protocol, state_file
+from tokenmill.native import protocol
 from tokenmill.native.batching import Id, Step
 from tokenmill.native.constraints import Masks
-from tokenmill.native.context import Context, Decoded
 from tokenmill.native.detokenize import Detokeniser, Stops
 from tokenmill.native.ipc_server import Call, Cancelled, IpcServer, Submitted
-from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.kv.prefix_cache import PrefixCache
+from tokenmill.native.llama import state_file
+from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
-from tokenmill.native.vocab import Vocab
 
 # Nobody reads along in a batch, and every piece wakes two processes that take the cores from llama.cpp: its first is
 # told at once, the others together so often.

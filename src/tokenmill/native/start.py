@@ -1,4 +1,4 @@
-"""Starting a native worker for a plan, and finding one that runs."""
+"""Starts a native worker for a plan: its settings, its environment, its process."""
 
 import hashlib
 import os
@@ -13,11 +13,13 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine import records
 from tokenmill.engine.process import Process
 from tokenmill.engine.reserve_start import Told, start_kept
-from tokenmill.errors import EngineError
+from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch.binding import host_bytes
+from tokenmill.launch.dialect import offload_floor, visible_gpus
 from tokenmill.model.identity import identity_of
 from tokenmill.native.client import NativeEngine
-from tokenmill.native.from_plan import environment_of, settings_of
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
+from tokenmill.native.verify import request
 from tokenmill.native.worker_config import INTERACTIVE_LANES, ORDER, WorkerConfig, sequences_for
 from tokenmill.planner.plan import Plan
 
@@ -84,6 +86,51 @@ async def start(
         raise
     records.write(state, replace(record, build=engine.identity.build))
     return engine
+
+
+def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSettings, ContextSettings]:
+    """Placement and knobs of a plan; `sequences` ids where more are wanted than the plan computes at once."""
+    if plan.settings.engine != "llama.cpp":
+        raise UsageError(
+            f"a plan for {plan.settings.engine} cannot run in the native engine", hint="plan for --engine llama.cpp"
+        )
+    settings = plan.settings
+    placed = request(plan)
+    model = ModelSettings(
+        gpus=placed.gpus,
+        gpu_layers=placed.gpu_layers,
+        tensor_split=placed.tensor_split,
+        overrides=placed.overrides,
+        mmap=settings.mmap,
+        mlock=settings.mlock,
+        repack=placed.repack,
+    )
+    context = ContextSettings(
+        cells=settings.cells,
+        context=settings.context,
+        sequences=settings.sequences if sequences is None else sequences,
+        ubatch=settings.ubatch,
+        batch=max(settings.batch, settings.ubatch),
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attention=settings.flash_attention,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        moe_cache_bytes=settings.moe_cache_bytes,
+    )
+    return model, context
+
+
+def environment_of(plan: Plan) -> dict[str, str]:
+    """Variables that the worker's process must start with: they are read before any of our code runs there."""
+    found = visible_gpus(plan)
+    gpus = request(plan).gpus
+    if "CUDA_VISIBLE_DEVICES" in found:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))  # in the order the placement counts them
+    floor = offload_floor(plan)
+    if floor is not None:
+        found["GGML_OP_OFFLOAD_MIN_BATCH"] = str(floor)
+    return found
 
 
 def socket_path(state: Path, name: str) -> Path:

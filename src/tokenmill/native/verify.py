@@ -14,7 +14,7 @@ from typing import Literal
 from tokenmill.engine.fit_params import Buffer, run_dry, run_fit_params
 from tokenmill.errors import UsageError
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.native.dry_run import ContextProjection, DryRun, project
+from tokenmill.native.llama.dry_run import ContextProjection, DryRun, project
 from tokenmill.planner.memory.kv_cells import context_of
 from tokenmill.planner.plan import Item, Placement, Plan
 from tokenmill.units import MIB

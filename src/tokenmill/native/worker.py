@@ -16,17 +16,18 @@ from typing import Any
 from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, Identity, Request
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong, UsageError
 from tokenmill.model.gguf import read_headers
-from tokenmill.native import memory_limit, protocol, streams
-from tokenmill.native.abi import LOG_DEBUG
-from tokenmill.native.cdefs import Log, open_running
+from tokenmill.native import memory_limit, protocol
 from tokenmill.native.chat.renderer import Renderer
 from tokenmill.native.chat.template import SpecialTokens, template_of
 from tokenmill.native.compiler import Compiler
-from tokenmill.native.context import Context
-from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.ipc_server import IpcServer
-from tokenmill.native.model import Model
-from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.kv import streams
+from tokenmill.native.kv.prefix_cache import PrefixCache
+from tokenmill.native.llama.context import Context, check_streams
+from tokenmill.native.llama.library import open_running
+from tokenmill.native.llama.log import LOG_DEBUG, Log
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
 from tokenmill.native.worker_config import ORDER, WorkerConfig
@@ -253,7 +254,7 @@ class Worker:
         lanes = int(given.pop("lanes", self.lanes))
         settings = replace(self.settings, **given)
         if settings.streams:  # refused before anything is given up
-            streams.check(self.model.facts)
+            check_streams(self.model.facts)
             streams.apart(settings, lanes)
         session = self._session
         session.context.close()  # first: there may not be room for two

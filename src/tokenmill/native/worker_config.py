@@ -6,8 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tokenmill.model.profile import Profile
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import ModelSettings
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.planner.goal import Goal
 
 MOST_SEQUENCES = 127  # ids in use, so that models which need two of each have them: cells can tell 256 apart

@@ -30,7 +30,7 @@ def place_here(machine: Machine, model: str, model_path: Path, config: EngineCon
 def build_of(config: EngineConfig) -> str | None:
     """What would be started, in its own words; None where only starting it tells."""
     if config.kind == "native":
-        from tokenmill.native.abi import open_library  # noqa: PLC0415  its packages are an extra
+        from tokenmill.native.llama.library import open_library  # noqa: PLC0415  its packages are an extra
 
         found = open_library(_path(config.library), header=_path(config.header))
         return f"llama.cpp {found.version} ({found.build})"

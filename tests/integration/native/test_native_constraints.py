@@ -15,12 +15,12 @@ from support.schema_cases import LINKED
 from support.spm_model import write_spm
 from tokenmill.engine.engine import Sampling
 from tokenmill.native.constraints import Constraint
-from tokenmill.native.context import Context
-from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.grammar import grammar_of
-from tokenmill.native.model import Model
+from tokenmill.native.llama.context import Context
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
+from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.sampler import Sampler
-from tokenmill.native.vocab import Vocab
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from support.native import Work, loaded, opened
 from support.odd_models import VOCAB, recurrent, windowed
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model.synthetic import generate
-from tokenmill.native.context import Context, Decoded, Logits
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model
+from tokenmill.native.llama.context import Context, Decoded, Logits
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 
 SMALL = ContextSettings(cells=512, context=512, sequences=6, batch=256, ubatch=128, threads=1, threads_batch=1)
 IDENTITY = {"model": "m1"}

@@ -16,12 +16,12 @@ from support.native import loaded
 from tokenmill.engine.engine import Priority, Request, Sampling
 from tokenmill.errors import EngineError
 from tokenmill.model.synthetic import generate
-from tokenmill.native.batch import Row
-from tokenmill.native.context import Context, Decoded
-from tokenmill.native.context_settings import ContextSettings
 from tokenmill.native.ipc_server import Cancelled, IpcServer, Message, Submitted
-from tokenmill.native.model import Model
-from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.kv.prefix_cache import PrefixCache
+from tokenmill.native.llama.batch import Row
+from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
 

@@ -8,11 +8,11 @@ from support.native import loaded
 from support.odd_models import chunked, recurrent, windowed
 from tokenmill.errors import EngineError
 from tokenmill.model.synthetic import generate
-from tokenmill.native.abi import Library
-from tokenmill.native.cdefs import Log, open_running
-from tokenmill.native.context import Context, most_sequences
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model, ModelSettings
+from tokenmill.native.llama.context import Context, most_sequences
+from tokenmill.native.llama.library import Library, open_running
+from tokenmill.native.llama.log import Log
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import NonFiniteLogits, RequestRefused
-from tokenmill.native.context import Context, Logits
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model
+from tokenmill.native.llama.context import Context, Logits
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.sampler import Sampler
 
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)

@@ -11,9 +11,9 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.context import Context, Decoded
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model
+from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.sampler import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.native import loaded
 from support.spm_model import write_spm
 from tokenmill.errors import RequestRefused
-from tokenmill.native import vocab as vocab_file
-from tokenmill.native.model import Model
-from tokenmill.native.vocab import BPE, SPM, Vocab
+from tokenmill.native.llama import vocab as vocab_file
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.vocab import BPE, SPM, Vocab
 
 DIGEST = "The town council met on Tuesday.\n\n  - item  one: café, 12 345 €\n" * 200
 CHAT = f"<|im_start|>system\n{DIGEST}<|im_end|>\n<|im_start|>user\nWho met?<|im_end|>\n<|im_start|>assistant\n"

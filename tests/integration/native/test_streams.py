@@ -16,10 +16,10 @@ from tokenmill.errors import EngineError, TooLong, UsageError
 from tokenmill.jobs.forest import common_length
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
-from tokenmill.native.context import Context, Decoded, Logits
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Model
-from tokenmill.native.streams import apart
+from tokenmill.native.kv.streams import apart
+from tokenmill.native.llama.context import Context, Decoded, Logits
+from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.settings import ContextSettings
 
 LANES = 4
 TOGETHER = ContextSettings(cells=4 * 512, context=500, sequences=20, batch=256, ubatch=128, threads=1, threads_batch=1)

@@ -12,7 +12,7 @@ import pytest
 from support.native import loaded
 from support.native_engine import native, plan_for, run
 from tokenmill.jobs.store.store import Store
-from tokenmill.native.vocab import Vocab
+from tokenmill.native.llama.vocab import Vocab
 from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distillation.recipe import Distilled, distill
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine

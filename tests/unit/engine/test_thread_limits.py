@@ -5,7 +5,7 @@ import pytest
 from tokenmill.cli.options import GoalOptions
 from tokenmill.config import MAX_THREADS
 from tokenmill.errors import UsageError
-from tokenmill.native.context_settings import ContextSettings
+from tokenmill.native.llama.settings import ContextSettings
 
 
 @pytest.mark.parametrize("name", ["threads", "threads_batch"])

@@ -12,7 +12,7 @@ from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.native.dry_run import ContextProjection
+from tokenmill.native.llama.dry_run import ContextProjection
 from tokenmill.native.verify import Comparison, compare, overrides, request, verify, verify_by_binary
 from tokenmill.units import GIB, MIB
 

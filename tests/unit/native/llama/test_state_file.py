@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import EngineError, ForeignState
-from tokenmill.native import state_file
+from tokenmill.native.llama import state_file
 
 MINE = {"model": "abc", "cache_type_k": "f16"}
 TOKENS = [1, 2, 300_000]

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.kv_cells import Mill, next_token
 from tokenmill.engine.engine import Priority
-from tokenmill.native.prefix_cache import Keep
+from tokenmill.native.kv.prefix_cache import Keep
 
 HEADS = [[1] * 30, [1] * 6 + [2] * 20, [0, 1, 2] * 9]
 

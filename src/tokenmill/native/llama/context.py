@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError
-from tokenmill.native import abi, breakdown, state_file, streams
-from tokenmill.native.batch import Batch, Row
-from tokenmill.native.cdefs import MOST_IDS
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.load_params import cache_type
-from tokenmill.native.model import Model
+from tokenmill.native.llama import breakdown, state_file
+from tokenmill.native.llama.batch import Batch, Row
+from tokenmill.native.llama.library import INSTALL_HINT
+from tokenmill.native.llama.model import Facts, Model
+from tokenmill.native.llama.settings import MAX_SEQUENCES, ContextSettings, cache_type
 
 Logits = NDArray[np.float32]
 
@@ -53,7 +52,7 @@ class Context:
             )
         self._ids = _even(settings.sequences + 1, settings.ubatch, most_sequences(model) + 1) * (1 + self._twins)
         if settings.streams:
-            streams.check(model.facts)
+            check_streams(model.facts)
             self._ids = settings.sequences
         self._flag = self._ffi.new("char[2]")  # read by C as a string: its length, 0 or 1, is whether to abort
         self._context = self._create()
@@ -94,7 +93,7 @@ class Context:
         if needed.keys() - known:
             raise EngineError(
                 f"this llama.cpp has no {', '.join(sorted(needed.keys() - known))}",
-                hint="plan without --moe-cache" if "kv_unified" in known else abi.INSTALL_HINT,
+                hint="plan without --moe-cache" if "kv_unified" in known else INSTALL_HINT,
             )
         # Rows of logits at once: llama.cpp wants one for every id, and by itself takes one for every token.
         wishes = {"n_outputs_max": self._ids, "op_offload": wanted.op_offload, "no_perf": True}
@@ -204,7 +203,7 @@ class Context:
         """Whether heads can be cut and shared, found by doing it; and why not. The context must be empty."""
         facts = self.model.facts
         if self.settings.streams:
-            return False, streams.WHY_ALONE
+            return False, "every lane has cells of its own"
         if not facts.shares:
             return False, facts.why_not
         *head, last = (min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3))
@@ -295,7 +294,7 @@ class Context:
 
 def most_sequences(model: Model) -> int:
     """Ids that a context of a model can have: llama.cpp's limit, halved where cells have twins, less one of ours."""
-    return MOST_IDS // (1 if model.facts.window is None else 2) - 1
+    return MAX_SEQUENCES // (1 if model.facts.window is None else 2) - 1
 
 
 def _even(ids: int, ubatch: int, most: int) -> int:
@@ -326,3 +325,12 @@ def _strlen_address() -> int:
 
 
 _STRLEN: list[Any] = []
+
+
+def check_streams(facts: Facts) -> None:
+    """Refuse models whose memory is not one plain cache of cells."""
+    why = facts.why_not
+    if why is None and facts.window is not None:
+        why = f"some of its layers see {facts.window} tokens only, and their cells are kept another way"
+    if why is not None:
+        raise EngineError(f"lanes cannot have cells of their own with this model: {why}", hint="leave streams off")

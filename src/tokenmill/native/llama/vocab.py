@@ -20,10 +20,10 @@ from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.native import abi
-from tokenmill.native.cdefs import Log, metadata
 from tokenmill.native.constraints import Tokenizer, TokenTable
 from tokenmill.native.defaults import defaults_of
+from tokenmill.native.llama.library import Library, metadata
+from tokenmill.native.llama.log import Log
 from tokenmill.units import MIB
 
 SPM = 1
@@ -41,7 +41,7 @@ LEAST_CACHED_BYTES = 256  # shorter parts are tokenised faster than they are wor
 class Vocab:
     """A model's vocabulary; lives as long as its model."""
 
-    def __init__(self, library: abi.Library, model: Any, log: Log, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, library: Library, model: Any, log: Log, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.library = library
         self.log = log
         self._ffi = library.ffi

@@ -10,29 +10,15 @@ Knows arithmetic and facts of models, no llama.cpp.
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from tokenmill.errors import EngineError, UsageError
-from tokenmill.native.model import Facts, ModelSettings
-
-if TYPE_CHECKING:
-    from tokenmill.native.context_settings import ContextSettings
+from tokenmill.errors import UsageError
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 PAD = 256  # llama.cpp rounds the cells of a context, and those of each stream, up to whole ones
-WHY_ALONE = "every lane has cells of its own"
 _LEAST_COPIED, _COPIED_SHARE = 16, 128  # tokens that a copy must save, and part of its stream's cells
 
 
-def check(facts: Facts) -> None:
-    """Refuse models whose memory is not one plain cache of cells."""
-    why = facts.why_not
-    if why is None and facts.window is not None:
-        why = f"some of its layers see {facts.window} tokens only, and their cells are kept another way"
-    if why is not None:
-        raise EngineError(f"lanes cannot have cells of their own with this model: {why}", hint="leave streams off")
-
-
-def apart(settings: "ContextSettings", lanes: int) -> "ContextSettings":
+def apart(settings: ContextSettings, lanes: int) -> ContextSettings:
     """The same context in streams, one for each lane: none holds fewer tokens than a sequence could have before.
 
     It never takes more cells than all lanes had together; UsageError where that is too few.
@@ -53,12 +39,12 @@ def padded(cells: int) -> int:
     return -(-cells // PAD) * PAD
 
 
-def least_copied(settings: "ContextSettings") -> int:
+def least_copied(settings: ContextSettings) -> int:
     """Tokens that a copy of another lane's head must save: all of its stream is copied, and graphs are made anew."""
     return max(_LEAST_COPIED, settings.cells // settings.sequences // _COPIED_SHARE) if settings.streams else 1
 
 
-def mixes(settings: "ContextSettings", model: ModelSettings) -> bool:
+def mixes(settings: ContextSettings, model: ModelSettings) -> bool:
     """Whether prompts and answers are better computed in one step.
 
     Streams llama.cpp computes apart anyway. On processors its attention takes 64 tokens of a batch together, and a cell

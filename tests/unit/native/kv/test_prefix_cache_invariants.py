@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from support.kv_cells import KvCells
-from tokenmill.native.prefix_cache import Keep, PrefixCache
-from tokenmill.native.radix import as_tokens
+from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
+from tokenmill.native.kv.radix import as_tokens
 
 CELLS, SEQUENCES = 40, 5
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few kinds, so that heads are often shared

@@ -9,30 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import EngineError
-from tokenmill.native import abi
-from tokenmill.native.cdefs import Log, metadata
-from tokenmill.native.load_params import place
-from tokenmill.native.vocab import Vocab
+from tokenmill.native.llama.library import Library, metadata
+from tokenmill.native.llama.log import LOG_DEBUG, Log
+from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place
+from tokenmill.native.llama.vocab import Vocab
 
-LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
 Progress = Callable[[float], bool]
 """Told the share that is loaded, 0 to 1; answers whether to go on."""
 
 # Their caches copy whole sequences only, and stop the process when asked for a part.
 _WHOLE_SEQUENCES_ONLY = frozenset({"deepseek4"})
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """How a model is loaded."""
-
-    gpus: tuple[int, ...] = ()  # cards in use; their process sees only these, and counts them from 0
-    gpu_layers: int = 0  # counted from the last, with the output as one more
-    tensor_split: tuple[float, ...] = ()  # share of each GPU
-    overrides: tuple[tuple[str, str], ...] = ()  # tensor name pattern -> what holds it: CPU, GPU0, ...
-    mmap: bool = True
-    mlock: bool = False
-    repack: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +38,7 @@ class Facts:
 class Model:
     """Weights in memory. Closing it while a context of it lives is a crash: close contexts first."""
 
-    def __init__(self, library: abi.Library, log: Log, pointer: Any, path: Path, settings: ModelSettings) -> None:
+    def __init__(self, library: Library, log: Log, pointer: Any, path: Path, settings: ModelSettings) -> None:
         self.library = library
         self.log = log
         self.path = path
@@ -64,7 +50,7 @@ class Model:
     @classmethod
     def load(
         cls,
-        library: abi.Library,
+        library: Library,
         path: Path,
         settings: ModelSettings,
         progress: Progress | None = None,
@@ -140,10 +126,10 @@ def _hint(log: Log, mark: int) -> str | None:
         return "this build does not know the model: name a newer libllama.so with its llama.h in the configuration"
     if "unable to allocate" in said or "failed to allocate" in said or "out of memory" in said:
         return "there was too little memory: tokenmill plan shows what the model needs"
-    return " | ".join(log.since(mark, least=abi.LOG_DEBUG + 1)[-4:]) or None
+    return " | ".join(log.since(mark, least=LOG_DEBUG + 1)[-4:]) or None
 
 
-def _facts(library: abi.Library, pointer: Any) -> Facts:
+def _facts(library: Library, pointer: Any) -> Facts:
     lib = library.lib
     text = library.ffi.new("char[]", 256)
     lib.llama_model_desc(pointer, text, 256)

@@ -13,10 +13,12 @@ be (few nodes, printable names), and the caller compares the compute sizes with 
 import platform
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.native.abi import Library
+
+if TYPE_CHECKING:
+    from tokenmill.native.llama.library import Library
 
 SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 DECLARATIONS = f"""
@@ -39,7 +41,7 @@ def readable() -> bool:
     return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
 
 
-def read(library: Library, context: Any) -> tuple[Buffer, ...] | None:
+def read(library: "Library", context: Any) -> tuple[Buffer, ...] | None:
     """Bytes of every buffer type of a context; None where the library or the machine does not give them."""
     if not readable() or not hasattr(library.lib, SYMBOL):
         return None
@@ -56,7 +58,7 @@ def read(library: Library, context: Any) -> tuple[Buffer, ...] | None:
     return tuple(sorted(buffers, key=lambda buffer: buffer.name)) if len(buffers) == found.count else None
 
 
-def _walk(library: Library, root: Any, most: int) -> Iterator[Any]:
+def _walk(library: "Library", root: Any, most: int) -> Iterator[Any]:
     """Nodes below the root; never more than there should be."""
     waiting = [root]
     while waiting and most >= 0:

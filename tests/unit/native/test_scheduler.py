@@ -4,7 +4,7 @@ import pytest
 
 from support.kv_cells import KvCells, Mill
 from tokenmill.native.batching import Spent, Step
-from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.scheduler import LOOK_AHEAD, StepScheduler
 
 DIGEST = list(range(100, 130))

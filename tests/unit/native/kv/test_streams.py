@@ -11,10 +11,11 @@ from support.kv_cells import KvCells, Mill
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.jobs.forest import common_length
 from tokenmill.native.batching import Id
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.model import Facts, ModelSettings
-from tokenmill.native.prefix_cache import Match, PrefixCache
-from tokenmill.native.streams import PAD, apart, check, least_copied, mixes, padded
+from tokenmill.native.kv.prefix_cache import Match, PrefixCache
+from tokenmill.native.kv.streams import PAD, apart, least_copied, mixes, padded
+from tokenmill.native.llama.context import check_streams
+from tokenmill.native.llama.model import Facts
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 TOGETHER = ContextSettings(cells=8192, context=1000, sequences=60)
 FACTS = Facts("a model", "llama", 1, 1, 4096, None, shares=True, why_not=None)
@@ -52,9 +53,9 @@ def test_none_is_no_number_of_lanes() -> None:
     ],
 )
 def test_models_with_another_memory_are_refused_and_told_why(facts: Facts, why: str) -> None:
-    check(FACTS)
+    check_streams(FACTS)
     with pytest.raises(EngineError, match=why):
-        check(facts)
+        check_streams(facts)
 
 
 HOST, CARD = ModelSettings(), ModelSettings(gpus=(0,), gpu_layers=20)

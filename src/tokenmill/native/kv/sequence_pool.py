@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from tokenmill.native.radix import Node, Tokens, Tree, common
+from tokenmill.native.kv.radix import Node, Tokens, Tree, common
 
 _NOTHING: Tokens = array("i")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmill.native.radix import Tokens, as_tokens, common
-from tokenmill.native.sequence_pool import Cells, Held, SequencePool
+from tokenmill.native.kv.radix import Tokens, as_tokens, common
+from tokenmill.native.kv.sequence_pool import Cells, Held, SequencePool
 
 Keep = Literal["nothing", "prompt", "all"]
 # A cut walks every cell of the cache, so room is made in pieces worth the walk, but never a large part of the cache.

@@ -8,9 +8,8 @@ from support.plans import placed, settings
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
-from tokenmill.native.context_settings import ContextSettings
-from tokenmill.native.from_plan import environment_of, settings_of
-from tokenmill.native.model import ModelSettings
+from tokenmill.native.llama.settings import ContextSettings, ModelSettings
+from tokenmill.native.start import environment_of, settings_of
 from tokenmill.native.verify import request
 from tokenmill.units import GIB
 

@@ -7,7 +7,9 @@ import pytest
 from cffi import FFI
 
 from tokenmill.errors import EngineError
-from tokenmill.native import abi, breakdown
+from tokenmill.native.llama import breakdown, cdefs
+from tokenmill.native.llama import library as llama_library
+from tokenmill.native.llama.settings import GGML_TYPES
 
 # As llama.h writes them: comments, enumerations, callbacks and pointers to structures of its own.
 HEADER = """
@@ -76,50 +78,48 @@ HEADER = """
 
 
 @pytest.fixture(scope="module")
-def library() -> abi.Library:
-    return abi.open_library(more=breakdown.DECLARATIONS)
+def library() -> llama_library.Library:
+    return llama_library.open_library(more=breakdown.DECLARATIONS)
 
 
-def test_the_wheels_library_passes_every_check(library: abi.Library) -> None:
-    assert library.path == abi.wheel_library()
-    assert library.version == abi.LLAMA_VERSION
+def test_the_wheels_library_passes_every_check(library: llama_library.Library) -> None:
+    assert library.path == llama_library.wheel_library()
+    assert library.version == llama_library.LLAMA_VERSION
     assert "CPU" in library.devices()
     assert "AVX2 = 1" in library.text(library.lib.llama_print_system_info())
 
 
-def test_the_pin_is_the_projects(library: abi.Library) -> None:
-    required = [line for line in metadata.requires("tokenmill") or [] if line.startswith(abi.WHEEL)]
-    assert required == [f"{abi.WHEEL}=={abi.WHEEL_VERSION}; extra == 'native'"]
-    assert metadata.version(abi.WHEEL) == abi.WHEEL_VERSION
+def test_the_pin_is_the_projects(library: llama_library.Library) -> None:
+    required = [line for line in metadata.requires("tokenmill") or [] if line.startswith(llama_library.WHEEL)]
+    assert required == [f"{llama_library.WHEEL}=={llama_library.WHEEL_VERSION}; extra == 'native'"]
+    assert metadata.version(llama_library.WHEEL) == llama_library.WHEEL_VERSION
 
 
-def test_parameters_survive_the_way_there_and_back(library: abi.Library) -> None:
+def test_parameters_survive_the_way_there_and_back(library: llama_library.Library) -> None:
     for kind in ("model", "context"):
         params = getattr(library.lib, f"llama_{kind}_default_params")()
         plain = {name for name, field in library.ffi.typeof(params).fields if field.type.kind == "primitive"}
-        assert plain == set(getattr(abi, f"{kind.upper()}_DEFAULTS"))  # every plain field is checked at opening
+        assert plain == set(getattr(cdefs, f"{kind.upper()}_DEFAULTS"))  # every plain field is checked at opening
 
 
-def test_every_cache_type_has_ggmls_number(library: abi.Library) -> None:
+def test_every_cache_type_has_ggmls_number(library: llama_library.Library) -> None:
     ffi = FFI()
     ffi.cdef("const char * ggml_type_name(int type);")
     lib = ffi.dlopen(str(library.path))
-    assert {
-        ffi.string(lib.ggml_type_name(number)).decode(): number for number in abi.GGML_TYPES.values()
-    } == abi.GGML_TYPES
+    assert {ffi.string(lib.ggml_type_name(number)).decode(): number for number in GGML_TYPES.values()} == GGML_TYPES
 
 
-def test_structures_are_taken_from_a_header(tmp_path: Path, library: abi.Library) -> None:
+def test_structures_are_taken_from_a_header(tmp_path: Path, library: llama_library.Library) -> None:
     ours, theirs = FFI(), FFI()
-    ours.cdef(abi.declare(abi.STRUCTS))
-    theirs.cdef(abi.declare(abi.structs_in(HEADER)))
-    for name in abi.STRUCTS:
+    ours.cdef(llama_library.declare(cdefs.STRUCTS))
+    theirs.cdef(llama_library.declare(llama_library.structs_in(HEADER)))
+    for name in cdefs.STRUCTS:
         layouts = [
             [(field, place.offset) for field, place in ffi.typeof(f"struct {name}").fields] for ffi in (ours, theirs)
         ]
         assert layouts[0] == layouts[1]
     (tmp_path / "llama.h").write_text(HEADER)
-    assert abi.open_library(library.path, header=tmp_path / "llama.h").version == library.version
+    assert llama_library.open_library(library.path, header=tmp_path / "llama.h").version == library.version
 
 
 @pytest.mark.parametrize(
@@ -135,39 +135,39 @@ def test_structures_are_taken_from_a_header(tmp_path: Path, library: abi.Library
     ],
 )
 def test_a_header_of_another_build_is_refused(
-    before: str, after: str, message: str, tmp_path: Path, library: abi.Library
+    before: str, after: str, message: str, tmp_path: Path, library: llama_library.Library
 ) -> None:
     (tmp_path / "llama.h").write_text(HEADER.replace(before, after))
     with pytest.raises(EngineError, match=message) as caught:
-        abi.open_library(library.path, header=tmp_path / "llama.h")
+        llama_library.open_library(library.path, header=tmp_path / "llama.h")
     assert caught.value.hint
 
 
-def test_a_missing_header(tmp_path: Path, library: abi.Library) -> None:
+def test_a_missing_header(tmp_path: Path, library: llama_library.Library) -> None:
     with pytest.raises(EngineError, match="cannot read"):
-        abi.open_library(library.path, header=tmp_path / "llama.h")
+        llama_library.open_library(library.path, header=tmp_path / "llama.h")
 
 
 def test_another_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="has no function llama_version: it is another llama.cpp") as caught:
-        abi.open_library(Path("libc.so.6"))
-    assert caught.value.hint == abi.OWN_HINT
-    assert "xllamacpp==2026.10.11549" in abi.OWN_HINT
+        llama_library.open_library(Path("libc.so.6"))
+    assert caught.value.hint == llama_library.OWN_HINT
+    assert "xllamacpp==2026.10.11549" in llama_library.OWN_HINT
     (tmp_path / "libllama.so").write_text("not a library")
     with pytest.raises(EngineError, match=r"libllama.so cannot be opened: \w[^:]*$"):
-        abi.open_library(tmp_path / "libllama.so")
+        llama_library.open_library(tmp_path / "libllama.so")
 
 
 def test_a_header_alone_is_not_taken_for_the_wheels(tmp_path: Path) -> None:
     (tmp_path / "llama.h").write_text(HEADER)
     with pytest.raises(EngineError, match="without the library"):
-        abi.open_library(header=tmp_path / "llama.h")
+        llama_library.open_library(header=tmp_path / "llama.h")
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abi, "LLAMA_VERSION", "0.7.0")
+    monkeypatch.setattr(llama_library, "LLAMA_VERSION", "0.7.0")
     with pytest.raises(EngineError, match=r"is llama.cpp 0.6.0-dev, not 0.7.0") as caught:
-        abi.open_library()
+        llama_library.open_library()
     assert "llama.h" in (caught.value.hint or "")
 
 
@@ -175,21 +175,21 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_pinned_wheel_is_taken(installed: str, accepted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda _name: installed)
     if accepted:
-        assert abi.wheel_library().suffix == ".so"
+        assert llama_library.wheel_library().suffix == ".so"
     else:
         with pytest.raises(EngineError, match=f"{installed} is installed, but this tokenmill speaks to 2026.10.11549"):
-            abi.wheel_library()
+            llama_library.wheel_library()
 
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abi, "find_spec", lambda _name: None)
+    monkeypatch.setattr(llama_library, "find_spec", lambda _name: None)
     with pytest.raises(EngineError, match="no llama.cpp to run") as caught:
-        abi.wheel_library()
-    assert caught.value.hint == abi.INSTALL_HINT
+        llama_library.wheel_library()
+    assert caught.value.hint == llama_library.INSTALL_HINT
 
 
 def test_differences_are_said_in_words() -> None:
-    assert abi.differences({"a": 1, "b": 2.0, "c": True}, {"a": 1, "b": -1.0, "c": False, "d": 4}) == [
+    assert llama_library.differences({"a": 1, "b": 2.0, "c": True}, {"a": 1, "b": -1.0, "c": False, "d": 4}) == [
         "b is 2.0, not -1.0",
         "c is True, not False",
     ]

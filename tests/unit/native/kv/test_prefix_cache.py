@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.prefix_cache import Head, Keep, Match, Opened, PrefixCache
-from tokenmill.native.radix import as_tokens, common
+from tokenmill.native.kv.prefix_cache import Head, Keep, Match, Opened, PrefixCache
+from tokenmill.native.kv.radix import as_tokens, common
 
 DIGEST = list(range(100, 120))
 

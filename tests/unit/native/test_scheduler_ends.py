@@ -5,7 +5,7 @@ import pytest
 from support.kv_cells import KvCells, Mill
 from tokenmill.errors import RequestRefused, TooLong
 from tokenmill.native.batching import Spent, Step
-from tokenmill.native.prefix_cache import PrefixCache
+from tokenmill.native.kv.prefix_cache import PrefixCache
 
 
 def ids(step: Step) -> list[object]:

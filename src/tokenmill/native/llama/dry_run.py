@@ -1,6 +1,6 @@
 """What the real llama.cpp would allocate for a model, asked without allocating it.
 
-`project` starts `python -m tokenmill.native.dry_run`, which loads the model with no_alloc (every allocation is
+`project` starts `python -m tokenmill.native.llama.dry_run`, which loads the model with no_alloc (every allocation is
 only counted) and never maps or reads its weights, so that a ghost of a trillion parameters is planned in a second.
 It speaks JSON on stdin and stdout; the library's abort, crash or endless loop ends that process and is an EngineError
 here, with the last lines of its log.
@@ -20,8 +20,10 @@ from tokenmill.decode import decode
 from tokenmill.engine import fit_params
 from tokenmill.engine.fit_params import Buffer, last_lines
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.native import abi, breakdown
-from tokenmill.native.load_params import cache_type, place
+from tokenmill.native.llama import breakdown
+from tokenmill.native.llama.library import Library, open_library
+from tokenmill.native.llama.log import LOG_CONTINUED, LOG_DEBUG
+from tokenmill.native.llama.settings import LOAD_MODE_NONE, cache_type, place
 from tokenmill.planner.memory.kv_cells import Context
 from tokenmill.units import GIB, MIB
 
@@ -90,7 +92,7 @@ def project(
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, request.gpus))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tokenmill.native.dry_run"],
+            [sys.executable, "-m", "tokenmill.native.llama.dry_run"],
             input=json.dumps(asdict(order)),
             capture_output=True,
             text=True,
@@ -127,21 +129,21 @@ def _text(output: bytes | str | None) -> str:
 class _Llama:
     """llama.cpp in this process; one model at a time."""
 
-    def __init__(self, library: abi.Library) -> None:
+    def __init__(self, library: Library) -> None:
         self.library = library
         self.ffi = library.ffi
         self.lib = library.lib
         self.log: list[str] = []
-        self._level = abi.LOG_DEBUG
+        self._level = LOG_DEBUG
         self._callback = self.ffi.callback("void(int, const char *, void *)")(self._logged)
         self.lib.llama_log_set(self._callback, self.ffi.NULL)
         self.lib.llama_backend_init()
 
     def _logged(self, level: int, message: Any, _data: Any) -> None:
         text = self.library.text(message)
-        self._level = self._level if level == abi.LOG_CONTINUED else level
+        self._level = self._level if level == LOG_CONTINUED else level
         self.log.append(text)
-        if self._level != abi.LOG_DEBUG:
+        if self._level != LOG_DEBUG:
             os.write(2, text.encode())  # so that the parent has the last lines whatever happens
 
     def project(self, path: str, run: DryRun) -> tuple[ContextProjection, ...]:
@@ -155,7 +157,7 @@ class _Llama:
     def _load(self, path: str, run: DryRun) -> Any:
         params = self.lib.llama_model_default_params()
         # Mapping a file populates it: a ghost would fill all memory with zeros.
-        params.load_mode = abi.LOAD_MODE_NONE
+        params.load_mode = LOAD_MODE_NONE
         params.no_alloc = True
         _kept = place(  # what the parameters point to, alive until the model is loaded
             self.library,
@@ -219,7 +221,7 @@ def main() -> None:
     answer: dict[str, Any]
     try:
         order = decode(_Order, json.load(sys.stdin), where="the order")
-        library = abi.open_library(
+        library = open_library(
             Path(order.library) if order.library else None,
             header=Path(order.header) if order.header else None,
             more=breakdown.DECLARATIONS if breakdown.readable() else "",

@@ -7,7 +7,7 @@ from cffi import FFI
 
 from support.native import Work
 from tokenmill.errors import EngineError
-from tokenmill.native.batch import Batch
+from tokenmill.native.llama.batch import Batch
 
 BATCH = """
 typedef struct llama_batch {

@@ -3,8 +3,8 @@
 import pytest
 
 from support.kv_cells import Grown
-from tokenmill.native.prefix_cache import Opened
-from tokenmill.native.radix import as_tokens
+from tokenmill.native.kv.prefix_cache import Opened
+from tokenmill.native.kv.radix import as_tokens
 
 DIGEST = list(range(100, 120))
 

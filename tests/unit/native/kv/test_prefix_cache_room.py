@@ -3,7 +3,7 @@
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.prefix_cache import Keep, Opened, PrefixCache
+from tokenmill.native.kv.prefix_cache import Keep, Opened, PrefixCache
 
 DIGEST = list(range(100, 120))
 

@@ -16,7 +16,7 @@ from tokenmill.engine.fit_params import (
     run_fit_params,
 )
 from tokenmill.errors import EngineError
-from tokenmill.native.dry_run import _answer, assemble
+from tokenmill.native.llama.dry_run import _answer, assemble
 from tokenmill.units import MIB
 
 # As llama-fit-params of b11549 prints it; figures of an H200, experts of a Kimi slice on the CPU, 32768 tokens.
