@@ -24,7 +24,7 @@ _REASONS: dict[str, FinishReason] = {
 def data_of(line: str) -> str | None:
     """The payload of one line of a stream of events; None for comments (pings), names and blank lines."""
     name, colon, value = line.partition(":")
-    # older llama.cpp and ik_llama.cpp send their errors as a field of that name
+    # older llama.cpp and ik_llama.cpp send their errors as a field of that name, which httpx-sse would drop
     return value.strip() if colon and name in ("data", "error") else None
 
 

@@ -1,31 +1,26 @@
-"""What servers count, read: Prometheus text of llama.cpp's server and of vLLM, slots and properties of llama.cpp's.
+"""Counters of servers, from the Prometheus text of llama.cpp's server and of vLLM, and from llama.cpp's slots.
 
-Pure. A metric that is not there is None in the counters.
+Pure. A metric that a server does not have is None in the counters.
 """
 
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tokenmill.engine.engine import Counters
 
 Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
-_LINE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
 
 def samples_of(text: str) -> Samples:
-    """Every sample of a metrics page by its name."""
+    """Every sample of a metrics page by its name, up to the first line that is not Prometheus text."""
     found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-    for line in text.splitlines():
-        match = _LINE.match(line)
-        if match:
-            try:
-                value = float(match["value"])
-            except ValueError:
-                continue
-            found.setdefault(match["name"], []).append((dict(_LABEL.findall(match["labels"] or "")), value))
+    with suppress(ValueError):
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
 
 

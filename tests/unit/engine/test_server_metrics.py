@@ -66,7 +66,7 @@ def test_engines_are_added_up() -> None:
 
 def test_labels_may_hold_anything() -> None:
     [(labels, value)] = samples_of('a{x="1,}\\"{",y="2"} +Inf 123\nnot a sample\na{b} c d\n')["a"]
-    assert labels == {"x": '1,}\\"{', "y": "2"}
+    assert labels == {"x": '1,}"{', "y": "2"}
     assert value == float("inf")
 
 
