@@ -10,7 +10,7 @@ from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Digest, build, estimate
 from tokenmill.jobs.digest_files import Found, gather
-from tokenmill.jobs.lint_report import LONG_DIGEST_TOKENS
+from tokenmill.jobs.lint.report import LONG_DIGEST_TOKENS
 from tokenmill.storage.atomic import new_file
 
 SHOWN_NAMES = 5

@@ -16,10 +16,10 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.canonical import Choices, Survey
 from tokenmill.jobs.job_file import open_jobs
-from tokenmill.jobs.lint import Lint
-from tokenmill.jobs.lint_report import Report
+from tokenmill.jobs.lint.fix import Choices, Survey
+from tokenmill.jobs.lint.report import Report
+from tokenmill.jobs.lint.run import Lint
 from tokenmill.model.identity import identity_of
 from tokenmill.model.read import read
 from tokenmill.planner.speed.forecast import prefill_speed

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
-from tokenmill.jobs.arrange import Order, arrange, by_column, by_value
+from tokenmill.jobs.column_order import Order, arrange, by_column, by_value
 from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
@@ -33,7 +33,7 @@ class Saving:
     rows: int
     prompt_bytes: int
     given_slot_bytes: int  # computed by one slot that takes the rows as they come and keeps the last prompt
-    given_bytes: int  # computed with every shared head computed once
+    given_bytes: int  # computed with every shared prefix computed once
     bytes: int  # the same in the layout that was made
     orders: tuple[tuple[tuple[str, ...], int], ...] = ()  # orders of columns and their rows, the commonest first
 
@@ -167,7 +167,7 @@ def _prompt(table: Table, template: Template, row: int, order: Order) -> bytes:
 
 
 def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[list[int], int]:
-    """Rows by their prompts, and the bytes that are left when each head that neighbours share is computed once."""
+    """Rows by their prompts, and the bytes that are left when each prefix that neighbours share is computed once."""
     texts = [_prompt(table, template, row, order) for row, order in enumerate(orders)]
     in_order = sorted(range(len(texts)), key=texts.__getitem__)
     cost = len(texts[in_order[0]])

@@ -12,7 +12,7 @@ from typing import Literal
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.lint_diff import visible
+from tokenmill.jobs.lint.differences import visible
 from tokenmill.jobs.shape import Reuse
 from tokenmill.units import number_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.arrange import arrange, by_column, by_value
+from tokenmill.jobs.column_order import arrange, by_column, by_value
 from tokenmill.jobs.layout import Layout, lay_out
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.table import Table

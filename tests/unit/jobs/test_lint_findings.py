@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.lint import Lint
-from tokenmill.jobs.lint_report import COSTLY, LintFinding, Report
+from tokenmill.jobs.lint.report import COSTLY, LintFinding, Report
+from tokenmill.jobs.lint.run import Lint
 from tokenmill.storage.lines import BadLine
 
 JOBS = 40
@@ -192,7 +192,7 @@ def test_a_lone_message_has_a_head_too() -> None:
 
 
 def test_a_heads_sample_scales_to_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.jobs.lint_heads.MOST_TEXT", 100_000)  # some 25 heads of 400
+    monkeypatch.setattr("tokenmill.jobs.lint.prefixes.MOST_TEXT", 100_000)  # some 25 heads of 400
     report = looked(BROKEN["near"](number) for number in range(400))
     (found,) = (finding for finding in report.findings if finding.kind == "near")
     assert found.cost_bytes == pytest.approx(399 * len(DIGEST), rel=0.35)

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.lint_diff import side
-from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
-from tokenmill.jobs.lint_heads import SharedHeads, cut, misplaced
-from tokenmill.jobs.lint_parts import Part, Prompt, located, prompt_of, shortened
-from tokenmill.jobs.lint_tokens import Tokens
-from tokenmill.jobs.lint_tree import HEAD_ENDS, Tree
+from tokenmill.jobs.lint.costs import HEAD_ENDS, FileOrder, Repeats, ToolsBehind, Tree
+from tokenmill.jobs.lint.differences import side
+from tokenmill.jobs.lint.parts import Part, Prompt, located, prompt_of, shortened
+from tokenmill.jobs.lint.prefixes import SharedHeads, cut, misplaced
+from tokenmill.jobs.lint.tokens import Tokens
 from tokenmill.jobs.openai.call import check
 
 

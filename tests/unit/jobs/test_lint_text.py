@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.lint_text import (
+from tokenmill.jobs.lint.variable_text import (
     Volatile,
     differing,
     differing_marks,

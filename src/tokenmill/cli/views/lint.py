@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.jobs.lint_diff import Difference
-from tokenmill.jobs.lint_report import COSTLY, FIXABLE, TOO_MUCH, LintFinding, Report
+from tokenmill.jobs.lint.differences import Difference
+from tokenmill.jobs.lint.report import COSTLY, FIXABLE, TOO_MUCH, LintFinding, Report
 from tokenmill.units import format_bytes, format_seconds
 
 

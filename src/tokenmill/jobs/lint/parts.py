@@ -17,7 +17,7 @@ PROMPT = "prompt"
 
 
 class Part(NamedTuple):
-    """A stretch of a prompt, and where a person finds it."""
+    """A part of a prompt, and its name for people."""
 
     label: str
     text: str

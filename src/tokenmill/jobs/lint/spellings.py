@@ -7,8 +7,8 @@ times, is what times cost, even when all the rest is repaired.
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from tokenmill.jobs.lint_parts import Prompt, with_tools
-from tokenmill.jobs.lint_text import VOLATILE, Segment, Volatile, segment, segments, spelled
+from tokenmill.jobs.lint.parts import Prompt, with_tools
+from tokenmill.jobs.lint.variable_text import VOLATILE, Segment, Volatile, segment, segments, spelled
 
 Changing = Volatile | Literal["key_order", "tool_order"]
 CHANGING: tuple[Changing, ...] = (*VOLATILE, "key_order", "tool_order")
@@ -39,7 +39,7 @@ class Spelled(NamedTuple):
 
 
 def spell_head(prompt: Prompt, text: str) -> Spelled:
-    """All spellings of a head whose text is given."""
+    """All spellings of a prefix whose text is given."""
     if not prompt.tools:
         return _spelled(text, segments(text), "")
     keys = [_sorted(tool) for tool in prompt.tools]

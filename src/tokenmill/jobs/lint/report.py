@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tokenmill.jobs.lint_diff import Difference
+from tokenmill.jobs.lint.differences import Difference
 
 BYTES_PER_TOKEN = 4.0  # of English text in today's vocabularies; where no tokeniser is at hand
 WORTH_SAYING = 0.001  # of the prompts' bytes
@@ -103,7 +103,7 @@ class LintFinding:
 
     kind: Kind
     jobs: int | None  # None: not known which
-    cost_bytes: int | None = None  # of prompt, computed in vain; None: it costs no prompt
+    cost_bytes: int | None = None  # of prompts, computed unnecessarily; None: no prompt is affected
     example: Difference | None = None
     detail: str | None = None
     fatal: bool = False  # such lines get no answer
@@ -125,7 +125,7 @@ class Report:
 
     jobs: int
     prompt_bytes: int
-    compute_bytes: int  # when every shared head is computed once
+    compute_bytes: int  # when every shared prefix is computed once
     repaired_bytes: int  # the same without what was found
     bytes_per_token: float = BYTES_PER_TOKEN
     counted: bool = False  # with the model's own tokeniser, on a sample; otherwise estimated

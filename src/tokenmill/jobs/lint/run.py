@@ -1,8 +1,8 @@
-"""What breaks the reuse of prompts in a file of jobs, found before the night is spent.
+"""Finds what breaks the reuse of prompts in a job file, before the jobs run.
 
-Lines go in one after the other; memory stays flat for a million of them: heads are remembered by checksum, a sample of
-them by text. Costs are bytes of prompt that would be computed in vain, held against the best that the same jobs could
-be. Pure: no files, no clock; a tokeniser is a function that is given.
+`Lint` takes lines one by one. Memory stays flat for a million of them: prefixes are remembered by checksum, a sample of
+them by text. A cost is the number of prompt bytes computed unnecessarily, compared with the best order and spelling of
+the same jobs. Pure; a tokenizer is passed in as a function.
 """
 
 from collections import Counter, OrderedDict
@@ -14,11 +14,21 @@ from zlib import crc32
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.identity import place
 from tokenmill.jobs.line import body_of, custom_id_of
-from tokenmill.jobs.lint_families import Families, Member, between
-from tokenmill.jobs.lint_file import FileOrder, Repeats, ToolsBehind
-from tokenmill.jobs.lint_heads import MOST_CHARACTERS, Misplaced, SharedHeads, misplaced, with_context
-from tokenmill.jobs.lint_parts import Prompt, prompt_of, shortened
-from tokenmill.jobs.lint_report import (
+from tokenmill.jobs.lint.costs import (
+    HEAD_CHUNK,
+    HEAD_ENDS,
+    LONE_ENDS,
+    TAIL_CHUNK,
+    TAIL_ENDS,
+    FileOrder,
+    Repeats,
+    ToolsBehind,
+    Tree,
+)
+from tokenmill.jobs.lint.differences import Families, Member, between
+from tokenmill.jobs.lint.parts import Prompt, prompt_of, shortened
+from tokenmill.jobs.lint.prefixes import MOST_CHARACTERS, Misplaced, SharedHeads, misplaced, with_context
+from tokenmill.jobs.lint.report import (
     BYTES_PER_TOKEN,
     COSTLY,
     LONG_DIGEST_TOKENS,
@@ -27,7 +37,7 @@ from tokenmill.jobs.lint_report import (
     LintFinding,
     Report,
 )
-from tokenmill.jobs.lint_spellings import (
+from tokenmill.jobs.lint.spellings import (
     AS_IS,
     CHANGING,
     EVERY,
@@ -38,8 +48,7 @@ from tokenmill.jobs.lint_spellings import (
     spell_head,
     spell_tail,
 )
-from tokenmill.jobs.lint_tokens import TokenCount, Tokens
-from tokenmill.jobs.lint_tree import HEAD_CHUNK, HEAD_ENDS, LONE_ENDS, TAIL_CHUNK, TAIL_ENDS, Tree
+from tokenmill.jobs.lint.tokens import TokenCount, Tokens
 from tokenmill.jobs.openai.call import Call, checked
 from tokenmill.storage.json_text import parse, shown
 from tokenmill.storage.lines import BadLine
@@ -48,11 +57,11 @@ from tokenmill.units import MIB
 RECENT_HEADS = 256
 RECENT_BYTES = 32 * MIB
 TAIL_FAMILY = 128  # characters that the beginnings of last messages are told apart by
-LONE_HEAD = 4096  # characters of a lone text that are taken for its head
-OFTEN_OWN = 0.1  # of the jobs: so many have an id of their own, and it is worth a word though it costs nothing
+LONE_HEAD = 4096  # characters of a lone text that are taken for its prefix
+OFTEN_OWN = 0.1  # share of jobs with ids of their own from which this is reported, although it costs nothing
 _OWN: tuple[Changing, ...] = ("id", "timestamp")
 BAD_SHOWN = 3
-"""The lines whose reasons are told."""
+"""Bad lines that are reported with a reason."""
 
 
 class _State(NamedTuple):
@@ -62,7 +71,7 @@ class _State(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What is known of a head whose text was seen lately."""
+    """What is known of a prefix whose text was seen lately."""
 
     states: list[_State]  # the first one as it is
     without: int  # its checksum without all that changes
@@ -71,7 +80,7 @@ class _Head(NamedTuple):
 
 
 class Lint:
-    """A look at a stream of lines. `add` and `bad` take them; `report` may be asked for at any time."""
+    """Lints a stream of lines: `add` and `bad` take them, `report` can be called at any time."""
 
     def __init__(self, *, context: int | None = None, count: TokenCount | None = None) -> None:
         self._tree = Tree()
@@ -84,7 +93,7 @@ class Lint:
         self._families = Families()
         self._differ: Counter[Changing] = Counter()  # jobs
         self._heads_differ: Counter[Changing] = Counter()  # the same without what is in last messages
-        self._first_own: dict[Changing, int] = {}  # the first line whose head differs so
+        self._first_own: dict[Changing, int] = {}  # the first line whose prefix differs so
         self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are known by the chunk
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
@@ -150,7 +159,7 @@ class Lint:
             self._tools.add(prompt)
 
     def _new_head(self, number: int, prompt: Prompt, text: str) -> _Head:
-        """Walk a head in all its spellings and hold it against its family. Adds to the tree and the families."""
+        """Walk a prefix in all its spellings and hold it against its family. Adds to the tree and the families."""
         spelled = spell_head(prompt, text)
         states = list[_State]()
         without = 0
@@ -175,7 +184,7 @@ class Lint:
         return head
 
     def _walked(self, text: str, mask: int) -> _State:
-        """Add one spelling of a head to the tree; most of them were there before, for another head as it is."""
+        """Add one spelling of a prefix to the tree; most of them were there before, for another prefix as it is."""
         known = self._spellings.get(text)
         if known is not None and known.mask & mask == mask:
             return known._replace(mask=mask)
@@ -189,7 +198,7 @@ class Lint:
         return state
 
     def _tail(self, number: int, prompt: Prompt, head: _Head, text: str) -> frozenset[Changing]:
-        """Walk a last message behind its head in all spellings of both."""
+        """Walk a last message behind its prefix in all spellings of both."""
         spelled = spell_tail(text)
         ends = TAIL_ENDS if prompt.head else LONE_ENDS
         for mask, spelling in spelled.spellings:
@@ -245,14 +254,14 @@ class Lint:
         )
 
     def _cost(self, kind: Changing, scale: float) -> int:
-        """Bytes of the file that are computed in vain for one kind, from below."""
+        """A lower bound of the bytes computed unnecessarily because of one kind."""
         tree = self._tree
         computed = tree.distinct(KEPT[kind]) - tree.distinct(WITHOUT)  # with what changes, which is nobody's loss
         shared = tree.shared(WITHOUT) - tree.shared(KEPT[kind])  # with signs that are longer than what they stand for
         return round(scale * min(computed, shared))
 
     def _misplaced(self) -> tuple[list[LintFinding], int]:
-        """One finding for each kind of misplacement, and the bytes lost by those that are nobody's document."""
+        """One finding for each kind of misplacement, and the bytes lost outside of documents."""
         by_kind: dict[Kind, list[Misplaced]] = {}
         for found in misplaced(self._heads.all()):
             by_kind.setdefault(found.kind, []).append(found)
@@ -268,7 +277,7 @@ class Lint:
         return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
 
     def _own_ends(self, told: Collection[Kind]) -> Iterable[LintFinding]:
-        """Ids and times in most heads that cost next to nothing, so that they are not told yet: all is before them."""
+        """Ids and times at the end of most prefixes: nearly free, so not among the findings so far."""
         for kind in _OWN:
             jobs = self._heads_differ[kind]
             if kind not in told and jobs > 1 and jobs >= OFTEN_OWN * self._jobs:

@@ -6,7 +6,7 @@ Without a tokeniser four bytes are a token, which fits English prose and is wron
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenmill.jobs.lint_report import BYTES_PER_TOKEN
+from tokenmill.jobs.lint.report import BYTES_PER_TOKEN
 from tokenmill.units import KIB
 
 TokenCount = Callable[[str], int]
@@ -50,7 +50,7 @@ class Tokens:
         self._long: dict[int, _LongHead] = {}
 
     def add(self, number: int, head: str, tail: str, key: int, sizes: tuple[int, int], to_write: int | None) -> None:
-        """A prompt of two texts and their bytes; `key` stands for the head."""
+        """A prompt of two texts and their bytes; `key` stands for the prefix."""
         if self._sampled < SAMPLE_BYTES:
             self._take(head, tail)
         if sizes[0] >= LONG_HEAD_BYTES:
@@ -114,7 +114,7 @@ class Tokens:
         )
 
     def long_heads(self, limit: int) -> TooMany | None:
-        """Heads of more tokens than a limit that several jobs have."""
+        """Prefixes of more tokens than a limit that several jobs have."""
         per_token = self.measured() or BYTES_PER_TOKEN
         over = [head for head in self._long.values() if head.jobs > 1 and head.bytes / per_token > limit]
         if not over:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.canonical import Survey
+from tokenmill.jobs.lint.fix import Survey
 
 TOOL = '{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}'
 TURNED = '{"function": {"parameters": {"type": "object"}, "name": "f"}, "type": "function"}'

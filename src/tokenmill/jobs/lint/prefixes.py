@@ -1,9 +1,9 @@
-"""Heads that have text in common without beginning with it: near twins, the same parts in another order, and stable
-text behind text that changes.
+"""Finds prefixes that share text without starting with it: nearly equal ones, the same parts in another order, and
+stable text behind text that varies.
 
-Heads are cut where their content says so, so that an edit moves no other cut; heads that share many pieces are held
-against each other. What two heads share beyond their common beginning is computed twice for no good reason. A bounded
-sample of the distinct heads is looked at; figures are scaled to all of them. Pure.
+Prefixes are cut where their content says so, so that an edit moves no other cut; prefixes that share many pieces are
+compared. Text that two prefixes share beyond their common start is computed twice. Only a bounded sample of the
+distinct prefixes is compared; figures are scaled to all of them. Pure.
 """
 
 import re
@@ -15,13 +15,13 @@ from typing import Literal
 from zlib import crc32
 
 from tokenmill.jobs.forest import common_length
-from tokenmill.jobs.lint_parts import Part
+from tokenmill.jobs.lint.parts import Part
 
 MOST_HEADS = 512
-MOST_CHARACTERS = 65536  # of one head
+MOST_CHARACTERS = 65536  # of one prefix
 MOST_TEXT = 6_000_000  # characters of all of them
-LEAST_LOST = 64  # bytes, of one head
-HOLDERS = 4  # heads that are remembered for a piece
+LEAST_LOST = 64  # bytes, of one prefix
+HOLDERS = 4  # prefixes that are remembered for a piece
 _WORDS = re.compile(r"\w+\W*|\W+")
 _CUT_AT, _MOST_WORDS = 12, 64  # a piece has about as many words, and never more
 _NEAR_BYTES = 256
@@ -29,14 +29,14 @@ _NEAR_SHARE = 0.05
 _HEAD_SHARE = 0.5
 _ORDER_SHARE = 0.8
 _CONTEXT = 200  # characters that are more than a date or a name
-_OFTEN = 1.5  # jobs with one head, on average: a digest
+_OFTEN = 1.5  # jobs with one prefix, on average: a digest
 
 Misplacement = Literal["near", "order", "changing", "behind"]
 
 
 @dataclass(slots=True)
 class Head:
-    """One of the distinct heads, as it is without what changes by itself."""
+    """One of the distinct prefixes, as it is without what changes by itself."""
 
     line: int
     parts: tuple[Part, ...]
@@ -51,7 +51,7 @@ class Head:
 
 
 class SharedHeads:
-    """A sample of distinct heads by checksum: every one, then every second, fourth, ..."""
+    """A sample of distinct prefixes by checksum: every one, then every second, fourth, ..."""
 
     def __init__(self, most: int = MOST_HEADS) -> None:
         self._heads: dict[int, Head] = {}
@@ -61,11 +61,11 @@ class SharedHeads:
 
     @property
     def scale(self) -> int:
-        """How many heads one of the sample stands for."""
+        """How many prefixes one of the sample stands for."""
         return self._skip + 1
 
     def add(self, state: int, line: int, parts: tuple[Part, ...], text: str, *, own: bool) -> None:
-        """A head by its checksum; one that is known stays as it is."""
+        """A prefix by its checksum; one that is known stays as it is."""
         if state & self._skip or state in self._heads:
             return
         short = text[:MOST_CHARACTERS]
@@ -75,7 +75,7 @@ class SharedHeads:
             self._thin()
 
     def job(self, state: int) -> None:
-        """One more job with this head."""
+        """One more job with this prefix."""
         head = self._heads.get(state)
         if head is not None:
             head.jobs += 1
@@ -92,7 +92,7 @@ class SharedHeads:
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A head that has more in common with an earlier one than it begins with."""
+    """A prefix that has more in common with an earlier one than it begins with."""
 
     kind: Misplacement
     head: Head
@@ -102,7 +102,7 @@ class Misplaced:
 
 
 def misplaced(heads: Sequence[Head]) -> Iterator[Misplaced]:
-    """Each head that could share more with one before it."""
+    """Each prefix that could share more with one before it."""
     holders: dict[bytes, list[int]] = {}
     known: list[list[bytes]] = []
     for index, head in enumerate(heads):
@@ -124,7 +124,7 @@ def misplaced(heads: Sequence[Head]) -> Iterator[Misplaced]:
 
 
 def with_context(heads: Sequence[Head]) -> list[Head]:
-    """Heads that end with a system message whose beginning others have, and whose long rest is its own.
+    """Prefixes that end with a system message whose beginning others have, and whose long rest is its own.
 
     A digest for some of the jobs looks the same, but several jobs have it; a date or an id is short.
     """
@@ -141,7 +141,7 @@ def with_context(heads: Sequence[Head]) -> list[Head]:
 
 
 def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[bytes]]]) -> Misplaced | None:
-    """What a head could share with the best of its partners, against what it begins with in common with any of them."""
+    """The loss of a prefix: what it could share with its best partner, less its longest common start with any."""
     begun = max(len(head.text[: common_length(head.text, one.text)].encode()) for one, _ in partners)
     ours = Counter(pieces)
     shared = [_bytes(ours & Counter(theirs)) for _, theirs in partners]
@@ -158,7 +158,7 @@ def _against(head: Head, pieces: list[bytes], partners: list[tuple[Head, list[by
         kind = "near"
     else:
         kind = "changing"
-    # A lone text may be a document that happens to have sentences of another: what is mostly the same is a head.
+    # A lone text may be a document that happens to have sentences of another: only mostly equal texts are prefixes.
     if not head.own and lost < _HEAD_SHARE * whole:
         kind = "behind"
     return Misplaced(kind, head, partner, lost, common_length(head.raw, partner.raw))

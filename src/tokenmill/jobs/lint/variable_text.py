@@ -1,7 +1,7 @@
-"""What changes in a text from job to job although nobody means it: times, ids, numbers, blanks.
+"""Finds text that varies from job to job without meaning: timestamps, ids, numbers, whitespace.
 
-`marked` cuts a text at such places; spelled again with a fixed sign for some of them, texts show whether they would be
-one if those were left out. Pure; knows nothing of jobs.
+`marked` cuts a text at such places. With a fixed sign in place of some of them, texts show whether they would be equal
+without those. Pure; knows nothing of jobs.
 """
 
 import re
@@ -135,7 +135,7 @@ class Segment(NamedTuple):
 
     text: str
     marked: Marked
-    spelled: dict[Volatile | None, str]  # by what is kept; what is not here is spelled as without anything
+    spelled: dict[Volatile | None, str]  # by the kind that is kept; other kinds give the spelling under None
 
 
 def marked(text: str) -> Marked:
@@ -223,7 +223,7 @@ def _segment(text: str) -> Segment:
 
 
 def segment(text: str) -> Segment:
-    """A stretch of text, cut and spelled."""
+    """A piece of text with its marks and spellings."""
     cut = marked(text)
     kinds: set[Volatile | None] = {None, *cut.kinds()}
     return Segment(text, cut, {kind: cut.spelled(kind, ends=False) for kind in kinds})

@@ -1,18 +1,17 @@
-"""Spellings that mean the same made one, where that is safe.
+"""Gives tools and system messages that mean the same one spelling, where that is safe.
 
-What is done, and why it cannot change what a job means:
+What is changed, and why it cannot change the meaning of a job:
 
 - a tool definition whose keys come in several orders in the file gets the order that most lines have: JSON objects have
   no order;
-- a system message that differs from another only in line ends, in blanks before line ends or in those at its end gets
-  the spelling that most lines have.
+- system messages that differ only in line ends, in whitespace before line ends or at the end get the spelling that most
+  lines have.
 
-Nothing is written that some line of the file does not have already. Not touched, because it may matter: dates, ids and
-numbers, indentation and blanks inside lines, the order of tools and messages, what users and assistants said, and the
-schema of an answer, whose order of keys is the answer's.
+Only spellings that occur in the file are written. Dates, ids and numbers, indentation and whitespace inside lines, the
+order of tools and messages, user and assistant messages, and answer schemas (where the order of keys matters) stay.
 
-Three passes over the file: `Survey` counts spellings, `Choices.learn` reads those that were chosen, `rewrite` puts them
-in their places and leaves every other byte of a line alone. Memory is bounded; what is beyond is left as it is.
+Three passes over the file: `Survey` counts spellings, `Choices.learn` reads the chosen ones, `rewrite` puts them in
+place and leaves every other byte of a line alone. Memory is bounded; whatever exceeds the bounds stays as it is.
 """
 
 import json
@@ -24,7 +23,7 @@ from typing import Literal
 
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.line import body_of
-from tokenmill.jobs.lint_text import line_ends_unified
+from tokenmill.jobs.lint.variable_text import line_ends_unified
 from tokenmill.jobs.openai.call import checked
 from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB
