@@ -33,7 +33,7 @@ from bench.batch_turns import in_turns  # noqa: E402
 from bench.batch_ways import CONTEXT, NATIVE_LANES, UBATCH, WAYS, Pass, Ways, fresh, run, up  # noqa: E402
 
 from tokenmill.config import Config  # noqa: E402
-from tokenmill.engine import embedded  # noqa: E402
+from tokenmill.engine.server import embedded  # noqa: E402
 from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
 from tokenmill.jobs.forest import minimum  # noqa: E402

@@ -18,7 +18,7 @@ from bench.batch_loads import Line
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters, Engine
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.jobs.models import Submission

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.ports import free_port
+from tokenmill.engine.process.ports import free_port
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 

@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE.parent))
 from bench.batch import model_file  # noqa: E402
 
 from tokenmill.config import EngineConfig  # noqa: E402
-from tokenmill.engine import embedded  # noqa: E402
+from tokenmill.engine.server import embedded  # noqa: E402
 from tokenmill.hardware.probe import probe  # noqa: E402
 from tokenmill.model.read import read  # noqa: E402
 from tokenmill.native.worker_config import goal_for  # noqa: E402

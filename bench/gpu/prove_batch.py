@@ -24,7 +24,7 @@ from prove_rows import Clock
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.line import call_of

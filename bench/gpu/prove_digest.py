@@ -17,7 +17,7 @@ from prove_plans import CARD_12, CARDS, MARGIN, placed
 from prove_rows import Clock, Row
 
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
-from tokenmill.engine.loading_vram import this_driver
+from tokenmill.engine.loading.process import this_driver
 from tokenmill.errors import TokenmillError
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.draft import capacity, make_draft

@@ -28,8 +28,8 @@ from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
-from tokenmill.engine.loading_vram import this_driver
-from tokenmill.engine.records import log_path
+from tokenmill.engine.loading.process import this_driver
+from tokenmill.engine.process.registry import log_path
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
 from tokenmill.native.launching import ReadyEngine, hold, launch_engine

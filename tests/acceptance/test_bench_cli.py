@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.run_cli import said, tokenmill
-from tokenmill.engine import records
+from tokenmill.engine.process import registry
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 
@@ -50,7 +50,7 @@ def test_every_part_at_eighty_columns_and_in_the_history(moe: Path, tmp_path: Pa
     assert len(kept) <= 8  # three requests, two depths, one number of threads, two of sequences
     assert len(kept) >= 8 - marked
     assert {speed.source for speed in kept} <= {"bench"}
-    assert records.listed(tmp_path / "tokenmill") == ()  # nothing is left running
+    assert registry.listed(tmp_path / "tokenmill") == ()  # nothing is left running
 
 
 def test_json_has_the_same_figures_with_their_names(moe: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from support.run_cli import (
     until,
     write,
 )
-from tokenmill.engine import records
+from tokenmill.engine.process import registry
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store.sqlite import PAGE_BYTES
 from tokenmill.jobs.store.store import Store
@@ -76,7 +76,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     words = (source, "--output", output, "--store", store, "--model", smollm2_path, *SMALL, "--no-warm")
     process = begun(tmp_path, *words)
     until(lambda: len(last_batch(store)[1]) >= 2)
-    (first,) = records.listed(state)
+    (first,) = registry.listed(state)
     process.kill()
     process.communicate()
     kept = len(last_batch(store)[1])
@@ -84,7 +84,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     process = begun(tmp_path, *words, "--json")  # at once, while the engine of the first is still leaving
     try:
         until(lambda: len(last_batch(store)[1]) > kept)
-        (second,) = records.listed(state)
+        (second,) = registry.listed(state)
         assert second.engine != first.engine
         os.kill(second.engine.pid, signal.SIGKILL)
         out, said = process.communicate(timeout=LIMIT_S)
@@ -96,7 +96,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     assert (totals["succeeded"], totals["engine_deaths"], totals["set_aside"]) == (12, 1, 0)
     assert totals["batch_totals"]["computed"] == 12
     assert names(output) == NAMES
-    assert records.listed(state) == ()
+    assert registry.listed(state) == ()
 
 
 def test_a_job_in_flight_at_three_kills_of_the_engine_is_answered(smollm2_path: Path, tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_job_in_flight_at_three_kills_of_the_engine_is_answered(smollm2_path: 
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
 
             def works() -> bool:
-                found = [record.engine.pid for record in records.listed(state)]
+                found = [record.engine.pid for record in registry.listed(state)]
                 return bool(found) and found[0] not in killed and last_batch(store)[0].running == 1
 
             until(works)
-            killed.append(records.listed(state)[0].engine.pid)
+            killed.append(registry.listed(state)[0].engine.pid)
             os.kill(killed[-1], number)
             until(lambda: last_batch(store)[0].running == 0)  # until the death has been noticed
         out, said = process.communicate(timeout=LIMIT_S)
@@ -133,7 +133,7 @@ def test_a_stopped_supervisor_does_not_keep_a_run_from_ending(smollm2_path: Path
     process = begun(tmp_path, *words)
     try:
         until(lambda: last_batch(store)[0].running > 0)
-        (record,) = records.listed(state)
+        (record,) = registry.listed(state)
         record.minder.send(signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=LIMIT_S)
@@ -155,7 +155,7 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
         said = b""
         while b"slots of" not in said:
             said += os.read(process.stderr.fileno(), 1 << 16)
-        (record,) = records.listed(state)
+        (record,) = registry.listed(state)
         record.engine.send(signal.SIGSTOP)  # so that it does not leave when it is asked to
         process.send_signal(signal.SIGINT)
         while b"stopping (SIGINT)" not in said:

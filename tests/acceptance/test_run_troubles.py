@@ -31,8 +31,8 @@ from support.run_cli import (
 )
 from support.tiny_models import write_nan
 from tokenmill.cli import run as cli
-from tokenmill.engine import records
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
+from tokenmill.engine.process import registry
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State, Submission
 from tokenmill.jobs.store.reader import Reader
@@ -67,7 +67,7 @@ def test_a_job_that_kills_the_engine_is_found_and_set_aside(smollm2_path: Path, 
         while len(killed) < 2:
             until(lambda: state_of(store, 6) is State.RUNNING or process.poll() is not None)
             assert process.poll() is None, process.stderr and process.stderr.read()
-            for record in records.listed(state):
+            for record in registry.listed(state):
                 if record.engine.pid not in killed:
                     killed.add(record.engine.pid)
                     os.kill(record.engine.pid, signal.SIGSEGV)  # as a bug in the engine would end it
@@ -172,7 +172,7 @@ def test_servers_work_through_a_batch(smollm2_path: Path, home: Path, store: tup
     words = ("serve", "--engine-only", smollm2_path, *SERVER, "--port", 0, "--detach", "--name", "server")
     assert tokenmill(home, *words).returncode == 0
     try:
-        (record,) = (each for each in records.listed(home / "tokenmill") if each.name == "server")
+        (record,) = (each for each in registry.listed(home / "tokenmill") if each.name == "server")
         source = write(tmp_path / "jobs.jsonl", [*jobs(THINGS[:4], max_tokens=4), job("long", "word " * 3000)])
         by_name = ran_here(home, source, "--output", tmp_path / "named.jsonl", *store, "--engine", "server")
         assert (by_name["succeeded"], by_name["failed_by_code"]) == (4, {"too_long": 1})

@@ -15,7 +15,7 @@ import pytest
 
 from support.run_cli import LIMIT_S, SMALL, command, environment, until
 from tokenmill.cli import run
-from tokenmill.engine import records
+from tokenmill.engine.process import registry
 
 Said = Callable[..., tuple[int, str, str]]
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
@@ -177,7 +177,7 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         page = next(line.split()[1] for line in lines if line.startswith("page "))
         assert "<title>" in httpx.get(page).text
         assert "away: url http://127.0.0.1:9; nothing answers" in "".join(lines)
-        small = records.read(tmp_path / "tokenmill", "small")
+        small = registry.read(tmp_path / "tokenmill", "small")
         assert small is not None
         body = {"model": "small", "prompt": "One,", "max_tokens": 1}
         os.kill(small.engine.pid, signal.SIGKILL)

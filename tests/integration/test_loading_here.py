@@ -8,10 +8,10 @@ import pytest
 
 from support.logged_server import logged_server
 from tokenmill.engine import logs
-from tokenmill.engine.load_history import append, read, record
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.loading_process import read_memory
-from tokenmill.engine.loading_watch import Watch, copied_bytes
+from tokenmill.engine.loading.load_history import append, read, record
+from tokenmill.engine.loading.process import read_memory
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.loading.watch import Watch, copied_bytes
 from tokenmill.engine.reconcile import Reconciliation, Row, observed, reconcile
 from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.probe import probe

@@ -44,7 +44,7 @@ def _fields(params: Any) -> dict[str, str]:
 def main() -> None:
     import xllamacpp
 
-    from tokenmill.engine.embedded import parameters
+    from tokenmill.engine.server.embedded import parameters
 
     spec = find_spec("xllamacpp")
     assert spec is not None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.openai_wire import DONE, data_of
+from tokenmill.engine.server.response import DONE, data_of
 
 FOLDER = Path(__file__).parents[1] / "data/http"
 

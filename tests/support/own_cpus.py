@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tokenmill.engine.reserve import keep_off
+from tokenmill.engine.limits.reserve import keep_off
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg.pq import PGconn, Ping
 
-from tokenmill.engine.pids import Pid, descendants
+from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.jobs.store.address import Address, Server
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.reader import Reader

@@ -23,8 +23,8 @@ STORE_BYTES = 80 << 20
 def main() -> None:
     from ray.cluster_utils import Cluster
 
-    from tokenmill.engine.pids import descendants
-    from tokenmill.engine.ports import free_port
+    from tokenmill.engine.process.identity import descendants
+    from tokenmill.engine.process.ports import free_port
 
     count, port = int(sys.argv[1]), free_port("127.0.0.1", 0)
     settings: dict[str, Any] = {

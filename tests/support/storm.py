@@ -23,7 +23,7 @@ from typing import Literal
 from support.postgres import Cluster, text_of
 from support.run_cli import LIMIT_S, command, environment, tokenmill, write
 from support.storm_reference import SETTINGS, Line, Reference, output_damage, read_lines
-from tokenmill.engine.pids import Pid, descendants
+from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State
 from tokenmill.jobs.store.address import Address

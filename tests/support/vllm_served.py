@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Counters
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
 from tokenmill.native.launching import start_restarting

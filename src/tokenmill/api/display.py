@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.api.progress import Download, Measuring, OnProgress, Progress, ignore
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 
 _BYTES = "B"

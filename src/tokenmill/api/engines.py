@@ -16,10 +16,10 @@ from tokenmill.api.options import ENGINES, EngineOptions, engine_name
 from tokenmill.api.planning import EnginePlan, locate, plan_engine
 from tokenmill.api.progress import Download, OnProgress, ignore, log
 from tokenmill.config import Config, EngineConfig
-from tokenmill.engine import records
 from tokenmill.engine.engine import Engine, Identity
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.records import Record
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.registry import Record
 from tokenmill.engine.start import attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, UsageError
@@ -59,7 +59,7 @@ def choose_engine(
 ) -> EngineChoice:
     """The engine for a model and options. Starts nothing, but downloads the default model if it is missing."""
     asked = engine_name(options.engine or config.engine.kind)
-    running = records.listed(config.state_path)
+    running = registry.listed(config.state_path)
     if "://" in asked:
         engine = options.engine_config(config)
         with Background() as background:  # the calling thread may run an event loop, as in a notebook
@@ -198,7 +198,7 @@ async def _wait_for_predecessor(state: Path, name: str) -> None:
     """The engine of a killed run stops by itself; until then its name is taken."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _PREDECESSOR_EXIT_S
-    while (left := records.read(state, name)) is not None and left.alive and loop.time() < until:
+    while (left := registry.read(state, name)) is not None and left.alive and loop.time() < until:
         await asyncio.sleep(_POLL_S)
 
 

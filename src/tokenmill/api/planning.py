@@ -228,7 +228,7 @@ def _decided_sequences(plan: Plan, why: str) -> Plan:
 
 def _with_limits(plan: Plan, engine: EngineConfig, *, here: bool) -> Plan:
     """The plan with the decisions about cores, memory and priority that the engine's process gets."""
-    from tokenmill.engine.reserve import decisions  # noqa: PLC0415  reads cgroups
+    from tokenmill.engine.limits.reserve import decisions  # noqa: PLC0415  reads cgroups
 
     return replace(plan, decisions=(*plan.decisions, *decisions(plan, engine, here=here)))
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.jobs.progress import Snapshot
 from tokenmill.units import format_bytes, format_seconds

@@ -16,7 +16,7 @@ from tokenmill.api.progress import Progress as Event
 from tokenmill.cli.output import Common, byte_progress, say
 from tokenmill.cli.views.run import measuring_shown, progress_shown
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 
 _STEP_SAID = 0.1  # without a terminal, a line for each tenth of a load

@@ -13,7 +13,7 @@ from tokenmill.cli.options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.views.run import near
 from tokenmill.doctor.limits import reserves_now
-from tokenmill.engine.reserve import AppliedLimits
+from tokenmill.engine.limits.reserve import AppliedLimits
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import has_batches

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.engine.records import Record
+from tokenmill.engine.process.registry import Record
 from tokenmill.hardware.machine import Machine
 from tokenmill.planner.plan import Plan
 

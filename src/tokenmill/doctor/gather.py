@@ -25,9 +25,9 @@ from tokenmill.doctor.facts import (
     ModelFacts,
     Pool,
 )
-from tokenmill.engine import records
-from tokenmill.engine.loading_process import parse_memlock, parse_status
-from tokenmill.engine.oom import counter
+from tokenmill.engine.loading.process import parse_memlock, parse_status
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.exit_status import counter
 from tokenmill.errors import UsageError
 from tokenmill.hardware.dmi import read_modules
 from tokenmill.hardware.host import Host, LocalHost, number
@@ -209,7 +209,7 @@ def engine_states(state: Path) -> tuple[EngineState, ...]:
     found = []
     for home in homes:
         with suppress(UsageError):  # not a name that an engine can have
-            record = records.read(state, home.name)
+            record = registry.read(state, home.name)
             if record is not None:
                 found.append(EngineState(record, record.alive, record.minder.alive))
     return tuple(found)

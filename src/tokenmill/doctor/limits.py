@@ -4,10 +4,10 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.doctor.check_result import CheckResult, Remedy
-from tokenmill.engine import records
-from tokenmill.engine.reserve import AppliedLimits, limit_here, memory_way
-from tokenmill.engine.reserve_cores import cores_here, divide
-from tokenmill.engine.reserve_start import kept_now
+from tokenmill.engine.limits.cores import cores_here, divide
+from tokenmill.engine.limits.reserve import AppliedLimits, limit_here, memory_way
+from tokenmill.engine.limits.start import kept_now
+from tokenmill.engine.process import registry
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.launch.binding import ranges
 from tokenmill.units import GIB, format_bytes, number_of
@@ -17,7 +17,7 @@ _WHY = "other programs get what is reserved because nothing of the engine's may 
 
 def reserves_now(state: Path) -> dict[str, AppliedLimits]:
     """Running engines that leave something to others, by name."""
-    found = {record.name: kept_now(state, record) for record in records.listed(state)}
+    found = {record.name: kept_now(state, record) for record in registry.listed(state)}
     return {name: kept for name, kept in found.items() if kept is not None}
 
 

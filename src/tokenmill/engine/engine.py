@@ -20,7 +20,7 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError, TokenmillError
 
 if TYPE_CHECKING:
-    from tokenmill.engine.server_bodies import Speech
+    from tokenmill.engine.server.request import Speech
 
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "tool_calls"]

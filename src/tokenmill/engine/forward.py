@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.engine.engine import Answer, Engine, KvLayout, Piece, Prompt, Request, Runtime, Usage
-from tokenmill.engine.server_bodies import Speech
+from tokenmill.engine.server.request import Speech
 from tokenmill.errors import EngineDied
 
 

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Literal
 
 from tokenmill.engine.engine import Chat, Engine, Prompt, Request, Sampling, Usage, answer
-from tokenmill.engine.server_slots import RESTORED
+from tokenmill.engine.server.saved_slots import RESTORED
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 
 _NAME_DIGITS = 20  # of a SHA-256: two heads by chance in one file are not to be feared

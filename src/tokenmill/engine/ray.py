@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Request, Runtime, answer
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 from tokenmill.model.identity import identity_of

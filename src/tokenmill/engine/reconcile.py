@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.loading_process import ProcessMemory
+from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.engine.logs.ik_llama import SPLIT
 from tokenmill.engine.logs.parsed import Asked, EngineLog
 from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process

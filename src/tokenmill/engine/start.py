@@ -13,20 +13,21 @@ from pathlib import Path
 import httpx
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import logs, records
+from tokenmill.engine import logs
 from tokenmill.engine.engine import EngineKind
-from tokenmill.engine.exits import engine_from_outside
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.loading_vram import this_driver
-from tokenmill.engine.loading_watch import Watch, copied_bytes
-from tokenmill.engine.pids import descendants
-from tokenmill.engine.ports import free_port, holder_of
-from tokenmill.engine.process import Process
-from tokenmill.engine.reserve_start import start_kept
-from tokenmill.engine.server import ServerEngine, last_words
-from tokenmill.engine.server_address import base_url, client_for, key_from
-from tokenmill.engine.server_facts import Known, learn
-from tokenmill.engine.server_launch import Prepared, prepare
+from tokenmill.engine.limits.start import start_kept
+from tokenmill.engine.loading.process import this_driver
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.loading.watch import Watch, copied_bytes
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.exit_status import engine_from_outside
+from tokenmill.engine.process.identity import descendants
+from tokenmill.engine.process.ports import free_port, holder_of
+from tokenmill.engine.process.process import Process
+from tokenmill.engine.server.address import base_url, client_for, key_from
+from tokenmill.engine.server.client import ServerEngine, last_words
+from tokenmill.engine.server.facts import Known, learn
+from tokenmill.engine.server.launch import Prepared, prepare
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.launch import Finding
 from tokenmill.launch.binding import host_bytes
@@ -55,7 +56,7 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
     return ServerEngine(client, identity, speech)
 
 
-async def adopt_server(record: records.Record, *, progress: Progress | None = None) -> ServerEngine:
+async def adopt_server(record: registry.Record, *, progress: Progress | None = None) -> ServerEngine:
     """Connect to the running server of a record; waits for one that is still loading."""
     process = Process(record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes)
     client = client_for(record.address)
@@ -104,7 +105,7 @@ async def start_server(
     detach: bool,
 ) -> ServerEngine:
     """Start a server engine and wait until it answers. The caller holds the lock of the name."""
-    slots = records.slots_path(state, name)
+    slots = registry.slots_path(state, name)
     slots.mkdir(parents=True, exist_ok=True)
     taken = holder_of(config.port) if config.port else None
     port = free_port(config.host, config.port)
@@ -127,7 +128,7 @@ async def start_server(
         told=starting(progress),
     )
     client = client_for(f"http://{config.host}:{port}")
-    record = records.Record(
+    record = registry.Record(
         name=name,
         kind=prepared.kind,
         engine=process.pid,
@@ -143,7 +144,7 @@ async def start_server(
         predicted_host_bytes=host_bytes(plan),
     )
     try:
-        records.write(state, record)  # before it is ready: a load may take longer than we live
+        registry.write(state, record)  # before it is ready: a load may take longer than we live
         watch = _watch(process, plan, model_path, prepared.kind)
         thinking = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
         try:
@@ -154,10 +155,10 @@ async def start_server(
         if not prepared.contained:
             _ours(process, port)
         identity, speech = await learn(client, _known(plan, prepared, process, model_id))
-        records.write(state, replace(record, model=identity.model, build=identity.build))
+        registry.write(state, replace(record, model=identity.model, build=identity.build))
     except BaseException:
         await process.kill()
-        records.forget(state, record)
+        registry.forget(state, record)
         await client.aclose()
         raise
     return ServerEngine(client, identity, speech, process=process, owned=not detach)
@@ -195,7 +196,7 @@ def _known(plan: Plan, prepared: Prepared, process: Process, model_id: str) -> K
     )
 
 
-def _recorded(record: records.Record) -> Known:
+def _recorded(record: registry.Record) -> Known:
     told = Prepared(record.kind, record.argv)
     lanes = value_of(record.argv, "--max-num-seqs") if record.kind == "vllm" else None
     return Known(

@@ -15,10 +15,10 @@ from typing import Literal
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Engine, Request, Sampling
-from tokenmill.engine.loading_process import parse_status
+from tokenmill.engine.limits.scheduling import preparation
+from tokenmill.engine.loading.process import parse_status
 from tokenmill.engine.page_cache import Filled, FillProgress, fill
 from tokenmill.engine.pinned_prefixes import Head, Held, WarmedHead, hold
-from tokenmill.engine.priority import preparation
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from tokenmill.engine.engine import Capabilities, Counters, Engine, Identity, Liveness, Status
 from tokenmill.engine.forward import ForwardingEngine
-from tokenmill.engine.server_bodies import Speech, capabilities_of
+from tokenmill.engine.server.request import Speech, capabilities_of
 from tokenmill.errors import EngineDied, TokenmillError
 
 Attach = Callable[[], Awaitable[Engine]]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from tokenmill.engine.engine import Engine, Liveness, Request
-from tokenmill.engine.ports import is_loopback
+from tokenmill.engine.process.ports import is_loopback
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.backend import Events

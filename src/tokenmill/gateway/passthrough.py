@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenmill.engine.engine import Timings, Usage
 from tokenmill.engine.schema_bounds import bounded
-from tokenmill.engine.server_bodies import PATIENT, URGENT, Speech
+from tokenmill.engine.server.request import PATIENT, URGENT, Speech
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.request import ParsedRequest
 from tokenmill.storage.json_text import encode

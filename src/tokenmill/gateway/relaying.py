@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from tokenmill.engine.server_faults import fault_of
+from tokenmill.engine.server.errors import fault_of
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
 from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.faults import Busy

@@ -16,12 +16,12 @@ from tokenmill.api.engines import SlowLoad, watch_engine
 from tokenmill.api.progress import OnProgress
 from tokenmill.api.progress import log as messages
 from tokenmill.config import Config, EngineConfig
-from tokenmill.engine import records
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.pinned_prefixes import Head
-from tokenmill.engine.server import ServerEngine
-from tokenmill.engine.server_address import base_url, key_from
+from tokenmill.engine.process import registry
+from tokenmill.engine.server.address import base_url, key_from
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.engine.start import Slow, attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, TokenmillError, UsageError
@@ -294,6 +294,6 @@ async def _predecessor_gone(state: Path, name: str) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _PREDECESSOR_S
     while (
-        (left := records.read(state, name)) is not None and left.alive and not left.detached and loop.time() < until_s
+        (left := registry.read(state, name)) is not None and left.alive and not left.detached and loop.time() < until_s
     ):
         await asyncio.sleep(_POLL_S)

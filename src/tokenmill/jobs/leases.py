@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from tokenmill.engine.pids import Pid, boot_id
+from tokenmill.engine.process.identity import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.sharding import ShardView

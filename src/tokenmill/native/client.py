@@ -28,8 +28,8 @@ from tokenmill.engine.engine import (
     Usage,
     answer,
 )
-from tokenmill.engine.exits import engine_from_outside
-from tokenmill.engine.process import Process
+from tokenmill.engine.process.exit_status import engine_from_outside
+from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, from_wire
 from tokenmill.native import protocol
 

@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import load_history, logs, records
+from tokenmill.engine import logs
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.loading_process import read_memory
-from tokenmill.engine.loading_vram import this_driver
+from tokenmill.engine.loading import load_history
+from tokenmill.engine.loading.process import read_memory, this_driver
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.page_cache import Filled
-from tokenmill.engine.pids import descendants
 from tokenmill.engine.pinned_prefixes import Head
 from tokenmill.engine.pinned_prefixes import hold as hold_heads
-from tokenmill.engine.process import Process, refused
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.identity import descendants
+from tokenmill.engine.process.process import Process, refused
+from tokenmill.engine.process.registry import log_path, slots_path
 from tokenmill.engine.reconcile import Observed, Reconciliation, observed, reconcile
-from tokenmill.engine.records import log_path, slots_path
 from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.start import Progress, Slow, adopt_server, start_server, starting, watch_load
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_told, warm
@@ -119,8 +120,8 @@ async def start(
 ) -> Engine:
     """Start an engine and wait until it answers; unless detached, it ends with this process."""
     report: Progress = progress or (lambda _: None)
-    async with records.locked(state, name, wait_s=_LOCK_S):
-        running = records.read(state, name)
+    async with registry.locked(state, name, wait_s=_LOCK_S):
+        running = registry.read(state, name)
         if running is not None and running.alive:
             raise EngineError(
                 f"engine {name} is already running, as process {running.engine.pid} at {running.address}",
@@ -211,12 +212,12 @@ async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> 
 
     Its pid and start time must be those of the record. An engine that is still loading is waited for.
     """
-    async with records.locked(state, name, wait_s=_LOCK_S):
-        record = records.read(state, name)
+    async with registry.locked(state, name, wait_s=_LOCK_S):
+        record = registry.read(state, name)
         if record is None:
             return None
         if not record.alive:
-            records.forget(state, record)
+            registry.forget(state, record)
             return None
         if record.kind == "native":
             from tokenmill.native.client import NativeEngine  # noqa: PLC0415 - a server needs none of it

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records
-from tokenmill.engine.process import Process
-from tokenmill.engine.reserve_start import Told, start_kept
+from tokenmill.engine.limits.start import Told, start_kept
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch.binding import host_bytes
 from tokenmill.launch.dialect import offload_floor, visible_gpus
@@ -58,7 +58,7 @@ async def start(
     process = await start_kept(
         argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, told=told
     )
-    record = records.Record(
+    record = registry.Record(
         name=name,
         kind="native",
         engine=process.pid,
@@ -76,15 +76,15 @@ async def start(
     if began is not None:
         began(process)
     try:
-        records.write(state, record)  # before it is ready: a load may take longer than we live
+        registry.write(state, record)  # before it is ready: a load may take longer than we live
         engine = await NativeEngine.connect(
             order.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
         )
     except BaseException:
         await process.kill()
-        records.forget(state, record)
+        registry.forget(state, record)
         raise
-    records.write(state, replace(record, build=engine.identity.build))
+    registry.write(state, replace(record, build=engine.identity.build))
     return engine
 
 
@@ -135,7 +135,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
 
 def socket_path(state: Path, name: str) -> Path:
     """Where a worker of this name listens: beside its record, or where paths are short enough for a socket."""
-    beside = records.folder(state, name).absolute() / "socket"
+    beside = registry.folder(state, name).absolute() / "socket"
     if len(os.fsencode(beside)) <= _MOST_SOCKET_BYTES:
         beside.parent.mkdir(parents=True, exist_ok=True)
         return beside

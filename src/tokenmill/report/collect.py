@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill import measurements
-from tokenmill.engine import load_history
-from tokenmill.engine.load_history import LoadRecord
+from tokenmill.engine.loading import load_history
+from tokenmill.engine.loading.load_history import LoadRecord
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.models import Batch

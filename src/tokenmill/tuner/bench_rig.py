@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tokenmill.engine.engine import Engine, Request
-from tokenmill.engine.pids import descendants
+from tokenmill.engine.process.identity import descendants
 from tokenmill.errors import UsageError
 from tokenmill.tuner.bench_rows import Runs
 from tokenmill.tuner.bench_served import Arrivals, Prose, Served, Units, request_for, serve

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import embedded
-from tokenmill.engine.server_launch import vllm_program
+from tokenmill.engine.server import embedded
+from tokenmill.engine.server.launch import vllm_program
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine

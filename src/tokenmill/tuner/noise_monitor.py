@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from tokenmill.engine.pids import descendants
+from tokenmill.engine.process.identity import descendants
 from tokenmill.hardware.host import Host, LocalHost, number
 
 MIN_CORES = 0.15  # other processes disturb if they use more together ...

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from tokenmill.engine.loading_process import ProcessMemory, read_memory
-from tokenmill.engine.loading_vram import this_driver
+from tokenmill.engine.loading.process import ProcessMemory, read_memory, this_driver
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost, number
 from tokenmill.hardware.limits import parse_cgroup

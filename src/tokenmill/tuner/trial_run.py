@@ -14,8 +14,7 @@ from time import perf_counter
 from typing import Protocol
 
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading_process import read_memory
-from tokenmill.engine.loading_vram import this_driver
+from tokenmill.engine.loading.process import read_memory, this_driver
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.planner.plan import Plan

@@ -12,8 +12,8 @@ import pytest
 import tokenmill
 from tokenmill.api.progress import Progress
 from tokenmill.config import Config
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.pids import Pid
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import DoesNotFit, EngineError, RequestRefused, TokenmillError, UnknownModel, UsageError
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}

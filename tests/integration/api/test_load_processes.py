@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from support.run_cli import LIMIT_S, until
-from tokenmill.engine.pids import Pid, descendants
+from tokenmill.engine.process.identity import Pid, descendants
 
 LOAD = """
 import json, os, sys
 from itertools import repeat
 import tokenmill
-from tokenmill.engine.pids import descendants
+from tokenmill.engine.process.identity import descendants
 
 def say(**facts):
     print(json.dumps(facts), flush=True)

@@ -11,7 +11,8 @@ import pytest
 import tokenmill
 from tokenmill import measurements
 from tokenmill.config import Config
-from tokenmill.engine import load_history, records
+from tokenmill.engine.loading import load_history
+from tokenmill.engine.process import registry
 from tokenmill.errors import UsageError
 
 SMALL: dict[str, Any] = {
@@ -64,7 +65,7 @@ def test_a_plan_applies_the_point_and_the_same_call_measures_nothing_again(
     assert again.dials == point.dials
     assert again.trials == point.trials
     assert len(load_history.read(tmp_path)) == loads
-    assert records.listed(tmp_path) == ()
+    assert registry.listed(tmp_path) == ()
 
 
 def test_an_interrupted_tuning_keeps_its_trials(smollm2_path: Path, config: Config, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_an_interrupted_tuning_keeps_its_trials(smollm2_path: Path, config: Conf
 
     with pytest.raises(KeyboardInterrupt):
         tokenmill.tune("smollm2", trials=2, config=config, on_progress=interrupt, **SMALL)
-    assert records.listed(tmp_path) == ()
+    assert registry.listed(tmp_path) == ()
     assert len(measurements.read_json(tmp_path, "trial")) == 1
     again = tokenmill.tune("smollm2", trials=1, config=config, **SMALL)
     assert again.trials == first.trials

@@ -14,7 +14,7 @@ import pytest
 from support import patient
 from support.gateway import LIMIT_S, Served, config_in, served
 from tokenmill.config import Config, EngineConfig
-from tokenmill.engine.ports import free_port
+from tokenmill.engine.process.ports import free_port
 from tokenmill.engine.start import attach
 from tokenmill.gateway.serving import EngineWanted, state_for
 from tokenmill.gateway.state import GatewayState
@@ -43,7 +43,9 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "none",
     ]
     with (tmp_path_factory.mktemp("server") / "log").open("wb") as log:
-        child = subprocess.Popen([sys.executable, "-m", "tokenmill.engine.embedded", *words], stdout=log, stderr=log)
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tokenmill.engine.server.embedded", *words], stdout=log, stderr=log
+        )
         try:
             end = time.monotonic() + LIMIT_S
             while not _healthy(port):

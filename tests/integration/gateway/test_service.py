@@ -18,8 +18,8 @@ import tokenmill
 from support.processes import command_lines
 from support.run_cli import LIMIT_S, until
 from tokenmill.config import Config, EngineConfig, GatewayConfig
-from tokenmill.engine import records
-from tokenmill.engine.records import Record
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.registry import Record
 from tokenmill.errors import EngineError, UsageError
 
 SMALL: dict[str, Any] = {"context": 512, "sequences": 2, "threads": 1, "threads_batch": 1, "warm": False, "port": 0}
@@ -69,13 +69,13 @@ def wait_and_interrupt(server: tokenmill.Server) -> None:
 
 
 def engine(state: Path, name: str = "smollm2") -> Record:
-    record = records.read(state, name)
+    record = registry.read(state, name)
     assert record is not None
     return record
 
 
 def assert_no_engine(state: Path) -> None:
-    assert records.listed(state) == ()
+    assert registry.listed(state) == ()
     assert not any(str(state) in " ".join(command) for command in command_lines().values())
 
 
@@ -110,7 +110,7 @@ def test_inside_a_running_event_loop(serve: Serve, tmp_path: Path) -> None:
 def test_two_servers_of_one_model(serve: Serve, tmp_path: Path) -> None:
     first, second = serve(), serve()
     assert first.url != second.url
-    assert {record.name for record in records.listed(tmp_path)} == {"smollm2", "smollm2-2"}
+    assert {record.name for record in registry.listed(tmp_path)} == {"smollm2", "smollm2-2"}
     first.close()
     assert chat(second)
     second.close()
@@ -176,7 +176,7 @@ def test_a_server_that_is_not_closed_ends_with_python(smollm2_path: Path, tmp_pa
     )
     assert done.stdout.startswith("http://127.0.0.1:")
     assert done.stderr == ""
-    until(lambda: records.listed(tmp_path / "tokenmill") == ())
+    until(lambda: registry.listed(tmp_path / "tokenmill") == ())
 
 
 def test_a_missing_extra_is_a_usage_error() -> None:

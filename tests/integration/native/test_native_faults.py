@@ -10,8 +10,9 @@ import pytest
 
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records, restart
+from tokenmill.engine import restart
 from tokenmill.engine.engine import answer
+from tokenmill.engine.process import registry
 from tokenmill.errors import EngineDied, EngineError, RequestRefused
 from tokenmill.model.gguf import read_header
 from tokenmill.native.client import NativeEngine
@@ -128,7 +129,7 @@ def test_it_is_started_again_and_its_work_can_be_sent_again(
             assert (await engine.status()).counters.restarts == 1
         finally:
             await engine.close()
-        assert not records.listed(tmp_path)
+        assert not registry.listed(tmp_path)
 
     run(work)
 
@@ -152,10 +153,10 @@ def test_one_that_was_left_running_is_found_again_and_can_be_stopped(smollm2_pat
         assert found.identity.pid == pid
         assert (await answer(found, chat("Hello?"))).text
         await found.stop()
-        (record,) = (records.read(tmp_path, "night"),)
+        (record,) = (registry.read(tmp_path, "night"),)
         while record is not None and record.alive:
             await asyncio.sleep(0.02)
-        assert not records.listed(tmp_path)
+        assert not registry.listed(tmp_path)
 
     run(work)
 

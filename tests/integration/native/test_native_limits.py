@@ -14,7 +14,7 @@ import pytest
 
 from support.native_engine import chat, native, run
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.pids import descendants
+from tokenmill.engine.process.identity import descendants
 from tokenmill.errors import EngineError, RequestRefused, UsageError
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.memory_limit import HEADROOM_BYTES

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.postgres import asked
-from tokenmill.engine.pids import Pid
+from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs import leases
 from tokenmill.jobs.leases import Leased

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from tokenmill.engine.embedded import version
-from tokenmill.engine.ports import free_port
+from tokenmill.engine.process.ports import free_port
+from tokenmill.engine.server.embedded import version
 
 DATA = Path(__file__).parents[2] / "data/http"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -50,7 +50,7 @@ def main(model: str) -> None:
     port = free_port("127.0.0.1", 0)
     words = f"--model {model} --alias SmolLM2 --port {port} --ctx-size 1024 --parallel 2 --threads 1 --threads-batch 1"
     more = "--cache-ram 0 --fit off --jinja --metrics"
-    argv = [sys.executable, "-m", "tokenmill.engine.embedded", *words.split(), *more.split()]
+    argv = [sys.executable, "-m", "tokenmill.engine.server.embedded", *words.split(), *more.split()]
     with subprocess.Popen(argv) as server, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         while True:
             try:

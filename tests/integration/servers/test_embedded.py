@@ -10,10 +10,10 @@ import pytest
 
 from support.servers import EMBEDDED, run, small_plan, until
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records
 from tokenmill.engine.engine import Answer, Chat, Piece, Request, Sampling, answer
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.process import registry
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.engine.start import attach
 from tokenmill.errors import EngineError, RequestRefused, TooLong, UsageError
 from tokenmill.model.identity import identity_of
@@ -54,7 +54,7 @@ def state(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Itera
         engine = await adopt(folder, "one")
         assert isinstance(engine, ServerEngine)
         await engine.stop()
-        assert records.listed(folder) == ()
+        assert registry.listed(folder) == ()
 
     run(end)
 
@@ -68,7 +68,7 @@ async def adopted(state: Path) -> ServerEngine:
 def test_what_answers(state: Path, smollm2_path: Path) -> None:
     async def scene() -> None:
         engine = await adopted(state)
-        [record] = records.listed(state)
+        [record] = registry.listed(state)
         identity = engine.identity
         assert (identity.kind, identity.context, identity.lanes) == ("llama-server", 512, 2)
         assert identity.build == "llama.cpp b11549 (xllamacpp 2026.10.11549)"
@@ -229,7 +229,7 @@ def test_slots_survive_a_file_on_this_build(state: Path) -> None:
 
 def test_attached_to_by_its_address_it_is_known_for_what_it_is(state: Path) -> None:
     async def scene() -> None:
-        [record] = records.listed(state)
+        [record] = registry.listed(state)
         engine = await attach(f"{record.address}/v1", EngineConfig())
         assert (engine.identity.kind, engine.identity.lanes, engine.identity.pid) == ("llama-server", 2, None)
         assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1

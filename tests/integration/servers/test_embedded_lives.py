@@ -13,12 +13,13 @@ import pytest
 
 from support.servers import EMBEDDED, run, small_plan, until
 from support.tiny_models import write_moe
-from tokenmill.engine import records, restart
+from tokenmill.engine import restart
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.pids import Pid
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.pinned_prefixes import Head, hold
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.identity import Pid
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.native.launching import adopt, start, start_restarting
 
@@ -55,12 +56,12 @@ def test_killed_it_is_noticed_and_comes_back(
         assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
         assert engine.identity.pid != first
         assert (await engine.status()).counters.restarts == 1
-        [record] = records.listed(tmp_path)
+        [record] = registry.listed(tmp_path)
         assert record.engine.pid == engine.identity.pid
         await engine.close()
         assert not record.engine.alive
         assert not record.minder.alive
-        assert records.listed(tmp_path) == ()
+        assert registry.listed(tmp_path) == ()
 
     run(scene)
 
@@ -81,7 +82,7 @@ asyncio.run(main())
 """
 
 
-def started(model: Path, state: Path, how: str) -> records.Record:
+def started(model: Path, state: Path, how: str) -> registry.Record:
     """An engine whose starter was killed."""
     path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(
@@ -91,7 +92,7 @@ def started(model: Path, state: Path, how: str) -> records.Record:
     ) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == b"ready\n"
-        record = records.read(state, "a")
+        record = registry.read(state, "a")
         assert record is not None
         starter.kill()
     return record
@@ -125,7 +126,7 @@ def test_one_that_was_not_to_survive_does_not(tmp_path: Path, smollm2_path: Path
 def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Path) -> None:
     model = write_moe(tmp_path)
     system = {"role": "system", "content": "You grind wheat into flour. " * 8}
-    slots = records.slots_path(tmp_path, "a")
+    slots = registry.slots_path(tmp_path, "a")
 
     async def life(how: str) -> None:
         engine = await start(small_plan(model), model_path=model, config=EMBEDDED, state=tmp_path, name="a")
@@ -163,7 +164,7 @@ def test_a_start_that_fails_says_why(tmp_path: Path, smollm2_path: Path) -> None
         with pytest.raises(EngineError, match="while loading") as failed:
             await start(plan, model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a")
         assert "its last words, in" in (failed.value.hint or "")
-        assert records.listed(tmp_path) == ()
+        assert registry.listed(tmp_path) == ()
 
     run(scene)
 
@@ -175,7 +176,7 @@ def test_a_taken_port_is_not_used_and_a_cancelled_load_leaves_nothing(tmp_path: 
 
         def look(progress: LoadProgress) -> None:
             details.append(progress.detail or "")
-            record = records.read(tmp_path, "a")
+            record = registry.read(tmp_path, "a")
             if record is not None and not seen:
                 assert record.address != f"http://127.0.0.1:{taken}"
                 seen.extend((record.engine, record.minder))
@@ -198,6 +199,6 @@ def test_a_taken_port_is_not_used_and_a_cancelled_load_leaves_nothing(tmp_path: 
         assert f"port {taken} is taken by process {os.getpid()}" in details[0]
         assert len(seen) == 2
         assert not [pid for pid in seen if pid.alive]
-        assert records.listed(tmp_path) == ()
+        assert registry.listed(tmp_path) == ()
 
     run(scene)

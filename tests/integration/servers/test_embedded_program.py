@@ -9,8 +9,8 @@ import pytest
 
 from support.embedded_params import differences
 from support.servers import small_plan
-from tokenmill.engine.embedded import parameters
-from tokenmill.engine.server_launch import llama_extras
+from tokenmill.engine.server.embedded import parameters
+from tokenmill.engine.server.launch import llama_extras
 from tokenmill.errors import UsageError
 from tokenmill.launch import spell
 from tokenmill.launch.flag_sets import stored
@@ -18,7 +18,7 @@ from tokenmill.launch.flag_sets import stored
 
 def embedded(*words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "tokenmill.engine.embedded", *words],
+        [sys.executable, "-m", "tokenmill.engine.server.embedded", *words],
         capture_output=True,
         text=True,
         timeout=200,

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine import process as module
-from tokenmill.engine import supervisor
-from tokenmill.engine.pids import Pid, descendants
-from tokenmill.engine.ports import Holder, free_port, holder_of
-from tokenmill.engine.priority import Preparation
-from tokenmill.engine.process import Process, last_lines, refused
-from tokenmill.engine.supervisor import older
+from tokenmill.engine.limits.scheduling import Preparation
+from tokenmill.engine.process import process as module
+from tokenmill.engine.process import supervisor
+from tokenmill.engine.process.identity import Pid, descendants
+from tokenmill.engine.process.ports import Holder, free_port, holder_of
+from tokenmill.engine.process.process import Process, last_lines, refused
+from tokenmill.engine.process.supervisor import older
 from tokenmill.errors import EngineError
 
 
@@ -222,7 +222,7 @@ def test_something_is_run_when_all_is_over(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, json, sys
 from pathlib import Path
-from tokenmill.engine.process import Process
+from tokenmill.engine.process.process import Process
 
 async def main():
     process = await Process.start(["sh", "-c", "sleep 60 & wait"], log=Path(sys.argv[1]), detach=sys.argv[2] == "detach")

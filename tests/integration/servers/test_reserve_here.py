@@ -13,11 +13,12 @@ from support.own_cpus import own_cpus_restored
 from support.servers import EMBEDDED, run, small_plan
 from tokenmill.cli import run as command
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records, restart
+from tokenmill.engine import restart
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.loading import LoadProgress
-from tokenmill.engine.pids import descendants
-from tokenmill.engine.reserve_start import kept_now, start_kept
+from tokenmill.engine.limits.start import kept_now, start_kept
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.identity import descendants
 from tokenmill.launch.binding import ranges
 from tokenmill.native.launching import start, start_restarting
 from tokenmill.planner.plan import Plan
@@ -65,7 +66,7 @@ def test_every_thread_keeps_off_the_reserved_core(
             [kept] = allowed(pid, *descendants(pid))
             assert len(kept) < len(cpus)
             assert allowed(os.getpid()) == {kept}
-            [record] = records.listed(tmp_path)
+            [record] = registry.listed(tmp_path)
             now = kept_now(tmp_path, record)
             assert now is not None
             assert set(now.cpus or ()) == kept

@@ -10,7 +10,7 @@ from support.servers import END, STREAM, answer, events, misbehaving, run, until
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Chat, Request
 from tokenmill.engine.engine import answer as whole
-from tokenmill.engine.server import ServerEngine
+from tokenmill.engine.server.client import ServerEngine
 from tokenmill.engine.start import attach
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused, TokenmillError, TooLong
 

@@ -12,7 +12,7 @@ import pytest
 
 from tokenmill.api.display import Bar, bar_for, display
 from tokenmill.api.progress import Download, Measuring, Progress, ignore
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.progress import Snapshot
@@ -23,7 +23,7 @@ SNAPSHOT = Snapshot(
 )
 DRAW = """
 from tokenmill.api.display import display
-from tokenmill.engine.loading import LoadProgress
+from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.api.progress import Download
 with display() as show:
     show(Download("smollm2", 50, 100))

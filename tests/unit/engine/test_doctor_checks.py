@@ -21,8 +21,8 @@ from tokenmill.doctor.facts import (
     Look,
     Pool,
 )
-from tokenmill.engine.pids import Pid
-from tokenmill.engine.records import Record
+from tokenmill.engine.process.identity import Pid
+from tokenmill.engine.process.registry import Record
 from tokenmill.hardware.machine import (
     Cpu,
     Dimm,

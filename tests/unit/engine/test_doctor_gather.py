@@ -13,8 +13,8 @@ from tokenmill.doctor import nvidia_smi
 from tokenmill.doctor.facts import Group, Holder, Pool
 from tokenmill.doctor.gather import engine_states, gather, parse_open_files
 from tokenmill.doctor.model import LEAST_BYTES, model_facts, read_gb_s
-from tokenmill.engine import records
-from tokenmill.engine.pids import Pid
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.identity import Pid
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import ghost
@@ -91,8 +91,8 @@ def test_the_configuration_decides_what_engine_is_meant(tmp_path: Path) -> None:
     assert (found.engine_kind, found.own_build, found.started_by_us) == ("vllm", True, False)
 
 
-def record(name: str, pid: Pid) -> records.Record:
-    return records.Record(
+def record(name: str, pid: Pid) -> registry.Record:
+    return registry.Record(
         name, "native", pid, pid, "socket", "model", "id", "build", ("x",), 0.0, "log", detached=False
     )
 
@@ -101,8 +101,8 @@ def test_records_are_looked_at_and_left_alone(tmp_path: Path) -> None:
     here = Pid.of(os.getpid())
     assert here is not None
     gone = replace(here, ticks=here.ticks + 1)
-    records.write(tmp_path, record("alive", here))
-    records.write(tmp_path, record("gone", gone))
+    registry.write(tmp_path, record("alive", here))
+    registry.write(tmp_path, record("gone", gone))
     (tmp_path / "engines" / "not a name!").mkdir()
     (tmp_path / "engines" / "broken").mkdir()
     (tmp_path / "engines" / "broken" / "engine.json").write_text(json.dumps(asdict(here)))
@@ -110,7 +110,7 @@ def test_records_are_looked_at_and_left_alone(tmp_path: Path) -> None:
         ("alive", True, True),
         ("gone", False, False),
     ]
-    assert records.read(tmp_path, "gone") is not None
+    assert registry.read(tmp_path, "gone") is not None
     assert engine_states(tmp_path / "absent") == ()
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.loading import (
+from tokenmill.engine.loading.progress import (
     LoadProgress,
     Point,
     Sample,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.loading_process import (
+from tokenmill.engine.loading.process import (
     ProcessMemory,
     ProcessReads,
     maps_any,
@@ -13,9 +13,9 @@ from tokenmill.engine.loading_process import (
     parse_major_faults,
     parse_memlock,
     parse_status,
+    vram_by_gpu,
 )
-from tokenmill.engine.loading_system import Pressure, parse_block_stat, parse_pressure
-from tokenmill.engine.loading_vram import vram_by_gpu
+from tokenmill.engine.loading.system import Pressure, parse_block_stat, parse_pressure
 from tokenmill.units import KIB, MIB
 
 STATUS = """\

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.loading import LoadProgress, Sample
-from tokenmill.engine.loading_slow import LoadFacts, diagnose, facts, slow
-from tokenmill.engine.loading_system import Pressure, System
+from tokenmill.engine.loading.diagnosis import LoadFacts, diagnose, facts, slow
+from tokenmill.engine.loading.progress import LoadProgress, Sample
+from tokenmill.engine.loading.system import Pressure, System
 from tokenmill.hardware.machine import Disk, Measurements, NumaNode, Rate
 from tokenmill.model.read import read
 from tokenmill.units import GIB, KIB, MIB

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from support.plans import placed, settings
 from support.written_host import WrittenHost
-from tokenmill.engine.loading_system import Pressure, System, read_system
-from tokenmill.engine.loading_watch import Tail, Watch, copied_bytes, size_of
+from tokenmill.engine.loading.system import Pressure, System, read_system
+from tokenmill.engine.loading.watch import Tail, Watch, copied_bytes, size_of
 from tokenmill.engine.logs import Hint
 from tokenmill.model.read import read
 from tokenmill.units import GIB, KIB, MIB

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenmill.engine import ray as module
-from tokenmill.engine.ports import free_port
+from tokenmill.engine.process.ports import free_port
 from tokenmill.engine.ray import Node, connect, live_nodes
 from tokenmill.engine.ray_nodes import most_common, unique_name
 from tokenmill.errors import EngineError, UsageError

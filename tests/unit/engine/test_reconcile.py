@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.plans import placed, settings
 from tokenmill.engine import logs
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.loading_process import ProcessMemory
+from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.engine.logs import Asked
 from tokenmill.engine.reconcile import (
     FLOOR_BYTES,

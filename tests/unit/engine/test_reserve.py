@@ -11,8 +11,8 @@ from support.plans import placed, settings
 from tokenmill.cli.options import GoalOptions
 from tokenmill.config import EngineConfig, ReserveConfig
 from tokenmill.doctor.limits import core_finding, memory_finding
-from tokenmill.engine.reserve import AppliedLimits, arrange, decisions, limit_for
-from tokenmill.engine.reserve_scope import find_scope, scope_words
+from tokenmill.engine.limits.cgroup import find_scope, scope_words
+from tokenmill.engine.limits.reserve import AppliedLimits, arrange, decisions, limit_for
 from tokenmill.hardware.machine import Cpu, Dram, Machine, NumaNode
 from tokenmill.launch.binding import binding
 from tokenmill.model.read import read

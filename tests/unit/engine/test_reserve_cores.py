@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.written_host import WrittenHost
-from tokenmill.engine.reserve_cores import Core, cores_here, cores_of, divide
+from tokenmill.engine.limits.cores import Core, cores_here, cores_of, divide
 from tokenmill.hardware.machine import Cpu, Machine, NumaNode
 
 SIXTEEN = cores_of(Machine("one", cpu=Cpu(cores=16, threads_per_core=2)))

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine import reserve_group
-from tokenmill.engine.pids import Pid
-from tokenmill.engine.reserve_group import (
+from tokenmill.engine.limits import cgroup
+from tokenmill.engine.limits.cgroup import (
     COMMAND,
     ENGINES,
     Group,
@@ -17,6 +16,7 @@ from tokenmill.engine.reserve_group import (
     memory_limit_of,
     sweep,
 )
+from tokenmill.engine.process.identity import Pid
 from tokenmill.units import GIB
 
 
@@ -51,7 +51,7 @@ class Tree:
 
 
 def test_a_delegated_group_is_left_before_it_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reserve_group, "descendants", lambda _pid: ())  # what other tests have left behind
+    monkeypatch.setattr(cgroup, "descendants", lambda _pid: ())  # what other tests have left behind
     tree = Tree(tmp_path, "/user.slice/mill.scope")
     own = tree.group("/user.slice/mill.scope", os.getpid(), delegated=True)
     home = tree.home()

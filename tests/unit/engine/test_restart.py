@@ -21,7 +21,7 @@ from tokenmill.engine.engine import (
 )
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.engine.restart import HOUR_S, RestartingEngine, delay_s
-from tokenmill.engine.server_bodies import Speech, capabilities_of
+from tokenmill.engine.server.request import Speech, capabilities_of
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine import oom
-from tokenmill.engine.exits import Exit, read_exit
-from tokenmill.engine.pids import Pid, descendants
+from tokenmill.engine.process import exit_status
+from tokenmill.engine.process.exit_status import Exit, read_exit
+from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.units import GIB
 
 QUIET, KILLED = {"system": 0, "cgroup": 0}, {"system": 1, "cgroup": 0}
@@ -92,37 +92,37 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 def test_kills_in_both_versions_of_cgroups(tmp_path: Path) -> None:
     proc = tree(tmp_path / "proc", {"vmstat": "pgfault 5\noom_kill 2\n", "self/cgroup": "0::/a/b\n"})
     groups = tree(tmp_path / "groups", {"a/b/memory.events": "low 0\noom 1\noom_kill 4\noom_group_kill 9\n"})
-    assert oom.kill_counts(proc, groups) == {"system": 2, "cgroup": 4}
+    assert exit_status.kill_counts(proc, groups) == {"system": 2, "cgroup": 4}
     proc = tree(tmp_path / "proc1", {"self/cgroup": "5:cpu,cpuacct:/\n4:memory:/x\n0::/\n"})
     groups = tree(
         tmp_path / "groups1", {"memory/x/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"}
     )
-    assert oom.kill_counts(proc, groups) == {"cgroup": 3}
-    assert oom.kill_counts(tmp_path, tmp_path) == {}
+    assert exit_status.kill_counts(proc, groups) == {"cgroup": 3}
+    assert exit_status.kill_counts(tmp_path, tmp_path) == {}
 
 
 def test_the_least_limit_counts(tmp_path: Path) -> None:
     proc = tree(tmp_path / "proc", {"meminfo": "MemTotal:       1000 kB\nMemFree: 5 kB\n", "self/cgroup": "0::/a/b\n"})
     groups = tree(tmp_path / "groups", {"a/b/memory.max": "max\n", "a/memory.max": "2048\n"})
-    assert oom.memory_limit_bytes(proc, groups) == 2048
-    assert oom.memory_limit_bytes(proc, tmp_path / "none") == 1000 * 1024
-    assert oom.memory_limit_bytes(tmp_path, tmp_path) is None
+    assert exit_status.memory_limit_bytes(proc, groups) == 2048
+    assert exit_status.memory_limit_bytes(proc, tmp_path / "none") == 1000 * 1024
+    assert exit_status.memory_limit_bytes(tmp_path, tmp_path) is None
 
 
 def test_the_kernels_message() -> None:
     log = f"6,1,2,-;other\n6,2,3,-;{KERNEL}\n SUBSYSTEM=x"
-    assert oom.killed_line(log, 12) == KERNEL
-    assert oom.killed_line(log, 1) is None
-    assert oom.killed_line("Memory cgroup out of memory: Killed process 7 (x)", 7)
+    assert exit_status.killed_line(log, 12) == KERNEL
+    assert exit_status.killed_line(log, 1) is None
+    assert exit_status.killed_line("Memory cgroup out of memory: Killed process 7 (x)", 7)
 
 
 def test_only_messages_since_it_started_count(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(f"6,1,5000000,-;{KERNEL}\n")
-    assert oom.kernel_line(12, 4.0, str(log)) == KERNEL
-    assert oom.kernel_line(12, 6.0, str(log)) is None, "that was another process of the same number"
-    assert oom.kernel_line(12, 0.0, str(tmp_path / "none")) is None
-    assert oom.recorded_s("no head") == 0
+    assert exit_status.kernel_line(12, 4.0, str(log)) == KERNEL
+    assert exit_status.kernel_line(12, 6.0, str(log)) is None, "that was another process of the same number"
+    assert exit_status.kernel_line(12, 0.0, str(tmp_path / "none")) is None
+    assert exit_status.recorded_s("no head") == 0
 
 
 def test_this_process_is_itself() -> None:

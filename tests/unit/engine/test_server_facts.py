@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from support.http_answers import captured
-from tokenmill.engine import server_facts
-from tokenmill.engine.server_address import base_url, client_for, key_from, redacted
+from tokenmill.engine.server import facts
+from tokenmill.engine.server.address import base_url, client_for, key_from, redacted
 from tokenmill.errors import ConfigError, EngineError, UsageError
 
 LLAMA_MODELS, PROPS = captured("llama-models").body, captured("llama-props").body
@@ -14,21 +14,21 @@ VLLM_MODELS, VERSION = captured("vllm-models").body, captured("vllm-version").bo
 
 
 def test_llama() -> None:
-    entry = server_facts.chosen(LLAMA_MODELS, None)
-    assert server_facts.kind_of(entry, PROPS, None) == "llama-server"
-    assert server_facts.lanes_of(PROPS) == 2
-    assert server_facts.context_of(entry, PROPS) == 512
-    assert server_facts.tools_of(PROPS) is False, "SmolLM2's template has no place for tools"
-    assert server_facts.build_of("llama-server", PROPS, "") == "llama.cpp b0-unknown"
-    assert server_facts.foreign_id("llama-server", entry) == "llama-server:SmolLM2:134515008:96576768:49152"
+    entry = facts.chosen(LLAMA_MODELS, None)
+    assert facts.kind_of(entry, PROPS, None) == "llama-server"
+    assert facts.lanes_of(PROPS) == 2
+    assert facts.context_of(entry, PROPS) == 512
+    assert facts.tools_of(PROPS) is False, "SmolLM2's template has no place for tools"
+    assert facts.build_of("llama-server", PROPS, "") == "llama.cpp b0-unknown"
+    assert facts.foreign_id("llama-server", entry) == "llama-server:SmolLM2:134515008:96576768:49152"
 
 
 def test_vllm() -> None:
-    entry = server_facts.chosen(VLLM_MODELS, "tiny-moe")
-    assert server_facts.kind_of(entry, None, VERSION) == "vllm"
-    assert server_facts.context_of(entry, None) == 4096
-    assert server_facts.build_of("vllm", None, VERSION["version"]) == "vLLM 0.32.0"
-    assert server_facts.foreign_id("vllm", entry) == "vllm:tiny-moe"
+    entry = facts.chosen(VLLM_MODELS, "tiny-moe")
+    assert facts.kind_of(entry, None, VERSION) == "vllm"
+    assert facts.context_of(entry, None) == 4096
+    assert facts.build_of("vllm", None, VERSION["version"]) == "vLLM 0.32.0"
+    assert facts.foreign_id("vllm", entry) == "vllm:tiny-moe"
 
 
 @pytest.mark.parametrize(
@@ -43,33 +43,33 @@ def test_vllm() -> None:
 def test_other_kinds(
     entry: dict[str, Any], props: dict[str, Any] | None, said: dict[str, Any] | None, kind: str
 ) -> None:
-    assert server_facts.kind_of(entry, props, said) == kind
+    assert facts.kind_of(entry, props, said) == kind
 
 
 @pytest.mark.parametrize(
     ("props", "tools"), [(None, True), ({}, True), ({"chat_template_caps": {"supports_tools": True}}, True)]
 )
 def test_tools_are_there_unless_denied(props: dict[str, Any] | None, tools: bool) -> None:
-    assert server_facts.tools_of(props) is tools
+    assert facts.tools_of(props) is tools
 
 
 def test_one_of_several_models_must_be_named() -> None:
     several = {"data": [{"id": "a"}, {"id": "b", "aliases": ["c"]}, "junk"]}
-    assert server_facts.chosen(several, "c")["id"] == "b"
+    assert facts.chosen(several, "c")["id"] == "b"
     with pytest.raises(UsageError, match="2 models") as unnamed:
-        server_facts.chosen(several, None)
+        facts.chosen(several, None)
     assert unnamed.value.hint == "name one: a, b"
     with pytest.raises(UsageError, match="no model d"):
-        server_facts.chosen(several, "d")
+        facts.chosen(several, "d")
     with pytest.raises(EngineError, match="lists no model"):
-        server_facts.chosen({"data": None}, None)
+        facts.chosen({"data": None}, None)
 
 
 @pytest.mark.parametrize(
     ("version", "older"), [("0.10.2", True), ("0.11.0", False), ("1.0", False), ("", False), ("main", False)]
 )
 def test_versions(version: str, older: bool) -> None:
-    assert server_facts.older_than(version, (0, 11)) is older
+    assert facts.older_than(version, (0, 11)) is older
 
 
 @pytest.mark.parametrize(

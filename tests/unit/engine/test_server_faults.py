@@ -3,7 +3,7 @@
 import pytest
 
 from support.http_answers import captured
-from tokenmill.engine.server_faults import error_of, fault_of, is_loading
+from tokenmill.engine.server.errors import error_of, fault_of, is_loading
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong
 
 

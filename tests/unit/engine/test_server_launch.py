@@ -10,8 +10,8 @@ import pytest
 
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.config import EngineConfig
-from tokenmill.engine import embedded
-from tokenmill.engine.server_launch import Prepared, container_argv, llama_extras, prepare, vllm_program
+from tokenmill.engine.server import embedded
+from tokenmill.engine.server.launch import Prepared, container_argv, llama_extras, prepare, vllm_program
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import spell
 from tokenmill.launch.files.launch import Launch
@@ -58,7 +58,7 @@ def test_the_wheels_own_server_is_told_what_a_llama_server_would_be() -> None:
     plan = on_cpu()
     ready = prepared(plan, Path("/state/slots"), kind="llama-server")
     told = spell(plan, model=str(MODEL), port=9001).argv[1:]
-    assert ready.argv[:3] == (sys.executable, "-m", "tokenmill.engine.embedded")
+    assert ready.argv[:3] == (sys.executable, "-m", "tokenmill.engine.server.embedded")
     assert ready.argv[3:] == (*told, "--slot-save-path", "/state/slots", "--log-verbosity", "4")
     assert ready.build == embedded.version()
     assert set(ready.argv[3:]) >= {"--threads", "--cache-type-k", "--metrics"}

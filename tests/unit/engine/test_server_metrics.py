@@ -4,7 +4,7 @@ import pytest
 
 from support.http_answers import captured
 from tokenmill.engine.engine import Counters
-from tokenmill.engine.server_metrics import cached_between, llama_counters, samples_of, total, vllm_counters
+from tokenmill.engine.server.metrics import cached_between, llama_counters, samples_of, total, vllm_counters
 
 IK = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
 # TYPE llamacpp:prompt_tokens_total counter

@@ -6,7 +6,7 @@ import pytest
 
 from support.http_answers import captured
 from tokenmill.engine.engine import Answer, EngineKind, Piece, Usage
-from tokenmill.engine.openai_wire import Collector, data_of, logprobs_of, object_of
+from tokenmill.engine.server.response import Collector, data_of, logprobs_of, object_of
 from tokenmill.errors import EngineError
 
 

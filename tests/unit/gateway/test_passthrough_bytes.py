@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Usage
-from tokenmill.engine.server_bodies import Speech
+from tokenmill.engine.server.request import Speech
 from tokenmill.gateway.passthrough import (
     Observed,
     hides_usage,

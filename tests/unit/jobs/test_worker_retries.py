@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.exits import Exit, engine_from_outside
+from tokenmill.engine.process.exit_status import Exit, engine_from_outside
 from tokenmill.errors import (
     EngineDied,
     EngineError,

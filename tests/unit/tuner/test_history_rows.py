@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenmill.cli.history_rows import FEW, Row, errors, in_words, rows_of, trends
 from tokenmill.cli.views.history import CURVE, curve
-from tokenmill.engine.load_history import LoadRecord
+from tokenmill.engine.loading.load_history import LoadRecord
 from tokenmill.engine.reconcile import Row as Held
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, TrialSettings

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.loading_process import ProcessMemory
+from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.hardware.gpu import nvml
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read

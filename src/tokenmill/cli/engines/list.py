@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from tokenmill.cli.output import Common, jsonable, show, show_json
-from tokenmill.engine import records
 from tokenmill.engine.engine import Status
-from tokenmill.engine.records import Record
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.registry import Record
 from tokenmill.errors import TokenmillError
 from tokenmill.native.launching import adopt
 from tokenmill.units import format_seconds
@@ -27,7 +27,7 @@ def list_engines(
     Each is asked for its state; one that does not answer within five seconds is shown as silent.
     """
     state = common.load_config().state_path
-    found = records.listed(state)
+    found = registry.listed(state)
     asked = asyncio.run(_ask_all(state, found))
     if common.json:
         show_json([{**jsonable(record), "status": _told(how)} for record, how in zip(found, asked, strict=True)])

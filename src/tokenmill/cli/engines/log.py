@@ -1,8 +1,8 @@
 """`tokenmill engines log`: what an engine has been saying."""
 
 from tokenmill.cli.output import Common, harmless, show_json, show_text
-from tokenmill.engine import records
-from tokenmill.engine.process import last_lines
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.process import last_lines
 from tokenmill.errors import UsageError
 
 
@@ -22,7 +22,7 @@ def log(
     lines:
         How many lines; default: 40.
     """
-    path = records.log_path(common.load_config().state_path, name)
+    path = registry.log_path(common.load_config().state_path, name)
     found = last_lines(path, lines)
     if not path.is_file():
         raise UsageError(f"no engine of the name {name} has left a log", hint=f"looked for {path}")

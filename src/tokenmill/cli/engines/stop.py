@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 from tokenmill.cli.output import Common, say, show_json
-from tokenmill.engine import records
-from tokenmill.engine.process import Process
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.process import Process
 from tokenmill.errors import UsageError
 
 
@@ -32,7 +32,7 @@ def stop(
 
 
 async def _stop(state: Path, name: str) -> None:
-    found = {record.name: record for record in records.listed(state)}
+    found = {record.name: record for record in registry.listed(state)}
     if name not in found:
         known = f"running: {', '.join(found)}" if found else "none runs; tokenmill engines lists them"
         raise UsageError(f"no engine {name} runs here", hint=known)
@@ -43,4 +43,4 @@ async def _stop(state: Path, name: str) -> None:
     else:
         record.engine.send(signal.SIGTERM)
         await process.wait()
-    records.forget(state, record)
+    registry.forget(state, record)

@@ -1,4 +1,4 @@
-"""llama-server out of the xllamacpp wheel, as a program: `python -m tokenmill.engine.embedded --model ...`.
+"""llama-server out of the xllamacpp wheel, as a program: `python -m tokenmill.engine.server.embedded --model ...`.
 
 Takes those of llama-server's flags that a plan is spelled with, and sets each on the wheel's parameters by name; any
 other flag is an error. Listens on loopback alone. Its log is llama.cpp's, on stderr. SIGTERM ends it cleanly once the
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-from tokenmill.engine.ports import free_port, is_loopback
+from tokenmill.engine.process.ports import free_port, is_loopback
 from tokenmill.errors import EngineError, TokenmillError, UsageError
 from tokenmill.units import MIB
 

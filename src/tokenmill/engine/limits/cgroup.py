@@ -10,16 +10,18 @@ service manager keeps for itself are left alone, writable or not: it would undo 
 """
 
 import os
-from collections.abc import Iterable
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from tokenmill.engine.pids import Pid, boot_id, descendants
+from tokenmill.engine.process.identity import Pid, boot_id, descendants
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.launch.binding import ranges
-from tokenmill.units import number_of
+from tokenmill.units import MIB, number_of
 
 ENGINES = "tokenmill-engines"
 COMMAND = "tokenmill-command"
@@ -206,3 +208,55 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+_ASK_S = 30.0
+
+
+def scope_words(name: str, memory_max_bytes: int, *, root: bool, program: str = "systemd-run") -> tuple[str, ...]:
+    """What is written before a command to run it in a scope."""
+    return (
+        program,
+        *(() if root else ("--user",)),
+        "--scope",
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
+        f"--description=tokenmill engine {name}",
+        f"--property=MemoryMax={memory_max_bytes // MIB}M",
+        "--",
+    )
+
+
+def find_scope(
+    name: str, memory_max_bytes: int, *, env: Mapping[str, str] | None = None, run: Path = Path("/run")
+) -> tuple[str, ...] | str:
+    """The words that put a command into a scope, tried out on one that does nothing; or why there are none."""
+    env = os.environ if env is None else env
+    root = os.geteuid() == 0
+    program = shutil.which("systemd-run", path=env.get("PATH"))
+    if program is None:
+        return "systemd-run is not installed"
+    runtime = env.get("XDG_RUNTIME_DIR")
+    if root and not (run / "systemd/system").is_dir():
+        return "systemd does not run here"
+    if not root and (not runtime or not (Path(runtime) / "systemd/private").exists()):
+        return "no systemd of this user runs (loginctl enable-linger starts one)"
+    words = scope_words(name, memory_max_bytes, root=root, program=program)
+    try:
+        tried = subprocess.run(
+            [*words, "true"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ASK_S,
+            check=False,
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"systemd-run does not answer ({error})"
+    if tried.returncode != 0:
+        said = tried.stderr.strip().splitlines()
+        return f"systemd-run failed: {said[-1]}" if said else f"systemd-run failed with {tried.returncode}"
+    return words

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.server_bodies import LLAMA
+from tokenmill.engine.server.request import LLAMA
 from tokenmill.errors import TokenmillError
 
 if TYPE_CHECKING:
-    from tokenmill.engine.server import ServerEngine
+    from tokenmill.engine.server.client import ServerEngine
 
 _TEXT = " ".join(f"The {number}th stone lies beside the {number + 7}th." for number in range(12))
 RESTORED = 0.9  # of a prompt must be found again; the last token or two are always computed

@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import records
-from tokenmill.engine.pids import Pid
-from tokenmill.engine.process import Process
-from tokenmill.engine.reserve import AppliedLimits, arrange, keep_off, seen
-from tokenmill.engine.reserve_group import memory_limit_of
+from tokenmill.engine.limits.cgroup import memory_limit_of
+from tokenmill.engine.limits.reserve import AppliedLimits, arrange, keep_off, seen
+from tokenmill.engine.process import registry
+from tokenmill.engine.process.identity import Pid
+from tokenmill.engine.process.process import Process
 from tokenmill.launch.binding import host_bytes
 from tokenmill.planner.plan import Plan
 from tokenmill.storage.atomic import replace_file
@@ -43,7 +43,7 @@ async def start_kept(
     try:
         process = await Process.start(
             (*arranged.before, *argv),
-            log=records.log_path(state, name),
+            log=registry.log_path(state, name),
             env={**env, **changed},
             preparation=arranged.preparation,
             detach=detach,
@@ -74,7 +74,7 @@ async def _in_scope(pid: int) -> None:
                 await asyncio.sleep(_POLL_S)
 
 
-def kept_now(state: Path, record: records.Record) -> AppliedLimits | None:
+def kept_now(state: Path, record: registry.Record) -> AppliedLimits | None:
     """What a running engine leaves to others, as the kernel says now; None: nothing is reserved, or it is not told."""
     try:
         given = json.loads(_path(state, record.name).read_text(encoding="utf-8"))
@@ -100,4 +100,4 @@ def _write(state: Path, name: str, engine: Pid, kept: AppliedLimits) -> None:
 
 
 def _path(state: Path, name: str) -> Path:
-    return records.folder(state, name) / "reserve.json"
+    return registry.folder(state, name) / "reserve.json"

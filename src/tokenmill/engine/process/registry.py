@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import get_args
 
 from tokenmill.engine.engine import EngineKind
-from tokenmill.engine.pids import Pid
+from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.storage.atomic import replace_file
 

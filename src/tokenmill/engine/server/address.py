@@ -7,7 +7,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from tokenmill.engine.ports import is_loopback
+from tokenmill.engine.process.ports import is_loopback
 from tokenmill.errors import ConfigError, UsageError
 
 _CONNECT_S = 10.0

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from tokenmill.engine import server_metrics, server_slots
 from tokenmill.engine.engine import (
     Answer,
     Capabilities,
@@ -27,11 +26,12 @@ from tokenmill.engine.engine import (
     State,
     Status,
 )
-from tokenmill.engine.exits import engine_from_outside
-from tokenmill.engine.openai_wire import DONE, Collector, data_of, object_of
-from tokenmill.engine.process import Process
-from tokenmill.engine.server_bodies import LLAMA, Call, Speech, call_of, capabilities_of, chat_body
-from tokenmill.engine.server_faults import fault_of, is_loading
+from tokenmill.engine.process.exit_status import engine_from_outside
+from tokenmill.engine.process.process import Process
+from tokenmill.engine.server import metrics, saved_slots
+from tokenmill.engine.server.errors import fault_of, is_loading
+from tokenmill.engine.server.request import LLAMA, Call, Speech, call_of, capabilities_of, chat_body
+from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
 
 _LOADING_S = 0.25  # between two attempts while a server still loads
@@ -154,19 +154,19 @@ class ServerEngine(Engine):
 
     async def verify_saved_slots(self, folder: Path) -> tuple[bool, str]:
         """Test whether a saved slot is reused; if so, `capabilities.saves_heads` is true from then on."""
-        works, words = await server_slots.probe_slot_state(self, folder=folder)
+        works, words = await saved_slots.probe_slot_state(self, folder=folder)
         self._saves_heads = self._saves_heads or works
         return works, words
 
     async def save_slot(self, slot: int, name: str) -> int:
         """Write the state of a slot to a file in the server's folder; returns its tokens."""
         self._need_verified_slots()
-        return int((await server_slots.act(self, slot, "save", name))["n_saved"])
+        return int((await saved_slots.act(self, slot, "save", name))["n_saved"])
 
     async def restore_slot(self, slot: int, name: str) -> int:
         """Load the state of a slot; returns its tokens."""
         self._need_verified_slots()
-        return int((await server_slots.act(self, slot, "restore", name))["n_restored"])
+        return int((await saved_slots.act(self, slot, "restore", name))["n_restored"])
 
     def _need_verified_slots(self) -> None:
         if not self._saves_heads:
@@ -184,12 +184,12 @@ class ServerEngine(Engine):
         """What the server counts; None where it does not tell."""
         text = await self._text("/metrics")
         if self.speech.kind == "vllm":
-            return server_metrics.vllm_counters(server_metrics.samples_of(text)) if text else None
+            return metrics.vllm_counters(metrics.samples_of(text)) if text else None
         if self.speech.kind not in LLAMA:
             return None
         slots = await self._text("/slots")
         known = [slot for slot in _list(slots) if isinstance(slot, dict)] if slots else None
-        return server_metrics.llama_counters(server_metrics.samples_of(text or ""), known)
+        return metrics.llama_counters(metrics.samples_of(text or ""), known)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One question to the server beside the requests: its answer, or our error for its refusal."""
@@ -251,7 +251,7 @@ class ServerEngine(Engine):
             self._reports_cached = False  # from now on its counters are looked at around every request
             return collector.answer()
         after = await self.counters()
-        cached = server_metrics.cached_between(before, after, usage.prompt_tokens) if after else None
+        cached = metrics.cached_between(before, after, usage.prompt_tokens) if after else None
         return collector.answer(cached)
 
     async def _counters_before(self) -> Counters | None:

@@ -10,17 +10,17 @@ from pathlib import Path
 
 from tokenmill.engine import logs
 from tokenmill.engine.engine import EngineKind
-from tokenmill.engine.loading import LoadProgress, Sample, Work, points, progress, since_growth
-from tokenmill.engine.loading_process import (
+from tokenmill.engine.loading.diagnosis import diagnose, facts
+from tokenmill.engine.loading.process import (
     maps_any,
     parse_io,
     parse_major_faults,
     parse_status,
 )
-from tokenmill.engine.loading_slow import diagnose, facts
-from tokenmill.engine.loading_system import System, read_system
+from tokenmill.engine.loading.progress import LoadProgress, Sample, Work, points, progress, since_growth
+from tokenmill.engine.loading.system import System, read_system
 from tokenmill.engine.logs.parsed import Hint
-from tokenmill.engine.pids import descendants
+from tokenmill.engine.process.identity import descendants
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.launch.parse.parsed import Finding
 from tokenmill.planner.plan import Plan

@@ -23,7 +23,7 @@ from tokenmill.units import format_bytes
 
 if TYPE_CHECKING:
     from tokenmill.config import EngineConfig
-    from tokenmill.engine.reserve_cores import Division
+    from tokenmill.engine.limits.cores import Division
     from tokenmill.planner.plan import Plan
 
 Scheduling = Literal["normal", "batch", "rr"]
@@ -222,7 +222,7 @@ def preparation(
 
     `division`: of the cores of the machine that it will run on; default: as the plan's machine is described.
     """
-    from tokenmill.engine.reserve_cores import cpus_for  # noqa: PLC0415
+    from tokenmill.engine.limits.cores import cpus_for  # noqa: PLC0415
     from tokenmill.launch.binding import binding, host_weights_bytes  # noqa: PLC0415  the child has no use for planning
 
     if config.scheduling not in get_args(Scheduling):

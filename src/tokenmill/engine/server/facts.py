@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 
 from tokenmill.engine.engine import EngineKind, Identity
-from tokenmill.engine.openai_wire import object_of
-from tokenmill.engine.server_bodies import LLAMA, Speech
-from tokenmill.engine.server_faults import fault_of
+from tokenmill.engine.server.errors import fault_of
+from tokenmill.engine.server.request import LLAMA, Speech
+from tokenmill.engine.server.response import object_of
 from tokenmill.errors import EngineError, UsageError
 
 _ANSWER_S = 10.0

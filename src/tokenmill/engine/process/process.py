@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from tokenmill.engine import supervisor
-from tokenmill.engine.exits import Exit, read_exit
-from tokenmill.engine.pids import Pid, end_session
+from tokenmill.engine.process import supervisor
+from tokenmill.engine.process.exit_status import Exit, read_exit
+from tokenmill.engine.process.identity import Pid, end_session
 from tokenmill.errors import EngineError
 from tokenmill.units import MIB
 

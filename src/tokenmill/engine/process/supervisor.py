@@ -5,8 +5,8 @@
         outlive it. The engine dies with the minder (PR_SET_PDEATHSIG). Workers whose parent died become the minder's
         children (it is a subreaper) and are ended before it leaves.
 
-Run as `python -m tokenmill.engine.supervisor ARGS ARGV...`, ARGS being JSON. Imports the standard library alone where
-no preparation is asked for: it starts in 20 ms and holds about 10 MB. Knows nothing about engines.
+Run as `python -m tokenmill.engine.process.supervisor ARGS_JSON COMMAND...`. Standard library only unless limits are
+asked for, so that it starts in 20 ms and needs about 10 MB. It knows nothing about engines.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine import oom
-from tokenmill.engine.pids import Pid, descendants
+from tokenmill.engine.process import exit_status
+from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.storage.atomic import replace_file
 
 PR_SET_PDEATHSIG = 1
@@ -100,7 +100,7 @@ class Minder:
         self.asked = self.hurried = False
         self.status: int | None = None  # as waitpid gives it
         self.most_rss_bytes: int | None = None
-        self.kills_before = oom.kill_counts()
+        self.kills_before = exit_status.kill_counts()
         self.began_s = time.monotonic()
 
     def run(self) -> None:
@@ -212,16 +212,16 @@ class Minder:
     def _report(self, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
         killed = -code == signal.SIGKILL
-        now = oom.kill_counts()
+        now = exit_status.kill_counts()
         report = {
             "pid": self.pid,
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
             "asked": self.asked,
             "most_rss_bytes": self.most_rss_bytes,
-            "memory_bytes": oom.memory_limit_bytes(),
+            "memory_bytes": exit_status.memory_limit_bytes(),
             "kills": {name: count - self.kills_before.get(name, 0) for name, count in now.items()},
-            "kernel": oom.kernel_line(self.pid, self.began_s) if killed and not self.asked else None,
+            "kernel": exit_status.kernel_line(self.pid, self.began_s) if killed and not self.asked else None,
         }
         with suppress(OSError):
             replace_file(Path(self.orders.exit), json.dumps(report).encode())
@@ -277,7 +277,7 @@ def prctl(option: int, value: int) -> None:
 def _preparation(encoded: str | None) -> Any:
     if encoded is None:
         return lambda: ()
-    from tokenmill.engine.priority import Preparation  # noqa: PLC0415  costs more than all else here
+    from tokenmill.engine.limits.scheduling import Preparation  # noqa: PLC0415  costs more than all else here
 
     return Preparation.decode(encoded).apply
 
@@ -315,7 +315,7 @@ def main() -> None:
 
 def command(orders: SupervisorArgs, argv: list[str]) -> list[str]:
     """What starts a minder."""
-    return [sys.executable, "-P", "-m", "tokenmill.engine.supervisor", json.dumps(asdict(orders)), *argv]
+    return [sys.executable, "-P", "-m", "tokenmill.engine.process.supervisor", json.dumps(asdict(orders)), *argv]
 
 
 if __name__ == "__main__":

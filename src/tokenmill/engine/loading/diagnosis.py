@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tokenmill.engine.loading import LoadProgress, Sample
-from tokenmill.engine.loading_system import System
+from tokenmill.engine.loading.progress import LoadProgress, Sample
+from tokenmill.engine.loading.system import System
 from tokenmill.engine.logs.faults import MEMLOCK
 from tokenmill.launch.binding import HOST_TIERS, binding
 from tokenmill.launch.parse.parsed import Finding

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import cast
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import embedded
 from tokenmill.engine.engine import EngineKind
-from tokenmill.engine.ports import is_loopback
+from tokenmill.engine.process.ports import is_loopback
+from tokenmill.engine.server import embedded
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import Command, FlagSet, flags_of, spell
 from tokenmill.launch.files.launch import SHARED_MEMORY, Launch
@@ -161,7 +161,7 @@ def _kind(config: EngineConfig, plan: Plan) -> EngineKind:
 def _embedded(plan: Plan, model: Path, config: EngineConfig, port: int, slots: Path | None) -> Prepared:
     flags = stored("llama.cpp")
     command = _spell(plan, model, config, port, None, flags)
-    program = (sys.executable, "-m", "tokenmill.engine.embedded")
+    program = (sys.executable, "-m", "tokenmill.engine.server.embedded")
     argv = (*program, *command.argv[1:], *llama_extras(flags, slots))
     return Prepared("llama-server", argv, command.env, embedded.version(), notes=command.notes)
 

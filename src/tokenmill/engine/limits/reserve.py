@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import oom
-from tokenmill.engine.pids import descendants
-from tokenmill.engine.priority import Preparation, preparation
-from tokenmill.engine.reserve_cores import Division, cores_here, cores_of, cpus_for, divide
-from tokenmill.engine.reserve_group import Group, find_home, in_cpuset_of_ours, make_group, memory_limit_of
-from tokenmill.engine.reserve_scope import find_scope
+from tokenmill.engine.limits.cgroup import Group, find_home, find_scope, in_cpuset_of_ours, make_group, memory_limit_of
+from tokenmill.engine.limits.cores import Division, cores_here, cores_of, cpus_for, divide
+from tokenmill.engine.limits.scheduling import Preparation, preparation
+from tokenmill.engine.process import exit_status
+from tokenmill.engine.process.identity import descendants
 from tokenmill.hardware.host import LocalHost
 from tokenmill.launch.binding import binding, ranges
 from tokenmill.planner.plan import Decision, Plan
@@ -141,7 +140,7 @@ def decisions(plan: Plan, config: EngineConfig, *, here: bool = True) -> tuple[D
     cpus = cpus_for(plan, config.pin_cores, binding(plan), division)
     if plan.goal.reserve_cores and cpus is not None and division is not None:
         found.append(Decision("cpus", ranges(cpus), f"{ranges(division.left)} left to other programs"))
-    limit = limit_for(ram, oom.memory_limit_bytes() if here else plan.machine.dram.total_bytes)
+    limit = limit_for(ram, exit_status.memory_limit_bytes() if here else plan.machine.dram.total_bytes)
     if limit is not None:
         words = f"{format_bytes(ram)} left to other programs, where a limit can be set"
         found.append(Decision("memory limit", format_bytes(limit), words))
@@ -150,7 +149,7 @@ def decisions(plan: Plan, config: EngineConfig, *, here: bool = True) -> tuple[D
 
 def limit_here(ram_bytes: int) -> int | None:
     """`limit_for` this machine, or the container that we are in."""
-    return limit_for(ram_bytes, oom.memory_limit_bytes())
+    return limit_for(ram_bytes, exit_status.memory_limit_bytes())
 
 
 def limit_for(ram_bytes: int, total: int | None) -> int | None:

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.engine.loading_process import parse_memlock
+from tokenmill.engine.loading.process import parse_memlock
 from tokenmill.hardware.disk import block_name, mount_of, parse_mountinfo
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.limits import parse_cgroup

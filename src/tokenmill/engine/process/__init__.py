@@ -1,0 +1,6 @@
+"""Processes of ours.
+
+process: started, watched and ended from here.  supervisor: the parent of one engine process.
+identity: a process known for sure by number, start time and boot.  registry: running engines on disk.
+exit_status: how a process ended, and whether the kernel killed it for memory.  ports: who listens where.
+"""
