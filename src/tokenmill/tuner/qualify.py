@@ -103,19 +103,12 @@ async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool
     ]
     failures = await _together(engine, name, requests, tell)
     right = len(tasks) - len(failures)
-    what = "parse" if name == "python" else "have every quote, bracket and semicolon"
-    return check(name, len(tasks), failures, f"{right} of {len(tasks)} {what}", _kinds(failures))
+    return check(name, len(tasks), failures, f"{right} of {len(tasks)} parse", _kinds(failures))
 
 
 def _kinds(failures: Sequence[Failure]) -> dict[str, float]:
-    """How many answers lack what."""
-    quotes = sum("quote" in failure.why for failure in failures)
-    brackets = sum("quote" not in failure.why and "close" in failure.why for failure in failures)
-    found = {
-        "semicolons": sum("semicolon" in failure.why for failure in failures),
-        "quotes": quotes,
-        "brackets": brackets,
-    }
+    """Number of answers whose first fault is a missing semicolon, quote or bracket."""
+    found = {f"{kind}s": sum(kind in failure.why for failure in failures) for kind in ("semicolon", "quote", "bracket")}
     return {kind: float(number) for kind, number in found.items() if number}
 
 

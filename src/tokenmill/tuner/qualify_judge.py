@@ -4,10 +4,15 @@ import ast
 import json
 import re
 import warnings
+from functools import cache
 from typing import Any
 
+import tree_sitter
+import tree_sitter_c
+import tree_sitter_java
+import tree_sitter_javascript
+
 from tokenmill.tuner.qualify_asks import Language
-from tokenmill.tuner.qualify_clike import faults_in
 
 _THOUGHT = re.compile(r"^\s*<think>.*?(</think>|\Z)", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)(?:\n(?P<inside>.*?))?(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
@@ -16,6 +21,9 @@ _CODE = re.compile(
     r"^(?:def |class |import |from |@|async def |#include|public |static |int |void |function |const )", re.M
 )
 _PROSE = re.compile(r"\n\s*\n(?=[A-Z][a-z]+ [a-z]+ )")  # a sentence after the code
+_NAMES = {";": "a semicolon", '"': "a double quote", "'": "a single quote"} | {
+    sign: f"a bracket '{sign}'" for sign in "()[]{}"
+}
 _TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -111,7 +119,7 @@ def _unfenced(text: str) -> str:
 
 
 def is_code(answer: str, language: Language) -> str | None:
-    """None where the answer holds code that is whole; else what is missing in it."""
+    """None if the answer holds code that parses; else the first fault."""
     code = code_in(answer)
     if not code.strip():
         return "there is no code in it"
@@ -119,8 +127,40 @@ def is_code(answer: str, language: Language) -> str | None:
         return _python(code)
     if "{" not in code:
         return "there is no function in it"
-    faults = faults_in(code, semicolons=language != "JavaScript")
-    return str(faults[0]) + (f", and {len(faults) - 1} more" if len(faults) > 1 else "") if faults else None
+    faults = syntax_faults(code, language)
+    return faults[0] + (f", and {len(faults) - 1} more" if len(faults) > 1 else "") if faults else None
+
+
+def syntax_faults(code: str, language: Language) -> list[str]:
+    """What the grammar of C, Java or JavaScript does not accept, with line numbers, in order."""
+    faults = []
+    pending = [_parser(language).parse(code.encode(errors="replace")).root_node]
+    while pending:
+        node = pending.pop()
+        line = node.start_point[0] + 1
+        if node.is_missing:
+            faults.append(f"line {line}: {_NAMES.get(node.type, node.type)} is missing")
+        elif node.is_error:
+            faults.append(_unparsed((node.text or b"").decode(errors="replace"), line))
+        elif node.has_error:
+            pending += reversed(node.children)
+    return faults
+
+
+def _unparsed(text: str, line: int) -> str:
+    """What is wrong with text that begins on `line` and does not parse: most likely a quote, if one is alone."""
+    lines = text.splitlines() or [""]
+    for number, one in enumerate(lines, line):
+        for name, quote in (("double", '"'), ("single", "'")):
+            if one.count(quote) % 2:
+                return f"line {number}: a {name} quote is not closed"
+    return f"line {line}: {lines[0][:40]!r} does not parse"
+
+
+@cache
+def _parser(language: Language) -> tree_sitter.Parser:
+    grammars = {"C": tree_sitter_c, "Java": tree_sitter_java, "JavaScript": tree_sitter_javascript}
+    return tree_sitter.Parser(tree_sitter.Language(grammars[language].language()))
 
 
 def _python(code: str) -> str | None:

@@ -100,8 +100,10 @@ def sound(prompt: str) -> str:
             return json.dumps(_filled(task.wanted))
     for written in asks().code.tasks:
         if written.ask == prompt:
-            python = 'def f(a):\n    return "x"'
-            return python if written.language == "Python" else 'int f(int a) {\n    return g("x");\n}'
+            return {
+                "Python": 'def f(a):\n    return "x"',
+                "JavaScript": 'function f(a) {\n    return g("x");\n}',
+            }.get(written.language, 'int f(int a) {\n    return g("x");\n}')
     return f"An answer to: {prompt}"
 
 
@@ -154,7 +156,7 @@ def test_forgotten_quotes_and_semicolons_are_named() -> None:
     checks = {check.name: check for check in run(every(Ruled(damaged)))}
     assert not checks["c-like"].good
     assert checks["c-like"].figures.keys() & {"semicolons", "quotes"}
-    assert re.search("no semicolon after|quote is not closed", " ".join(f.why for f in checks["c-like"].failures))
+    assert re.search("semicolon is missing|quote is not closed", " ".join(f.why for f in checks["c-like"].failures))
     assert not checks["python"].good
     assert not checks["json"].good
     assert "not good enough for structured output" in verdict(list(checks.values()))
