@@ -46,7 +46,7 @@ _DIAGNOSIS_S = 5.0  # between two diagnoses of a slow load
 
 
 async def attach(url: str, config: EngineConfig, *, model: str | None = None) -> ServerEngine:
-    """Speak to a server that runs; `model` where it has several."""
+    """Connect to a running server; `model` selects one of several."""
     client = client_for(base_url(url), key_from(config.api_key_env))
     try:
         identity, speech = await learn(client, Known(), model=model)
@@ -144,7 +144,7 @@ async def start_server(
         predicted_host_bytes=host_bytes(plan),
     )
     try:
-        registry.write(state, record)  # before it is ready: a load may take longer than we live
+        registry.write(state, record)  # before it is ready: this process may end during the load
         watch = _watch(process, plan, model_path, prepared.kind)
         thinking = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
         try:
@@ -205,7 +205,9 @@ def _recorded(record: registry.Record) -> Known:
         pid=record.engine.pid,
         priorities=told.priorities,
         tools=told.tools,
-        build=record.build if record.build != record.kind else None,  # its starter may have died before it could ask
+        build=record.build
+        if record.build != record.kind
+        else None,  # the process that started it may have ended before it knew the build
         lanes=int(lanes) if lanes is not None else None,
     )
 
@@ -213,7 +215,7 @@ def _recorded(record: registry.Record) -> Known:
 async def _until_ready(
     process: Process, client: httpx.AsyncClient, kind: EngineKind, watch: Watch, tell: Progress
 ) -> None:
-    """Wait until a server answers that it is ready; EngineError with its last words if it ends before."""
+    """Wait until a server answers that it is ready; EngineError with the end of its log if it exits first."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     ended = asyncio.ensure_future(process.wait())
@@ -231,7 +233,7 @@ async def _until_ready(
 
 
 def failed_start(process: Process, kind: EngineKind) -> EngineError:
-    """Why a server ended before it was ready: what killed it, else what its log says, and where to read on."""
+    """The reason why a server ended before it was ready: what killed it, else the cause in its log."""
     cause = logs.read(kind, "\n".join(process.tail(400))).cause
     end = process.exit
     outside = engine_from_outside(end, kind)
@@ -250,7 +252,7 @@ async def _healthy(client: httpx.AsyncClient) -> bool:
 
 
 def _ours(process: Process, port: int) -> None:
-    """Make sure that what answers is what we started: somebody may have taken the port in between."""
+    """EngineError if another process took the port before the server did."""
     holder = holder_of(port)
     if (
         holder is not None

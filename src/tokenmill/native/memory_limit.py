@@ -1,4 +1,4 @@
-"""The worker's own memory limit: a request that makes it grow without bound ends the worker and nothing else.
+"""The worker's memory limit: a request that allocates without bound ends only the worker.
 
 RLIMIT_DATA counts private writable memory: heaps, thread stacks, weights that are not mapped from the file, host
 caches and compute buffers. It does not count a model file mapped read-only or the address space that GPU drivers
@@ -22,7 +22,7 @@ GPU_HEADROOM_BYTES = 4 * GIB
 
 
 def set_limit(gpus: int) -> int | None:
-    """Limit this process to what it holds now plus headroom; the limit in bytes, None where the kernel has none."""
+    """Limit this process to its current memory plus headroom; returns the limit, None if /proc is not readable."""
     held = held_bytes()
     if held is None:
         return None
@@ -35,7 +35,7 @@ def set_limit(gpus: int) -> int | None:
 
 @contextmanager
 def lifted(gpus: int) -> Iterator[None]:
-    """No limit inside, for allocations that an operator asked for; a new one afterwards."""
+    """Lift the limit for allocations that an operator requested, and set a new one afterwards."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
     try:
@@ -45,7 +45,7 @@ def lifted(gpus: int) -> Iterator[None]:
 
 
 def held_bytes(status: Path = Path("/proc/self/status")) -> int | None:
-    """What counts towards RLIMIT_DATA now."""
+    """The bytes that count towards RLIMIT_DATA now."""
     try:
         lines = status.read_text(encoding="utf-8").splitlines()
     except OSError:

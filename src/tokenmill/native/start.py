@@ -37,9 +37,9 @@ async def start(
     detach: bool = False,
     told: Told | None = None,
 ) -> NativeEngine:
-    """Load a model in a worker of ours and wait until it answers; it dies with us unless detached.
+    """Load a model in a worker process and wait until it answers; unless detached, it ends with this process.
 
-    `began` is told of the process before it has loaded anything, `told` of what it leaves to other programs.
+    `began` receives the process before it has loaded anything, `told` messages about the cores left to other programs.
     """
     weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_LANES))
     order = WorkerConfig(
@@ -76,7 +76,7 @@ async def start(
     if began is not None:
         began(process)
     try:
-        registry.write(state, record)  # before it is ready: a load may take longer than we live
+        registry.write(state, record)  # before it is ready: this process may end during the load
         engine = await NativeEngine.connect(
             order.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
         )
@@ -89,7 +89,7 @@ async def start(
 
 
 def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSettings, ContextSettings]:
-    """Placement and knobs of a plan; `sequences` ids where more are wanted than the plan computes at once."""
+    """The settings of a plan; `sequences` overrides the plan's number of sequence ids."""
     if plan.settings.engine != "llama.cpp":
         raise UsageError(
             f"a plan for {plan.settings.engine} cannot run in the native engine", hint="plan for --engine llama.cpp"
@@ -122,11 +122,11 @@ def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSetti
 
 
 def environment_of(plan: Plan) -> dict[str, str]:
-    """Variables that the worker's process must start with: they are read before any of our code runs there."""
+    """Environment variables of the worker; CUDA and ggml read them before any Python code runs."""
     found = visible_gpus(plan)
     gpus = request(plan).gpus
     if "CUDA_VISIBLE_DEVICES" in found:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))  # in the order the placement counts them
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))  # in the placement's order
     floor = offload_floor(plan)
     if floor is not None:
         found["GGML_OP_OFFLOAD_MIN_BATCH"] = str(floor)
@@ -134,7 +134,7 @@ def environment_of(plan: Plan) -> dict[str, str]:
 
 
 def socket_path(state: Path, name: str) -> Path:
-    """Where a worker of this name listens: beside its record, or where paths are short enough for a socket."""
+    """The socket of a worker: next to its record, or in a folder with a short path if that is too long."""
     beside = registry.folder(state, name).absolute() / "socket"
     if len(os.fsencode(beside)) <= _MOST_SOCKET_BYTES:
         beside.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,9 @@ def socket_path(state: Path, name: str) -> Path:
     try:
         short.mkdir(mode=0o700, exist_ok=True)
         if short.stat().st_uid != os.getuid() or short.stat().st_mode & 0o077:
-            raise EngineError(f"{short} is not ours alone", hint="set XDG_RUNTIME_DIR, or a shorter state_dir")
+            raise EngineError(
+                f"{short} can be accessed by other users", hint="set XDG_RUNTIME_DIR, or a shorter state_dir"
+            )
     except OSError as error:
         raise EngineError(f"cannot make {short} for the engine's socket: {error.strerror}") from error
     return short / hashlib.sha256(os.fsencode(beside)).hexdigest()[:24]

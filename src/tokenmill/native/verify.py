@@ -1,8 +1,8 @@
-"""A plan's predictions beside what the real llama.cpp projects for the same model, item by item.
+"""Compares a plan's memory with llama.cpp's own projection for the same model, item by item.
 
-`request` turns a plan into a dry run, `compare` sets its answer against the plan's ledger; both are pure. `verify` runs
-it. Where the plan uses GPUs that the llama.cpp at hand was not built for, weights and cache are compared as sums over
-all memories, and compute buffers not at all.
+`request` turns a plan into a dry run and `compare` compares its result with the plan's ledger; both are pure. `verify`
+runs it. If the plan uses GPUs that the installed llama.cpp does not support, weights and cache are compared as sums
+over all tiers, and compute buffers are not compared.
 """
 
 import re
@@ -44,38 +44,38 @@ SERVING = {"--alias": 1, "--host": 1, "--port": 1, "--jinja": 0, "--metrics": 0,
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One item in one memory, predicted by the plan and projected by the engine."""
+    """One item of one tier: predicted by the plan, projected by the engine."""
 
-    tier: str  # gpu0, ...; host: every memory that is no GPU's; all: every memory
+    tier: str  # gpu0, ...; host: all memory except the GPUs'; all: all memory
     item: ComparedItem
     predicted_bytes: int
     projected_bytes: int
 
     @property
     def difference(self) -> float | None:
-        """Share by which the prediction is too high; None where nothing was projected."""
+        """Relative error of the prediction; None if nothing was projected."""
         return self.predicted_bytes / self.projected_bytes - 1 if self.projected_bytes else None
 
     @property
     def agrees(self) -> bool:
-        """Whether the prediction is as close as it has to be."""
+        """Whether the prediction is within the tolerance."""
         share, least = TOLERANCE[self.item]
         return abs(self.predicted_bytes - self.projected_bytes) <= max(share * self.projected_bytes, least)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of verifying a plan."""
+    """The result of verifying a plan."""
 
     rows: tuple[Comparison, ...]
-    library: str  # path of the llama.cpp that was asked
+    library: str  # path of the llama.cpp that made the projection
     version: str
     source: Literal["breakdown", "log"]
     notes: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
-        """Whether every row does."""
+        """Whether every row agrees."""
         return all(row.agrees for row in self.rows)
 
 
@@ -88,9 +88,9 @@ def verify(
     outputs: int | None = None,
     unified: bool = True,
 ) -> Verification:
-    """Run llama.cpp dry on a model file, which may be a ghost, as the plan would run it.
+    """Compare a plan with a dry run of llama.cpp on the model file, which may be header-only.
 
-    `outputs` and `unified` are what the plan's engine asks for beside its settings: logits kept of one batch (None:
+    `outputs` and `unified` are requested by the plan's engine in addition to its settings: logits kept per batch (None:
     all), and one cache for all sequences.
     """
     if plan.settings.engine != "llama.cpp":
@@ -122,7 +122,7 @@ def verify(
 
 
 def verify_by_binary(plan: Plan, argv: Sequence[str], binary: str) -> Verification:
-    """Ask the engine's own program: `llama-fit-params` beside llama.cpp's, or ik_llama.cpp's server with `--dry-run`.
+    """Compare a plan with the engine's own program: `llama-fit-params`, or ik_llama.cpp's server with `--dry-run`.
 
     `argv` is the plan as it is spelled for that engine. ik_llama.cpp allocates what it logs, so it needs the memory.
     """
@@ -139,7 +139,7 @@ def verify_by_binary(plan: Plan, argv: Sequence[str], binary: str) -> Verificati
 
 
 def _without_serving(arguments: Sequence[str]) -> list[str]:
-    """The words of a server's command that have nothing to do with memory, left out."""
+    """A server's arguments without those that do not affect memory."""
     kept = []
     skip = 0
     for word in arguments:
@@ -153,14 +153,14 @@ def _without_serving(arguments: Sequence[str]) -> list[str]:
 
 
 def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> DryRun:
-    """The dry run of a plan: its context, and its placement in llama.cpp's words."""
+    """The dry run of a plan: its context, and its placement as llama.cpp's parameters."""
     placement = plan.placement
     profile = plan.profile
     gpus = placement.gpus
     context = context_of(plan.settings, outputs=outputs, unified=unified)
     if not gpus:
         return DryRun((context,), repack=plan.settings.repack)
-    # Layers that only predict further tokens stand between the last one and the output.
+    # Multi-token-prediction layers are numbered between the last layer and the output.
     idle = 1 + max((tensor.layer for tensor in profile.tensors if tensor.layer is not None), default=-1)
     idle = max(0, idle - len(placement.layers))
     counts = [sum(1 for tier in placement.layers if tier == gpu) for gpu in gpus]
@@ -177,7 +177,7 @@ def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> 
 
 
 def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], ...]:
-    """Patterns for tensors that live elsewhere than the device that computes with them."""
+    """Patterns for tensors that are not stored on the device that computes with them."""
     names = {gpu: f"GPU{index}" for index, gpu in enumerate(placement.gpus)}
     elsewhere: dict[tuple[str, str], list[int]] = {}  # (short name, device) -> layers
     patterns = []
@@ -185,7 +185,7 @@ def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], 
         computed = names.get(placement.device_of(tensor), "CPU")
         device = names.get(home, "CPU")
         if device == computed or tensor.cls in (TensorClass.EMBEDDING, TensorClass.MTP):
-            continue  # llama.cpp keeps embeddings on the host and leaves prediction layers out by itself
+            continue  # llama.cpp keeps embeddings on the host and skips prediction layers itself
         if tensor.layer is None:
             patterns.append((f"^{re.escape(tensor.name)}$", device))
         else:
@@ -197,9 +197,9 @@ def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], 
 
 
 def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tuple[Comparison, ...]:
-    """The plan's ledger at full context beside a projection; `summed` over all memories."""
+    """Compare the plan's ledger at full context with a projection; `summed` over all tiers."""
     gpus = plan.placement.gpus
-    buffers = found.buffers  # without the room for logits, which the ledger counts as the process's own
+    buffers = found.buffers  # without the logits, which the ledger counts as memory of the process
     if summed:
         items: tuple[ComparedItem, ...] = ("weights", "kv") if gpus else ("weights", "kv", "compute")
         return tuple(Comparison(ALL, item, _predicted(plan, None, item), _projected(buffers, item)) for item in items)
@@ -209,7 +209,7 @@ def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tu
         for item in ITEMS:
             predicted = _predicted(plan, tier, item)
             projected = _projected(mine, item)
-            # What is rewritten is only a second copy, and so an item of the ledger, where the file stays mapped.
+            # Repacked weights are a second copy, and so an item of the ledger, only if the file stays mapped.
             if predicted or (projected and item != "repack"):
                 rows.append(Comparison(tier, item, predicted, projected))
     return tuple(rows)

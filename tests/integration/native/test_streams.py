@@ -191,9 +191,9 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
 def test_refusals_change_nothing(moe_path: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with native(moe_path, tmp_path, plan=plan_for(moe_path, context=512, sequences=2)) as engine:
-            with pytest.raises(UsageError, match="3 lanes with 512 cells each do not fit") as refused:
+            with pytest.raises(UsageError, match="3 slots with 512 cells each") as refused:
                 await engine.set_context(streams=True, lanes=3)
-            assert refused.value.hint == "2 lanes do, or a shorter context"
+            assert refused.value.hint == "use 2 slots, or a shorter context"
             assert engine.runtime.kv_layout == "unified"
             assert engine.capabilities.shares_prefixes
             await engine.set_context(streams=True)
@@ -221,7 +221,7 @@ def test_models_that_cannot_say_why_and_go_on(tmp_path: Path) -> None:
     async def work() -> None:
         path = windowed(tmp_path / "w.gguf")
         async with native(path, tmp_path, plan=plan_for(path, context=256, sequences=2)) as engine:
-            with pytest.raises(EngineError, match="cannot have cells of their own with this model: some of its layers"):
+            with pytest.raises(EngineError, match="cannot have a KV cache per slot: some of its layers"):
                 await engine.set_context(streams=True)
             assert (await answer(engine, Request((3, 4, 5), GREEDY, max_tokens=2))).usage.prompt_tokens == 3
 

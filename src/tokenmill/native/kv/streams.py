@@ -1,12 +1,12 @@
-"""Cells of their own for every lane: what that takes, and which models can.
+"""Streams: a KV cache of its own for every slot, and when that is possible and faster.
 
-    together    one cache of cells for all sequences; heads are shared. A new prompt lies where others have left room,
-                in pieces, and its attention looks at every cell that lies between them.
-    streams     as many caches as lanes. A prompt lies in one piece, and its attention meets nobody else; but a lane
-                has only what its own last prompt began with, or a copy of what another lane has then, and prompts are
-                not computed in one micro-batch with the tokens of answers.
+    unified     one cache for all sequences; prefixes are shared. A new prompt fills gaps between other sequences, and
+                its attention reads every cell between its first and its last.
+    streams     one cache per slot. A prompt is contiguous, and its attention reads only its own cells; but a slot
+                reuses only the beginning of its own last prompt or a copy of another slot's, and prompts are not
+                computed in one micro-batch with answers.
 
-Knows arithmetic and facts of models, no llama.cpp.
+Pure: arithmetic on settings.
 """
 
 from dataclasses import replace
@@ -14,44 +14,45 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
-PAD = 256  # llama.cpp rounds the cells of a context, and those of each stream, up to whole ones
-_LEAST_COPIED, _COPIED_SHARE = 16, 128  # tokens that a copy must save, and part of its stream's cells
+PAD = 256  # llama.cpp rounds the cells of a context, and of each stream, up to a multiple of this
+_LEAST_COPIED, _COPIED_SHARE = 16, 128  # tokens that a copy must save, and the divisor of its stream's cells
 
 
 def apart(settings: ContextSettings, lanes: int) -> ContextSettings:
-    """The same context in streams, one for each lane: none holds fewer tokens than a sequence could have before.
+    """The same context with one stream per slot, in which each sequence can be as long as before.
 
-    It never takes more cells than all lanes had together; UsageError where that is too few.
+    It never takes more cells than the unified cache had; UsageError if these are too few.
     """
     each = padded(settings.context)
     if lanes < 1:
-        raise UsageError(f"{lanes} lanes compute nothing")
+        raise UsageError(f"the number of slots must be at least 1 (got {lanes})")
     if lanes * each > padded(settings.cells):
         raise UsageError(
-            f"{lanes} lanes with {each} cells each do not fit into {settings.cells} cells",
-            hint=f"{padded(settings.cells) // each} lanes do, or a shorter context",
+            f"{lanes} slots with {each} cells each do not fit into {settings.cells} cells",
+            hint=f"use {padded(settings.cells) // each} slots, or a shorter context",
         )
     return replace(settings, streams=True, sequences=lanes, cells=lanes * each)
 
 
 def padded(cells: int) -> int:
-    """Cells that llama.cpp makes of so many."""
+    """The number of cells that llama.cpp allocates for `cells`."""
     return -(-cells // PAD) * PAD
 
 
 def least_copied(settings: ContextSettings) -> int:
-    """Tokens that a copy of another lane's head must save: all of its stream is copied, and graphs are made anew."""
+    """Minimum tokens that copying another slot's prefix must save: it copies a whole stream and rebuilds the graphs."""
     return max(_LEAST_COPIED, settings.cells // settings.sequences // _COPIED_SHARE) if settings.streams else 1
 
 
 def mixes(settings: ContextSettings, model: ModelSettings) -> bool:
-    """Whether prompts and answers are better computed in one step.
+    """Whether computing prompts and answers in one step is faster.
 
-    Streams llama.cpp computes apart anyway. On processors its attention takes 64 tokens of a batch together, and a cell
-    that one of them sees is computed for all: with tokens of many answers among them, nearly all cells are. It does so
-    with caches of 16 and 32 bits only. Cards skip what is masked; there, weights that are read once for both decide.
+    llama.cpp always computes streams separately. On CPUs its flash attention processes 64 tokens of a batch together
+    and reads a cell for all 64 if one of them needs it; with tokens of many answers among them, that is nearly all
+    cells. It does so only with f16 and f32 caches. GPUs skip masked cells, and there reading the weights once for
+    prompts and answers is faster.
     """
-    on_processors = not model.gpus or model.gpu_layers == 0
+    on_cpus = not model.gpus or model.gpu_layers == 0
     kinds = {settings.cache_type_k, settings.cache_type_v}
     together = settings.flash_attention and kinds in ({"f16"}, {"f32"})
-    return not settings.streams and not (on_processors and together)
+    return not settings.streams and not (on_cpus and together)

@@ -42,7 +42,7 @@ def readable() -> bool:
 
 
 def read(library: "Library", context: Any) -> tuple[Buffer, ...] | None:
-    """Bytes of every buffer type of a context; None where the library or the machine does not give them."""
+    """Bytes of every buffer type of a context; None if the library or the machine does not provide them."""
     if not readable() or not hasattr(library.lib, SYMBOL):
         return None
     # The map's nodes are never freed: a few hundred bytes in a process that lives for seconds.
@@ -59,7 +59,7 @@ def read(library: "Library", context: Any) -> tuple[Buffer, ...] | None:
 
 
 def _walk(library: "Library", root: Any, most: int) -> Iterator[Any]:
-    """Nodes below the root; never more than there should be."""
+    """The nodes of the tree; at most `most` + 1."""
     waiting = [root]
     while waiting and most >= 0:
         node = waiting.pop()

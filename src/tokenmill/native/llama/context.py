@@ -328,9 +328,9 @@ _STRLEN: list[Any] = []
 
 
 def check_streams(facts: Facts) -> None:
-    """Refuse models whose memory is not one plain cache of cells."""
+    """EngineError for models whose memory is not one plain cache of cells."""
     why = facts.why_not
     if why is None and facts.window is not None:
-        why = f"some of its layers see {facts.window} tokens only, and their cells are kept another way"
+        why = f"some of its layers see {facts.window} tokens only, and their cells are stored differently"
     if why is not None:
-        raise EngineError(f"lanes cannot have cells of their own with this model: {why}", hint="leave streams off")
+        raise EngineError(f"this model cannot have a KV cache per slot: {why}", hint="leave streams off")

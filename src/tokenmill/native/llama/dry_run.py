@@ -1,4 +1,4 @@
-"""What the real llama.cpp would allocate for a model, asked without allocating it.
+"""Projects what llama.cpp would allocate for a model, without allocating it.
 
 `project` starts `python -m tokenmill.native.llama.dry_run`, which loads the model with no_alloc (every allocation is
 only counted) and never maps or reads its weights, so that a ghost of a trillion parameters is planned in a second.
@@ -28,7 +28,7 @@ from tokenmill.planner.memory.kv_cells import Context
 from tokenmill.units import GIB, MIB
 
 TIME_LIMIT_S = 120.0
-MOST_BYTES = 16 * GIB  # address space of the child: a library that allocates after all must not take the machine down
+MOST_BYTES = 16 * GIB  # address space of the child, in case the library allocates after all
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class ContextProjection:
-    """What one context would take, the model's own memory included."""
+    """The memory of one context, including the model's."""
 
     buffers: tuple[Buffer, ...]
     output_bytes: int  # logits, in host memory
-    source: Literal["breakdown", "log"]  # exact bytes, or what the log says: weights then as one sum
+    source: Literal["breakdown", "log"]  # exact bytes, or sizes from the log with the weights as one sum
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What llama.cpp says it would allocate."""
+    """The result of a dry run."""
 
     library: str
     version: str
@@ -64,7 +64,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What the child is told."""
+    """The child's input."""
 
     model: str
     run: DryRun
@@ -80,7 +80,7 @@ def project(
     header: Path | None = None,
     time_limit_s: float = TIME_LIMIT_S,
 ) -> Projection:
-    """Run llama.cpp dry in a process of its own: the wheel's, or a libllama.so with the llama.h it was built from.
+    """Run llama.cpp dry in a child process: the wheel's, or a libllama.so with the llama.h it was built from.
 
     Without contexts nothing is loaded: the answer only says what library it is and which devices it has.
     """
@@ -109,7 +109,7 @@ def project(
 
 
 def _answer(path: Path, code: int, stdout: str, stderr: str) -> Projection:
-    """The child's answer, or why there is none."""
+    """The child's answer; EngineError if there is no answer."""
     if code < 0:
         name = signal.Signals(-code).name
         raise EngineError(f"llama.cpp stopped with {name} while it planned {path.name}", hint=last_lines(stderr))
@@ -144,7 +144,7 @@ class _Llama:
         self._level = self._level if level == LOG_CONTINUED else level
         self.log.append(text)
         if self._level != LOG_DEBUG:
-            os.write(2, text.encode())  # so that the parent has the last lines whatever happens
+            os.write(2, text.encode())  # the parent needs the last lines after a crash
 
     def project(self, path: str, run: DryRun) -> tuple[ContextProjection, ...]:
         """Plan the model under every context."""
@@ -156,10 +156,10 @@ class _Llama:
 
     def _load(self, path: str, run: DryRun) -> Any:
         params = self.lib.llama_model_default_params()
-        # Mapping a file populates it: a ghost would fill all memory with zeros.
+        # Mapping a file reads all of it: a header-only model would fill the memory with zeros.
         params.load_mode = LOAD_MODE_NONE
         params.no_alloc = True
-        _kept = place(  # what the parameters point to, alive until the model is loaded
+        _kept = place(  # the parameters point to these objects until the model is loaded
             self.library,
             params,
             repack=run.repack,
@@ -200,11 +200,11 @@ def _limit_addresses() -> None:
 
 
 def assemble(exact: tuple[Buffer, ...] | None, log: str, weights: int) -> ContextProjection:
-    """Exact sizes where they agree with the log on the compute buffers, else the log's own."""
+    """Exact sizes if they agree with the log on the compute buffers, else the log's."""
     logged = fit_params.parse_log(log)
     compute = sum(buffer.compute_bytes for buffer in logged)
     output = fit_params.parse_output(log)
-    # The log is rounded to hundredths of MiB, each buffer on its own.
+    # The log rounds each buffer to hundredths of a MiB.
     if (
         exact is not None
         and abs(sum(buffer.compute_bytes for buffer in exact) - compute) < MIB * (1 + len(logged)) / 50

@@ -19,7 +19,7 @@ from tokenmill.native.llama import breakdown, cdefs
 
 WHEEL = "xllamacpp"
 WHEEL_VERSION = "2026.10.11549"
-LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() says; it moves slower than the layouts do
+LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() returns; structures change more often than it does
 INSTALL_HINT = f"pip install '{WHEEL}=={WHEEL_VERSION}'"
 OWN_HINT = f"engine.library and engine.header must be of one build; without both it is the wheel's: {INSTALL_HINT}"
 
@@ -32,7 +32,7 @@ class Library:
     lib: Any
     path: Path
     version: str
-    build: str  # tells builds of one version apart: the wheel's release, or the file's hash
+    build: str  # distinguishes builds of one version: the wheel's release, or the file's hash
 
     def text(self, pointer: Any) -> str:
         """A C string."""
@@ -45,7 +45,7 @@ class Library:
 
 
 def open_library(path: Path | None = None, *, header: Path | None = None, more: str = "") -> Library:
-    """Open llama.cpp: the pinned wheel's, or `path` with the llama.h it was built from; `more` declares further."""
+    """Open llama.cpp: the pinned wheel's, or `path` with the llama.h it was built from; `more`: more declarations."""
     try:
         from cffi import FFI, CDefError  # noqa: PLC0415 - an extra: planning without it must work
     except ImportError as error:
@@ -58,7 +58,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
     try:
         ffi.cdef(declare(structs) + more)
     except CDefError as error:
-        raise EngineError(f"{header} is not understood here: {error}", hint=hint) from error
+        raise EngineError(f"{header} cannot be parsed: {error}", hint=hint) from error
     if path is not None:
         _load_cpp_runtime(ffi)
     try:
@@ -68,7 +68,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
         raise EngineError(f"{source} cannot be opened: {why.removeprefix(f'{source}: ')}", hint=hint) from error
     for name in re.findall(r"(\w+)\s*\([^()]*(?:\([^()]*\)[^()]*)*\);", cdefs.FUNCTIONS + more):
         if not hasattr(lib, name):
-            raise EngineError(f"{source} has no function {name}: it is another llama.cpp, or none", hint=hint)
+            raise EngineError(f"{source} has no function {name}: it is another version, or not llama.cpp", hint=hint)
     version = bytes(ffi.string(lib.llama_version())).decode(errors="replace")
     if header is None and version != LLAMA_VERSION:
         raise EngineError(
@@ -86,7 +86,7 @@ def open_running(path: Path | None = None, *, header: Path | None = None) -> Lib
 
 
 def metadata(library: Library, model: Any, key: str) -> str | None:
-    """A scalar of a model file's metadata as text; None: it has none of that name."""
+    """A scalar of a model file's metadata as text; None if the file has no such key."""
     size = int(library.lib.llama_model_meta_val_str(model, key.encode(), library.ffi.NULL, 0))
     if size < 0:
         return None
@@ -101,47 +101,47 @@ def _build(source: Path, *, wheel: bool) -> str:
     try:
         with source.open("rb") as file:
             return f"{source.name} {hashlib.file_digest(file, 'sha256').hexdigest()[:12]}"
-    except OSError:  # a bare name, which the loader found somewhere
+    except OSError:  # a bare name, which the loader looked up
         return source.name
 
 
 def _load_cpp_runtime(ffi: Any) -> None:
-    """Put the system's C++ library before all others.
+    """Load the system's C++ library before all others.
 
     A CUDA build's libggml-cuda carries parts of it inside, and a program that does not use C++ itself, as Python, finds
     those first: llama.cpp then dies in a regular expression.
     """
-    with suppress(OSError):  # where it has another name, nothing of this happens either
+    with suppress(OSError):  # a system on which it has another name does not need this
         _CPP.append(ffi.dlopen("libstdc++.so.6", ffi.RTLD_NOW | ffi.RTLD_GLOBAL))
 
 
-_CPP: list[Any] = []  # kept open for good
+_CPP: list[Any] = []  # never closed
 
 
 def wheel_library() -> Path:
     """The shared object inside the installed wheel, which must be the pinned one."""
     spec = find_spec(WHEEL)
     if spec is None or spec.origin is None:
-        raise EngineError(f"{WHEEL} is not installed: no llama.cpp to run", hint=INSTALL_HINT)
+        raise EngineError(f"{WHEEL} is not installed", hint=INSTALL_HINT)
     installed = packages.version(WHEEL)
     if installed.partition("+")[0] != WHEEL_VERSION:  # +cu128 and the like are the same build for other devices
         raise EngineError(
-            f"{WHEEL} {installed} is installed, but this tokenmill speaks to {WHEEL_VERSION}", hint=INSTALL_HINT
+            f"{WHEEL} {installed} is installed, but this tokenmill needs {WHEEL_VERSION}", hint=INSTALL_HINT
         )
     found = sorted(Path(spec.origin).parent.glob(f"{WHEEL}*.so"))
     if not found:
-        raise EngineError(f"{WHEEL} {installed} holds no shared object", hint=INSTALL_HINT)
+        raise EngineError(f"{WHEEL} {installed} contains no shared object", hint=INSTALL_HINT)
     return found[0]
 
 
 def declare(structs: Mapping[str, str]) -> str:
-    """Everything cffi has to know."""
+    """All declarations for cffi."""
     bodies = "".join(f"struct {name} {{ {body} }};\n" for name, body in structs.items())
     return cdefs.TYPES + bodies + cdefs.FUNCTIONS
 
 
 def structs_in(header: str) -> dict[str, str]:
-    """The parameter structures as a llama.h declares them, with every pointer and enumeration made plain."""
+    """The parameter structures that a llama.h declares, with pointers and enumerations as plain types."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", header, flags=re.DOTALL)
     found = {}
     for name, ours in cdefs.STRUCTS.items():
@@ -161,7 +161,7 @@ def structs_in(header: str) -> dict[str, str]:
 
 
 def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> list[str]:
-    """What is not as it must be, in words: `n_batch is 4, not 2048`."""
+    """Differences from the expected values, as text: `n_batch is 4, not 2048`."""
     return [
         f"{name} is {found[name]}, not {value}"
         for name, value in expected.items()
@@ -170,8 +170,8 @@ def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> 
 
 
 def _check_defaults(maker: Any, ffi: Any, source: Path, hint: str, *, anchored: bool) -> None:
-    """Both parameter structures must come back with their known defaults, or their layout is another."""
-    # A library with a longer structure would write past ours: ask for it with room to spare.
+    """EngineError unless both parameter structures have their known defaults, as they do if the layout is right."""
+    # A library with a longer structure would write past ours, so the call gets a larger one.
     roomy = maker()
     roomy.cdef("struct roomy { uint64_t words[256]; };")
     roomy.cdef("struct roomy llama_model_default_params(void); struct roomy llama_context_default_params(void);")
@@ -188,7 +188,7 @@ def _check_defaults(maker: Any, ffi: Any, source: Path, hint: str, *, anchored: 
 
 
 def _value(ffi: Any, params: Any, name: str, field: Any) -> object:
-    """A field as it is; a bool that is none, because another field lies there, as its byte."""
+    """The value of a field; a byte that is not a valid bool is returned as a number."""
     if field.type.cname != "_Bool":
         return getattr(params, name)
     byte = ffi.buffer(params)[field.offset][0]
@@ -207,12 +207,10 @@ def _names(body: str) -> set[str]:
 
 
 def _plain(field: str) -> str:
-    """`enum ggml_type type_k` as `int type_k;`, any pointer or callback but those we fill as `void *`."""
+    """`enum ggml_type type_k` as `int type_k;`, other pointers and callbacks as `void *`, except those that are set."""
     match = re.fullmatch(r"(.*?)(\w+(?:\[\d+\])?)", field, flags=re.DOTALL)
     if match is None:
-        raise EngineError(
-            f"the header declares {' '.join(field.split())!r}, which is not understood here", hint=INSTALL_HINT
-        )
+        raise EngineError(f"the header declares {' '.join(field.split())!r}, which cannot be parsed", hint=INSTALL_HINT)
     kind = " ".join(match[1].split())
     name = match[2]
     if name in ("devices", "tensor_buft_overrides", "tensor_split"):

@@ -1,4 +1,4 @@
-"""llama.cpp's log: its last lines are kept, because its errors are explained there and nowhere else."""
+"""llama.cpp's log. Its last lines are kept, because only they explain why a call failed."""
 
 import threading
 from collections import deque
@@ -17,9 +17,9 @@ _CALLBACKS: dict[Path, Any] = {}  # the library may call them at any time: they 
 
 
 class Log:
-    """llama.cpp's log: its last lines, and each finished line handed to `sink`.
+    """The last lines of llama.cpp's log; each complete line is passed to `sink`.
 
-    A library has one callback, for good, and every log of it hears the same. Lines come from any thread.
+    A library has one callback, which every Log of it shares. Lines come from any thread.
     """
 
     def __init__(
@@ -38,34 +38,34 @@ class Log:
             def logged(level: int, message: Any, _data: Any) -> None:
                 text = library.text(message)
                 for log in tuple(logs):
-                    log.hear(level, text)
+                    log.add(level, text)
 
             _CALLBACKS[library.path] = library.ffi.callback("void(int, const char *, void *)")(logged)
             library.lib.llama_log_set(_CALLBACKS[library.path], library.ffi.NULL)
 
     def lines(self, *, least: int = LOG_DEBUG + 1) -> tuple[str, ...]:
-        """The last lines, oldest first, from a level on."""
+        """The last lines with at least this level, oldest first."""
         return tuple(line for level, line in tuple(self._lines) if level >= least)
 
     def last(self, count: int = 4) -> str | None:
-        """The end of the log in one line, as the hint of an error."""
+        """The last lines joined into one, as the hint of an error."""
         return " | ".join(self.lines()[-count:]) or None
 
     def mark(self) -> int:
-        """A point in the log, to ask for what came after it."""
+        """The current position in the log, for `since`."""
         return self._count
 
     def since(self, mark: int, *, least: int = LOG_DEBUG) -> tuple[str, ...]:
-        """Lines after a mark, as far as they are kept."""
+        """The lines after a mark that are still kept."""
         new = min(self._count - mark, len(self._lines))
         return tuple(line for level, line in tuple(self._lines)[-new:] if level >= least) if new > 0 else ()
 
     def error(self, mark: int) -> str | None:
-        """The first error after a mark: the ones that follow only repeat that something failed."""
+        """The first error after a mark; later ones only repeat that something failed."""
         return next(iter(self.since(mark, least=LOG_ERROR)), None)
 
-    def hear(self, level: int, text: str) -> None:
-        """Take what the library says: lines, or parts of one."""
+    def add(self, level: int, text: str) -> None:
+        """Add text from the library: whole lines or parts of one."""
         with self._lock:
             if level != LOG_CONTINUED:
                 self._level = level

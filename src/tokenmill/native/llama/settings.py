@@ -23,10 +23,10 @@ GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q
 class ModelSettings:
     """How a model is loaded."""
 
-    gpus: tuple[int, ...] = ()  # cards in use; their process sees only these, and counts them from 0
-    gpu_layers: int = 0  # counted from the last, with the output as one more
+    gpus: tuple[int, ...] = ()  # GPUs in use; the process sees only these, numbered from 0
+    gpu_layers: int = 0  # counted from the last layer; the output counts as one more
     tensor_split: tuple[float, ...] = ()  # share of each GPU
-    overrides: tuple[tuple[str, str], ...] = ()  # tensor name pattern -> what holds it: CPU, GPU0, ...
+    overrides: tuple[tuple[str, str], ...] = ()  # tensor name pattern -> device: CPU, GPU0, ...
     mmap: bool = True
     mlock: bool = False
     repack: bool = True
@@ -36,9 +36,9 @@ class ModelSettings:
 class ContextSettings:
     """How a context is made."""
 
-    cells: int  # of all sequences together
-    context: int  # tokens of one sequence at most: for whoever admits sequences
-    sequences: int = 8  # ids 0 to sequences - 1; each costs the room for a row of logits
+    cells: int  # of all sequences
+    context: int  # maximum tokens per sequence; the scheduler enforces it
+    sequences: int = 8  # ids 0 to sequences - 1; each costs one row of logits
     ubatch: int = 512
     batch: int = 2048
     cache_type_k: str = "f16"
@@ -68,7 +68,7 @@ def place(
     tensor_split: Sequence[float],
     overrides: Sequence[tuple[str, str]],
 ) -> list[Any]:
-    """Write a placement into a model's parameters; what is returned must live until the model is loaded."""
+    """Write a placement into a model's parameters; keep the returned objects alive until the model is loaded."""
     ffi = library.ffi
     lib = library.lib
     kept: list[Any] = []
@@ -90,7 +90,7 @@ def place(
 
 
 def device(library: Library, name: str) -> Any:
-    """CPU, or GPU0 for what the backend calls CUDA0, ROCm0 or Vulkan0."""
+    """The device CPU, or GPU0, which the backend calls CUDA0, ROCm0 or Vulkan0."""
     devices = library.devices()
     for own, found in devices.items():
         number = Buffer(own).gpu
@@ -100,7 +100,7 @@ def device(library: Library, name: str) -> Any:
 
 
 def cache_type(name: str) -> int:
-    """ggml's number of a cache type."""
+    """The number that ggml gives a cache type."""
     if name.lower() not in GGML_TYPES:
         raise EngineError(f"llama.cpp has no cache type {name}", hint=f"it has {', '.join(sorted(GGML_TYPES))}")
     return GGML_TYPES[name.lower()]

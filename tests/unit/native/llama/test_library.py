@@ -129,8 +129,8 @@ def test_structures_are_taken_from_a_header(tmp_path: Path, library: llama_libra
         ("bool embeddings;", "bool first; bool embeddings;", "embeddings is True"),
         ("size_t moe_cache_size;", "float scale[2]; size_t moe_cache_size;", "lays out its context parameters"),
         ("bool no_alloc;", "", "has no no_alloc"),
-        ("bool no_host;", "own_type no_host;", "is not understood here"),
-        ("bool no_host;", "int (*call)(int); bool no_host;", "not understood here"),
+        ("bool no_host;", "own_type no_host;", "llama.h cannot be parsed"),
+        ("bool no_host;", "int (*call)(int); bool no_host;", "the header declares .* cannot be parsed"),
         ("struct llama_context_params {", "struct llama_other {", "declares no struct llama_context_params"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_missing_header(tmp_path: Path, library: llama_library.Library) -> Non
 
 
 def test_another_library_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="has no function llama_version: it is another llama.cpp") as caught:
+    with pytest.raises(EngineError, match="has no function llama_version") as caught:
         llama_library.open_library(Path("libc.so.6"))
     assert caught.value.hint == llama_library.OWN_HINT
     assert "xllamacpp==2026.10.11549" in llama_library.OWN_HINT
@@ -177,13 +177,13 @@ def test_only_the_pinned_wheel_is_taken(installed: str, accepted: bool, monkeypa
     if accepted:
         assert llama_library.wheel_library().suffix == ".so"
     else:
-        with pytest.raises(EngineError, match=f"{installed} is installed, but this tokenmill speaks to 2026.10.11549"):
+        with pytest.raises(EngineError, match=f"{installed} is installed, but .* 2026.10.11549"):
             llama_library.wheel_library()
 
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_library, "find_spec", lambda _name: None)
-    with pytest.raises(EngineError, match="no llama.cpp to run") as caught:
+    with pytest.raises(EngineError, match="xllamacpp is not installed") as caught:
         llama_library.wheel_library()
     assert caught.value.hint == llama_library.INSTALL_HINT
 
