@@ -38,11 +38,11 @@ from tokenmill.native.worker_config import goal_for  # noqa: E402
 from tokenmill.planner.goal import Goal  # noqa: E402
 from tokenmill.planner.make import make  # noqa: E402
 from tokenmill.planner.plan import Plan  # noqa: E402
-from tokenmill.tuner.engine_rig import NativeStand, Starter  # noqa: E402
+from tokenmill.tuner.engine_rig import NativeRig, Starter  # noqa: E402
+from tokenmill.tuner.forecasts import forecaster  # noqa: E402
 from tokenmill.tuner.measure import How  # noqa: E402
 from tokenmill.tuner.noise_monitor import NoiseMonitor  # noqa: E402
 from tokenmill.tuner.point import Aim, Trial, TrialSettings  # noqa: E402
-from tokenmill.tuner.predicted import forecaster  # noqa: E402
 from tokenmill.tuner.search import Search  # noqa: E402
 from tokenmill.tuner.space import Space, start_for  # noqa: E402
 from tokenmill.tuner.trial_run import Step, TrialContext, attempt, drive  # noqa: E402
@@ -130,7 +130,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     space = space_of(cores, asked.ubatch, asked.cache, small=asked.small)
     plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
     starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
-    stand = NativeStand(plan, starter, most_sequences=max(space.sequences))
+    stand = NativeRig(plan, starter, most_sequences=max(space.sequences))
     bed = TrialContext(plan, stand, How(asked.seconds), watch=None if asked.busy else NoiseMonitor)
     work = drawing(AIM)
     try:

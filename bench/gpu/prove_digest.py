@@ -24,7 +24,7 @@ from tokenmill.planner.draft import capacity, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Placement, Plan
-from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.point import TrialSettings
 from tokenmill.tuner.trial_run import outcome_of
 from tokenmill.tuner.work import vocabulary

@@ -36,7 +36,7 @@ from tokenmill.native.launching import ReadyEngine, hold, launch_engine
 from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration
-from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.measure import How, measure, prepare
 from tokenmill.tuner.point import Aim, Figures, TrialSettings
 from tokenmill.tuner.work import Drawn, vocabulary

@@ -13,7 +13,7 @@ from tokenmill.measurements import journal_path, read_json
 from tokenmill.model.identity import identity_of
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
-from tokenmill.tuner.soak_store import load
+from tokenmill.tuner.soak.store import load
 
 LEAN = ("--sequences", "2", "--ubatch", "64", "--threads", "1", "--threads-batch", "1", "--no-warm")
 SMALL = ("--context", "256", *LEAN)

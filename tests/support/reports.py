@@ -17,7 +17,7 @@ from tokenmill.report.collect import Results, Subject, build_report
 from tokenmill.report.report import CommandText, Report
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
-from tokenmill.tuner.soak import Reading, SoakResult, Step
+from tokenmill.tuner.soak.judge import Reading, SoakResult, Step
 from tokenmill.units import GIB, MIB
 
 MODEL = "gpt-oss-120b:MXFP4"

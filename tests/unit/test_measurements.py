@@ -21,9 +21,10 @@ from tokenmill.engine.loading import load_history
 from tokenmill.errors import TokenmillError
 from tokenmill.measurements import MAX_RECORDS, Kind, append, delete, journal_path, read, read_json
 from tokenmill.recipes.speeds import Pace
-from tokenmill.tuner import history, soak_store
+from tokenmill.tuner import history
 from tokenmill.tuner.point import Aim
 from tokenmill.tuner.point_store import points, trials_of
+from tokenmill.tuner.soak import store as soak_store
 
 EARLIER = Path(__file__).parents[1] / "data" / "state-0.1"
 EARLIER_KINDS: dict[Kind, str] = {

@@ -32,15 +32,13 @@ from tokenmill.tuner import history, point_store
 from tokenmill.tuner.apply import circumstances
 from tokenmill.tuner.describe import announced, progress_line
 from tokenmill.tuner.energy import Meter, pynvml
-from tokenmill.tuner.engine_rig import NativeStand, Starter
-from tokenmill.tuner.expected import figures_at
-from tokenmill.tuner.here import place_here
+from tokenmill.tuner.engine_rig import NativeRig, ServerRig, Starter, thinned
+from tokenmill.tuner.forecasts import figures_at, forecaster
 from tokenmill.tuner.measure import How
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Aim, AimKind, OperatingPoint, PointScope, Trial
-from tokenmill.tuner.predicted import forecaster
+from tokenmill.tuner.point_scope import place_here
 from tokenmill.tuner.search import Search
-from tokenmill.tuner.servers import ServerStand, thinned
 from tokenmill.tuner.space import Space, space_for, start_for
 from tokenmill.tuner.trial_run import TrialContext, drive
 from tokenmill.tuner.verdict import point as verdict
@@ -257,7 +255,7 @@ class Tuning:
         planned = self._planned
         name = "tune-" + hashlib.sha256(os.fsencode(planned.model_path.absolute())).hexdigest()[:8]
         starter = Starter(planned.model_path, planned.config, self._state, name, shown_load)
-        kind = NativeStand if planned.config.kind == "native" else ServerStand
+        kind = NativeRig if planned.config.kind == "native" else ServerRig
         stand = kind(planned.plan, starter, most_sequences=max(self._space.sequences))
         how = How(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
         bed = TrialContext(planned.plan, stand, how, watch=self._watch())

@@ -24,13 +24,13 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.tuner import history
-from tokenmill.tuner.bench import PARTS, Bench, Order, Part
-from tokenmill.tuner.bench import bench as measure
-from tokenmill.tuner.bench_energy import Price, parse_price
-from tokenmill.tuner.bench_rig import Rig, Tell, pids_of
-from tokenmill.tuner.bench_served import Prose
-from tokenmill.tuner.bench_tables import as_csv, as_markdown
-from tokenmill.tuner.bench_turns import thread_counts as usual_threads
+from tokenmill.tuner.bench.energy import Price, parse_price
+from tokenmill.tuner.bench.rig import Rig, Tell, pids_of
+from tokenmill.tuner.bench.run import PARTS, Bench, Order, Part
+from tokenmill.tuner.bench.run import bench as measure
+from tokenmill.tuner.bench.served import Prose
+from tokenmill.tuner.bench.sweep import thread_counts as usual_threads
+from tokenmill.tuner.bench.tables import as_csv, as_markdown
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import PointScope
 

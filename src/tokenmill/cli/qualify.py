@@ -20,7 +20,9 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read
-from tokenmill.tuner.qualify import (
+from tokenmill.tuner.qualify.agreement import Reading, compare, count, read_texts
+from tokenmill.tuner.qualify.result import Check, Step, Tell, agreed, verdict
+from tokenmill.tuner.qualify.run import (
     DEPTHS,
     POSITIONS,
     QUICK_DEPTHS,
@@ -30,9 +32,7 @@ from tokenmill.tuner.qualify import (
     fitting,
     room_for,
 )
-from tokenmill.tuner.qualify_agree import Reading, compare, count, read_texts
-from tokenmill.tuner.qualify_asks import asks
-from tokenmill.tuner.qualify_check import Check, Step, Tell, agreed, verdict
+from tokenmill.tuner.qualify.tasks import asks
 
 LANES = 4  # of an engine that is started for this
 

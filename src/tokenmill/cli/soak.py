@@ -16,16 +16,15 @@ from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner import history
-from tokenmill.tuner.bench import now
-from tokenmill.tuner.bench_rig import Rig, pids_of
-from tokenmill.tuner.bench_served import Prose
+from tokenmill.tuner.bench.rig import Rig, pids_of
+from tokenmill.tuner.bench.run import now
+from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak import Limit, SoakResult, Step, size
-from tokenmill.tuner.soak_memory import Gauge
-from tokenmill.tuner.soak_record import speed_of
-from tokenmill.tuner.soak_run import TOKENS, Filled, default_step, fill
-from tokenmill.tuner.soak_store import save
+from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, size
+from tokenmill.tuner.soak.memory_watch import Gauge
+from tokenmill.tuner.soak.run import TOKENS, Filled, default_step, fill
+from tokenmill.tuner.soak.store import save, speed_of
 from tokenmill.units import MIB
 
 KEEP_FREE = 512 * MIB

@@ -134,7 +134,7 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
 
 def build_here(wanted: EnginePlan) -> str | None:
     """The engine's build in its own words; None where only starting it tells."""
-    from tokenmill.tuner.here import build_of  # noqa: PLC0415  engines, which not every command needs
+    from tokenmill.tuner.point_scope import build_of  # noqa: PLC0415  engines, which not every command needs
 
     try:
         return build_of(wanted.config)
@@ -150,7 +150,7 @@ def _of_point(choice: EngineChoice, wanted: EnginePlan) -> Speeds | None:
     """The operating point that is in force."""
     if not wanted.tuned:
         return None
-    from tokenmill.tuner.here import place_here  # noqa: PLC0415  engines
+    from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  engines
     from tokenmill.tuner.point_store import load_point  # noqa: PLC0415
 
     plan = wanted.plan

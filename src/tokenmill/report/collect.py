@@ -39,11 +39,12 @@ from tokenmill.report.report import (
     Report,
     Soaked,
 )
-from tokenmill.tuner import history, soak_store
+from tokenmill.tuner import history
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, OperatingPoint
 from tokenmill.tuner.point_store import points
-from tokenmill.tuner.soak import SoakResult, Step
+from tokenmill.tuner.soak import store as soak_store
+from tokenmill.tuner.soak.judge import SoakResult, Step
 from tokenmill.units import GIB
 from tokenmill.version import __version__
 

@@ -17,9 +17,9 @@ from tokenmill.planner.plan import Speed as Forecasted
 from tokenmill.report.report import PREDICTED, Curve, Dot, Line, Lost, Origin
 from tokenmill.report.svg import figure_text
 from tokenmill.tuner.history import Speed
-from tokenmill.tuner.knee import FALL, LITTLE, steepest
-from tokenmill.tuner.knee import Curve as Measured
 from tokenmill.tuner.point import Figures, OperatingPoint, Trial, TrialSettings
+from tokenmill.tuner.tradeoffs import FALL, LITTLE, steepest
+from tokenmill.tuner.tradeoffs import Curve as Measured
 from tokenmill.units import number_of
 
 Value = Callable[[Figures], float | None]

@@ -63,7 +63,7 @@ def operating_point(
     """The goal with the operating point's settings where one holds; otherwise the goal, perhaps with the reason."""
     if not has_points(state) or not model_path.exists():
         return Overlaid(goal)
-    from tokenmill.tuner.here import place_here  # noqa: PLC0415  opens engine libraries, which most plans do not need
+    from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  opens engine libraries, which most plans do not need
 
     place = place_here(machine, profile.name, model_path, config)
     if place is None:

@@ -16,9 +16,9 @@ from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration, Correction
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.planner.speed.rates import Family, family
+from tokenmill.tuner.forecasts import settings_at
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures
-from tokenmill.tuner.predicted import settings_at
 
 MOST = 8.0  # times: a forecast further off than that is wrong for a reason that no factor mends
 RECENT = 24  # measurements that count; older ones were made under other conditions

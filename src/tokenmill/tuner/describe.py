@@ -5,8 +5,8 @@ from textwrap import fill, shorten
 from typing import Protocol
 
 from tokenmill.planner.plan import Plan
+from tokenmill.tuner.engine_rig import most_starts
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
-from tokenmill.tuner.servers import most_starts
 from tokenmill.tuner.space import Space
 from tokenmill.tuner.trial_run import Step
 from tokenmill.units import format_bytes, format_seconds, number_of

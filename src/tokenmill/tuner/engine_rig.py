@@ -1,4 +1,9 @@
-"""Where trials run: an engine that is loaded once, turned to other dials, and brought back when one has killed it."""
+"""Engines that trials run on, and how they are brought to the settings of a trial.
+
+The native engine is loaded once and changes its settings while it runs. A server gets all settings when it starts, so
+it is restarted as seldom as possible: a server with many slots is measured at fewer by using fewer, and fewer values of
+everything else are tried.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +17,15 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import load_history
 from tokenmill.engine.process.registry import log_path
 from tokenmill.engine.warm import fill_ahead
-from tokenmill.errors import EngineError
+from tokenmill.errors import EngineDied, EngineError
 from tokenmill.native.launching import Tell, hold, start
 from tokenmill.native.worker_config import INTERACTIVE_LANES, goal_for, sequences_for
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.offload import set_rows
+from tokenmill.tuner.forecasts import fits
 from tokenmill.tuner.point import TrialSettings
+from tokenmill.tuner.space import Space, start_for
 
 LOAD_CONTEXT = 256  # a load makes a small context of the plan's own kind: bad dials must not look like a bad load
 STEP_LIMIT_S = 180.0  # a trial's step that takes longer hangs
@@ -105,7 +112,7 @@ class Starter:
         return engine
 
 
-class NativeStand:
+class NativeRig:
     """The native engine: one load for all dials that do not move weights."""
 
     def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
@@ -187,3 +194,82 @@ class NativeStand:
         self._engine = None
         if engine is not None:
             await engine.close()
+
+
+_THREADS = (1.0, 0.85, 0.7, 0.5)  # shares of the most that are tried
+_UBATCHES = (512, 2048)
+
+
+class ServerRig:
+    """A llama.cpp server, its fork or vLLM."""
+
+    def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
+        """`most_sequences`: the widest that any trial will be."""
+        self._plan = plan
+        self._starter = starter
+        self._most = most_sequences
+        self._engine: Engine | None = None
+        self._started: TrialSettings | None = None
+
+    @property
+    def loads(self) -> int:
+        """How often it was started."""
+        return self._starter.loads
+
+    async def ready(self, dials: TrialSettings) -> Engine:
+        """The server that runs if only the width is another, else a new one with as many slots as memory holds."""
+        if self._engine is not None and self._started is not None and serves(self._started, dials):
+            return self._engine
+        await self.close()
+        wide = replace(dials, sequences=max(self._most, dials.sequences))
+        self._started = wide if fits(self._plan, wide) else dials
+        try:
+            self._engine = await self._starter.started(plan_at(self._plan, self._started, native=False))
+        except EngineError as error:
+            if self._started == dials or (isinstance(error, EngineDied) and error.from_outside):
+                raise
+            self._started = dials  # what is too wide for it need not be too much at these dials
+            self._engine = await self._starter.started(plan_at(self._plan, dials, native=False))
+        return self._engine
+
+    async def turn(self, dials: TrialSettings) -> None:
+        """Nothing is left to be set: the width is how many requests are sent at once."""
+        if self._engine is None:
+            raise EngineError("no server runs")
+
+    async def lost(self) -> None:
+        """End what is left."""
+        await self.close()
+
+    async def close(self) -> None:
+        """End the server."""
+        engine = self._engine
+        self._engine = None
+        if engine is not None:
+            await engine.close()
+
+
+def serves(started: TrialSettings, dials: TrialSettings) -> bool:
+    """Whether a server that was started so can be measured at these dials."""
+    return dials.sequences <= started.sequences and replace(dials, sequences=started.sequences) == started
+
+
+def thinned(plan: Plan, space: Space) -> Space:
+    """A space with few values of everything but the width."""
+    now = start_for(plan, space)
+    most = max(space.threads)
+    threads = {max(1, round(most * share)) for share in _THREADS} & set(space.threads)
+    return replace(
+        space,
+        threads=tuple(sorted(threads | {now.threads})),
+        threads_batch=(now.threads_batch,) if space.threads_batch else (),
+        ubatch=tuple(sorted({now.ubatch, *(set(_UBATCHES) & set(space.ubatch))})),
+        cache_types=((now.cache_type_k, now.cache_type_v),),
+        flash_attention=(now.flash_attention,),
+    )
+
+
+def most_starts(space: Space) -> int:
+    """Starts that trying every combination would take."""
+    widths = len(space.sequences)
+    return -(-space.all() // widths)

@@ -14,8 +14,8 @@ from tokenmill.model.tensor_types import BY_NAME
 from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.offload import left_to_cards, rows_in_force
+from tokenmill.tuner.forecasts import fits, forecaster, settings_at
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.predicted import fits, forecaster, settings_at
 
 ORDERED = ("sequences", "threads", "ubatch", "threads_batch", "context")
 KINDS = ("cache_types", "flash_attention")

@@ -1,10 +1,12 @@
-"""What an operating point costs, in sentences with figures: what would have been better otherwise, and by how much."""
+"""What an operating point costs: which settings are better in other figures, the Pareto front, and the knee."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from tokenmill.tuner.aims import Yardstick, cores
 from tokenmill.tuner.noise import Standing
-from tokenmill.tuner.point import TrialSettings
+from tokenmill.tuner.objectives import Yardstick, cores
+from tokenmill.tuner.point import Trial, TrialSettings
 
 HALF = 0.5  # of the throughput: what costs more than that is no alternative
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -119,3 +121,155 @@ def _joined(parts: Sequence[str]) -> str:
 
 def _percent(share: float) -> str:
     return "less than 1 %" if share < 0.01 else f"{share * 100:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """More is better in each; None: not measured, and not compared."""
+
+    measured: tuple[float | None, ...]  # throughput, first token, energy: only as good as their noise
+    exact: tuple[float, ...]  # cores, context
+
+
+def score(standing: Standing, yard: Yardstick) -> Score:
+    """How dials do in each respect."""
+    figures = standing.figures
+    dials = standing.dials
+    less = (figures.first_token_s, figures.joules_per_token)
+    return Score(
+        (yard.tok_s(figures), *(1 / value if value else None for value in less)),
+        (-float(cores(dials)), float(dials.context)),
+    )
+
+
+def front(found: Sequence[Standing], yard: Yardstick, noise: float, chosen: Standing) -> tuple[Standing, ...]:
+    """The chosen one first, then those that it and each other leave standing, the fastest first.
+
+    One that is better only by noise, in what was measured, is not better.
+    """
+    scores = {each.dials: score(each, yard) for each in found}
+    ranked = sorted(found, key=lambda each: -(yard.tok_s(each.figures) or 0.0))
+    kept = [chosen]
+    for each in ranked:
+        others = [other for other in found if other.dials != each.dials]
+        if each.dials == chosen.dials or any(beats(scores[o.dials], scores[each.dials], 0.0) for o in others):
+            continue
+        if not any(beats(scores[held.dials], scores[each.dials], noise) for held in kept):
+            kept.append(each)
+    return tuple(kept)
+
+
+def beats(one: Score, other: Score, noise: float) -> bool:
+    """Whether one is nowhere worse than another, but by noise, and somewhere better.
+
+    Two that are equal in everything do not beat each other; without noise this is Pareto's order.
+    """
+    pairs = [(a, b) for a, b in zip(one.measured, other.measured, strict=True) if a is not None and b is not None]
+    if any(a < b * (1 - noise) for a, b in pairs) or any(a < b for a, b in zip(one.exact, other.exact, strict=True)):
+        return False
+    within = noise > 0 and one.exact == other.exact  # the same but for noise: one of the two is enough
+    return within or one.exact != other.exact or any(a > b for a, b in pairs)
+
+
+FALL = 0.05  # of the speed, at least, to be called one
+LITTLE = 0.10  # what more may add and still be little
+OFFLOAD_ROWS = 32  # llama.cpp's own GGML_OP_OFFLOAD_MIN_BATCH
+WHY_CLIFF = "possibly because llama.cpp computes {rows} rows and more on the GPU and copies the experts there each time"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Throughput by the value of one dial, the others still."""
+
+    dial: str  # sequences or threads
+    tok_s: Mapping[int, float]  # ascending
+    offload_min_batch: int | None
+
+
+def knee(
+    yard: Yardstick,
+    found: Sequence[Standing],
+    trials: Sequence[Trial],
+    chosen: Standing,
+    noise: float,
+    *,
+    host_experts: bool,
+) -> str:
+    """The steepest fall; else what did not run; else where more adds little; else that nothing bends yet."""
+    curves = [curve for dial in ("sequences", "threads") if (curve := longest(yard, found, chosen, dial)) is not None]
+    falls = [(fall, curve) for curve in curves if (fall := steepest(curve, max(FALL, 2 * noise))) is not None]
+    if falls:
+        (low, high), curve = min(falls, key=lambda each: each[1].tok_s[each[0][1]] / each[1].tok_s[each[0][0]])
+        words = f"beyond {low} {curve.dial} tok/s falls from {_rate(curve.tok_s[low])} to {_rate(curve.tok_s[high])}"
+        rows = OFFLOAD_ROWS if curve.offload_min_batch is None else curve.offload_min_batch
+        if host_experts and curve.dial == "sequences" and low < rows <= high:
+            return f"{words} at {high}: {WHY_CLIFF.format(rows=rows)}"
+        return f"{words} at {high}"
+    failed = _failed(trials, chosen.dials)
+    if failed is not None:
+        return failed
+    for curve in curves:
+        if (sentence := _bend(curve)) is not None:
+            return sentence
+    for curve in curves:
+        last = max(curve.tok_s)
+        return f"tok/s still rises at the most {curve.dial} that were tried: {_rate(curve.tok_s[last])} at {last}"
+    return "no curve: too few values of one dial were measured to see where it bends"
+
+
+def longest(yard: Yardstick, found: Sequence[Standing], chosen: Standing, dial: str) -> Curve | None:
+    """The curve along a dial with most points; of equal ones the one through the chosen dials. None: under three."""
+    groups: dict[TrialSettings, dict[int, float]] = {}
+    for each in found:
+        rate = yard.tok_s(each.figures)
+        if rate is not None:
+            groups.setdefault(_others(each.dials, dial), {})[getattr(each.dials, dial)] = rate
+    own = _others(chosen.dials, dial)
+    key = max(groups, key=lambda others: (len(groups[others]), others == own), default=None)
+    if key is None or len(groups[key]) < 3:
+        return None
+    return Curve(dial, dict(sorted(groups[key].items())), key.offload_min_batch)
+
+
+def _others(dials: TrialSettings, dial: str) -> TrialSettings:
+    """The same with one dial, and what is tied to it, taken out."""
+    if dial == "threads":
+        return replace(
+            dials, threads=0, threads_batch=0 if dials.threads_batch == dials.threads else dials.threads_batch
+        )
+    return replace(dials, sequences=0)
+
+
+def steepest(curve: Curve, least: float) -> tuple[int, int] | None:
+    """The two neighbouring values between which most is lost; None where none loses so much."""
+    pairs = [(low, high) for low, high in pairwise(curve.tok_s) if curve.tok_s[high] < curve.tok_s[low] * (1 - least)]
+    return min(pairs, key=lambda pair: curve.tok_s[pair[1]] / curve.tok_s[pair[0]], default=None)
+
+
+def _bend(curve: Curve) -> str | None:
+    """The first value beyond which nothing adds more than a little."""
+    best = max(curve.tok_s.values())
+    at = next(value for value, rate in curve.tok_s.items() if rate * (1 + LITTLE) >= best)
+    last = max(curve.tok_s)
+    if at == last:
+        return None
+    if at == min(curve.tok_s):
+        ends = f"{_rate(curve.tok_s[at])} at {at}, {_rate(curve.tok_s[last])} at {last}"
+        return f"tok/s hardly depends on {curve.dial}: {ends}"
+    return f"from {at} {curve.dial} on more add little: {_rate(curve.tok_s[at])} tok/s there, {_rate(best)} at best"
+
+
+def _failed(trials: Sequence[Trial], chosen: TrialSettings) -> str | None:
+    """The fewest sequences that ran out of memory, where nothing else differs from the chosen dials."""
+    ran_out = [
+        trial.dials.sequences
+        for trial in trials
+        if trial.outcome == "out of memory" and _others(trial.dials, "sequences") == _others(chosen, "sequences")
+    ]
+    if not ran_out:
+        return None
+    return f"{min(ran_out)} sequences run out of memory; {chosen.sequences} are what was chosen below that"
+
+
+def _rate(tok_s: float) -> str:
+    return f"{tok_s:.0f}" if tok_s >= 20 else f"{tok_s:.3g}"

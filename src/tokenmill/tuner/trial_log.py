@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import exp, log
 from statistics import median, pstdev
 
-from tokenmill.tuner.aims import Yardstick, choose, yardstick
 from tokenmill.tuner.noise import Standing, spread, standings
+from tokenmill.tuner.objectives import Yardstick, choose, yardstick
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
 from tokenmill.tuner.space import CacheTypes, Space, cache_bytes, setting
 

@@ -18,13 +18,13 @@ from tokenmill.engine.loading.process import read_memory, this_driver
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.planner.plan import Plan
-from tokenmill.tuner.bench_rig import pids_of
+from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.energy import Joules, Meter
 from tokenmill.tuner.engine_rig import EngineRig
+from tokenmill.tuner.forecasts import fits
 from tokenmill.tuner.measure import How, Measured, measure, prepare
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Outcome, Trial, TrialSettings
-from tokenmill.tuner.predicted import fits
 from tokenmill.tuner.work import Work, WorkFor
 
 MOST_FAILED_LOADS = 3  # in a row

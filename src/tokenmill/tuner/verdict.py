@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from tokenmill.errors import TokenmillError
-from tokenmill.tuner.aims import choose, yardstick
-from tokenmill.tuner.knee import knee
 from tokenmill.tuner.noise import Standing, standings
-from tokenmill.tuner.pareto import front
+from tokenmill.tuner.objectives import choose, yardstick
 from tokenmill.tuner.point import Aim, OperatingPoint, PointScope, Trial
-from tokenmill.tuner.tradeoffs import given_up
+from tokenmill.tuner.tradeoffs import front, given_up, knee
 
 
 def point(

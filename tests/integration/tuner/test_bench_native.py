@@ -9,13 +9,13 @@ import pytest
 from support.native_engine import native, plan_for, run
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
-from tokenmill.tuner.bench import Order, Part, bench
-from tokenmill.tuner.bench_rig import Rig, pids_of
-from tokenmill.tuner.bench_served import Prose
+from tokenmill.tuner.bench.rig import Rig, pids_of
+from tokenmill.tuner.bench.run import Order, Part, bench
+from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak import Limit, Step
-from tokenmill.tuner.soak_memory import Gauge
-from tokenmill.tuner.soak_run import fill
+from tokenmill.tuner.soak.judge import Limit, Step
+from tokenmill.tuner.soak.memory_watch import Gauge
+from tokenmill.tuner.soak.run import fill
 
 PLACE = PointScope("box", "m", "moe", "id", "native", "build 1")
 

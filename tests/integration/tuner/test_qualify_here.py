@@ -10,10 +10,10 @@ from support.native_engine import native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
 from tokenmill.native.launching import start
-from tokenmill.tuner.qualify import needles
-from tokenmill.tuner.qualify_agree import Reading, compare, read_texts
-from tokenmill.tuner.qualify_asks import asks
-from tokenmill.tuner.qualify_check import MOST_KL, Step, agreed
+from tokenmill.tuner.qualify.agreement import Reading, compare, read_texts
+from tokenmill.tuner.qualify.result import MOST_KL, Step, agreed
+from tokenmill.tuner.qualify.run import needles
+from tokenmill.tuner.qualify.tasks import asks
 
 TEXTS = asks().texts[:2]
 POSITIONS = 20

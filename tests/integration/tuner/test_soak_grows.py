@@ -9,12 +9,12 @@ import pytest
 from support.native_engine import run
 from support.prefix_engine import GrowingEngine
 from tokenmill.measurements import journal_path, read_json
-from tokenmill.tuner.bench_rig import Rig, pids_of
-from tokenmill.tuner.bench_served import Prose
-from tokenmill.tuner.soak import Limit, SoakResult, Step, growth
-from tokenmill.tuner.soak_memory import Gauge
-from tokenmill.tuner.soak_run import Filled, fill
-from tokenmill.tuner.soak_store import load, save
+from tokenmill.tuner.bench.rig import Rig, pids_of
+from tokenmill.tuner.bench.served import Prose
+from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, growth
+from tokenmill.tuner.soak.memory_watch import Gauge
+from tokenmill.tuner.soak.run import Filled, fill
+from tokenmill.tuner.soak.store import load, save
 from tokenmill.units import KIB, MIB
 
 PER_TOKEN = 32 * KIB

@@ -16,7 +16,7 @@ from tokenmill.engine.engine import Counters, Engine
 from tokenmill.engine.loading import load_history
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
-from tokenmill.tuner.engine_rig import NativeStand, Starter
+from tokenmill.tuner.engine_rig import NativeRig, Starter
 from tokenmill.tuner.measure import How
 from tokenmill.tuner.point import Aim, Trial, TrialSettings
 from tokenmill.tuner.trial_run import TrialContext, attempt
@@ -39,7 +39,7 @@ async def bed(
 ) -> AsyncIterator[TrialContext]:
     plan = plan_for(moe, context=512, sequences=2)
     starter = Starter(moe, EngineConfig(warm=False, step_limit_s=step_limit_s), state, "tune-test")
-    stand = NativeStand(plan, starter, most_sequences=4)
+    stand = NativeRig(plan, starter, most_sequences=4)
     try:
         yield TrialContext(plan, stand, How(seconds=0.2, latency=latency), watch=None)
     finally:
@@ -47,7 +47,7 @@ async def bed(
 
 
 def engine_of(on: TrialContext) -> NativeEngine:
-    assert isinstance(on.stand, NativeStand)
+    assert isinstance(on.stand, NativeRig)
     assert isinstance(on.stand.engine, NativeEngine)
     return on.stand.engine
 
@@ -106,7 +106,7 @@ def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp
 
 async def computed(on: TrialContext) -> tuple[int, int]:
     """Prompt tokens computed and reused so far."""
-    assert isinstance(on.stand, NativeStand)
+    assert isinstance(on.stand, NativeRig)
     if on.stand.engine is None:
         return 0, 0
     counters = await fresh(engine_of(on))

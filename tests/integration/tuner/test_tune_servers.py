@@ -9,10 +9,9 @@ from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
-from tokenmill.tuner.engine_rig import Starter
+from tokenmill.tuner.engine_rig import ServerRig, Starter
 from tokenmill.tuner.measure import How
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.servers import ServerStand
 from tokenmill.tuner.trial_run import TrialContext, attempt
 from tokenmill.tuner.work import drawing
 
@@ -28,7 +27,7 @@ def test_a_server_is_started_once_for_all_widths(tmp_path: Path) -> None:
 
     async def work() -> None:
         config = EngineConfig(kind="llama-server", warm=False)
-        stand = ServerStand(plan, Starter(path, config, tmp_path / "state", "tune-test"), most_sequences=2)
+        stand = ServerRig(plan, Starter(path, config, tmp_path / "state", "tune-test"), most_sequences=2)
         on = TrialContext(plan, stand, How(seconds=0.2), watch=None)
         try:
             for number, (dials, loads) in enumerate(

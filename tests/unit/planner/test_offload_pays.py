@@ -22,8 +22,8 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.planner.speed.offload import rows_in_force, set_rows, there
+from tokenmill.tuner.forecasts import forecaster
 from tokenmill.tuner.point import Aim, Figures, Trial
-from tokenmill.tuner.predicted import forecaster
 from tokenmill.tuner.search import Search
 from tokenmill.tuner.space import MANY, SEQUENCES, space_for, start_for
 

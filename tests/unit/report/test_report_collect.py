@@ -13,8 +13,9 @@ from support import reports
 from tokenmill import measurements
 from tokenmill.engine.loading import load_history
 from tokenmill.report.collect import Results, Subject, build_report, collect, gaps, read
-from tokenmill.tuner import history, soak_store
+from tokenmill.tuner import history
 from tokenmill.tuner.point_store import save_point
+from tokenmill.tuner.soak import store as soak_store
 
 GIVEN = reports.asked()
 

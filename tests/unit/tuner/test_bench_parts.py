@@ -10,19 +10,27 @@ from hypothesis import strategies as st
 
 from support.prefix_engine import PrefixEngine, TurnedEngine
 from tokenmill.errors import UsageError
-from tokenmill.tuner.bench import PARTS, Order, belongs, bench, last_part
-from tokenmill.tuner.bench_cache import cache, first
-from tokenmill.tuner.bench_energy import Energy, Price, energy, parse_price
-from tokenmill.tuner.bench_rig import Rig
-from tokenmill.tuner.bench_rows import Row
-from tokenmill.tuner.bench_served import Prose, Served
-from tokenmill.tuner.bench_sweep import steps, sweep
-from tokenmill.tuner.bench_turns import by_sequences, by_threads, rate, rate_seen, sequence_counts, thread_counts
+from tokenmill.tuner.bench.cache import cache, first
+from tokenmill.tuner.bench.energy import Energy, Price, energy, parse_price
+from tokenmill.tuner.bench.rig import Rig
+from tokenmill.tuner.bench.rows import Row
+from tokenmill.tuner.bench.run import PARTS, Order, belongs, bench, last_part
+from tokenmill.tuner.bench.served import Prose, Served
+from tokenmill.tuner.bench.sweep import (
+    by_sequences,
+    by_threads,
+    rate,
+    rate_seen,
+    sequence_counts,
+    steps,
+    sweep,
+    thread_counts,
+)
 from tokenmill.tuner.energy import Joules
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak import Limit
-from tokenmill.tuner.soak_run import fill
+from tokenmill.tuner.soak.judge import Limit
+from tokenmill.tuner.soak.run import fill
 
 PLACE = PointScope("box", "m", "model", "id", "native", "build 1")
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from support.prefix_engine import HEAD, PrefixEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
-from tokenmill.tuner.bench_rows import Runs, row_of, stat
-from tokenmill.tuner.bench_served import Prose, Served, request_for, serve, timed, words
+from tokenmill.tuner.bench.rows import Runs, row_of, stat
+from tokenmill.tuner.bench.served import Prose, Served, request_for, serve, timed, words
 
 
 def answered(tokens: int, *, prompt: int = 100, cached: int | None = 0, decode_s: float | None = None) -> Answer:

@@ -11,11 +11,11 @@ from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
-from tokenmill.tuner.bench import Bench, dials_of, predicted, speed_of
-from tokenmill.tuner.bench_cache import CacheEffect, state_bytes
-from tokenmill.tuner.bench_energy import Energy, Price
-from tokenmill.tuner.bench_rows import Row, Stat
-from tokenmill.tuner.bench_tables import as_csv, as_markdown
+from tokenmill.tuner.bench.cache import CacheEffect, state_bytes
+from tokenmill.tuner.bench.energy import Energy, Price
+from tokenmill.tuner.bench.rows import Row, Stat
+from tokenmill.tuner.bench.run import Bench, dials_of, predicted, speed_of
+from tokenmill.tuner.bench.tables import as_csv, as_markdown
 from tokenmill.tuner.point import PointScope
 
 PLACE = PointScope("box | one", "m", "model", "id", "native", "build 1")

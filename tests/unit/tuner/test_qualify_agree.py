@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.tuner.qualify_agree import Place, Reading, compare, divergence
-from tokenmill.tuner.qualify_check import MOST_KL, agreed
+from tokenmill.tuner.qualify.agreement import Place, Reading, compare, divergence
+from tokenmill.tuner.qualify.result import MOST_KL, agreed
 
 Top = tuple[tuple[bytes, float], ...]
 

@@ -24,9 +24,9 @@ from tokenmill.engine.engine import (
     Usage,
 )
 from tokenmill.errors import RequestRefused, TooLong
-from tokenmill.tuner.qualify import ask_all, code, fitting, needles, repeated, room_for, structured
-from tokenmill.tuner.qualify_asks import PLACES, asks, documents
-from tokenmill.tuner.qualify_check import WANTED, Check, Step, verdict
+from tokenmill.tuner.qualify.result import WANTED, Check, Step, verdict
+from tokenmill.tuner.qualify.run import ask_all, code, fitting, needles, repeated, room_for, structured
+from tokenmill.tuner.qualify.tasks import PLACES, asks, documents
 
 T = TypeVar("T")
 CAPABILITIES = Capabilities(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.tuner.qualify_asks import Language
-from tokenmill.tuner.qualify_judge import code_in, has_number, is_code, is_json, spoken
+from tokenmill.tuner.qualify.judge import code_in, has_number, is_code, is_json, spoken
+from tokenmill.tuner.qualify.tasks import Language
 
 SHAPE = {"name": "string", "items": [{"amount": "integer"}], "paid": "boolean"}
 RIGHT = '{"name": "a", "items": [{"amount": 1}, {"amount": 2}], "paid": true}'

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tokenmill.tuner.qualify_asks import Language
-from tokenmill.tuner.qualify_judge import syntax_faults
+from tokenmill.tuner.qualify.judge import syntax_faults
+from tokenmill.tuner.qualify.tasks import Language
 
 PROGRAM = """\
 #include <stdio.h>

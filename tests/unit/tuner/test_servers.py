@@ -11,9 +11,8 @@ from support.run_models import model
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError
 from tokenmill.planner.plan import Plan
-from tokenmill.tuner.engine_rig import Starter, needs_load, plan_at
+from tokenmill.tuner.engine_rig import ServerRig, Starter, most_starts, needs_load, plan_at, serves, thinned
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.servers import ServerStand, most_starts, serves, thinned
 from tokenmill.tuner.space import Space, space_for
 
 DIALS = TrialSettings(8, 8, 4, 512, 1024)
@@ -114,8 +113,8 @@ class FakeStarter:
         pass
 
 
-def stand(starter: FakeStarter) -> ServerStand:
-    return ServerStand(a_plan(), cast(Starter, starter), most_sequences=16)
+def stand(starter: FakeStarter) -> ServerRig:
+    return ServerRig(a_plan(), cast(Starter, starter), most_sequences=16)
 
 
 def test_one_start_serves_every_width() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.tuner.soak import ROUND, Limit, Reading, Step, growth, judge
+from tokenmill.tuner.soak.judge import ROUND, Limit, Reading, Step, growth, judge
 from tokenmill.units import GIB, MIB
 
 LIMIT = Limit(goal=32768, step=4096, reserve_bytes=(("dram", 512 * MIB), ("gpu0", 512 * MIB)))

@@ -11,10 +11,10 @@ from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak import Reading, Step
-from tokenmill.tuner.soak_memory import Gauge, Group, host_reading, predicted_bytes, read_groups
-from tokenmill.tuner.soak_record import speed_of
-from tokenmill.tuner.soak_run import default_step, tightest
+from tokenmill.tuner.soak.judge import Reading, Step
+from tokenmill.tuner.soak.memory_watch import Gauge, Group, host_reading, predicted_bytes, read_groups
+from tokenmill.tuner.soak.run import default_step, tightest
+from tokenmill.tuner.soak.store import speed_of
 from tokenmill.units import GIB, MIB
 
 KIMI = read("kimi-k2.5:Q4_K_S")

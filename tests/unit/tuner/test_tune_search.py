@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tune_surfaces import RECORDED, MadeUp, Surface, exhaustive, made_up, run, tok_s, tried
-from tokenmill.tuner.aims import choose, yardstick
 from tokenmill.tuner.noise import Standing, standings
+from tokenmill.tuner.objectives import choose, yardstick
 from tokenmill.tuner.point import Aim, AimKind, Figures, Outcome, Trial, TrialSettings
 from tokenmill.tuner.search import Search
 from tokenmill.tuner.space import Space

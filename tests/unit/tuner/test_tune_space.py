@@ -13,8 +13,8 @@ from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
+from tokenmill.tuner.forecasts import fits, forecaster
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.predicted import fits, forecaster
 from tokenmill.tuner.space import Space, space_for, start_for
 
 

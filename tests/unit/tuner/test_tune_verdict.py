@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from support.tune_surfaces import RECORDED, SEQUENCES, kimi_threads, recorded, tried
 from tokenmill.errors import TokenmillError
-from tokenmill.tuner.aims import yardstick
 from tokenmill.tuner.noise import standings
-from tokenmill.tuner.pareto import beats, front, score
+from tokenmill.tuner.objectives import yardstick
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
+from tokenmill.tuner.tradeoffs import beats, front, score
 from tokenmill.tuner.verdict import point
 from tokenmill.units import GIB
 

@@ -8,18 +8,22 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.tuner.bench import Bench
-from tokenmill.tuner.bench_energy import Price
-from tokenmill.tuner.bench_tables import (
+from tokenmill.tuner.bench.energy import Price
+from tokenmill.tuner.bench.run import Bench
+from tokenmill.tuner.bench.tables import (
     REQUEST_COLUMNS,
     SWEEP_COLUMNS,
     TURN_COLUMNS,
     Cells,
+    cache_words,
+    disturbed_words,
+    end_words,
+    energy_words,
+    first_words,
     request_cells,
     sweep_cells,
     turn_cells,
 )
-from tokenmill.tuner.bench_words import cache_words, disturbed_words, end_words, energy_words, first_words
 
 
 def render(bench: Bench, price: Price | None) -> list[RenderableType]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, harmless, say
-from tokenmill.tuner.qualify_check import Check, Step, Tell
+from tokenmill.tuner.qualify.result import Check, Step, Tell
 
 _SHOWN = 2  # failures of each check
 _LINES = 3  # of what was said instead

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.tuner.soak import Limit, SoakResult, Step, named, size
+from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, named, size
 
 
 def progress(step: Step, limit: Limit) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tokenmill.tuner.qualify_agree import Agreement, Place
+from tokenmill.tuner.qualify.agreement import Agreement, Place
 
 CheckName = Literal["needle", "json", "python", "c-like", "repeat", "agreement"]
 MOST_FAILURES = 4  # shown of each check

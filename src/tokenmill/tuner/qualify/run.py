@@ -1,7 +1,7 @@
 """Whether a quantisation is good enough to use: asks an engine, judges the answers, and says for what it will do.
 
 Five checks, each with a score, the score that is wanted, and examples of what went wrong. Knows nothing of how the
-engine was started, nor of files; what is asked is in qualify.toml, how answers are judged in qualify_judge.py.
+engine was started, nor of files; what is asked is in tasks.toml, how answers are judged in judge.py.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import Literal
 
 from tokenmill.engine.engine import Answer, Chat, Engine, Request, Sampling, answer
 from tokenmill.errors import RequestRefused
-from tokenmill.tuner.qualify_asks import PLACES, Document, asks, documents, paragraph
-from tokenmill.tuner.qualify_check import Check, CheckName, Failure, Step, Tell, check
-from tokenmill.tuner.qualify_judge import code_in, has_number, is_code, is_json, spoken
+from tokenmill.tuner.qualify.judge import code_in, has_number, is_code, is_json, spoken
+from tokenmill.tuner.qualify.result import Check, CheckName, Failure, Step, Tell, check
+from tokenmill.tuner.qualify.tasks import PLACES, Document, asks, documents, paragraph
 
 DEPTHS = (1024, 4096, 16384)
 QUICK_DEPTHS = (1024,)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tokenmill.errors import EngineError, UsageError
-from tokenmill.tuner.bench_rig import Rig, pids_of
-from tokenmill.tuner.bench_served import Units
-from tokenmill.tuner.bench_sweep import joined
-from tokenmill.tuner.soak import Ended, Limit, Reading, Step, Verdict, judge
+from tokenmill.tuner.bench.rig import Rig, pids_of
+from tokenmill.tuner.bench.served import Units
+from tokenmill.tuner.bench.sweep import joined
+from tokenmill.tuner.soak.judge import Ended, Limit, Reading, Step, Verdict, judge
 
 LOOK_S = 0.2
 STEPS = 16  # of a goal, where no step is given

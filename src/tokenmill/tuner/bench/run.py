@@ -12,12 +12,11 @@ from typing import Literal, get_args
 from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
-from tokenmill.tuner.bench_cache import TAIL, CacheEffect, cache, first
-from tokenmill.tuner.bench_energy import Energy, energy
-from tokenmill.tuner.bench_rig import Rig
-from tokenmill.tuner.bench_rows import Row
-from tokenmill.tuner.bench_sweep import sweep
-from tokenmill.tuner.bench_turns import by_sequences, by_threads
+from tokenmill.tuner.bench.cache import TAIL, CacheEffect, cache, first
+from tokenmill.tuner.bench.energy import Energy, energy
+from tokenmill.tuner.bench.rig import Rig
+from tokenmill.tuner.bench.rows import Row
+from tokenmill.tuner.bench.sweep import by_sequences, by_threads, sweep
 from tokenmill.tuner.history import Source, Speed
 from tokenmill.tuner.point import Figures, PointScope, TrialSettings
 

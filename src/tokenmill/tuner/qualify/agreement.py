@@ -13,7 +13,7 @@ from statistics import fmean, quantiles
 
 from tokenmill.engine.engine import MOST_LOGPROBS, Engine, Prompt, Request, Sampling, TokenLogprob, answer
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.tuner.qualify_asks import Passage
+from tokenmill.tuner.qualify.tasks import Passage
 
 BEFORE = 8  # tokens, or words, that stand before the first position
 FORCED = 100.0  # added to a logit: more than any distance of two, and as much as servers allow

@@ -1,6 +1,6 @@
-"""What the plan room says of other dials than a plan's own: how fast they would be, and whether memory holds them.
+"""Forecasts of a plan at other settings: speed, figures as a trial measures them, and whether memory holds them. Pure.
 
-Forecasts here are for comparing dials with each other; a search scales them to what it measures.
+They compare settings with each other; a search scales them to what it measures.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.planner.speed.offload import set_rows
-from tokenmill.tuner.point import Aim, TrialSettings
+from tokenmill.tuner.point import Aim, Figures, TrialSettings
 
 
 def forecaster(plan: Plan, aim: Aim) -> Callable[[TrialSettings], float | None]:
@@ -106,3 +106,36 @@ def fits(plan: Plan, dials: TrialSettings) -> bool:
         threads_batch=dials.threads_batch,
     )
     return not make_draft(plan.machine, plan.profile, goal, plan.placement).shortfalls
+
+
+def figures_at(plan: Plan, aim: Aim, dials: TrialSettings, *, depth: int, drawn: bool = True) -> Figures:
+    """Speeds of a plan at other dials, with prompts of so many tokens; None where the machine does not state enough.
+
+    Not `drawn`: the jobs are somebody's own, and what the aim says of their lengths is not so.
+    """
+    settings = settings_at(plan, dials)
+    write = decode_speed(
+        plan.machine,
+        plan.profile,
+        settings,
+        plan.placement,
+        depth=min(depth, dials.context - 1),
+        sequences=dials.sequences,
+        calibration=plan.calibration,
+    )
+    read = None
+    if aim.prompt_tokens and drawn:
+        read = prefill_speed(
+            plan.machine,
+            plan.profile,
+            settings,
+            plan.placement,
+            depth=0,
+            prompt=aim.prompt_tokens,
+            calibration=plan.calibration,
+        )
+    return Figures(
+        decode_tok_s=None if write is None else write.tok_s,
+        prefill_tok_s=None if read is None else read.tok_s,
+        jobs_tok_s=forecaster(plan, aim)(dials) if drawn else None,
+    )

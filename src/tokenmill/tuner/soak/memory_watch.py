@@ -19,7 +19,7 @@ from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import LedgerRow, Plan
-from tokenmill.tuner.soak import Reading
+from tokenmill.tuner.soak.judge import Reading
 
 _NO_LIMIT = 1 << 60  # version 1 writes "unlimited" as the largest number of whole pages
 

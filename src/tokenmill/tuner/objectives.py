@@ -1,6 +1,6 @@
-"""What is best, for each aim: one number that a search can raise, and the choice among what was measured.
+"""What each aim maximizes: one number that a search can raise, and the choice among measured trials.
 
-A figure that is None is never compared: trials without it are no candidates where it decides.
+A figure that is None is never compared: a trial without the deciding figure is no candidate.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from tokenmill.tuner.bench_served import Served
+from tokenmill.tuner.bench.served import Served
 
 What = Literal["first", "cold", "again", "tail", "sweep", "threads", "sequences"]
 

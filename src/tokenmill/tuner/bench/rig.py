@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 from tokenmill.engine.engine import Engine, Request
 from tokenmill.engine.process.identity import descendants
 from tokenmill.errors import UsageError
-from tokenmill.tuner.bench_rows import Runs
-from tokenmill.tuner.bench_served import Arrivals, Prose, Served, Units, request_for, serve
+from tokenmill.tuner.bench.rows import Runs
+from tokenmill.tuner.bench.served import Arrivals, Prose, Served, Units, request_for, serve
 
 T = TypeVar("T")
 Tell = Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What `qualify` asks, from qualify.toml: a chronicle to search, JSON and code to write, texts to read. Pure but for
+"""What `qualify` asks, from tasks.toml: a chronicle to search, JSON and code to write, texts to read. Pure but for
 reading that file once."""
 
 import hashlib
@@ -84,7 +84,7 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """qualify.toml."""
+    """The content of tasks.toml."""
 
     chronicle: Chronicle
     json: JsonTasks
@@ -113,8 +113,8 @@ class Document:
 
 @cache
 def asks() -> Asks:
-    """qualify.toml, read once."""
-    with resources.as_file(resources.files("tokenmill.tuner") / "qualify.toml") as path:
+    """tasks.toml, read once."""
+    with resources.as_file(resources.files("tokenmill.tuner.qualify") / "tasks.toml") as path:
         return read_toml(Asks, Path(path))
 
 

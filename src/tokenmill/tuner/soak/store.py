@@ -1,15 +1,17 @@
-"""Steps of a soak as the history keeps them: speeds and bytes, predicted beside measured."""
+"""What is stored of a soak: the result of each machine and model, and its steps as speeds of the history."""
 
 from dataclasses import replace
+from pathlib import Path
 
+from tokenmill import measurements
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
-from tokenmill.tuner.bench import dials_of, last_part
+from tokenmill.tuner.bench.run import dials_of, last_part
 from tokenmill.tuner.history import Speed
 from tokenmill.tuner.point import Figures, PointScope
-from tokenmill.tuner.soak import Reading, Step
+from tokenmill.tuner.soak.judge import Reading, SoakResult, Step
 
 
 def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
@@ -61,3 +63,15 @@ def _sum(step: Step, name: str, *, host: bool) -> int | None:
 def _size(reading: Reading, name: str) -> int | None:
     value = getattr(reading, name)
     return value if isinstance(value, int) else None
+
+
+def save(state: Path, result: SoakResult) -> Path:
+    """Store a result instead of the former one; returns the journal's path."""
+    measurements.replace(state, "soak", result)
+    return measurements.journal_path(state)
+
+
+def load(state: Path, machine_id: str, model_id: str) -> SoakResult | None:
+    """The newest result; None where there is none."""
+    results = list(measurements.read(state, "soak", SoakResult, machine_id=machine_id, model_id=model_id))
+    return results[-1] if results else None

@@ -12,7 +12,7 @@ import tree_sitter_c
 import tree_sitter_java
 import tree_sitter_javascript
 
-from tokenmill.tuner.qualify_asks import Language
+from tokenmill.tuner.qualify.tasks import Language
 
 _THOUGHT = re.compile(r"^\s*<think>.*?(</think>|\Z)", re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)(?:\n(?P<inside>.*?))?(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tokenmill.errors import EngineError
 from tokenmill.planner.plan import Plan
-from tokenmill.tuner.bench_rig import Rig
-from tokenmill.tuner.bench_rows import Row, Runs, Stat, row_of
-from tokenmill.tuner.bench_served import Served, Units
-from tokenmill.tuner.bench_sweep import Keep, joined
+from tokenmill.tuner.bench.rig import Rig
+from tokenmill.tuner.bench.rows import Row, Runs, Stat, row_of
+from tokenmill.tuner.bench.served import Served, Units
+from tokenmill.tuner.bench.sweep import Keep, joined
 
 TAIL = 64  # tokens of a job behind a head that many share
 

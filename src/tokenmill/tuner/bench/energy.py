@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill.errors import UsageError
-from tokenmill.tuner.bench_rig import Rig
-from tokenmill.tuner.bench_rows import Stat, stat
-from tokenmill.tuner.bench_served import Served, Units
+from tokenmill.tuner.bench.rig import Rig
+from tokenmill.tuner.bench.rows import Stat, stat
+from tokenmill.tuner.bench.served import Served, Units
 from tokenmill.tuner.energy import Joules, Meter
 
 _KWH_J = 3.6e6

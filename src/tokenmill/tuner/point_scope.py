@@ -1,4 +1,4 @@
-"""Which place this is: machine, model and engine build, told without starting anything."""
+"""The scope in which measurements hold: machine, model and engine build, found without starting anything."""
 
 from pathlib import Path
 
