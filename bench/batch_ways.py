@@ -23,10 +23,10 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.worker import work
+from tokenmill.jobs.worker.loop import work
 from tokenmill.jobs.workload import describe
 from tokenmill.model.read import read
 from tokenmill.native.client import NativeEngine

@@ -3,7 +3,7 @@
     python bench/simulate.py [--jobs 1000000] [--processes 2] [--page]
 
 Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/); jobs are
-shared out by the pure functions of `jobs/shard_policy.py`, through a store with the measured costs of PostgreSQL.
+shared out by the pure functions of `jobs/sharding/policy.py`, through a store with the measured costs of PostgreSQL.
 Nothing is measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs
 one by one against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page
 writes the last two again from the first.
@@ -35,9 +35,9 @@ from bench.simulation.sharing import quickly_joined  # noqa: E402
 from bench.simulation.store import StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
-from tokenmill.jobs import shard_policy  # noqa: E402
-from tokenmill.jobs.leases import LEASE_S, TEND_S  # noqa: E402
-from tokenmill.jobs.worker import TICK_S  # noqa: E402
+from tokenmill.jobs.sharding import policy  # noqa: E402
+from tokenmill.jobs.sharding.leases import LEASE_S, TEND_S  # noqa: E402
+from tokenmill.jobs.worker.loop import TICK_S  # noqa: E402
 
 MANY = "four digests for each 48 jobs"
 ENGINES = (1, 16, 64, 256, 1000)
@@ -144,7 +144,7 @@ def row(case: Case, outcome: Outcome) -> dict[str, Any]:
 def played(case: Case) -> dict[str, Any]:
     """For a process of its own."""
     began = time.perf_counter()
-    shard_policy.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
+    policy.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
     gc.disable()  # millions of objects, and no rubbish among them until the end
     made = row(case, simulate(case))
     gc.collect()

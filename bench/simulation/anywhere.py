@@ -10,7 +10,7 @@ from bench.simulation.engine import Work
 from bench.simulation.sharing import Moved, Range, Sharer
 from bench.simulation.table import Table
 
-from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.scheduler.estimates import Rates
 
 
 class Anywhere:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.scheduler.estimates import Rates
 
 Path = tuple[tuple[int, float], ...]
 """Heads in each other, the outermost first: a number, and the tokens that it adds."""

@@ -1,6 +1,6 @@
 """Many runners at one batch, each with an engine and a scheduler of its own, all on one clock. Runners fail.
 
-A runner does as `tokenmill.jobs.worker` does: it asks what to send, fetches more where it has little, starts jobs and
+A runner works like `jobs.worker.loop`: it asks what to send, fetches more when it runs low, starts jobs,
 commits answers, and waits for the end of each call before the next, while its engine goes on with what it has. One that
 fails is lost with all it had in hand; when its lease has run out that is anyone's, and another is started in its place.
 
@@ -22,11 +22,11 @@ from bench.simulation.store import Queue, StoreCosts
 from bench.simulation.table import Table
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch, Fetch
-from tokenmill.jobs.leases import LEASE_S, TEND_S
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.worker import _LOW, TICK_S
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.sharding.leases import LEASE_S, TEND_S
+from tokenmill.jobs.worker.loop import _LOW, TICK_S
 
 _FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back
 _WINDOW = 256  # works at hand where they are of several jobs

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.simulation.store import StoreCosts
 
-from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.scheduler.estimates import Rates
 
 ROOT = Path(__file__).parents[2]
 LANES = 16

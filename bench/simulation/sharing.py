@@ -1,4 +1,4 @@
-"""Shares out jobs as `tokenmill.jobs.sharding` does, with the same pure functions, over a table.
+"""Shares out jobs as `tokenmill.jobs.sharding.allocator` does, with the same pure functions, over a table.
 
 What is left out is the reading: rows of a million jobs are made when they are looked at, and pending ones are counted
 as they go. Where the product looks at all of another's rows to see that there is nothing to take, that is remembered.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from bench.simulation.engine import Work
 from bench.simulation.table import Table, position_of
 
-from tokenmill.jobs.forest import WORTH_BYTES, chunk_bytes
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.shard_policy import (
+from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes
+from tokenmill.jobs.sharding.policy import (
     COUNTED_JOBS,
     MIN_ROWS,
     cut,

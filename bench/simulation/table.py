@@ -15,9 +15,9 @@ from zlib import crc32
 from bench.simulation.engine import Path, Work
 from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import ENDS, KEY_BYTES, head_of
 from tokenmill.jobs.models import JobId, Waiting
+from tokenmill.jobs.scheduler.prefix_groups import Pending
 
 _BYTES = 4  # of prompt for a token
 _BATCH = 1

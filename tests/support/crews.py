@@ -11,9 +11,9 @@ from tokenmill.engine.engine import Answer, Engine, Piece, Request
 from tokenmill.errors import EngineError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker_pool import PoolMember, PoolMembers, PoolReport, run_pool
+from tokenmill.jobs.worker.pool import PoolMember, PoolMembers, PoolReport, run_pool
 
 LIMIT_S = 120.0
 _ALONE_S = 1.0  # after which who waits for others takes them to have nothing more to do

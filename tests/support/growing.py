@@ -21,12 +21,12 @@ from tokenmill.jobs import ingest as ingesting
 from tokenmill.jobs import submit as submitting
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
-from tokenmill.jobs.worker import work
+from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.progress import Report, Snapshot
 from tokenmill.storage import lines
 
 GROUP_LINES, BLOCK_BYTES = 10, 1024

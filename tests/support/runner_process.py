@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Callable
 
 from support.prefix_engine import PrefixEngine
 from tokenmill.engine.engine import Answer, Piece, Request
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
 
 
 class Told(PrefixEngine):

@@ -12,11 +12,11 @@ from itertools import count, islice
 from typing import Literal
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
-from tokenmill.jobs.forest import Pending, common_length
 from tokenmill.jobs.identity import head_key
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.scheduler import Scheduler
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
+from tokenmill.jobs.scheduler.prefix_groups import Pending, common_length
+from tokenmill.jobs.scheduler.scheduler import Scheduler
 
 SIMILARITY = 0.1
 PREFILL_S, DECODE_S = 0.001, 0.02  # for each token

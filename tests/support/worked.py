@@ -10,10 +10,10 @@ from support.jobs_store import submitted
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.progress import Report, Snapshot
 
 QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)
 LIMIT_S = 200.0

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill import errors
 from tokenmill.errors import DoesNotFit, EngineDied, EngineError, TokenmillError, TooLong, from_wire, to_wire
-from tokenmill.jobs.retries import CutShort
+from tokenmill.jobs.worker.retries import CutShort
 
 ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
 STATUS = re.compile(r"^    [│├└─ ]*([A-Z]\w+)  +.*?(?:exit (\d))?(?: +)?(?:http (\d+))?$")

@@ -15,8 +15,8 @@ from tokenmill.api.slots import fit_slots
 from tokenmill.config import Config
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.sharding import WorkerSpec
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.tuner.point import SlotPoint
 

@@ -28,13 +28,13 @@ from tokenmill.config import Config
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report
 from tokenmill.jobs.reschedule import Rescheduled
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.target import check_paths
-from tokenmill.jobs.worker import work as work_on
+from tokenmill.jobs.worker.loop import work as work_on
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.units import number_of
 
 _LOGGED_LINES = 100_000  # lines of a large file between two messages

@@ -25,11 +25,11 @@ from tokenmill.engine.ray_nodes import NodeEvent, RayNodes, ReadyNode
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options
-from tokenmill.jobs.worker_pool import PoolMember, PoolReport, run_pool
+from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.pool import PoolMember, PoolReport, run_pool
+from tokenmill.jobs.worker.progress import Report, Snapshot
 from tokenmill.model.identity import identity_of
 from tokenmill.native.launching import launch_engine
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
-from tokenmill.jobs.progress import Snapshot
+from tokenmill.jobs.worker.progress import Snapshot
 from tokenmill.units import format_bytes, format_seconds
 
 log = logging.getLogger("tokenmill")

@@ -13,8 +13,8 @@ from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.openai.call import checked
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY, ChatJob
-from tokenmill.jobs.retries import MOST_ATTEMPTS
-from tokenmill.jobs.worker import Options
+from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
 
 Deadline = str | float | datetime | timedelta
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from tokenmill.api.progress import Measuring, OnProgress, ignore, log
 from tokenmill.engine.engine import Engine
-from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.shape import EngineShape, shape_of
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import describe
 from tokenmill.tuner import slots

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from tokenmill.api.stores import BatchStore
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.progress import Report
 from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.units import format_seconds, number_of
 
 End = Literal["finished", "stopped", "cancelled"]

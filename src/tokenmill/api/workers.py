@@ -23,12 +23,12 @@ from tokenmill.engine.engine import Engine
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options
-from tokenmill.jobs.worker import work as work_on
+from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import work as work_on
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.units import number_of
 
 POLL_S = 2.0  # between two looks for new batches

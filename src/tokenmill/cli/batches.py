@@ -6,9 +6,9 @@ from typing import Any
 
 import psutil
 
-from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import written_to
+from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.sqlite import LOCK

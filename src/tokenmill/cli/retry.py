@@ -3,8 +3,8 @@
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
-from tokenmill.jobs.remedies import needed
 from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.retries import needed
 from tokenmill.units import number_of
 
 

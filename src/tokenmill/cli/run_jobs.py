@@ -19,7 +19,7 @@ from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.cli.views.run import document, nodes_table, summary
 from tokenmill.errors import UsageError
-from tokenmill.jobs.retries import MOST_ATTEMPTS
+from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
 from tokenmill.storage.lines import check_there
 from tokenmill.units import number_of
 

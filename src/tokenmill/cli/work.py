@@ -14,7 +14,7 @@ from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import UsageError
-from tokenmill.jobs.retries import MOST_ATTEMPTS
+from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
 from tokenmill.units import format_seconds, number_of
 
 

@@ -15,12 +15,12 @@ from tokenmill.gateway.admission_engine import engine_behind
 from tokenmill.gateway.backend import Backend
 from tokenmill.gateway.recorder import Missed
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.misses import Miss
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.http_batches import HttpBatch
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.reuse import Miss
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0
 

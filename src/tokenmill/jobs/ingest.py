@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.jobs.coordination import LinesLost
 from tokenmill.jobs.output import Output
+from tokenmill.jobs.sharding.coordination import LinesLost
 from tokenmill.jobs.submit import FileSubmission, Submitted, in_time
 
 HEAD_START_S = 2.0  # of storing before jobs are started: prefix groups that are stored by then are complete

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from tokenmill.jobs.column_order import Order, arrange, by_column, by_value
-from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.jobs.table import Table, custom_ids
 from tokenmill.jobs.template import REST, Field, Piece, Template
 from tokenmill.storage.json_text import compact_json

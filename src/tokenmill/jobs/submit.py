@@ -14,12 +14,12 @@ from itertools import count
 from pathlib import Path
 
 from tokenmill.errors import StoreInUse, UsageError
-from tokenmill.jobs.coordination import BeingStored, LinesLost
 from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.line import Reading, Row, blocks
 from tokenmill.jobs.models import INVALID_LINE, Batch, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
+from tokenmill.jobs.sharding.coordination import BeingStored, LinesLost
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.target import check_unused
 from tokenmill.storage.lines import BadLine, Chunk, Hashed, Source, hash_file

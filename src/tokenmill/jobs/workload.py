@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from tokenmill.engine.engine import Engine, Request
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.jobs.forest import Minimum, Pending, common_length, minimum_bytes
 from tokenmill.jobs.identity import head_of
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.models import Batch, Waiting
+from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_length, minimum_bytes
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.tuner.slots import PrefixSharing, Workload, changes_layout, measurable_slots, worth_measuring
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tokenmill.jobs.expected import Left, Rates, eta_s
 from tokenmill.jobs.lint.report import BYTES_PER_TOKEN, Report
 from tokenmill.jobs.lint.run import Lint
 from tokenmill.jobs.lint.tokens import TokenCount
+from tokenmill.jobs.scheduler.estimates import Left, Rates, eta_s
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 

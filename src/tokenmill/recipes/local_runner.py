@@ -15,13 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 from tokenmill.engine.engine import Engine, Identity
 from tokenmill.jobs.models import Batch, Result, Submission
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.run_stats import Tell
-from tokenmill.jobs.shape import EngineShape, shape_of
-from tokenmill.jobs.sharding import WorkerSpec
+from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
+from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.stats import Tell
 from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent, line_bytes
 
 _PAGE = 32  # results read at once: one with logprobs may have megabytes

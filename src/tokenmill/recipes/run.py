@@ -20,10 +20,10 @@ from tokenmill.api.stopping import Stop
 from tokenmill.api.stores import work_folder
 from tokenmill.hardware.catalog import find
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.run_stats import Tell
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.stats import Tell
 from tokenmill.recipes.local_runner import LocalRunner, RunnerOptions, origin_of
 from tokenmill.recipes.runner import BatchRunner, Budget, End, Origin, Spent
 from tokenmill.recipes.speeds import build_here, keeper

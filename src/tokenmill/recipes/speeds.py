@@ -17,8 +17,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.progress import Report
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import TOGETHER, decode_speed, prefill_speed
 from tokenmill.recipes.estimate import Speeds

@@ -16,7 +16,7 @@ import pytest
 import tokenmill
 from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, StoreError, UsageError
-from tokenmill.jobs.progress import Snapshot
+from tokenmill.jobs.worker.progress import Snapshot
 
 SMALL: dict[str, Any] = {"context": 512, "sequences": 2, "threads": 1, "threads_batch": 1}
 DEFAULTS = {"max_tokens": 6, "temperature": 0}

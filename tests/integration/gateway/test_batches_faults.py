@@ -20,11 +20,11 @@ from tokenmill.errors import StoreFull
 from tokenmill.gateway import app, batch_runner, batches, keys
 from tokenmill.gateway.batch_files import write_results
 from tokenmill.gateway.files import FileStore
-from tokenmill.jobs.async_store import AsyncStore
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.http_batches import HttpBatch
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
+from tokenmill.jobs.worker.async_store import AsyncStore
 
 Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 

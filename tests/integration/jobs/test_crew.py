@@ -16,9 +16,9 @@ from support.worked import QUICK
 from tokenmill.engine.engine import Status
 from tokenmill.errors import EngineError, StoreError
 from tokenmill.jobs.models import Batch, JobId, State, Waiting
-from tokenmill.jobs.progress import Snapshot
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker_pool import PoolMember, PoolReport
+from tokenmill.jobs.worker.pool import PoolMember, PoolReport
+from tokenmill.jobs.worker.progress import Snapshot
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(160))
 

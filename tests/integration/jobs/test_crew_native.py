@@ -13,7 +13,7 @@ from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piece, Request, Status
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker_pool import PoolReport
+from tokenmill.jobs.worker.pool import PoolReport
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 

@@ -23,11 +23,11 @@ from support.worked import LIMIT_S
 from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.progress import Report, Snapshot
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import Hooks
+from tokenmill.jobs.worker.progress import Report, Snapshot
 
 JOBS = 200
 PROMPTS = [f"{number} " + "x" * 60 for number in range(JOBS)]

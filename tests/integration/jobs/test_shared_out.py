@@ -10,7 +10,7 @@ import pytest
 
 from support.jobs_store import Clock, answer, submitted
 from tokenmill.jobs.models import Batch, Failure, JobId, Waiting
-from tokenmill.jobs.sharding import LocalShards, ShardView
+from tokenmill.jobs.sharding.allocator import LocalShards, ShardView
 from tokenmill.jobs.store.sqlite import Database
 from tokenmill.jobs.store.store import Store
 

@@ -11,11 +11,11 @@ from support.fake_engine import FakeEngine
 from support.jobs_store import Clock, answer, submitted
 from support.postgres import Cluster
 from tokenmill.jobs.models import Batch, Waiting
-from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.scheduler.shape import shape_of
+from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
 
 LOW, HIGH, LANES = 6000, 1500, 4
 OPTIONS = Options(tick_s=0.05)

@@ -15,10 +15,10 @@ from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
 from tokenmill.jobs.models import Batch, Counts, JobId
-from tokenmill.jobs.retries import cut_short
-from tokenmill.jobs.sharding import WorkerSpec, with_context
+from tokenmill.jobs.sharding.allocator import WorkerSpec, with_context
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker_pool import PoolMember, PoolReport
+from tokenmill.jobs.worker.pool import PoolMember, PoolReport
+from tokenmill.jobs.worker.retries import cut_short
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
 SHORT = [prompt(f"s{number}", 20) for number in range(24)]

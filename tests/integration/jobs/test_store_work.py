@@ -14,9 +14,9 @@ from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
-from tokenmill.jobs.expected import Lengths
-from tokenmill.jobs.forest import shared_bytes
 from tokenmill.jobs.models import Counts, Failure, JobId, Outcome, State, Submission, Waiting
+from tokenmill.jobs.scheduler.estimates import Lengths
+from tokenmill.jobs.scheduler.prefix_groups import shared_bytes
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.store import Store, ask_to_cancel

@@ -16,10 +16,10 @@ from support.worked import LIMIT_S, QUICK, lines, run_prompts, worked
 from tokenmill.engine.engine import Answer, KvLayout, Piece, Request
 from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.models import Batch, Failure, JobId, State
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.progress import Report, Snapshot
 
 
 def error_of(line: dict[str, dict[str, str]]) -> str:

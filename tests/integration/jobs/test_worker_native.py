@@ -16,11 +16,11 @@ from tokenmill.engine import restart
 from tokenmill.engine.engine import Answer, Piece, Request
 from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.worker import work
+from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.native.launching import start_restarting
 
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(16))

@@ -11,11 +11,11 @@ from support.tiny_models import write_moe
 from support.worked import QUICK
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.shape import shape_of
+from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.worker import work
+from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.progress import Report
 from tokenmill.model.synthetic import generate
 
 TEMPLATE = (

@@ -13,7 +13,7 @@ from support.native_engine import GREEDY, chat, interactive, native, plan_for, r
 from support.odd_models import recurrent, windowed
 from tokenmill.engine.engine import Counters, Request, answer
 from tokenmill.errors import EngineError, TooLong, UsageError
-from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.kv.streams import apart

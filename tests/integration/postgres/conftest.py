@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.postgres import Cluster
-from tokenmill.jobs import leases
+from tokenmill.jobs.sharding import leases
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
 

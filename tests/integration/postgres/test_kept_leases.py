@@ -11,9 +11,9 @@ import pytest
 from support.postgres import asked
 from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs import leases
-from tokenmill.jobs.leases import Leased
 from tokenmill.jobs.models import Submission
+from tokenmill.jobs.sharding import leases
+from tokenmill.jobs.sharding.leases import Leased
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.reader import Reader

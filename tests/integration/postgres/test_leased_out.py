@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.models import Batch, JobId, Waiting
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
 

@@ -190,7 +190,7 @@ def test_a_lease_is_renewed_as_work_goes_on(server: Server, monkeypatch: pytest.
         store.tend()  # it was renewed a moment ago, as far as it knows
         with Reader(server) as reader:
             assert [runner.alive for runner in reader.runners()] == [False]
-        monkeypatch.setattr("tokenmill.jobs.leases.TEND_S", 0.0)
+        monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
         store.tend()
         with Reader(server) as reader:
             (runner,) = reader.runners()
@@ -204,8 +204,8 @@ def test_a_lease_is_renewed_as_work_goes_on(server: Server, monkeypatch: pytest.
 def test_sums_stay_the_same_when_they_are_folded(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.leases.TEND_S", 0.0)
-    monkeypatch.setattr("tokenmill.jobs.leases.FOLD_S", 0.0)
+    monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
+    monkeypatch.setattr("tokenmill.jobs.sharding.leases.FOLD_S", 0.0)
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
         for job in pending(store, batch):

@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import submitted
 from support.postgres import past
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.backend import Rows
 from tokenmill.jobs.store.postgres import Postgres

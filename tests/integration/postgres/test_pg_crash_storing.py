@@ -14,8 +14,8 @@ import pytest
 from support.jobs_store import write_jobs
 from support.postgres import Cluster, asked, cluster, database_of
 from tokenmill.jobs import submit as module
-from tokenmill.jobs.coordination import LinesLost
 from tokenmill.jobs.models import Batch, Counts, JobId, Submission
+from tokenmill.jobs.sharding.coordination import LinesLost
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit

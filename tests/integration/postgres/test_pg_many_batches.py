@@ -8,8 +8,8 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted
 from support.postgres import Cluster, asked, database_of
-from tokenmill.jobs.leases import Leased
 from tokenmill.jobs.models import Batch, Counts, Submission
+from tokenmill.jobs.sharding.leases import Leased
 from tokenmill.jobs.store import reader as module
 from tokenmill.jobs.store.address import Address, Server
 from tokenmill.jobs.store.backend import DatabaseBackend

@@ -11,11 +11,11 @@ import pytest
 from support.jobs_store import Clock, answer
 from support.postgres import Cluster
 from tokenmill.errors import TooLong
-from tokenmill.jobs.leased_shards import leased_view
 from tokenmill.jobs.models import Failure, Submission, Waiting
-from tokenmill.jobs.shard_policy import Shard, Span
-from tokenmill.jobs.shard_reader import ShardReader
-from tokenmill.jobs.sharding import ShardAllocator, ShardView, WorkerSpec
+from tokenmill.jobs.sharding.allocator import ShardAllocator, ShardView, WorkerSpec
+from tokenmill.jobs.sharding.leased import leased_view
+from tokenmill.jobs.sharding.policy import Shard, Span
+from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit

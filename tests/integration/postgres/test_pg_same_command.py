@@ -14,8 +14,8 @@ import pytest
 from support.jobs_store import write_jobs
 from support.postgres import asked
 from tokenmill.errors import StoreError
-from tokenmill.jobs.coordination import BeingStored
 from tokenmill.jobs.models import Counts, JobId, Submission
+from tokenmill.jobs.sharding.coordination import BeingStored
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import Submitted, submit
@@ -93,7 +93,7 @@ def test_one_that_comes_in_between_waits_for_the_other(server: Server, path: Pat
 def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
     server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.leases.TEND_S", 0.0)  # whoever waits looks around each time
+    monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)  # whoever waits looks around each time
     said = list[str]()
 
     def lose(words: str) -> None:

@@ -13,12 +13,12 @@ from support.jobs_store import answer, submitted
 from support.worked import LIMIT_S
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.run_stats import Tell
-from tokenmill.jobs.shape import EngineShape, shape_of
+from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options, work
+from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.stats import Tell
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions
 from tokenmill.recipes.runner import Line, Origin
 

@@ -11,12 +11,12 @@ from support.jobs_store import submitted
 from support.roomy_engine import Roomy, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.models import Batch, Counts, JobId
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.shape import shape_of
-from tokenmill.jobs.sharding import WorkerSpec
+from tokenmill.jobs.scheduler.shape import shape_of
+from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import work
+from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.progress import Report
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
 SHORT = [prompt(f"s{number}", 20) for number in range(24)]

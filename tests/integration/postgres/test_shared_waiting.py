@@ -19,10 +19,10 @@ from tokenmill.api.progress import ignore
 from tokenmill.api.stopping import Stop
 from tokenmill.api.workers import BatchWorker
 from tokenmill.config import Config, EngineConfig
-from tokenmill.jobs.async_store import AsyncStore
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.async_store import AsyncStore
 
 
 class Loaded:

@@ -14,8 +14,8 @@ from support.postgres import Cluster, cluster
 from support.run_cli import SMALL, command, environment, names, tokenmill, until, write
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.models import JobId
+from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Server
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.store import Store

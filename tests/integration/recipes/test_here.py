@@ -15,12 +15,12 @@ from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Answer as EngineAnswer
 from tokenmill.engine.engine import Chat, Engine, Piece, Request
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.progress import Snapshot
-from tokenmill.jobs.run_stats import Tell
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker import Options
+from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.progress import Snapshot
+from tokenmill.jobs.worker.stats import Tell
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions, Stage
 from tokenmill.recipes.runner import Answered, BatchRunner, Budget, Line, Origin, Spent, chat_line, text_of
 

@@ -15,8 +15,8 @@ from tokenmill.api.progress import Download, Measuring, Progress, ignore
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.progress import Snapshot
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.worker.progress import Snapshot
+from tokenmill.jobs.worker.throughput import Tokens
 
 SNAPSHOT = Snapshot(
     1.0, Counts(pending=2, running=1, done=3, failed=1), Tokens(), 0, 1, 1, 0, None, None, None, None, None

@@ -13,7 +13,7 @@ from tokenmill.api.progress import Measuring, Progress
 from tokenmill.api.slots import fit_slots
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineDied
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import SLOT_PREFIX_TOKENS
 from tokenmill.tuner.point import SlotPoint

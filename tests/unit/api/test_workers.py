@@ -17,7 +17,7 @@ from tokenmill.api.workers import BatchWorker
 from tokenmill.config import Config, EngineConfig
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import Options
+from tokenmill.jobs.worker.loop import Options
 
 
 def test_a_batch_of_an_earlier_round_can_join_and_none_joins_twice(

@@ -23,8 +23,8 @@ from bench.simulation.sharing import Sharer, Sharing, quickly_joined  # noqa: E4
 from bench.simulation.store import Queue, StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
-from tokenmill.jobs.expected import Rates  # noqa: E402
 from tokenmill.jobs.identity import shared_bytes  # noqa: E402
+from tokenmill.jobs.scheduler.estimates import Rates  # noqa: E402
 
 RATES = Rates(100.0, ((1, 10.0), (4, 20.0)))
 HEAD = ((1, 200.0),)

@@ -9,11 +9,11 @@ from rich.console import Console
 from tokenmill.api.batches import counts_text
 from tokenmill.api.summary import Summary
 from tokenmill.cli.views.run import Speeds, document, drawn, line, summary
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.misses import Miss, Misses
 from tokenmill.jobs.models import Batch, Counts, Failure, Totals
-from tokenmill.jobs.progress import Failed, Least, Report, Snapshot
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.progress import Failed, Least, Report, Snapshot
+from tokenmill.jobs.worker.reuse import Miss, Misses
+from tokenmill.jobs.worker.throughput import Tokens
 
 NOW = Snapshot(
     elapsed_s=100.0,

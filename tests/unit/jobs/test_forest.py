@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.forest import Group, Minimum, Pending, common_length, groups, minimum, minimum_bytes, shared_bytes
 from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, FINE_BYTES, head_key
+from tokenmill.jobs.scheduler.prefix_groups import (
+    Group,
+    Minimum,
+    Pending,
+    common_length,
+    groups,
+    minimum,
+    minimum_bytes,
+    shared_bytes,
+)
 
 CHUNKS = [bytes([65 + number]) * CHUNK_BYTES for number in range(4)]
 PIECES = [bytes([65 + number]) * FINE_BYTES for number in range(4)]

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.head_keys import long_key
-from tokenmill.jobs.forest import Pending, shared_bytes
-from tokenmill.jobs.prefix_index import PrefixIndex
-from tokenmill.jobs.tree import Node, Order, Tree, length_of
+from tokenmill.jobs.scheduler.cache_model import PrefixIndex
+from tokenmill.jobs.scheduler.prefix_groups import Pending, shared_bytes
+from tokenmill.jobs.scheduler.prefix_tree import Node, Order, Tree, length_of
 
 LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa")]), max_size=4).map(b"".join)
 JOBS = st.lists(st.tuples(LETTERS, st.none() | st.integers(1, 50)), max_size=14)

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint.variable_text import (
     Volatile,
     differing,
@@ -14,6 +13,7 @@ from tokenmill.jobs.lint.variable_text import (
     segments,
     spelled,
 )
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 
 TIMES = [
     "2026-01-03",

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch
-from tokenmill.jobs.misses import (
+from tokenmill.jobs.scheduler.decisions import Dispatch
+from tokenmill.jobs.worker.reuse import (
     SLOT_SIMILARITY,
     Cause,
     Evidence,

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.misses import Miss, Misses
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.pool_summary import combined_report, combined_snapshot
-from tokenmill.jobs.progress import Least, Report, Snapshot
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
+from tokenmill.jobs.worker.progress import Least, Report, Snapshot
+from tokenmill.jobs.worker.reuse import Miss, Misses
+from tokenmill.jobs.worker.throughput import Tokens
 
 COUNTS = Counts(pending=10, done=5)
 NO_RATES = Rates()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.jobs.remedies import needed, remedies
+from tokenmill.jobs.worker.retries import needed, remedies
 
 RETRY = "tokenmill retry batch_1 --failed, then the same command"
 

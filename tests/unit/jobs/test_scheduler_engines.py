@@ -6,11 +6,11 @@ import pytest
 
 from support.slot_engine import DECODE_S, CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.forest import minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape, Reuse
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.prefix_groups import minimum
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
 
 HEAD = 5200  # bytes: not a whole number of chunks
 BYTE_RATES = Rates(1000.0, ((1, 50.0), (2, 100.0), (4, 200.0), (8, 400.0)))

@@ -7,12 +7,12 @@ import pytest
 from support.head_keys import long_key
 from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.cache_model import CacheModel
-from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
-from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.jobs.scheduler import SLOT_WINDOW, WINDOW, Scheduler
-from tokenmill.jobs.shape import EngineShape, Reuse
+from tokenmill.jobs.scheduler.cache_model import CacheModel
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
+from tokenmill.jobs.scheduler.prefix_groups import Pending, minimum
+from tokenmill.jobs.scheduler.scheduler import SLOT_WINDOW, WINDOW, Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
 
 SHAPES = [
     EngineShape("shares", 4, look_ahead=2),

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Capabilities, EngineKind, Identity, Usage
-from tokenmill.jobs.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, Costs
-from tokenmill.jobs.expected import ASSUMED_TOKENS_PER_BYTE, Left, Lengths, Rates, eta_s
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
-from tokenmill.jobs.tree import Tree
+from tokenmill.jobs.scheduler.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, Costs
+from tokenmill.jobs.scheduler.estimates import ASSUMED_TOKENS_PER_BYTE, Left, Lengths, Rates, eta_s
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.prefix_tree import Tree
+from tokenmill.jobs.scheduler.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
 
 HEAD, OTHER = b"headtail", b"elsewise"
 RATES = Rates(1000.0, ((2, 100.0), (4, 180.0), (8, 200.0)))

@@ -6,11 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.head_keys import long_key
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch, Fetch, Wait
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape, Reuse
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
 
 CHUNKS = [b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa"), long_key(b"bbbb")]
 JOBS = st.lists(

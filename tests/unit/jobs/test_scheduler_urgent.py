@@ -7,13 +7,13 @@ from itertools import groupby
 import pytest
 
 from support.slot_engine import CachingEngine, Night, SharingEngine, Work
-from tokenmill.jobs.backlog import BLIND_S, Backlog
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.forest import Pending, minimum
 from tokenmill.jobs.identity import CHUNK_BYTES
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.backlog import BLIND_S, Backlog
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.prefix_groups import Pending, minimum
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape
 
 RATES = Rates(1000.0, ((1, 50.0), (4, 200.0)))
 DRAW = random.Random(13)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from support.head_rows import rows_of
 from tokenmill.jobs.models import JobId, SortKey
-from tokenmill.jobs.shard_policy import Shard, Span, elsewhere, elsewhere_of, gaps
+from tokenmill.jobs.sharding.policy import Shard, Span, elsewhere, elsewhere_of, gaps
 
 BATCHES, RANKS, PLACES = (1, 2, 3), (-5, 0, 7), (b"\x00", b"a", b"a\x00", b"\xff")
 EVERY: list[SortKey] = sorted(

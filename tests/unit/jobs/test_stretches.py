@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.head_rows import rows_of
-from tokenmill.jobs.forest import WORTH_BYTES
-from tokenmill.jobs.shard_policy import MOST_JOBS, Shard, before, cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
+from tokenmill.jobs.sharding.policy import MOST_JOBS, Shard, before, cut, elsewhere, fair, fair_share, halved, joined
 
 SHORT, HEAD, LONG = 1024, 4096, 65536  # bytes
 GROUPS = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 256, SHORT, HEAD])), min_size=1, max_size=12)

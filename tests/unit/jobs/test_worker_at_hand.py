@@ -1,12 +1,12 @@
 """Who has a job: the scheduler, the trial of suspects, or time."""
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch, Fetch
-from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.job_buffer import JobBuffer
 from tokenmill.jobs.models import JobId, Waiting
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.worker.job_buffer import JobBuffer
 
 USAGE = Usage(10, 2, 0)
 

@@ -7,15 +7,15 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
-from tokenmill.jobs import run_stats as accounts_module
-from tokenmill.jobs.attempts import Attempt
-from tokenmill.jobs.lower_bound import Reckoned, counted
 from tokenmill.jobs.models import Job, State
 from tokenmill.jobs.openai.call import Call
-from tokenmill.jobs.progress import Least
-from tokenmill.jobs.run_stats import RunStats
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.throughput import Throughput
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.worker import stats as accounts_module
+from tokenmill.jobs.worker.attempts import Attempt
+from tokenmill.jobs.worker.progress import Least
+from tokenmill.jobs.worker.reuse import Reckoned, counted
+from tokenmill.jobs.worker.stats import RunStats
+from tokenmill.jobs.worker.throughput import Throughput
 
 ANSWER = Answer("yes", "stop", Usage(1000, 50, 900), Timings(0.0, 2.0, 10.0))
 

@@ -15,10 +15,10 @@ from tokenmill.errors import (
     TokenmillError,
     TooLong,
 )
-from tokenmill.jobs.crash_isolation import FURTHER_TOKENS, CrashIsolation
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.models import Failure
-from tokenmill.jobs.retries import LONGEST_DELAY_S, after, delay_s, most_in_a_row, verdict
+from tokenmill.jobs.scheduler.crash_isolation import FURTHER_TOKENS, CrashIsolation
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.worker.retries import LONGEST_DELAY_S, after, delay_s, most_in_a_row, verdict
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.jobs.expected import Rates
 from tokenmill.jobs.lint.run import Lint
+from tokenmill.jobs.scheduler.estimates import Rates
 from tokenmill.recipes.estimate import Forecast, Known, Speeds, StageForecast, forecast
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat_line

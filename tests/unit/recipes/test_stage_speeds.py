@@ -9,11 +9,11 @@ import pytest
 
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.progress import Report
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.reuse import Misses
+from tokenmill.jobs.worker.throughput import Tokens
 from tokenmill.measurements import read_json
 from tokenmill.recipes.runner import Origin
 from tokenmill.recipes.speeds import MOST_STAGES, Pace, from_paces, keeper, pace_of, paces

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from tokenmill.api.summary import NodeSummary, Summary
 from tokenmill.cli.output import facts, harmless, jsonable, say
-from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.models import Batch, Counts
-from tokenmill.jobs.progress import Report, Snapshot
-from tokenmill.jobs.remedies import remedies
+from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.retries import remedies
+from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.units import format_seconds, number_of
 
 NOW_S = 15.0  # of which "now" is the mean

@@ -14,8 +14,8 @@ slot computes in the order of the file, `ToolsBehind` what tools behind system m
 from collections import Counter
 from zlib import crc32
 
-from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint.parts import TOOLS, Prompt
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 
 MOST_NODES = 1 << 19
 _MASK_BITS = 16

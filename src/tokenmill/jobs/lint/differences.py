@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint.parts import Part, located
 from tokenmill.jobs.lint.spellings import Changing, orders
 from tokenmill.jobs.lint.variable_text import Segment, differing
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.units import MIB
 
 BEFORE, BEHIND = 28, 24  # characters of text shown before and behind the place

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
-from tokenmill.jobs.forest import common_length
 from tokenmill.jobs.lint.parts import Part
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 
 MOST_HEADS = 512
 MOST_CHARACTERS = 65536  # of one prefix

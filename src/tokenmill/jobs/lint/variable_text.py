@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 
 Volatile = Literal["timestamp", "id", "number", "whitespace"]
 VOLATILE: tuple[Volatile, ...] = ("timestamp", "id", "number", "whitespace")

@@ -10,5 +10,5 @@
     queries.py, sql/  named queries, schemas and migrations
     address.py        a folder or the URL of a server
 
-Which process has which jobs is decided by a coordinator: `jobs/coordination.py`, and `jobs/leases.py` on a server.
+A coordinator decides which process has which jobs: `jobs/sharding/coordination.py`, `jobs/sharding/leases.py`.
 """

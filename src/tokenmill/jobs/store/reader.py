@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.jobs.coordination import Runner
 from tokenmill.jobs.line import line_in
 from tokenmill.jobs.models import Batch, Counts, Job, JobId, Result, SortKey, State, Totals, Waiting
+from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import Mode, Shutdown, opened
 from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact

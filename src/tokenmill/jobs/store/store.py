@@ -14,10 +14,10 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.coordination import standing
 from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
-from tokenmill.jobs.shard_reader import ShardReader
-from tokenmill.jobs.sharding import LocalShards, ShardView, WorkerSpec
+from tokenmill.jobs.sharding.allocator import LocalShards, ShardView, WorkerSpec
+from tokenmill.jobs.sharding.coordination import standing
+from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import Shutdown
 from tokenmill.jobs.store.integrity import Damage, affected, checksum

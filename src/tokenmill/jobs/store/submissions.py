@@ -12,8 +12,8 @@ from itertools import count, pairwise
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.models import Batch, JobId, State, Submission
+from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.reader import Reader
 from tokenmill.units import number_of

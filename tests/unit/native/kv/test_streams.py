@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from support.kv_cells import KvCells, Mill
 from tokenmill.errors import EngineError, UsageError
-from tokenmill.jobs.forest import common_length
+from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.native.batching import Id
 from tokenmill.native.kv.prefix_cache import Match, PrefixCache
 from tokenmill.native.kv.streams import PAD, apart, least_copied, mixes, padded

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.backlog import Backlog
-from tokenmill.jobs.cache_model import CacheModel
-from tokenmill.jobs.costs import Costs
-from tokenmill.jobs.decisions import Decision, Dispatch, Fetch, Wait
-from tokenmill.jobs.expected import Lengths, Rates
-from tokenmill.jobs.forest import Pending, worth_bytes
-from tokenmill.jobs.lanes import Lanes, Pick
-from tokenmill.jobs.shape import EngineShape, Reuse
-from tokenmill.jobs.tree import Node, Order, Tree, length_of
+from tokenmill.jobs.scheduler.backlog import Backlog
+from tokenmill.jobs.scheduler.cache_model import CacheModel
+from tokenmill.jobs.scheduler.costs import Costs
+from tokenmill.jobs.scheduler.decisions import Decision, Dispatch, Fetch, Wait
+from tokenmill.jobs.scheduler.estimates import Lengths, Rates
+from tokenmill.jobs.scheduler.prefix_groups import Pending, worth_bytes
+from tokenmill.jobs.scheduler.prefix_tree import Node, Order, Tree, length_of
+from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
+from tokenmill.jobs.scheduler.slots import Lanes, Pick
 from tokenmill.units import number_of
 
 WINDOW = 4096  # jobs at hand; about 2 KB each

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Literal
 
-from tokenmill.jobs.forest import WORTH_BYTES, Pending, chunk_bytes, common_length
 from tokenmill.jobs.identity import KEY_BYTES
+from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, Pending, chunk_bytes, common_length
 
 Order = Literal["stream", "longest", "work", "due", "file"]
 """Of the outermost groups: as they came, by longest job, by all their work, by urgency, or no groups and line order."""

@@ -12,24 +12,23 @@ from typing import Any
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.jobs import attempts, liveness, retries
-from tokenmill.jobs.async_store import AsyncStore
-from tokenmill.jobs.attempts import Attempt, Broke, Ended
-from tokenmill.jobs.completion import CompletionHandler, Event
-from tokenmill.jobs.decisions import Dispatch, Fetch
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.ingest import Ingest
-from tokenmill.jobs.job_buffer import JobBuffer
-from tokenmill.jobs.lower_bound import counted
-from tokenmill.jobs.misses import Miss
 from tokenmill.jobs.models import Batch, JobId, SortKey
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.progress import End, Least, Report
-from tokenmill.jobs.run_stats import RunStats, Tell
-from tokenmill.jobs.scheduler import Scheduler
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.scheduler import Scheduler
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.store import MOST_DEATHS, Store
+from tokenmill.jobs.worker import attempts, liveness, retries
+from tokenmill.jobs.worker.async_store import AsyncStore
+from tokenmill.jobs.worker.attempts import Attempt, Broke, Ended
+from tokenmill.jobs.worker.completion import CompletionHandler, Event
+from tokenmill.jobs.worker.job_buffer import JobBuffer
+from tokenmill.jobs.worker.progress import End, Least, Report
+from tokenmill.jobs.worker.reuse import Miss, counted
+from tokenmill.jobs.worker.stats import RunStats, Tell
 
 GATHER_S = 0.003  # answers that come within this are handled together
 COMMIT_EVERY_S = 0.2  # answers that come sooner after a commit are committed together; their slots are reused already

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 from tokenmill.engine.engine import Answer, Engine, Status
 from tokenmill.errors import EngineDied, EngineError, NonFiniteLogits, TokenmillError, TooLong, UsageError
-from tokenmill.jobs import attempts, liveness, retries
-from tokenmill.jobs.async_store import AsyncStore, PendingWrites, prompt_bytes
-from tokenmill.jobs.attempts import Attempt, Broke, Came, Ended
-from tokenmill.jobs.decisions import Dispatch
-from tokenmill.jobs.job_buffer import JobBuffer
-from tokenmill.jobs.misses import Miss, explain
 from tokenmill.jobs.models import Batch, Failure, Finished, JobId, State
 from tokenmill.jobs.openai.answers import answer_body
-from tokenmill.jobs.progress import Failed
-from tokenmill.jobs.run_stats import RunStats
+from tokenmill.jobs.scheduler.decisions import Dispatch
+from tokenmill.jobs.worker import attempts, liveness, retries
+from tokenmill.jobs.worker.async_store import AsyncStore, PendingWrites, prompt_bytes
+from tokenmill.jobs.worker.attempts import Attempt, Broke, Came, Ended
+from tokenmill.jobs.worker.job_buffer import JobBuffer
+from tokenmill.jobs.worker.progress import Failed
+from tokenmill.jobs.worker.reuse import Miss, explain
+from tokenmill.jobs.worker.stats import RunStats
 from tokenmill.storage.json_text import encode
 
 Event = Came | Ended | Broke | Status | EngineError | Batch | None

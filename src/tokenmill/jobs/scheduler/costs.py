@@ -5,10 +5,10 @@ Works on expected lengths and measured rates; what is not known is None, and eac
 
 from collections.abc import Iterable
 
-from tokenmill.jobs.expected import Lengths, Rates
-from tokenmill.jobs.forest import Pending
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.tree import Node
+from tokenmill.jobs.scheduler.estimates import Lengths, Rates
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.prefix_tree import Node
+from tokenmill.jobs.scheduler.shape import EngineShape
 
 AGAIN_WITHOUT_RATES = (
     "no rates are measured: a head is computed on one more lane when each lane's share of the answers "

@@ -5,15 +5,18 @@ within `tolerance_tokens`: a tokenizer may join the last characters of a head wi
 blocks, and the number expected comes from bytes. Knows nothing of how jobs are ordered.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tokenmill.engine.engine import Usage
-from tokenmill.jobs.decisions import Dispatch
-from tokenmill.jobs.forest import common_length
+from tokenmill.engine import tool_calls
+from tokenmill.engine.engine import Engine, Usage
+from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.jobs.lint.differences import visible
-from tokenmill.jobs.shape import Reuse
+from tokenmill.jobs.openai.call import Call
+from tokenmill.jobs.scheduler.decisions import Dispatch
+from tokenmill.jobs.scheduler.prefix_groups import Minimum, common_length
+from tokenmill.jobs.scheduler.shape import Reuse
 from tokenmill.units import number_of
 
 SLOT_SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity unless told: part of a prompt that a slot must have
@@ -229,3 +232,31 @@ class Misses:
             f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].words}"
             for tallied in self.by_cost()
         ]
+
+
+MOST_JOBS = 1000  # whose prompts are made tokens of once more, when the work is done
+MOST_TOKENS = 500_000
+
+
+class Reckoned:
+    """The least from bytes, job by job: heads are compared exactly, their tokens taken as their share of the prompt."""
+
+    def __init__(self) -> None:
+        self.least, self._bytes = 0.0, Minimum()  # tokens so far
+
+    def add(self, prompt: bytes, usage: Usage) -> None:
+        """Count a prompt; mutates."""
+        shared = self._bytes.add(prompt)
+        self.least += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
+
+
+async def counted(engine: Engine, calls: Iterable[Call]) -> int | None:
+    """The least in tokens, exactly; None where the engine cannot tell a prompt's tokens."""
+    total = Minimum()
+    try:
+        for call in calls:
+            sent = tool_calls.adapt(call.request(), engine.capabilities).request
+            total.add(await engine.tokenize(sent.prompt))
+    except (RequestRefused, EngineError):
+        return None
+    return total.least

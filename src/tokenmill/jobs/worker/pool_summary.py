@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.worker.reuse import Misses
+from tokenmill.jobs.worker.throughput import Tokens
 
 
 def combined_snapshot(

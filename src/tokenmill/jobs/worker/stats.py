@@ -6,15 +6,14 @@ Knows no store and sends nothing; times come in as numbers.
 from collections.abc import Callable, Sequence
 
 from tokenmill.engine.engine import Answer, Counters, EngineKind, Status
-from tokenmill.jobs.attempts import Attempt
-from tokenmill.jobs.decisions import Dispatch
-from tokenmill.jobs.expected import Left, Lengths, eta_s
-from tokenmill.jobs.lower_bound import MOST_JOBS, MOST_TOKENS, Reckoned
-from tokenmill.jobs.misses import SLOT_SIMILARITY, Evidence, Misses
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.progress import End, Failed, Least, Report, Snapshot
-from tokenmill.jobs.shape import EngineShape
-from tokenmill.jobs.throughput import Throughput
+from tokenmill.jobs.scheduler.decisions import Dispatch
+from tokenmill.jobs.scheduler.estimates import Left, Lengths, eta_s
+from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.worker.attempts import Attempt
+from tokenmill.jobs.worker.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.worker.reuse import MOST_JOBS, MOST_TOKENS, SLOT_SIMILARITY, Evidence, Misses, Reckoned
+from tokenmill.jobs.worker.throughput import Throughput
 
 
 class RunStats:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from tokenmill.jobs.models import SortKey, Waiting
-from tokenmill.jobs.shard_policy import Span
+from tokenmill.jobs.sharding.policy import Span
 from tokenmill.jobs.store.backend import DatabaseBackend
 
 _PLURALS = {

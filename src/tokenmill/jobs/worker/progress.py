@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmill.jobs.expected import Rates
-from tokenmill.jobs.misses import Misses
 from tokenmill.jobs.models import Counts, Failure
-from tokenmill.jobs.throughput import Tokens
+from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.worker.reuse import Misses
+from tokenmill.jobs.worker.throughput import Tokens
 
 End = Literal["finished", "stopped", "cancelled"]
 

@@ -21,10 +21,9 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from tokenmill.errors import TooLong
-from tokenmill.jobs.forest import WORTH_BYTES
 from tokenmill.jobs.models import JobId, SortKey, Waiting
-from tokenmill.jobs.retries import CutShort
-from tokenmill.jobs.shard_policy import (
+from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
+from tokenmill.jobs.sharding.policy import (
     COUNTED_JOBS,
     MIN_ROWS,
     MOST_JOBS,
@@ -40,7 +39,8 @@ from tokenmill.jobs.shard_policy import (
     joined,
     speed_share,
 )
-from tokenmill.jobs.shard_reader import PendingJobs, ShardReader
+from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
+from tokenmill.jobs.worker.retries import CutShort
 from tokenmill.units import number_of
 
 PAGE_ROWS = 4096  # of one query

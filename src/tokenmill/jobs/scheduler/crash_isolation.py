@@ -13,7 +13,7 @@ Pure. What is blamed, and how often, the store counts.
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from tokenmill.jobs.forest import Pending
+from tokenmill.jobs.scheduler.prefix_groups import Pending
 
 FURTHER_TOKENS = 8  # beyond the point of death: tokens may have been on their way to us
 

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.tree import Order, Tree
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.prefix_tree import Order, Tree
 
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
 _MARGIN = 1.25  # expected times are this much too short, for all we know ...

@@ -18,8 +18,8 @@ from uuid import uuid4
 
 from tokenmill.engine.process.identity import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.coordination import BeingStored, Coordinator, LinesLost
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.postgres_errors import Lost
@@ -121,7 +121,7 @@ class Leased(Coordinator):
 
     def shards(self, store: "Store", slots: int) -> ShardView:
         """Shards that are leased with this process."""
-        from tokenmill.jobs.leased_shards import leased_view  # noqa: PLC0415  it needs a store, which needs this
+        from tokenmill.jobs.sharding.leased import leased_view  # noqa: PLC0415  it needs a store, which needs this
 
         return leased_view(store, self._database, self, slots)
 

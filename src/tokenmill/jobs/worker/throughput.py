@@ -8,7 +8,7 @@ together they give the time that really passed. Pure: times come in as numbers.
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Answer
-from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.scheduler.estimates import Rates
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,16 @@ from typing import NamedTuple
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.jobs.async_store import AsyncStore
-from tokenmill.jobs.misses import Miss
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.pool_summary import combined_report, combined_snapshot
-from tokenmill.jobs.progress import End, Failed, Report, Snapshot
-from tokenmill.jobs.run_stats import Tell
-from tokenmill.jobs.shape import EngineShape
+from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker import KEPT, Options, Task, Worked, attempt
+from tokenmill.jobs.worker.async_store import AsyncStore
+from tokenmill.jobs.worker.loop import KEPT, Options, Task, Worked, attempt
+from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
+from tokenmill.jobs.worker.progress import End, Failed, Report, Snapshot
+from tokenmill.jobs.worker.reuse import Miss
+from tokenmill.jobs.worker.stats import Tell
 
 _GRACE_TICKS = 5  # for workers to see that all is done; one that waits for its engine does not look
 

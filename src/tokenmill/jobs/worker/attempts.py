@@ -9,10 +9,10 @@ from tokenmill.engine import tool_calls
 from tokenmill.engine.engine import Answer, Engine, Request
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import RequestRefused, TokenmillError
-from tokenmill.jobs.decisions import Dispatch
 from tokenmill.jobs.models import Job
 from tokenmill.jobs.openai.call import Call
-from tokenmill.jobs.throughput import Mark
+from tokenmill.jobs.scheduler.decisions import Dispatch
+from tokenmill.jobs.worker.throughput import Mark
 
 
 @dataclass(slots=True, eq=False)

@@ -13,8 +13,15 @@ for it, and it decides only between lanes that are as good otherwise.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tokenmill.jobs.forest import WORTH_BYTES, Pending, chunk_bytes, common_length, shared_bytes, worth_bytes
-from tokenmill.jobs.tree import Node, Tree, touches
+from tokenmill.jobs.scheduler.prefix_groups import (
+    WORTH_BYTES,
+    Pending,
+    chunk_bytes,
+    common_length,
+    shared_bytes,
+    worth_bytes,
+)
+from tokenmill.jobs.scheduler.prefix_tree import Node, Tree, touches
 
 Pays = Callable[[Node, int, int], bool]
 """Whether to compute so many bytes again for one more lane in a group which so many lanes are at."""

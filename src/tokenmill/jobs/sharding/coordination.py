@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.sharding import ShardView
+from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.sqlite import Database
 
@@ -96,6 +96,6 @@ def standing(database: DatabaseBackend, at_work: Callable[[], Collection[int]]) 
     """The coordinator of an open database; `at_work` returns the jobs that run in this process."""
     if isinstance(database, Database):
         return Coordinator(database)
-    from tokenmill.jobs.leases import leased  # noqa: PLC0415  its driver is an extra
+    from tokenmill.jobs.sharding.leases import leased  # noqa: PLC0415  its driver is an extra
 
     return leased(database, at_work)

@@ -9,9 +9,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.identity import FINE_CHUNKS, KEY_BYTES, head_of
 from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.scheduler.prefix_groups import Pending
 
 ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer tells: English text in most vocabularies
 _TRUST = 4  # finished jobs of a kind that weigh as much as the mean of all

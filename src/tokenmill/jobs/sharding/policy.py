@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
-from tokenmill.jobs.forest import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 from tokenmill.jobs.identity import head_of
 from tokenmill.jobs.models import SortKey, Waiting
+from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
 MOST_JOBS = 16384  # a prefix that is computed again after this many jobs costs next to nothing
 MIN_ROWS = 256  # looked at for the end of a prefix, at least

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tokenmill.errors import TooLong
-from tokenmill.jobs.coordination import Coordinator
 from tokenmill.jobs.models import SortKey, Waiting
-from tokenmill.jobs.shard_policy import Shard
-from tokenmill.jobs.shard_reader import ShardReader
-from tokenmill.jobs.sharding import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
+from tokenmill.jobs.sharding.allocator import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
+from tokenmill.jobs.sharding.coordination import Coordinator
+from tokenmill.jobs.sharding.policy import Shard
+from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.store import Store
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.engine.engine import Capabilities, Identity
-from tokenmill.jobs.expected import Rates
+from tokenmill.jobs.scheduler.estimates import Rates
 from tokenmill.tuner.point import SlotPoint
 
 Reuse = Literal["shares", "slots", "prefix cache", "none"]

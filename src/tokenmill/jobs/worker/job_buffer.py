@@ -11,11 +11,11 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.crash_isolation import CrashIsolation
-from tokenmill.jobs.decisions import Decision, Dispatch
-from tokenmill.jobs.forest import Pending
 from tokenmill.jobs.models import JobId, Waiting
-from tokenmill.jobs.scheduler import Scheduler
+from tokenmill.jobs.scheduler.crash_isolation import CrashIsolation
+from tokenmill.jobs.scheduler.decisions import Decision, Dispatch
+from tokenmill.jobs.scheduler.prefix_groups import Pending
+from tokenmill.jobs.scheduler.scheduler import Scheduler
 
 
 class JobBuffer:

@@ -27,7 +27,7 @@ from tokenmill.jobs.models import (
 )
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.sharding import ShardView, WorkerSpec
+from tokenmill.jobs.sharding.allocator import ShardView, WorkerSpec
 from tokenmill.jobs.store.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
