@@ -146,7 +146,7 @@ def read_json(
     model_id: str | None = None,
     engine: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The records of a kind, oldest first; empty where there is no journal, or one that cannot be read."""
+    """The records of a kind, oldest first; empty without a readable journal."""
     keys = {"kind": kind, "machine_id": machine_id, "model_id": model_id, "engine": engine}
     if _is_empty(state):
         return []

@@ -37,7 +37,7 @@ def save_point(state: Path, point: OperatingPoint) -> Path:
 
 
 def load_point(state: Path, place: PointScope) -> OperatingPoint | None:
-    """The point of this very place; None: there is none that holds."""
+    """The point that holds for this machine, model and build, or None."""
     return find(state, place).point
 
 

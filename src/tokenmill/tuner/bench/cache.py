@@ -1,6 +1,6 @@
-"""What the prompt cache is worth: a prompt the first time and again, the same head with a new tail, and its state.
+"""What the prompt cache saves: a prompt the first time, again, and with a new end; and the size of its state.
 
-The very first request after a start is measured as well: pages are touched, buffers made and kernels chosen in it.
+The first request after a start is measured too: it touches pages, allocates buffers and chooses kernels.
 """
 
 import tempfile
@@ -14,28 +14,28 @@ from tokenmill.tuner.bench.rows import Row, Runs, Stat, row_of
 from tokenmill.tuner.bench.served import Served, Units
 from tokenmill.tuner.bench.sweep import Keep, joined
 
-TAIL = 64  # tokens of a job behind a head that many share
+TAIL = 64  # tokens of a job after a shared prefix
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEffect:
-    """A prompt that was there already, beside the same one when it was not."""
+    """A cached prompt compared with the same prompt when it was not cached."""
 
     prompt_tokens: int
-    saved_tokens: int | None  # None: the engine does not say
-    lookup_s: Stat  # to the first token of a prompt that is all in the cache
-    cold_s: Stat  # to the first token of one that is not
-    state_bytes: int | None  # of the prompt's state, as saved; None: the engine saves none
-    predicted_state_bytes: int | None  # its cells by the plan
+    saved_tokens: int | None  # None: the engine does not report it
+    lookup_s: Stat  # to the first token of a fully cached prompt
+    cold_s: Stat  # to the first token of a prompt that is not cached
+    state_bytes: int | None  # of the prompt's saved state; None: the engine cannot save it
+    predicted_state_bytes: int | None  # of its KV cells, by the plan
 
     @property
     def times(self) -> float:
-        """How many times sooner the answer begins."""
+        """Speedup of the first token."""
         return self.cold_s.median / self.lookup_s.median
 
 
 async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> Row:
-    """The first request of an engine's life; nothing may have been asked of it before."""
+    """The first request to a new engine; it must not have had one before."""
     rig.need(prompt + tokens, f"a prompt of {prompt:,}")
     rig.tell("the first request")
     served = await rig.ask(await rig.prose.take(prompt), tokens)
@@ -45,7 +45,7 @@ async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> Row:
 async def cache(
     rig: Rig, *, prompt: int, tokens: int, keep: Keep, plan: Plan | None
 ) -> tuple[tuple[Row, ...], CacheEffect | None]:
-    """A prompt cold, the same again, and its head with a new tail; None where nothing was reused."""
+    """A cold prompt, the same again, and its prefix with a new end; the effect is None if nothing was reused."""
     rig.need(prompt + TAIL + tokens, f"a prompt of {prompt:,} with a tail")
     units: Units = ()
 
@@ -83,7 +83,7 @@ async def _effect(rig: Rig, cold: Row, again: Row, units: Units, plan: Plan | No
 
 
 def state_bytes(plan: Plan, tokens: int) -> int:
-    """Cells of so many tokens, by the plan."""
+    """Bytes of KV cells for `tokens`, by the plan."""
     kv = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
     return round(kv * tokens / plan.settings.cells)
 
@@ -97,5 +97,5 @@ async def _saved_bytes(rig: Rig, units: Units) -> int | None:
         try:
             await rig.engine.save_prefix(rig.prose.prompt(units), path)
         except EngineError:
-            return None  # no room for the file, say: the size is a detail
+            return None  # for example, the disk is full; the size is a detail
         return path.stat().st_size

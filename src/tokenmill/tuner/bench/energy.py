@@ -1,4 +1,4 @@
-"""Joules for a token, and what a million of them cost at a price of electricity.
+"""Joules per token, and the cost of a million tokens at a price of electricity.
 
 Counters and wall meters see the whole machine, idle power included; the cost is that of energy alone, not of the
 machine. Prefill and decode differ by an order of magnitude, so each is measured apart.
@@ -24,31 +24,31 @@ class Measures(Protocol):
     """Joules between two moments."""
 
     def start(self) -> None:
-        """Measure from here on."""
+        """Start measuring."""
 
     def stop(self) -> Joules:
-        """What was used since."""
+        """Energy used since `start`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a kilowatt-hour."""
+    """The price of a kilowatt-hour."""
 
     per_kwh: float
     currency: str = ""
 
     def of_million(self, joules_per_token: float) -> float:
-        """A million tokens at so many joules each."""
+        """The price of a million tokens at `joules` each."""
         return joules_per_token * 1e6 / _KWH_J * self.per_kwh
 
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Joules for a token; None: not known, and `why_not` says why."""
+    """Joules per token; None if unknown, for the reason `why_not`."""
 
-    decode_j: Stat | None = None  # for one written
-    prefill_j: Stat | None = None  # for one of a prompt
-    source: str | None = None  # counters, or a wall meter's figure
+    decode_j: Stat | None = None  # per generated token
+    prefill_j: Stat | None = None  # per prompt token
+    source: str | None = None  # counters, or the figure of a wall meter
     why_not: str | None = None
 
 
@@ -65,7 +65,7 @@ def parse_price(text: str) -> Price:
 async def energy(
     rig: Rig, *, prompt: int, tokens: int, watts: float | None = None, meter: Measures | None = None
 ) -> Energy:
-    """Joules for a token of a prompt and for one that is written, from the counters or at a given power."""
+    """Joules per prompt token and per generated token, from the counters or from a given power."""
     meter = meter or Meter()
     if watts is None:
         meter.start()
@@ -90,7 +90,7 @@ async def energy(
         read, read_j = await metered(units, 1)
         written, written_j = await metered(units, tokens)
         if written.computed_tokens > read.computed_tokens // 2:
-            written_j = None  # the prompt was computed once more: its energy is in it
+            written_j = None  # includes the energy of a prompt that was computed again
         return _each(read_j, read.computed_tokens), _each(written_j, written.written_tokens)
 
     found, _, _ = await rig.repeated(once)

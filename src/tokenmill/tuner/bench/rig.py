@@ -1,6 +1,6 @@
-"""An engine set up for measuring: fresh text, points that are repeated, runs that were disturbed thrown away.
+"""An engine set up for measuring: sends text that no cache holds, repeats points and discards disturbed runs.
 
-Knows nothing of tables or of what is worth measuring. Anything that answers requests can be on it.
+It does not decide what to measure. Anything that answers requests can be measured.
 """
 
 import asyncio
@@ -17,43 +17,43 @@ from tokenmill.tuner.bench.served import Arrivals, Prose, Served, Units, request
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
-"""Told in a few words what is being measured."""
+"""Called with a few words that say what is being measured."""
 
 
 class Quiet(Protocol):
-    """Sees what else used the machine between two moments."""
+    """Detects other use of the machine between `start` and `stop`."""
 
     def start(self, pids: Collection[int]) -> None:
-        """Watch from here on; these processes are no disturbance."""
+        """Start watching; `pids` are no disturbance."""
 
     def stop(self) -> str | None:
-        """What disturbed, in words; None: nothing did."""
+        """What disturbed the measurement, as text; None if nothing did."""
 
 
 def pids_of(engine: Engine) -> tuple[int, ...]:
-    """Its processes, where they are on this machine, known, and not this one."""
+    """Processes of an engine on this machine, without this process; empty where they are unknown."""
     pid = engine.identity.pid
     return () if pid is None or pid == os.getpid() else (pid, *descendants(pid))
 
 
 @dataclass(slots=True)
 class Rig:
-    """What every measurement needs."""
+    """An engine with its text, and how points are repeated."""
 
     engine: Engine
     prose: Prose
     repeat: int = 3
-    quiet: Callable[[], Quiet] | None = None  # None: nothing is known of other load
+    quiet: Callable[[], Quiet] | None = None  # None: other load is unknown
     tell: Tell = lambda _: None
 
     @property
     def room(self) -> int | None:
-        """Tokens that a sequence can have, prompt and answer together; None: the engine does not say."""
+        """Maximum tokens of a sequence, prompt and answer together; None: the engine does not report it."""
         context = self.engine.identity.context
         return None if context is None else context - self.prose.head_tokens
 
     def need(self, tokens: int, what: str) -> None:
-        """UsageError where no sequence is that long."""
+        """UsageError if a sequence cannot have `tokens`."""
         if self.room is not None and tokens > self.room:
             raise UsageError(
                 f"{what} needs {tokens:,} tokens of context and the engine has {self.engine.identity.context:,}",
@@ -62,18 +62,18 @@ class Rig:
             )
 
     async def ask(self, units: Units, tokens: int, lane: int | None = 0) -> Served:
-        """One request for so many tokens, on lane 0 where lanes can be chosen: there its head is."""
+        """Send one request for `tokens`, to slot 0 where slots can be chosen, because the prefix is cached there."""
         served, _ = await serve(self.engine, self.request(units, tokens, lane))
         self.prose.was(units, served.prompt_tokens)
         return served
 
     def request(self, units: Units, tokens: int, lane: int | None) -> Request:
-        """A request as this engine can take it: not every server can be told to go on after the end of a text."""
+        """A request for this engine; not every server can continue after an end-of-text token."""
         chosen = lane if self.engine.capabilities.chooses_lanes else None
         return request_for(self.prose.prompt(units), tokens, lane=chosen, ends=self.engine.identity.kind == "url")
 
     async def together(self, texts: Sequence[Units], tokens: int) -> list[tuple[Served, Arrivals]]:
-        """A request for each text at the same time, each on a lane of its own where lanes can be chosen."""
+        """Send a request for each text concurrently, each to its own slot where slots can be chosen."""
         tasks = [
             asyncio.ensure_future(serve(self.engine, self.request(text, tokens, lane)))
             for lane, text in enumerate(texts)
@@ -86,7 +86,7 @@ class Rig:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def repeated(self, once: Callable[[], Awaitable[T]]) -> tuple[tuple[T, ...], str | None, int]:
-        """Runs of one point: as many as asked for that nothing disturbed; the words of what did where all were.
+        """Undisturbed runs of one point, up to `repeat`; if all were disturbed, these with the last reason.
 
         A disturbed run is made again, twice as many in all at most.
         """
@@ -107,5 +107,5 @@ class Rig:
         return tuple(found for found, _ in bad), bad[-1][1], 0
 
     async def runs(self, once: Callable[[], Awaitable[Served]]) -> Runs:
-        """The same for requests."""
+        """`repeated` for requests."""
         return Runs(*await self.repeated(once))

@@ -1,6 +1,6 @@
-"""What was measured, as rows: one for each point, with the median of its runs and how far they lay apart. Values only.
+"""Results as rows: one per point, with the median and the spread of its runs.
 
-Every figure here is measured; what the forecast said for the same point is in fields of its own.
+Every figure is measured; forecasts of the same point have fields of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ What = Literal["first", "cold", "again", "tail", "sweep", "threads", "sequences"
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The median of some runs, and their range."""
+    """Median and range of several runs."""
 
     median: float
     low: float
@@ -24,19 +24,19 @@ class Stat:
 
     @property
     def spread(self) -> float:
-        """The run furthest from the median, as a share of it."""
+        """Largest distance from the median, as a share of it."""
         return max(self.high - self.median, self.median - self.low) / self.median if self.median else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One point. PP and TG are tokens of the prompt that were computed and tokens that were written, of all sequences
-    together; N_KV is what was in the cache before, of one sequence."""
+    """One point. PP and TG are computed prompt tokens and generated tokens of all sequences together; N_KV is the
+    number of cached tokens of one sequence before."""
 
     what: What
     pp: int
     tg: int
-    n_kv: int | None  # None: the engine does not say
+    n_kv: int | None  # None: the engine does not report it
     prompt_tokens: int  # of one sequence
     t_pp_s: Stat | None  # to the first token
     s_pp_tok_s: Stat | None
@@ -46,22 +46,22 @@ class Row:
     threads: int | None = None
     threads_batch: int | None = None
     sequences: int = 1
-    engine_t_pp_s: float | None = None  # the engine's own clock, where it tells
+    engine_t_pp_s: float | None = None  # by the engine's own clock
     engine_t_tg_s: float | None = None
     predicted_pp_tok_s: float | None = None
     predicted_tg_tok_s: float | None = None
-    disturbed: str | None = None  # what else used the machine in every run: compare with care
-    repeated: int = 0  # runs that were disturbed and do not count
+    disturbed: str | None = None  # why every run was disturbed
+    repeated: int = 0  # disturbed runs that were repeated
 
     @property
     def depth(self) -> int:
-        """Tokens of a sequence when it began to write."""
+        """Tokens of a sequence when decoding began."""
         return self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of one point that count."""
+    """The runs of one point that count."""
 
     served: tuple[Served, ...]
     disturbed: str | None = None
@@ -69,13 +69,13 @@ class Runs:
 
 
 def stat(values: Sequence[float | None]) -> Stat | None:
-    """The median of what is known; None where nothing is."""
+    """Median and range of the known values; None if all are unknown."""
     known = [value for value in values if value is not None]
     return Stat(median(known), min(known), max(known), len(known)) if known else None
 
 
 def row_of(what: What, runs: Runs) -> Row:
-    """A point of one sequence."""
+    """The row of a point with one sequence."""
     served = runs.served
 
     def stat_of(figure: Callable[[Served], float | None]) -> Stat | None:

@@ -22,10 +22,10 @@ from tokenmill.tuner.point import Figures, PointScope, TrialSettings
 
 Part = Literal["first", "cache", "sweep", "threads", "sequences", "energy"]
 PARTS: tuple[Part, ...] = get_args(Part)
-PROMPT = 512  # tokens of a prompt where the depth is not the question
-BESIDE = 128  # tokens of each prompt where several are written at once
+PROMPT = 512  # tokens of a prompt, except in the sweep by depth
+BESIDE = 128  # tokens of each prompt with several sequences
 LEAST_PROMPT = 16
-PART = 0.1  # by which a micro-batch may be longer or shorter and still count as one
+PART = 0.1  # relative tolerance of the length of a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +35,32 @@ class Order:
     parts: tuple[Part, ...] = PARTS
     depth: int = 2048
     step: int = 512
-    tokens: int = 128  # written at each point
+    tokens: int = 128  # generated at each point
     threads: tuple[int, ...] = ()
-    sequences: tuple[int, ...] | None = None  # None: by the engine's lanes
+    sequences: tuple[int, ...] | None = None  # None: derived from the engine's slots
     watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All that was measured of one engine. Every figure is measured; predicted ones are called so."""
+    """All results of one engine. Every figure is measured unless its name says predicted."""
 
     place: PointScope
     when: str  # ISO 8601, UTC
     rows: tuple[Row, ...] = ()
     cache: CacheEffect | None = None
     energy: Energy | None = None
-    dials: TrialSettings | None = None  # None: the engine's settings are not known
+    dials: TrialSettings | None = None  # None: the engine's settings are unknown
     notes: tuple[str, ...] = ()
 
     def of(self, *what: str) -> tuple[Row, ...]:
-        """Rows of some kinds."""
+        """Rows of the given kinds."""
         return tuple(row for row in self.rows if row.what in what)
 
 
 @dataclass(slots=True)
 class _Book:
-    """Rows as they come."""
+    """Collects rows as they are measured."""
 
     plan: Plan | None
     place: PointScope
@@ -84,7 +84,7 @@ async def bench(
     plan: Plan | None = None,
     record: Callable[[Speed], None] | None = None,
 ) -> Bench:
-    """Measure an engine; `record` gets what belongs in the history as soon as it is there."""
+    """Measure an engine; `record` is called immediately with each speed that belongs in the history."""
     book = _Book(plan, place, record)
     when = now()
     notes = [] if plan is None else [note for note in plan.forecast.notes if note.startswith("no forecast")]
@@ -122,22 +122,22 @@ async def bench(
 
 
 def belongs(row: Row) -> bool:
-    """Whether a row goes into the history: forecasts are of a steady state, on a machine that does nothing else."""
+    """Whether a row belongs in the history: forecasts assume a steady state on an idle machine."""
     return row.what != "first" and row.disturbed is None
 
 
 def prompt_tokens(rig: Rig, beside: int) -> int:
-    """A prompt's tokens: the usual number, or what the context has room for beside so many others."""
+    """Tokens of a prompt: `PROMPT`, or fewer if the context has no room for them and `beside` other tokens."""
     return PROMPT if rig.room is None else max(LEAST_PROMPT, min(PROMPT, rig.room - beside))
 
 
 def now() -> str:
-    """This moment, ISO 8601, UTC."""
+    """The current time, ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def predicted(plan: Plan, row: Row) -> Row:
-    """A row with what the forecast says for the same point."""
+    """The row with the forecast of the same point."""
     settings = plan.settings
     if row.threads is not None:
         settings = replace(settings, threads=row.threads, threads_batch=row.threads_batch or row.threads)
@@ -167,7 +167,7 @@ def predicted(plan: Plan, row: Row) -> Row:
 
 
 def dials_of(settings: Settings) -> TrialSettings:
-    """A plan's settings as the history has them."""
+    """A plan's settings as the history stores them."""
     return TrialSettings(
         settings.threads,
         settings.threads_batch,
@@ -186,7 +186,7 @@ def dials_of(settings: Settings) -> TrialSettings:
 def speed_of(
     row: Row, place: PointScope, settings: Settings, when: str, source: Source = "bench", *, placement: str = UNKNOWN
 ) -> Speed:
-    """A row for the history; `sequences` of its dials are those that were at work, `placement` is a fingerprint."""
+    """The row as a speed of the history, with the number of sequences in use and the fingerprint of the placement."""
     dials = replace(dials_of(settings), sequences=row.sequences, placement=placement)
     if row.threads is not None:
         dials = replace(dials, threads=row.threads, threads_batch=row.threads_batch or row.threads)
@@ -210,6 +210,6 @@ def speed_of(
 
 
 def last_part(computed: int, depth: int, ubatch: int) -> bool:
-    """Whether so many tokens were about the last micro-batch of a prompt: so the history takes a speed of prefill."""
+    """Whether `computed` tokens were about the last micro-batch of a prompt: the history stores such prefill speeds."""
     usual = min(depth, ubatch)
     return abs(computed - usual) <= PART * usual

@@ -1,8 +1,8 @@
-"""One request as it is served, on the caller's clock, and text that no engine has seen before to ask with.
+"""One request as it is served, on the caller's clock, and prompts that no cache holds.
 
-Whatever answers (a worker of ours, a server, a URL) is measured in the same way, from sending a request to its end.
-How much of that was writing the engine knows best: pieces come late and together where the caller's processor is busy.
-Of an engine that does not say, the moments count at which tokens came; pieces may hold several, so tokens are counted.
+Native workers, servers and URLs are measured in the same way, from sending a request to its end. An engine's own
+timings are preferred, because pieces arrive late and together while the caller's processor is busy. Without them,
+arrival times count; a piece may hold several tokens, so tokens are counted, not pieces.
 """
 
 import time
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tokenmill.engine.engine import Answer, Engine, Prompt, Request, Sampling
 from tokenmill.errors import EngineError, RequestRefused
 
-LEAST_COMPUTED = 16  # fewer prompt tokens than these say nothing about the speed of prefill
+LEAST_COMPUTED = 16  # minimum prompt tokens that give a prefill speed
 CHUNK_WORDS = 2000
-FIRSTS = 48  # texts that begin differently; there are more words than that
+FIRSTS = 48  # texts that begin differently; must be fewer than words
 _VOCABULARY = """
     river mill stone wheel grain harbour ledger bridge copper lantern winter signal valley engine garden tower keeper
     morning archive current furnace village compass orchard railway machine number letter window market carries turns
@@ -26,43 +26,43 @@ _VOCABULARY = """
 WORDS = tuple(_VOCABULARY.split())
 
 Units = tuple[int, ...] | tuple[str, ...]
-"""Tokens; or words, where an engine cannot be asked for tokens."""
+"""Tokens, or words where an engine does not return tokens."""
 Arrivals = Sequence[tuple[float, int]]
-"""When tokens came, and how many."""
+"""Arrival times, and the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one request took."""
+    """Times and tokens of one request."""
 
     prompt_tokens: int
-    cached_tokens: int | None  # None: the engine does not say
+    cached_tokens: int | None  # None: the engine does not report it
     written_tokens: int
     first_s: float  # from sending it to its first token
-    write_s: float | None  # from there to its last; None: all of it came at once
+    write_s: float | None  # from the first to the last token; None: there was one piece
     total_s: float
-    timed_tokens: int = 0  # written in `write_s`
+    timed_tokens: int = 0  # generated in `write_s`
     engine_prefill_s: float | None = None
     engine_decode_s: float | None = None
 
     @property
     def computed_tokens(self) -> int:
-        """Of the prompt; all of it where the engine does not say."""
+        """Computed prompt tokens; all of them where the engine does not report cached ones."""
         return self.prompt_tokens - (self.cached_tokens or 0)
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Prompt tokens a second until the first token; None where there were too few."""
+        """Prompt tokens per second until the first token; None if there were too few."""
         return self.computed_tokens / self.first_s if self.computed_tokens >= LEAST_COMPUTED and self.first_s else None
 
     @property
     def decode_tok_s(self) -> float | None:
-        """Tokens a second after the first."""
+        """Tokens per second after the first."""
         return self.timed_tokens / self.write_s if self.write_s and self.timed_tokens else None
 
 
 def timed(sent_s: float, arrivals: Arrivals, answer: Answer, ended_s: float) -> Served:
-    """What a stream was: its whole time by the caller's clock, its parts by the engine's or by when tokens came.
+    """A finished stream: total time by the caller's clock, its parts by the engine's clock or by arrivals.
 
     A first piece of several tokens came later than its first token did: by as many steps as it has tokens more.
     """
@@ -92,7 +92,7 @@ def timed(sent_s: float, arrivals: Arrivals, answer: Answer, ended_s: float) -> 
 
 
 async def serve(engine: Engine, request: Request) -> tuple[Served, Arrivals]:
-    """Send a request and take its answer; what it took, and when tokens came."""
+    """Send a request and receive its answer; returns its times and the arrivals of tokens."""
     arrivals: list[tuple[float, int]] = []
     sent_s = time.perf_counter()
     stream = engine.stream(request)
@@ -108,7 +108,7 @@ async def serve(engine: Engine, request: Request) -> tuple[Served, Arrivals]:
 
 
 def words(seed: int, count: int) -> tuple[str, ...]:
-    """Words in sentences, the same for the same seed: varied enough that different experts are woken."""
+    """Words in sentences, the same for the same seed, varied enough to activate different experts."""
     found = []
     for _ in range(count):
         seed = (seed * 6364136223846793005 + 1442695040888963407) % (1 << 64)
@@ -118,10 +118,10 @@ def words(seed: int, count: int) -> tuple[str, ...]:
 
 
 class Prose:
-    """Text that is new each time it is asked for, as tokens where the engine tells them."""
+    """Text that is new at each call, as tokens where the engine returns them."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
-        """Text for one engine; another seed is another text."""
+        """Text for one engine; each seed gives another text."""
         self._engine = engine
         self._seed = seed
         self._as_tokens: bool | None = None
@@ -131,9 +131,9 @@ class Prose:
         self.tokens_per_unit = 1.0
 
     async def take(self, tokens: int) -> Units:
-        """So many tokens that were never asked for before; about so many where only words are known.
+        """`count` new tokens; approximately, where only words are known.
 
-        None of the last texts began with the same one: else an engine would find its beginning in the cache.
+        Recent texts began with other tokens, so that the beginning is not cached.
         """
         await self.learn()
         count = tokens if self._as_tokens else max(1, round(tokens / self.tokens_per_unit))
@@ -155,23 +155,23 @@ class Prose:
         return (await self._engine.tokenize(" " + " ".join(text)))[len(self._head) :] if self._as_tokens else text
 
     def prompt(self, units: Units) -> Prompt:
-        """What to send for some units."""
+        """The prompt for some units."""
         if self._as_tokens:
             return (*self._head, *(unit for unit in units if isinstance(unit, int)))
         return " ".join(map(str, units))
 
     def was(self, units: Units, tokens: int) -> None:
-        """Learn how many tokens a prompt of words had."""
+        """Learn from the token count of a prompt of words."""
         if units and not self._as_tokens:
             self.tokens_per_unit = tokens / len(units)
 
     @property
     def head_tokens(self) -> int:
-        """Tokens before every text, once that is learnt: the model's sign for a beginning."""
+        """Tokens that the engine adds before every text, such as BOS; 0 until `learn` was called."""
         return len(self._head)
 
     async def learn(self) -> None:
-        """Ask the engine, once, whether it tells tokens, and what it puts before every text."""
+        """Ask the engine, once, whether it returns tokens, and which it adds before every text."""
         if self._as_tokens is None:
             try:
                 self._head = await self._engine.tokenize("")
@@ -181,8 +181,8 @@ class Prose:
 
 
 def request_for(prompt: Prompt, tokens: int, *, lane: int | None = None, ends: bool = False) -> Request:
-    """A request that writes exactly so many tokens; `ends`: or fewer, for a server that cannot be told.
+    """A request that generates exactly `tokens`; with `ends` perhaps fewer, for servers that cannot ignore the end.
 
-    Tokens are drawn: the likeliest alone go round in circles soon, and always wake the same experts.
+    Tokens are sampled: greedy decoding soon repeats itself and activates the same experts.
     """
     return Request(prompt, Sampling(temperature=1.0, seed=1), max_tokens=tokens, ignore_eos=not ends, lane=lane)

@@ -24,16 +24,16 @@ from tokenmill.tuner.bench.rows import Row, row_of, stat
 from tokenmill.tuner.bench.served import Arrivals, Served, Units
 
 Keep = Callable[[Row], Row]
-"""Given each row as it is measured; gives it back, perhaps with what was predicted."""
+"""Called with each row as it is measured; returns it, perhaps with the forecast."""
 
 
 def steps(depth: int, step: int) -> tuple[tuple[int, int], ...]:
-    """(tokens before, tokens new) of each row; the last is shorter where the depth is no multiple."""
+    """Pairs of cached and new tokens of each row; the last may be shorter."""
     return tuple((before, min(step, depth - before)) for before in range(0, depth, step))
 
 
 async def sweep(rig: Rig, *, depth: int, step: int, tokens: int, keep: Keep) -> tuple[Row, ...]:
-    """Rows up to a depth, in steps; `tokens` are written at each."""
+    """Rows up to a depth, in steps; `tokens` are generated at each."""
     if depth < 1 or step < 1 or tokens < 2:
         raise UsageError("a sweep needs a depth and a step of at least 1, and 2 tokens to write")
     await rig.prose.learn()
@@ -55,7 +55,7 @@ async def sweep(rig: Rig, *, depth: int, step: int, tokens: int, keep: Keep) -> 
 
 
 def joined(head: Units, rest: Units) -> Units:
-    """One text after another; both are tokens, or both words."""
+    """Two texts of the same kind, tokens or words, as one."""
     return (*head, *rest)
 
 
@@ -64,7 +64,7 @@ SEQUENCES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def thread_counts(cores: int) -> tuple[int, ...]:
-    """Numbers of threads worth a look: all of them where cores are few, else spread with the upper end dense."""
+    """Numbers of threads to measure: all of them up to a few cores, else denser towards the upper end."""
     if cores <= MOST_POINTS:
         return tuple(range(1, cores + 1))
     upper = {cores, cores - 1, cores - 2, cores - 3}
@@ -72,14 +72,14 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 
 
 def sequence_counts(most: int) -> tuple[int, ...]:
-    """Widths worth a look on an engine with so many lanes."""
+    """Numbers of sequences to measure on an engine with `most` slots."""
     return tuple(sorted({*(count for count in SEQUENCES if count < most), most}))
 
 
 async def by_threads(
     rig: Rig, counts: Sequence[int], *, prompt: int, tokens: int, keep: Keep
 ) -> tuple[tuple[Row, ...], str | None]:
-    """A row for each number of threads, for decoding and prefill alike; or why there is none."""
+    """A row for each number of threads, used for decoding and prefill; or the reason for having no rows."""
     engine = rig.engine
     before = rig.engine.runtime
     if not engine.capabilities.changes_threads or before is None:
@@ -104,7 +104,7 @@ async def by_threads(
 async def by_sequences(
     rig: Rig, counts: Sequence[int] | None, *, prompt: int, tokens: int, keep: Keep
 ) -> tuple[tuple[Row, ...], str | None]:
-    """A row for each number of sequences at once; or why there is none."""
+    """A row for each number of concurrent sequences; or the reason for having no rows."""
     engine = rig.engine
     lanes = engine.identity.lanes
     max_slots = engine.capabilities.max_slots
@@ -137,7 +137,7 @@ async def by_sequences(
 
 
 async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> Row:
-    """Prompts first, then answers: what is written beside a prompt is no measure of writing."""
+    """Prompts first, then answers: decoding during a prefill does not measure decoding."""
 
     async def once() -> tuple[float, list[Served], float | None]:
         texts = [await rig.prose.take(prompt) for _ in range(count)]
@@ -170,7 +170,7 @@ async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> Row:
 
 
 def rate(answers: Sequence[tuple[Served, Arrivals]]) -> float | None:
-    """Tokens a second of answers that were written together, behind prompts that were there.
+    """Tokens per second of answers that were decoded concurrently, with cached prompts.
 
     By the engine's clock where it tells: the one that was begun last counts for all, because beside the others the end
     of a prompt may have been computed. Else by what came while all of them were writing.
@@ -183,9 +183,9 @@ def rate(answers: Sequence[tuple[Served, Arrivals]]) -> float | None:
 
 
 def rate_seen(streams: Sequence[Arrivals]) -> float | None:
-    """Tokens a second of streams while all of them write: from the last beginning to the first end.
+    """Tokens per second of streams while all of them decode: from the last start to the first end.
 
-    Tokens of a piece were written since the piece before; of one that lies across the edge only the part inside counts.
+    Tokens of a piece were generated since the previous piece; of a piece across the edge only the part inside counts.
     """
     if not streams or any(len(arrivals) < 2 for arrivals in streams):
         return None

@@ -52,7 +52,7 @@ Cells = Sequence[str]
 
 
 def as_csv(bench: Bench) -> str:
-    """All points, one on a line, with where and when they hold."""
+    """All points, one per line, with machine, build and date."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -103,7 +103,7 @@ def _spread(value: Stat | None) -> float | None:
 
 
 def as_markdown(bench: Bench, price: Price | None = None) -> str:
-    """Tables to paste, with machine, engine build and date above them, and what is said beside them."""
+    """Tables to paste, with machine, engine build and date above and notes below."""
     place = bench.place
     parts = [f"Measured on {place.machine}: {place.model}, {place.build}, {bench.when}."]
     requests = bench.of("first", "cold", "again", "tail")
@@ -125,7 +125,7 @@ def as_markdown(bench: Bench, price: Price | None = None) -> str:
 
 
 def _sentences(words: Sequence[str]) -> list[str]:
-    """A paragraph with a line for each; none where there is nothing to say."""
+    """A paragraph with one line per sentence; nothing without sentences."""
     return ["  \n".join(words)] if words else []
 
 
@@ -156,7 +156,7 @@ TURN_COLUMNS = ("PP t/s", "±", "TG t/s", "±", "of best", "predicted PP", "pred
 
 
 def sweep_cells(row: Row) -> Cells:
-    """A row as llama-sweep-bench prints it, spread and forecast beside it."""
+    """A row as llama-sweep-bench prints it, with spread and forecast."""
     return (
         str(row.pp),
         str(row.tg),
@@ -173,7 +173,7 @@ def sweep_cells(row: Row) -> Cells:
 
 
 def request_cells(row: Row) -> Cells:
-    """A request with how much of its prompt was there."""
+    """A request with the cached part of its prompt."""
     return (
         TITLES[row.what],
         str(row.prompt_tokens),
@@ -206,34 +206,34 @@ def turn_cells(rows: Sequence[Row], *, by: str) -> list[Cells]:
 
 
 def seconds(value: Stat | None) -> str:
-    """To the millisecond, as the field prints them."""
+    """Seconds with three decimals."""
     return "-" if value is None else f"{value.median:.3f}" if value.median < 100 else f"{value.median:.1f}"
 
 
 def speed(value: Stat | None) -> str:
-    """Tokens a second."""
+    """Tokens per second."""
     return "-" if value is None else figure(value.median)
 
 
 def figure(value: float | None) -> str:
-    """Tokens a second, two digits behind the point while they mean something."""
+    """Tokens per second, with two decimals where they are significant."""
     return (
         "-" if value is None else f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 1000 else f"{value:.0f}"
     )
 
 
 def spread(value: Stat | None) -> str:
-    """The run furthest from the median; nothing where there was one run."""
+    """Largest distance from the median in per cent; empty for one run."""
     return "" if value is None or value.runs < 2 else f"{value.spread:.0%}"
 
 
 def mark(row: Row) -> str:
-    """A star for what was disturbed in every run."""
+    """A star if every run was disturbed."""
     return "*" if row.disturbed else ""
 
 
 def first_words(rows: Sequence[Row]) -> Iterator[str]:
-    """The first request against the steady state."""
+    """The first request compared with the steady state."""
     found = {row.what: row for row in rows}
     first = found.get("first")
     cold = found.get("cold")
@@ -244,7 +244,7 @@ def first_words(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def cache_words(effect: CacheEffect) -> Iterator[str]:
-    """What the prompt cache saves, and how large the state of the prompt is."""
+    """The saving of the prompt cache, and the size of the prompt's state."""
     saved = "an unknown number of" if effect.saved_tokens is None else f"{effect.saved_tokens:,}"
     yield (
         f"prompt cache: {saved} of {effect.prompt_tokens:,} tokens saved; the first token comes after "
@@ -260,7 +260,7 @@ def cache_words(effect: CacheEffect) -> Iterator[str]:
 
 
 def energy_words(energy: Energy, price: Price | None) -> Iterator[str]:
-    """Joules of a token, what a million cost, and whose figure it is."""
+    """Joules per token, the cost of a million tokens, and the source of the figures."""
     if energy.why_not is not None:
         yield f"energy: not readable: {energy.why_not}; --watts takes a wall meter's figure"
         return
@@ -273,13 +273,13 @@ def energy_words(energy: Energy, price: Price | None) -> Iterator[str]:
 
 
 def disturbed_words(bench: Bench) -> str | None:
-    """What the star in the tables means; None: there is none."""
+    """The meaning of the star in the tables; None if no row has one."""
     found = list(dict.fromkeys(row.disturbed for row in bench.rows if row.disturbed))
     return f"* disturbed in every run, the last time because {found[-1]}" if found else None
 
 
 def end_words(bench: Bench) -> Iterator[str]:
-    """Runs that were made again, and the notes."""
+    """The number of repeated runs, and the notes."""
     again = sum(row.repeated for row in bench.rows)
     if again:
         yield f"{again} disturbed run{'s' if again > 1 else ''} made again"

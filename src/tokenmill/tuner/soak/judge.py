@@ -1,4 +1,4 @@
-"""How much context can really be used: memory at each depth so far, and where it would run out.
+"""How much context can really be used, from the memory at each depth so far.
 
 Pure. A context is filled step by step; after each step `judge` says whether the next one is safe, from what is free now
 and how fast the engine's own memory grows. Other programs' memory shows in what is free, not in the growth.
@@ -17,18 +17,18 @@ Ended = Literal["goal", "memory", "died"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One memory after a step; None: not known."""
+    """One memory after a step; None: unknown."""
 
     tier: str  # dram, pmem, gpu0, ...
     predicted_bytes: int | None = None  # by the plan's ledger, at this depth
-    measured_bytes: int | None = None  # that the engine holds: its own, and pages of the model that it needs
-    free_bytes: int | None = None  # that it could still take, before anything is kept free
-    page_cache_bytes: int | None = None  # of the model's file, within reach of the engine
+    measured_bytes: int | None = None  # held by the engine: its own memory, and the model pages that it needs
+    free_bytes: int | None = None  # available to it, before reserves
+    page_cache_bytes: int | None = None  # of the model's file
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A depth that was reached, or in which memory ran short."""
+    """A depth that was reached, or at which memory ran short."""
 
     depth: int  # tokens of each sequence
     sequences: int
@@ -36,13 +36,13 @@ class Step:
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     computed_tokens: int | None = None  # of each prompt
-    disturbed: str | None = None  # what else used the machine: the speeds do not count
-    whole: bool = True  # False: it was broken off because memory ran short
+    disturbed: str | None = None  # what else used the machine; such speeds do not count
+    whole: bool = True  # False: aborted because memory ran short
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How far to go, and what must stay free on the way."""
+    """The depth to reach, and the memory that must stay free."""
 
     goal: int  # tokens of each sequence
     step: int
@@ -55,10 +55,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether to go on, and what can be used if not."""
+    """Whether to continue, and the usable context if not."""
 
     go_on: bool
-    usable_context: int  # tokens of each sequence that are safe, as far as is known now
+    usable_context: int  # tokens of each sequence that are known to be safe
     reason: str
     tier: str | None = None  # the memory that decides
     left_bytes: int | None = None  # free in it at the usable context
@@ -66,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """What came of a soak; kept for each machine and model."""
+    """The result of a soak; the last one of each machine and model is stored."""
 
     machine: str
     machine_id: str
@@ -80,15 +80,15 @@ class SoakResult:
     usable_context: int
     reason: str
     ended: Ended
-    lanes: int = 1  # sequences at once in the last steps
+    lanes: int = 1  # concurrent sequences in the last steps
     usable_with_lanes: int | None = None  # of each sequence with all lanes full; None: not tried
-    limit_bytes: int | None = None  # of host memory, where one was given
+    limit_bytes: int | None = None  # of host memory, if one was given
     reserve_bytes: tuple[tuple[str, int], ...] = ()
     last_words: str | None = None  # of an engine that died
 
 
 def judge(steps: Sequence[Step], limit: Limit) -> Verdict:
-    """Look at the steps so far, all with the same number of sequences, shallow first."""
+    """Judge the steps so far, all with the same number of sequences, by ascending depth."""
     safe = _safe(steps, limit)
     if not steps:
         return Verdict(True, 0, "nothing has been tried")
@@ -112,7 +112,7 @@ def judge(steps: Sequence[Step], limit: Limit) -> Verdict:
 
 
 def growth(steps: Sequence[Step], tier: str) -> float | None:
-    """Bytes that the engine takes for each further token, the larger of lately and overall; None: not known yet."""
+    """Bytes per further token, the larger of recent and overall growth; None if unknown."""
     known = [(step.depth, used) for step in steps if (used := _used(step, tier)) is not None]
     if len(known) < 2:
         return None
@@ -127,7 +127,7 @@ def _slope(one: tuple[int, int], two: tuple[int, int]) -> float:
 
 
 def _used(step: Step, tier: str) -> int | None:
-    """What the engine holds; where that is unknown, what is no longer free, counted from nowhere in particular."""
+    """Bytes that the engine holds; if unknown, the negative of the free bytes, which grows in the same way."""
     for reading in step.memory:
         if reading.tier == tier:
             if reading.measured_bytes is not None:
@@ -145,7 +145,7 @@ def _safe(steps: Sequence[Step], limit: Limit) -> Sequence[Step]:
 
 
 def _tightest(step: Step, limit: Limit) -> tuple[Reading | None, float]:
-    """The memory with the least left beyond what must stay free, and how much that is."""
+    """The memory with the least left above its reserve, and the bytes left."""
     rooms = [(r, r.free_bytes - limit.reserve(r.tier)) for r in step.memory if r.free_bytes is not None]
     return min(rooms, key=lambda room: room[1], default=(None, inf))
 
@@ -160,7 +160,7 @@ def _reached(last: Step, limit: Limit) -> Verdict:
 
 
 def _short(safe: Sequence[Step], step: Step, limit: Limit) -> Verdict:
-    """Memory has run short: what was safe before is what can be used."""
+    """Memory ran short: the last safe depth is usable."""
     reading, _ = _tightest(step, limit)
     usable = min(safe[-1].depth, limit.goal) if safe else 0
     if reading is None or reading.free_bytes is None:
@@ -171,7 +171,7 @@ def _short(safe: Sequence[Step], step: Step, limit: Limit) -> Verdict:
 
 
 def _before(last: Step, limit: Limit, end: float, reading: Reading, slope: float) -> Verdict:
-    """Memory would run short in the next step: as far as the growth so far allows, and no further."""
+    """Memory would run short in the next step: the usable context follows from the growth so far."""
     usable = min(limit.goal, max(last.depth, int(end) // ROUND * ROUND))
     free = reading.free_bytes or 0
     left = round(free - slope * (usable - last.depth))
@@ -189,10 +189,10 @@ def _reserved(limit: Limit, tier: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in words; less than nothing is said as such."""
+    """Bytes as text, also negative ones."""
     return format_bytes(count) if count >= 0 else f"-{format_bytes(-count)}"
 
 
 def named(tier: str) -> str:
-    """A memory as people call it."""
+    """The name of a memory in messages."""
     return {"dram": "host memory", "pmem": "host memory (PMem)"}.get(tier, tier)

@@ -1,4 +1,4 @@
-"""Memory per device while an engine works, as the ledger counts it: its own, pages of the model, what is still free.
+"""Memory per device while an engine works, counted as the ledger does: held by the engine, and still free.
 
 Host memory is counted without pages that the system can drop at no cost: those of the model's file that the engine has
 a copy of. Pages of mapped weights in use are needed, though the system calls them available. The least room counts:
@@ -30,13 +30,13 @@ class Group:
 
     limit_bytes: int
     used_bytes: int
-    file_bytes: int  # of these, pages of files, which go when memory is short
+    file_bytes: int  # of these, file pages, which the kernel can reclaim
 
 
 def predicted_bytes(plan: Plan, tier: str, depth: int) -> int:
-    """What a memory holds by the ledger when each sequence has so many tokens; reserves and droppable pages apart.
+    """Bytes in a memory by the ledger with `depth` tokens per sequence, without reserves and reclaimable pages.
 
-    The ledger knows two moments, after a first prompt and with the context full; between them it is a line.
+    Interpolated between the two moments of the ledger: after a first prompt, and with a full context.
     """
 
     def total(rows: tuple[LedgerRow, ...]) -> int:
@@ -74,7 +74,7 @@ def host_reading(
 
 
 def read_groups(host: Host, pid: int) -> tuple[Group, ...]:
-    """Every control group around a process that has a limit, of either version."""
+    """Control groups with a limit around a process, of version 1 or 2."""
     mounts = parse_mountinfo(host.text("/proc/self/mountinfo") or "")
     found = []
     for controllers, path in parse_cgroup(host.text(f"/proc/{pid}/cgroup") or ""):
@@ -108,7 +108,7 @@ def _group(host: Host, folder: str, limit: str, used: str, cache: str) -> Group 
 
 
 class Gauge:
-    """Reads the memories that an engine on this machine uses."""
+    """Reads the memory that an engine on this machine uses."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Gauge:
         host: Host | None = None,
         vram: Callable[[Collection[int]], Mapping[int, int] | None] | None = None,
     ) -> None:
-        """Watch the processes that `pids` names at each look; cards only where the plan uses some."""
+        """`pids` is called at each reading; GPUs are read only if the plan uses some."""
         self._pids = pids
         self._plan = plan
         self._limit_bytes = limit_bytes
@@ -130,7 +130,7 @@ class Gauge:
         self._droppable = sum(row.bytes for row in plan.ledger.page_cache if row.tier in HOST_TIERS) if plan else 0
 
     def read(self, depth: int) -> tuple[Reading, ...]:
-        """Every memory now, with what the ledger says for a depth; nothing for an engine elsewhere."""
+        """All memories now, with the ledger's bytes at `depth`; empty for an engine on another machine."""
         pids = self._pids()
         if not pids:
             return ()

@@ -15,15 +15,15 @@ from tokenmill.tuner.bench.sweep import joined
 from tokenmill.tuner.soak.judge import Ended, Limit, Reading, Step, Verdict, judge
 
 LOOK_S = 0.2
-STEPS = 16  # of a goal, where no step is given
-TOKENS = 16  # written at each depth
+STEPS = 16  # of a goal, if no step is given
+TOKENS = 16  # generated at each depth
 Look = Callable[[int], tuple[Reading, ...]]
-"""Memories now; the argument is the depth that the ledger is asked for."""
+"""Reads all memories; the argument is the depth for the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What came of one filling."""
+    """The result of filling a context."""
 
     steps: tuple[Step, ...]
     verdict: Verdict
@@ -45,7 +45,7 @@ async def fill(
     tokens: int = TOKENS,
     tell: Callable[[Step], None] = lambda _: None,
 ) -> Filled:
-    """Fill one sequence, or several at once, up to the goal or to where memory ends."""
+    """Fill one sequence, or several concurrently, up to the goal or until memory runs short."""
     if min(limit.goal, limit.step) <= tokens or sequences < 1:
         raise UsageError(
             f"the goal and the steps of a soak must exceed the {tokens} tokens that it generates at each step",
@@ -58,10 +58,10 @@ async def fill(
     depth = 0
     verdict = judge(steps, limit)
     try:
-        await rig.ask(await rig.prose.take(tokens), 2)  # what a first request makes belongs to no depth
+        await rig.ask(await rig.prose.take(tokens), 2)  # buffers of the first request belong to no depth
         while verdict.go_on:
             ahead = min(depth + limit.step, limit.goal)
-            new = ahead - depth if steps else ahead - tokens  # the answer is part of the depth, and is written over
+            new = ahead - depth if steps else ahead - tokens  # the answer is part of the depth, and is overwritten
             heads = [joined(head, await rig.prose.take(new)) for head in heads]
             steps.append(await _step(rig, heads, ahead, tokens, look, limit))
             tell(steps[-1])
@@ -84,7 +84,7 @@ def _words(error: EngineError) -> str:
 
 
 async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look: Look, limit: Limit) -> Step:
-    """One step; the tightest that memory got in it counts."""
+    """One step; the least free memory in it counts."""
     quiet = rig.quiet() if rig.quiet is not None else None
     if quiet is not None:
         quiet.start(pids_of(rig.engine))
@@ -116,7 +116,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
 
 
 async def _watch(look: Look, depth: int, limit: Limit, seen: list[tuple[Reading, ...]]) -> None:
-    """Look again and again; ends when a memory has less left than must stay free."""
+    """Read memory repeatedly; returns when a memory has less left than its reserve."""
     while True:
         await asyncio.sleep(LOOK_S)
         now = await asyncio.to_thread(look, depth)
@@ -126,7 +126,7 @@ async def _watch(look: Look, depth: int, limit: Limit, seen: list[tuple[Reading,
 
 
 def tightest(looks: Sequence[tuple[Reading, ...]]) -> tuple[Reading, ...]:
-    """Of several looks at the same memories: the most that was held and the least that was free."""
+    """Of several readings: the most that was held and the least that was free, per memory."""
     by_tier: dict[str, list[Reading]] = {}
     for each in looks:
         for reading in each:

@@ -15,7 +15,7 @@ from tokenmill.tuner.soak.judge import Reading, SoakResult, Step
 
 
 def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
-    """One step for the history."""
+    """A step as a speed of the history."""
     write = decode_speed(
         plan.machine,
         plan.profile,
@@ -55,7 +55,7 @@ def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
 
 
 def _sum(step: Step, name: str, *, host: bool) -> int | None:
-    """All memories of one kind together; None where one of them is not known."""
+    """The sum over all memories of one kind; None if one is unknown."""
     sizes = [_size(reading, name) for reading in step.memory if (reading.tier in HOST_TIERS) == host]
     return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
 
@@ -72,6 +72,6 @@ def save(state: Path, result: SoakResult) -> Path:
 
 
 def load(state: Path, machine_id: str, model_id: str) -> SoakResult | None:
-    """The newest result; None where there is none."""
+    """The newest result, or None."""
     results = list(measurements.read(state, "soak", SoakResult, machine_id=machine_id, model_id=model_id))
     return results[-1] if results else None
