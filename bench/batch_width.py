@@ -23,9 +23,9 @@ from tokenmill.config import Config
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.model.pull import pull
-from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.library import open_running
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.units import GIB
 
@@ -105,7 +105,7 @@ class Outcome:
 
 
 def answers(
-    context: Context, prompts: list[list[int]], way: Way, tokens: int
+    context: LlamaContext, prompts: list[list[int]], way: Way, tokens: int
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Greedy answers, and the gap between the two best logits at each token."""
     found: list[list[int]] = []
@@ -131,7 +131,7 @@ def answers(
 
 
 def step(
-    context: Context, rows: list[Row], drawn: list[list[int]], gap: list[list[float]], beside: Sequence[Row] = ()
+    context: LlamaContext, rows: list[Row], drawn: list[list[int]], gap: list[list[float]], beside: Sequence[Row] = ()
 ) -> list[Row]:
     """Compute a batch, take the likeliest tokens, and give the rows of the next."""
     if context.decode([*rows, *beside]) is not Decoded.OK:
@@ -174,7 +174,7 @@ def main() -> None:
     asked = parser.parse_args()
     path = pull("smollm2", models_path=Config().models_path, keep_free_bytes=GIB).path
     library = open_running()
-    model = Model.load(library, path, ModelSettings())
+    model = LlamaModel.load(library, path, ModelSettings())
     texts = [ASKED[number % 3].format(SUBJECTS[number % len(SUBJECTS)]) for number in range(asked.prompts)]
     prompts = [
         list(model.vocab.tokenise(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")) for text in texts
@@ -189,7 +189,7 @@ def main() -> None:
             threads_batch=asked.threads,
             flash_attention=flash_attention,
         )
-        context = Context(model, settings)
+        context = LlamaContext(model, settings)
         alone, gaps = answers(context, prompts, Way("alone"), asked.tokens)
         for way in (way for way in WAYS if way.flash_attention == flash_attention):
             found, _ = answers(context, prompts, way, asked.tokens)

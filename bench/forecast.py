@@ -25,9 +25,9 @@ from support.public_runs import public  # noqa: E402
 from support.runs import Figure, h200, seeds  # noqa: E402
 from support.unseen_runs import unseen  # noqa: E402
 from tokenmill.planner.speed.devices import devices  # noqa: E402
-from tokenmill.planner.speed.rates import Rates, standard, table  # noqa: E402
+from tokenmill.planner.speed.rates import RateConstants, standard, table  # noqa: E402
 from tokenmill.planner.speed.step_time import Missing, decode_terms, prefill_terms  # noqa: E402
-from tokenmill.planner.speed.work import Work, work  # noqa: E402
+from tokenmill.planner.speed.work import StepWork, work  # noqa: E402
 
 RATES = ROOT / "src/tokenmill/planner/speed/rates.toml"
 WEIGHTS = {"seed": 1.5, "A": 1.0, "B": 0.25, "h200": 1.0, "unseen": 0.0}
@@ -41,7 +41,7 @@ class Point:
     """A figure with the work of one step, summed once."""
 
     figure: Figure
-    work: Work
+    work: StepWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Line:
 
 def points(figures: Iterable[Figure]) -> list[Point]:
     """Figures with their work, which does not depend on any constant."""
-    kept: dict[tuple[int, int], Work] = {}
+    kept: dict[tuple[int, int], StepWork] = {}
     made = []
     for figure in figures:
         key = (id(figure.profile), hash(figure.placement))
@@ -72,7 +72,7 @@ def points(figures: Iterable[Figure]) -> list[Point]:
     return made
 
 
-def predict(point: Point, rates: Rates) -> float | None:
+def predict(point: Point, rates: RateConstants) -> float | None:
     """Tokens per second; None where the machine does not say enough."""
     figure = point.figure
     step = point.work
@@ -105,7 +105,9 @@ def predict(point: Point, rates: Rates) -> float | None:
         return None
 
 
-def loss(chosen: Sequence[Point], rates: Rates, start: Rates, names: Sequence[str], strict: float) -> float:
+def loss(
+    chosen: Sequence[Point], rates: RateConstants, start: RateConstants, names: Sequence[str], strict: float
+) -> float:
     """Weighted error over cases; large errors count for less, so that one odd run does not bend the constants."""
     cases: dict[tuple[str, str], list[float]] = {}
     for point in chosen:
@@ -124,7 +126,7 @@ def loss(chosen: Sequence[Point], rates: Rates, start: Rates, names: Sequence[st
     return total + PRIOR * held
 
 
-def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -> Rates:
+def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -> RateConstants:
     """Coordinate search over the constants that have bounds, in ratios, from the middle of their bounds."""
     bounds = {name: row.bounds for name, row in table().constants.items() if row.bounds is not None}
     names = list(bounds)
@@ -149,14 +151,14 @@ def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -
 
 def _further(
     chosen: Sequence[Point],
-    start: Rates,
+    start: RateConstants,
     names: Sequence[str],
     bounds: Mapping[str, tuple[float, float]],
     strict: float,
     best: float,
-    at: Rates,
+    at: RateConstants,
     way: Mapping[str, float],
-) -> tuple[float, Rates]:
+) -> tuple[float, RateConstants]:
     """Go one way for as long as it gets better."""
     while True:
         values = {
@@ -170,7 +172,7 @@ def _further(
         at = tried
 
 
-def lines(chosen: Iterable[Point], rates: Rates) -> list[Line]:
+def lines(chosen: Iterable[Point], rates: RateConstants) -> list[Line]:
     """The report."""
     made = []
     for point in chosen:
@@ -231,7 +233,7 @@ def leave_out(chosen: Sequence[Point], say: Callable[[str], None]) -> dict[str, 
     return made
 
 
-def write_rates(rates: Rates) -> None:
+def write_rates(rates: RateConstants) -> None:
     """Put fitted values into rates.toml, to three digits, leaving every word of it alone."""
     text = RATES.read_text(encoding="utf-8")
     for name, row in table().constants.items():

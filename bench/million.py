@@ -26,9 +26,9 @@ from pathlib import Path
 
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
-from tokenmill.jobs.models import Finished, Submission
+from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -132,7 +132,7 @@ def play(variant: str, path: Path) -> Round:
         dispatch_after_s = time.perf_counter() - began
         lines = batch.counts.total
         began = time.perf_counter()
-        with Reader(folder / "store") as reader:
+        with StoreReader(folder / "store") as reader:
             assert reader.batches()[0].counts.pending == lines
         status_s = time.perf_counter() - began
         rss_mb = (
@@ -194,10 +194,10 @@ def _answer_all(store: Store, batch: int) -> float:
     for job in [item.id for item in store.waiting([batch], limit=50)]:
         store.start([job])
         began = time.perf_counter()
-        store.commit([Finished(job, _body(job))])
+        store.commit([FinishedJob(job, _body(job))])
         alone.append(1000 * (time.perf_counter() - began))
     while page := [item.id for item in store.waiting([batch], limit=GROUP)]:
-        store.commit([Finished(job, _body(job)) for job in page])
+        store.commit([FinishedJob(job, _body(job)) for job in page])
     return sorted(alone)[len(alone) // 2]
 
 

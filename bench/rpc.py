@@ -33,14 +33,14 @@ from typing import Any
 
 from tokenmill.cli.plan_hosts import spell_hosts
 from tokenmill.hardware.catalog import find
-from tokenmill.hardware.fleet import Fleet, Host, Link
+from tokenmill.hardware.fleet import Fleet, FleetHost, NetworkLink
 from tokenmill.hardware.machine import Machine
 from tokenmill.launch import spell
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.multi_host.forecast import worker_terms
-from tokenmill.planner.multi_host.hosts import HostsPlan, Share
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan
 from tokenmill.planner.multi_host.make import make_over
 from tokenmill.planner.plan import Speed
 from tokenmill.units import MIB, format_bytes
@@ -166,9 +166,9 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fleet(machine: Machine, link: Link, count: int) -> Fleet:
+def _fleet(machine: Machine, link: NetworkLink, count: int) -> Fleet:
     hosts = [
-        Host("head" if index == 0 else f"worker{index}", replace(machine, name="here"), LOOPBACK, _free_port())
+        FleetHost("head" if index == 0 else f"worker{index}", replace(machine, name="here"), LOOPBACK, _free_port())
         for index in range(count)
     ]
     return Fleet(tuple(hosts), link)
@@ -246,7 +246,7 @@ def _predicted(decode: tuple[Speed, ...], prefill: tuple[Speed, ...]) -> dict[st
     return {"decode_tok_s": decode[0].tok_s if decode else None, "prefill_tok_s": prefill[0].tok_s if prefill else None}
 
 
-def _worker(share: Share, idle: dict[str, int], memory: dict[str, int]) -> dict[str, Any]:
+def _worker(share: HostShare, idle: dict[str, int], memory: dict[str, int]) -> dict[str, Any]:
     """A worker's memory beside its ledger, without what the ledger keeps free on purpose."""
     rows = {row.item: row.bytes for row in share.ledger.after_load if row.item != "reserve"}
     peak = sum(row.bytes for row in share.ledger.load_peak if row.item != "reserve")
@@ -336,7 +336,7 @@ def _wire_bytes(ports: list[int]) -> int:
     return total
 
 
-def _loopback(*, trips: int = 2000, size: int = 256 * MIB) -> Link:
+def _loopback(*, trips: int = 2000, size: int = 256 * MIB) -> NetworkLink:
     """Round trip of a small message and rate of a large one over loopback, by a peer thread."""
     with socket.create_server((LOOPBACK, 0)) as server:
 
@@ -368,7 +368,7 @@ def _loopback(*, trips: int = 2000, size: int = 256 * MIB) -> Link:
             sock.recv(1)
             rate = size / (time.perf_counter() - began) / 1e9
         thread.join()
-    return Link(round(rate, 2), median(times))
+    return NetworkLink(round(rate, 2), median(times))
 
 
 def _version(binary: str) -> str:

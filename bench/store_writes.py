@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from tokenmill import cli
-from tokenmill.jobs.models import Finished, Submission
+from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -93,7 +93,7 @@ def _commit_groups(folder: Path, source: Path, group: int, options: argparse.Nam
             answered = running[:group]
             running = running[group:]
             running += _start(store, waiting, len(answered))
-            store.commit([Finished(job, body, 100, 50, 10, 1.0) for job in answered])
+            store.commit([FinishedJob(job, body, 100, 50, 10, 1.0) for job in answered])
             store.batch(batch.id)
             log = folder / "store" / "store.db-wal"
             largest = max(largest, log.stat().st_size if log.exists() else 0)

@@ -40,12 +40,12 @@ from tokenmill.planner.make import make  # noqa: E402
 from tokenmill.planner.plan import Plan  # noqa: E402
 from tokenmill.tuner.engine_rig import NativeRig, Starter  # noqa: E402
 from tokenmill.tuner.forecasts import forecaster  # noqa: E402
-from tokenmill.tuner.measure import How  # noqa: E402
+from tokenmill.tuner.measure import MeasureOptions  # noqa: E402
 from tokenmill.tuner.noise_monitor import NoiseMonitor  # noqa: E402
 from tokenmill.tuner.point import Aim, Trial, TrialSettings  # noqa: E402
 from tokenmill.tuner.search import Search  # noqa: E402
 from tokenmill.tuner.space import Space, start_for  # noqa: E402
-from tokenmill.tuner.trial_run import Step, TrialContext, attempt, drive  # noqa: E402
+from tokenmill.tuner.trial_run import TrialContext, TrialStep, attempt, drive  # noqa: E402
 from tokenmill.tuner.work import WorkFor, drawing  # noqa: E402
 
 AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
@@ -105,7 +105,7 @@ async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -
     limit = int(MOST_RUNS * space.all())
     search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), most_trials=limit)
 
-    def step(done: Step) -> None:
+    def step(done: TrialStep) -> None:
         told(done.number, limit, done.trial)
 
     made = await drive(bed, search, work, keep=lambda _: None, tell=step)
@@ -131,7 +131,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
     starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
     stand = NativeRig(plan, starter, most_sequences=max(space.sequences))
-    bed = TrialContext(plan, stand, How(asked.seconds), watch=None if asked.busy else NoiseMonitor)
+    bed = TrialContext(plan, stand, MeasureOptions(asked.seconds), watch=None if asked.busy else NoiseMonitor)
     work = drawing(AIM)
     try:
         print(f"{name}: everything, {space.all()} combinations", file=sys.stderr)

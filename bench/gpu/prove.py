@@ -48,7 +48,7 @@ from tokenmill.hardware.bandwidth import measure
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.tuner.measure import How
+from tokenmill.tuner.measure import MeasureOptions
 
 ORDER = ("slice", "build", "ledger", "speed", "tune", "batch", "digest")
 KEEP_BACK_S = 15.0  # for packing what was measured
@@ -105,7 +105,7 @@ class Proof:
     def bench(self) -> Bench:
         """What engines are run with."""
         tiny = bool(self.given.cpu)
-        how = How(seconds=0.6 if tiny else 2.0, noise=0.05)
+        how = MeasureOptions(seconds=0.6 if tiny else 2.0, noise=0.05)
         took = [row["load_s"] for row in self.rows.of("ledger") if "load_s" in row]
         load_s = max(took) + 5 if took else TINY_LOAD_S if tiny else LOAD_S
         return Bench(self.model, self.config(), self.state / "engines", self.logs, self.rows, tiny, how, load_s)

@@ -37,7 +37,7 @@ from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.tuner.bench.rig import pids_of
-from tokenmill.tuner.measure import How, measure, prepare
+from tokenmill.tuner.measure import MeasureOptions, measure, prepare
 from tokenmill.tuner.point import Aim, Figures, TrialSettings
 from tokenmill.tuner.work import Drawn, vocabulary
 from tokenmill.units import format_bytes
@@ -57,7 +57,7 @@ class Bench:
     logs: Path
     rows: Rows
     tiny: bool
-    how: How
+    how: MeasureOptions
     load_s: float = LOAD_S
 
 

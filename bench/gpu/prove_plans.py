@@ -20,7 +20,7 @@ from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.calibrate import calibration
 from tokenmill.tuner.forecasts import settings_with
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 from tokenmill.units import GIB, MIB
 
@@ -194,7 +194,7 @@ def calibrated(
     """What one run at the first point says of a plan's forecast, by the product's own rule."""
     plan = case.plan
     dials = replace(first.dials(plan), placement=fingerprint(plan.profile, plan.placement))
-    speed = Speed(
+    speed = SpeedRecord(
         when,
         plan.machine.name,
         machine_id,

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.model import architectures, catalog, quant_mix
-from tokenmill.model.catalog import Entry
+from tokenmill.model.catalog import CatalogEntry
 from tokenmill.model.gguf import TensorEntry
-from tokenmill.model.gguf_write import Encoded, Plain, Row, encode
+from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode
 from tokenmill.model.synthetic import generate, vocabulary, weights
 
 MODEL = "kimi-k2.5"
@@ -53,7 +53,7 @@ def head(layers: int = LAYERS) -> Encoded:
     return encode({**general, **cut.full_keys(), **_words(cut)}, _tensors(cut), f"{MODEL}:{QUANT}, {layers} layers")
 
 
-def _tensors(cut: Entry) -> tuple[Row, ...]:
+def _tensors(cut: CatalogEntry) -> tuple[TensorRow, ...]:
     slots = cut.slots()
     mix = cut.mixes[QUANT]
     types = quant_mix.choose(mix.base, slots, cut.traits(), {**cut.pinned, **mix.patterns})
@@ -61,7 +61,7 @@ def _tensors(cut: Entry) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: architectures.file_order(row[0])))
 
 
-def _words(cut: Entry) -> dict[str, Plain]:
+def _words(cut: CatalogEntry) -> dict[str, Plain]:
     words = cut.words
     built = vocabulary.build(words.tokens, words.special, speakable=True)
     return {

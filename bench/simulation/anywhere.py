@@ -10,14 +10,14 @@ from bench.simulation.engine import Work
 from bench.simulation.sharing import Moved, Range, Sharer
 from bench.simulation.table import Table
 
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 
 class Anywhere:
     """Who has which jobs; the interface is that of `sharing.Sharing`. All methods mutate."""
 
     def __init__(
-        self, table: Table, shares: Sequence[Range], most_jobs: int, lanes: int, rates: Rates, moved: Moved
+        self, table: Table, shares: Sequence[Range], most_jobs: int, lanes: int, rates: MeasuredRates, moved: Moved
     ) -> None:
         self._table = table
         self._moved = moved

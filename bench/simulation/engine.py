@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 Path = tuple[tuple[int, float], ...]
 """Heads in each other, the outermost first: a number, and the tokens that it adds."""
@@ -52,7 +52,7 @@ class Event(NamedTuple):
 class Engine:
     """One engine."""
 
-    def __init__(self, rates: Rates, lanes: int, cells: float | None = None) -> None:
+    def __init__(self, rates: MeasuredRates, lanes: int, cells: float | None = None) -> None:
         if not rates.prefill_tok_s:
             raise ValueError("an engine without a measured prefill cannot be simulated")
         self.now_s = 0.0

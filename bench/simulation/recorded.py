@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.simulation.store import StoreCosts
 
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 ROOT = Path(__file__).parents[2]
 LANES = 16
@@ -131,7 +131,7 @@ class Recorded:
     """An engine as it was measured."""
 
     name: str
-    rates: Rates
+    rates: MeasuredRates
     load_s: float
 
 
@@ -180,7 +180,7 @@ def small() -> Recorded:
     prefill_tok_s = sum(each["computed_tokens"] for each in passes) / prefill_s
     return Recorded(
         "small",
-        Rates(prefill_tok_s, decode),
+        MeasuredRates(prefill_tok_s, decode),
         _read("docs/validation/h200-native.json")["back_after_kill_s"],
     )
 
@@ -195,7 +195,7 @@ def giant() -> Recorded:
         if int(count) <= LANES
     )
     load_s = GIANT_BYTES / ASSUMED_DISK_BYTES_S
-    return Recorded("giant", Rates(one["prefill_by_threads"]["16"], decode), load_s)
+    return Recorded("giant", MeasuredRates(one["prefill_by_threads"]["16"], decode), load_s)
 
 
 def store(writers: int = 1) -> StoreCosts:

@@ -30,9 +30,9 @@ from typing import Any, Literal, TypeVar, cast
 from tokenmill.decode import decode
 from tokenmill.errors import ConfigError, TokenmillError
 
-Kind = Literal["load", "speed", "trial", "point", "stage", "soak", "qualification"]
+MeasurementKind = Literal["load", "speed", "trial", "point", "stage", "soak", "qualification"]
 FILE = "measurements.db"
-MAX_RECORDS: Mapping[Kind, int] = {
+MAX_RECORDS: Mapping[MeasurementKind, int] = {
     "load": 3_000,
     "speed": 15_000,
     "trial": 15_000,
@@ -81,7 +81,7 @@ _SELECT = """
         AND (:engine IS NULL OR engine = :engine)
     ORDER BY id
 """
-_EARLIER_FILES: tuple[tuple[str, Kind], ...] = (
+_EARLIER_FILES: tuple[tuple[str, MeasurementKind], ...] = (
     ("measured/loads.jsonl", "load"),
     ("measured/trials.jsonl", "speed"),
     ("measured/stages.jsonl", "stage"),
@@ -99,20 +99,20 @@ def journal_path(state: Path) -> Path:
     return state / FILE
 
 
-def append(state: Path, kind: Kind, record: object) -> None:
+def append(state: Path, kind: MeasurementKind, record: object) -> None:
     """Add a record; it is on disk when this returns. TokenmillError if it cannot be stored."""
     with _writing(state) as connection:
         _insert(connection, kind, record)
 
 
-def replace(state: Path, kind: Kind, record: object) -> None:
+def replace(state: Path, kind: MeasurementKind, record: object) -> None:
     """`append`, deleting the former records of the same kind, machine, model and engine."""
     with _writing(state) as connection:
         connection.execute(_DELETE_SAME, _row(kind, record))
         _insert(connection, kind, record)
 
 
-def delete(state: Path, kind: Kind, *, machine_id: str, model_id: str, engine: str) -> None:
+def delete(state: Path, kind: MeasurementKind, *, machine_id: str, model_id: str, engine: str) -> None:
     """Delete the records of one model with one engine on one machine."""
     if _is_empty(state):
         return
@@ -123,7 +123,7 @@ def delete(state: Path, kind: Kind, *, machine_id: str, model_id: str, engine: s
 
 def read(
     state: Path,
-    kind: Kind,
+    kind: MeasurementKind,
     record_type: type[T],
     *,
     machine_id: str | None = None,
@@ -140,7 +140,7 @@ def read(
 
 def read_json(
     state: Path,
-    kind: Kind,
+    kind: MeasurementKind,
     *,
     machine_id: str | None = None,
     model_id: str | None = None,
@@ -205,12 +205,12 @@ def _create(connection: sqlite3.Connection, state: Path) -> None:
     connection.execute("COMMIT")
 
 
-def _insert(connection: sqlite3.Connection, kind: Kind, record: object) -> None:
+def _insert(connection: sqlite3.Connection, kind: MeasurementKind, record: object) -> None:
     connection.execute(_INSERT, _row(kind, record))
     connection.execute(_PRUNE, {"kind": kind, "max_records": MAX_RECORDS[kind]})
 
 
-def _row(kind: Kind, record: object) -> dict[str, str | None]:
+def _row(kind: MeasurementKind, record: object) -> dict[str, str | None]:
     values = asdict(cast(Any, record)) if is_dataclass(record) else dict(cast(Mapping[str, Any], record))
     place = values.get("place")
     keys = place if isinstance(place, Mapping) else values
@@ -226,7 +226,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _earlier_records(state: Path) -> Iterator[tuple[Kind, dict[str, Any]]]:
+def _earlier_records(state: Path) -> Iterator[tuple[MeasurementKind, dict[str, Any]]]:
     """Records in the files of earlier versions; what a crash cut short is skipped."""
     for pattern, kind in _EARLIER_FILES:
         for path in sorted(state.glob(pattern)):

@@ -14,7 +14,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.identity import identity_of
 from tokenmill.model.synthetic import generate
-from tokenmill.tuner.history import Source, Speed, append
+from tokenmill.tuner.history import Source, SpeedRecord, append
 from tokenmill.tuner.point import Figures, TrialSettings
 
 DIALS = TrialSettings(threads=1, threads_batch=1, sequences=1, ubatch=512, context=1024)
@@ -42,7 +42,7 @@ class Mill:
         when = (datetime(2026, 11, 1, 12, tzinfo=UTC) + timedelta(days=day)).isoformat(timespec="seconds")
         append(
             self.state,
-            Speed(
+            SpeedRecord(
                 when,
                 machine.name,
                 machine_id(machine),

@@ -15,7 +15,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.identity import identity_of
 from tokenmill.tuner import history
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
 DIGEST = " ".join(
@@ -264,7 +264,7 @@ def test_a_speed_that_was_measured_here_gives_hours_before_any_forecast(
     here, model = find("this"), identity_of(smollm2_path)
     dials = TrialSettings(1, 1, 1, 512, 1024)
     for model_id, tok_s in ((model, 500.0), (model, 250.0), ("another", 9.0)):
-        speed = Speed(
+        speed = SpeedRecord(
             "2026-11-15T10:00:00+00:00",
             here.name,
             machine_id(here),

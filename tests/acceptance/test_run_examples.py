@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.cli import run
-from tokenmill.jobs.line import Reading, row
+from tokenmill.jobs.line import ParseOptions, row
 from tokenmill.jobs.models import State
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"
@@ -18,7 +18,7 @@ def test_the_example_is_what_its_maker_writes() -> None:
 
 def test_every_line_can_be_run_and_shares_its_head() -> None:
     lines = (JOBS / "notes.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row(line, number, Reading(1, "m")) for number, line in enumerate(lines, 1)]
+    rows = [row(line, number, ParseOptions(1, "m")) for number, line in enumerate(lines, 1)]
     assert len(rows) == 36
     assert {each.state for each in rows} == {State.PENDING}
     assert len({each.identity for each in rows}) == 36

@@ -35,7 +35,7 @@ from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.process import registry
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State, Submission
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
@@ -47,7 +47,7 @@ SERVER = ("--engine", "llama-server", *SMALL, "--no-warm")
 def state_of(store: Path, number: int) -> State:
     """The state of a line of the newest batch."""
     try:
-        with Reader(store) as reader:
+        with StoreReader(store) as reader:
             found = [result for result in reader.results(reader.batches()[-1].id, 0, 100) if result.number == number]
     except (StoreError, IndexError):
         return State.PENDING

@@ -11,8 +11,8 @@ from tokenmill.engine import logs
 from tokenmill.engine.loading.load_history import append, read, record
 from tokenmill.engine.loading.process import read_memory
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.loading.watch import Watch, copied_bytes
-from tokenmill.engine.reconcile import Reconciliation, Row, observed, reconcile
+from tokenmill.engine.loading.watch import LoadWatch, copied_bytes
+from tokenmill.engine.reconcile import ReconciledItem, Reconciliation, observed, reconcile
 from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read as read_model
@@ -43,7 +43,7 @@ def load(plan: Plan, model: Path, log: Path) -> tuple[list[LoadProgress], Reconc
     looks, end = [], time.monotonic() + LIMIT_S
     with logged_server(plan, model, log, warmup=False) as server:
         os.setpriority(os.PRIO_PROCESS, server.pid, 4)  # who watches goes before who loads, however few the processors
-        watch = Watch(server.pid, [model], log=log, copied_bytes=copied_bytes(plan))
+        watch = LoadWatch(server.pid, [model], log=log, copied_bytes=copied_bytes(plan))
         looks.append(watch.look())
         while not server.ended.wait(STEP_S):
             looks.append(watch.look())
@@ -60,11 +60,11 @@ def load(plan: Plan, model: Path, log: Path) -> tuple[list[LoadProgress], Reconc
     return looks, reconcile(plan, observed(logs.read("llama-server", text), memory=memory))
 
 
-def rows(found: Reconciliation) -> dict[str, Row]:
+def rows(found: Reconciliation) -> dict[str, ReconciledItem]:
     return {row.item: row for row in found.rows}
 
 
-def close(row: Row, predicted: int | None = None) -> bool:
+def close(row: ReconciledItem, predicted: int | None = None) -> bool:
     """Within a twentieth, and the hundredths of MiB that logs are rounded to."""
     assert row.measured_bytes is not None
     gap = abs((row.predicted_bytes if predicted is None else predicted) - row.measured_bytes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.page_cache import resident
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, warm
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
@@ -31,7 +31,7 @@ def test_a_native_engine_is_warm_before_it_is_ready(smollm2_path: Path, tmp_path
         filled = await fill_ahead(plan, [smollm2_path], progress=seen.append)
         engine = await start(plan, model_path=smollm2_path, config=EngineConfig(), state=tmp_path, name="warm")
         try:
-            head = Head("digest", DIGEST)
+            head = PinnedPrefix("digest", DIGEST)
             once = await warm(engine, plan, [smollm2_path], heads=[head], progress=seen.append, filled=filled)
             return once, await warm(engine, plan, [smollm2_path], heads=[head])
         finally:

@@ -14,7 +14,7 @@ import pytest
 from tokenmill.cli import run
 from tokenmill.hardware import probe
 from tokenmill.hardware.dmi import read_modules
-from tokenmill.hardware.gpu.nvml import Reading, read
+from tokenmill.hardware.gpu.nvml import NvmlReading, read
 from tokenmill.hardware.host import LocalHost
 
 
@@ -56,7 +56,7 @@ def test_nvml_answers_or_is_not_there() -> None:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        assert read(pynvml) == Reading(library=False)
+        assert read(pynvml) == NvmlReading(library=False)
     else:
         assert read(pynvml).library
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.pull_servers import Shelf, serve
 from tokenmill.errors import ChecksumMismatch, PullError
-from tokenmill.model.pull.fetch import ATTEMPTS, Refused, fetch
+from tokenmill.model.pull.fetch import ATTEMPTS, DownloadRefused, fetch
 
 BODY = random.Random(1).randbytes(300_000)
 PATH = "/files/model.whl"
@@ -139,7 +139,7 @@ def test_another_length_than_promised_is_another_file(fetching: Fetching, size_b
 @pytest.mark.parametrize("status", ["401", "403", "407"])
 def test_a_refusal_is_told_from_a_failure(fetching: Fetching, status: str) -> None:
     fetching.shelf.faults[PATH] = [status]
-    with pytest.raises(Refused, match=f"model.whl on 127.0.0.1: the server answered {status}"):
+    with pytest.raises(DownloadRefused, match=f"model.whl on 127.0.0.1: the server answered {status}"):
         fetching()
 
 
@@ -153,13 +153,13 @@ def test_what_will_not_get_better_is_not_tried_again(fetching: Fetching, status:
 
 def test_a_server_that_never_answers_is_given_up(fetching: Fetching) -> None:
     fetching.shelf.faults[PATH] = ["500"] * 50
-    with pytest.raises(Refused, match="answered 500"):
+    with pytest.raises(DownloadRefused, match="answered 500"):
         fetching()
     assert len(fetching.shelf.asked) == ATTEMPTS
 
 
 def test_an_unreachable_server_is_a_sentence(fetching: Fetching) -> None:
     fetching.shelf.url = "http://127.0.0.1:1"
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(DownloadRefused) as caught:
         fetching()
     assert "network" in str(caught.value.hint)

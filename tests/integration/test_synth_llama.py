@@ -7,13 +7,13 @@ import pytest
 
 from support import llama
 from tokenmill.model.synthetic import generate, weights
-from tokenmill.model.synthetic.generate import Kind
+from tokenmill.model.synthetic.generate import SyntheticKind
 
 PROMPT = "<|im_start|>user\nWhat is the tide? Füße, 潮汐 🌊\t\x07 end<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_it_decodes_finite_varied_and_the_same_twice(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", get_args(SyntheticKind))
+def test_it_decodes_finite_varied_and_the_same_twice(kind: SyntheticKind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     made = generate.write(kind, generate.sizes(kind, {}), path)
     first, second = (llama.run(path, PROMPT) for _ in range(2))

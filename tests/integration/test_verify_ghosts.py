@@ -16,12 +16,12 @@ from tokenmill.errors import EngineError
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate, ghost
-from tokenmill.model.synthetic.generate import Kind
+from tokenmill.model.synthetic.generate import SyntheticKind
 from tokenmill.native.llama.dry_run import ContextProjection, DryRun, project
 from tokenmill.native.verify import verify
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.llama_cpp import draw
-from tokenmill.planner.memory.kv_cells import Context, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.kv_cells import KvContext, kv_bytes, largest_batch, output_bytes
 from tokenmill.planner.memory.weights import is_repacked
 from tokenmill.units import KIB, MIB
 
@@ -39,24 +39,24 @@ GHOSTS = [
 REWRITTEN = ("kimi-k2.5", "qwen3-32b")  # stacks of experts and latent projections; plain matrices
 QUANTS = ("Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16")
 MATRIX = tuple(
-    Context(tokens, ubatch=ubatch, type_k=cache, type_v=cache)
+    KvContext(tokens, ubatch=ubatch, type_k=cache, type_v=cache)
     for tokens, ubatch, cache in product((8192, 32768, 131072), (512, 2048), ("f16", "q8_0", "q4_0"))
 )
 # Rounding and padding, several sequences together and apart, few logits, whole windows, no flash attention.
 CORNERS = (
-    Context(300),
-    Context(5001, 3),
-    Context(2048, 4, unified=False),
-    Context(1000, 3, unified=False, type_k="q5_1", type_v="q5_1"),
-    Context(4096, 8, outputs=8),
-    Context(4096, batch=256),
-    Context(20000, full_windows=True),
-    Context(8192, flash_attention=False, ubatch=256),
-    Context(32768, 2, flash_attention=False),
+    KvContext(300),
+    KvContext(5001, 3),
+    KvContext(2048, 4, unified=False),
+    KvContext(1000, 3, unified=False, type_k="q5_1", type_v="q5_1"),
+    KvContext(4096, 8, outputs=8),
+    KvContext(4096, batch=256),
+    KvContext(20000, full_windows=True),
+    KvContext(8192, flash_attention=False, ubatch=256),
+    KvContext(32768, 2, flash_attention=False),
 )
 
 
-def check(profile: Profile, context: Context, found: ContextProjection, *, compute_share: float) -> None:
+def check(profile: Profile, context: KvContext, found: ContextProjection, *, compute_share: float) -> None:
     assert found.source == "breakdown"
     loaded = profile.bytes - sum(tensor.bytes for tensor in profile.of(TensorClass.MTP))
     assert sum(buffer.model_bytes for buffer in found.buffers) == pytest.approx(loaded, rel=1e-6)
@@ -76,7 +76,7 @@ Dry = dict[str, tuple[Profile, tuple[ContextProjection, ...]]]
 """Ghosts by name, and what llama.cpp makes of each under every context that was asked for."""
 
 
-def run_dry(names: Sequence[str], contexts: tuple[Context, ...], folder: Path) -> Dry:
+def run_dry(names: Sequence[str], contexts: tuple[KvContext, ...], folder: Path) -> Dry:
     written = [ghost.write(name, folder / f"{number}.gguf") for number, name in enumerate(names)]
     found = projected([(Path(one.path), DryRun(contexts)) for one in written])
     for one in written:
@@ -92,7 +92,7 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> Dry:
 @pytest.fixture(scope="module")
 def rewritten(tmp_path_factory: pytest.TempPathFactory) -> Dry:
     names = [f"{model}:{quant}" for model, quant in product(REWRITTEN, QUANTS)]
-    return run_dry(names, (Context(512),), tmp_path_factory.mktemp("rewritten"))
+    return run_dry(names, (KvContext(512),), tmp_path_factory.mktemp("rewritten"))
 
 
 @pytest.mark.parametrize("name", GHOSTS)
@@ -112,7 +112,7 @@ def test_rewritten_types(rewritten: Dry, quant: str) -> None:
 
 def test_nothing_is_rewritten_when_told_not_to(tmp_path: Path) -> None:
     ghost.write("qwen3-32b:Q4_K_M", tmp_path / "ghost.gguf")
-    found = project(tmp_path / "ghost.gguf", DryRun((Context(512),), repack=False)).contexts[0].buffers
+    found = project(tmp_path / "ghost.gguf", DryRun((KvContext(512),), repack=False)).contexts[0].buffers
     assert [buffer.name for buffer in found] == ["CPU"]
 
 
@@ -138,11 +138,11 @@ def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_a_real_model_takes_what_its_dry_run_said(kind: Kind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", get_args(SyntheticKind))
+def test_a_real_model_takes_what_its_dry_run_said(kind: SyntheticKind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     generate.write(kind, generate.sizes(kind, {}), path)
-    wanted = Context(512, batch=512, full_windows=True)
+    wanted = KvContext(512, batch=512, full_windows=True)
     found = project(path, DryRun((wanted,), repack=False)).contexts[0]
     check(read(path), wanted, found, compute_share=0.01)
     log = llama.run(path, "the tide", tokens=1, context=512).log
@@ -157,25 +157,25 @@ def test_what_llama_cpp_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     path = tmp_path / "ghost.gguf"
     ghost.write("kimi-k2.5:Q4_K_S", path)
     with pytest.raises(EngineError, match="refuses a context of 4096 tokens") as caught:
-        project(path, DryRun((Context(4096, type_k="q8_0", type_v="f16"),)))
+        project(path, DryRun((KvContext(4096, type_k="q8_0", type_v="f16"),)))
     assert "different K" in (caught.value.hint or "")
     with pytest.raises(EngineError, match="no cache type q6_0"):
-        project(path, DryRun((Context(4096, type_k="q6_0"),)))
+        project(path, DryRun((KvContext(4096, type_k="q6_0"),)))
     with pytest.raises(EngineError, match="has no GPU0") as caught:
-        project(path, DryRun((Context(4096),), overrides=(("exps", "GPU0"),)))
+        project(path, DryRun((KvContext(4096),), overrides=(("exps", "GPU0"),)))
     assert caught.value.hint == "it has CPU"
     with pytest.raises(EngineError, match="did not plan ghost.gguf in 0 s"):
-        project(path, DryRun((Context(4096),)), time_limit_s=0.01)
+        project(path, DryRun((KvContext(4096),)), time_limit_s=0.01)
 
 
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
     with pytest.raises(EngineError, match=r"cannot load broken.gguf") as caught:
-        project(broken, DryRun((Context(512),)))
+        project(broken, DryRun((KvContext(512),)))
     assert caught.value.hint
     with pytest.raises(EngineError, match="no model file"):
-        project(tmp_path / "absent.gguf", DryRun((Context(512),)))
+        project(tmp_path / "absent.gguf", DryRun((KvContext(512),)))
 
 
 def test_a_library_of_ones_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.constraints import Constraint, Tokenizer, TokenTable
+from tokenmill.native.constraints import Constraint, ConstraintTokenizer, TokenTable
 from tokenmill.native.grammar import grammar_of
 
 WORDS = (b'{"', b'": ', b'",', b"  ", b"true", b"null", b"\xc3\xa9", b"END", b"ab")
@@ -15,9 +15,9 @@ TABLE = TokenTable((*(bytes([one]) for one in range(256)), *WORDS, b"\xff<end>",
 
 
 @cache
-def tokenizer() -> Tokenizer:
+def tokenizer() -> ConstraintTokenizer:
     """Takes single bytes where the grammar leaves no choice."""
-    return Tokenizer(TABLE, list)
+    return ConstraintTokenizer(TABLE, list)
 
 
 def token_of(text: str) -> int | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from support.plans import placed, settings
 from tokenmill.config import Config
-from tokenmill.doctor.facts import Facts, Look, ModelFacts
+from tokenmill.doctor.facts import CounterSample, Facts, ModelFacts
 from tokenmill.doctor.gather import gather
-from tokenmill.hardware.gpu.nvml import Reading
+from tokenmill.hardware.gpu.nvml import NvmlReading
 from tokenmill.hardware.machine import Cpu, Disk, Dram, HugePages, Machine, NumaNode
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
@@ -31,7 +31,7 @@ MACHINE = Machine(
 
 def facts(machine: Machine = MACHINE, **changes: Any) -> Facts:
     """A machine with nothing to say of."""
-    return Facts(machine, **{"before": Look(0.0), "after": Look(1.0), "groups_seen": True, **changes})
+    return Facts(machine, **{"before": CounterSample(0.0), "after": CounterSample(1.0), "groups_seen": True, **changes})
 
 
 def planned(cards: int = 0, **changes: Any) -> Plan:
@@ -51,7 +51,7 @@ def model(plan: Plan | None = None, **changes: Any) -> ModelFacts:
     return ModelFacts(**{"name": "llama-4-scout:Q4_K_M", "plan": plan or planned(), **changes})
 
 
-def captured(root: Path, name: str, *more: str, nvml: Reading | None = None) -> CapturedHost:
+def captured(root: Path, name: str, *more: str, nvml: NvmlReading | None = None) -> CapturedHost:
     """A machine of tests/data/hardware, with captures of tests/data/doctor laid over it."""
     host = CapturedHost(root / name, nvml or load_nvml(DATA / name / "nvml.json"))
     host.unpack((DATA / name / "capture.txt").read_text())

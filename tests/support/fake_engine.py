@@ -16,14 +16,14 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineState,
+    EngineStatus,
     Identity,
     KvLayout,
     Piece,
     Prompt,
     Request,
     Runtime,
-    State,
-    Status,
     Timings,
     Usage,
 )
@@ -147,9 +147,11 @@ class FakeEngine(Engine):
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(str(prompt).encode())
 
-    async def status(self) -> Status:
-        state: State = "failed" if self.ended.done() else "ready"
-        return Status(state, self.identity, Counters(running=len(self.at_work), evicted_tokens=self.evicted_tokens))
+    async def status(self) -> EngineStatus:
+        state: EngineState = "failed" if self.ended.done() else "ready"
+        return EngineStatus(
+            state, self.identity, Counters(running=len(self.at_work), evicted_tokens=self.evicted_tokens)
+        )
 
     async def close(self) -> None:
         pass
@@ -167,8 +169,8 @@ class Unreachable(FakeEngine):
         if not self.reachable:
             raise EngineDied("the connection to http://there was lost: refused", from_outside=None)
 
-    async def status(self) -> Status:
-        return replace(Status("ready", self.identity, Counters()), state="ready" if self.reachable else "failed")
+    async def status(self) -> EngineStatus:
+        return replace(EngineStatus("ready", self.identity, Counters()), state="ready" if self.reachable else "failed")
 
 
 class Widening(FakeEngine):

@@ -8,7 +8,16 @@ from typing import Any
 from support.fake_engine import FakeEngine
 from tokenmill import __version__
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.ray import ActorHandle, EngineFacts, Node, NodeActor, NodeLost, NodePlan, Prepare, PreparedEngine
+from tokenmill.engine.ray import (
+    ActorHandle,
+    EngineFacts,
+    Node,
+    NodeActor,
+    NodeLost,
+    NodePlan,
+    PreparedEngine,
+    PrepareEngine,
+)
 from tokenmill.errors import TokenmillError
 
 
@@ -102,7 +111,7 @@ class FakeCluster:
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(self.alive)
 
-    def start_actor(self, node: Node, prepare: Prepare) -> FakeHandle:
+    def start_actor(self, node: Node, prepare: PrepareEngine) -> FakeHandle:
         handle = FakeHandle(self.actors[node.host])
         self.handles[node.host].append(handle)
         return handle

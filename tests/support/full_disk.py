@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.errors import StoreError, TokenmillError
-from tokenmill.jobs.models import Finished, JobId, Submission
+from tokenmill.jobs.models import FinishedJob, JobId, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
@@ -72,7 +72,7 @@ def answers(folder: Path, jobs: Path) -> None:
         def work() -> None:
             for job in waiting:
                 store.start([job])
-                store.commit([Finished(job, body(job))])
+                store.commit([FinishedJob(job, body(job))])
                 acknowledged.append(job)
 
         until_full(work, StoreError)
@@ -86,7 +86,7 @@ def answers(folder: Path, jobs: Path) -> None:
         assert len(found) - len(acknowledged) in (0, 1)  # the last one was not acknowledged; it may have come through
         rest = [item.id for item in store.waiting([batch.id], limit=1000)]
         store.start(rest)
-        store.commit([Finished(job, body(job)) for job in rest])
+        store.commit([FinishedJob(job, body(job)) for job in rest])
         assert store.batch(batch.id).counts.done == len(waiting)
 
 
@@ -96,7 +96,7 @@ def small_answers(folder: Path, jobs: Path) -> None:
         batch = submit(store, jobs, Submission("m", output=str(folder / "out"))).batch
         for item in store.waiting([batch.id], limit=10_000):
             store.start([item.id])
-            store.commit([Finished(item.id, b'{"text": "%d"}' % item.id)])
+            store.commit([FinishedJob(item.id, b'{"text": "%d"}' % item.id)])
         assert store.batch(batch.id).finished
 
 
@@ -117,7 +117,7 @@ def output(folder: Path, jobs: Path) -> None:
         batch = submit(store, jobs, Submission("m", output=str(folder / "out"))).batch
         waiting = [item.id for item in store.waiting([batch.id], limit=1000)]
         store.start(waiting)
-        store.commit([Finished(job, body(job)) for job in waiting])
+        store.commit([FinishedJob(job, body(job)) for job in waiting])
         with Output(store, batch) as target:
             until_full(target.advance, TokenmillError)
             written = (folder / "out").read_bytes()

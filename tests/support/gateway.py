@@ -14,7 +14,7 @@ from support import patient
 from support.native_engine import plan_for
 from tokenmill.config import Config, EngineConfig, GatewayConfig
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.gateway.listening import bind
 from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
 from tokenmill.gateway.state import GatewayState
@@ -93,7 +93,9 @@ def config_in(folder: Path, **settings: Any) -> Config:
     return Config(state_dir=str(folder), gateway=GatewayConfig(port=0, **{"log": "off", **settings}))
 
 
-def native_engine(model: Path, *, heads: Sequence[Head] = (), context: int = 1024, sequences: int = 4) -> Engines:
+def native_engine(
+    model: Path, *, heads: Sequence[PinnedPrefix] = (), context: int = 1024, sequences: int = 4
+) -> Engines:
     """One real engine on one thread."""
 
     @asynccontextmanager

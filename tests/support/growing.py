@@ -26,7 +26,7 @@ from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.worker.loop import work
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.storage import lines
 
 GROUP_LINES, BLOCK_BYTES = 10, 1024
@@ -51,7 +51,7 @@ async def worked(
     *,
     stop: asyncio.Event | None = None,
     tell: Callable[[Snapshot], None] | None = None,
-) -> Report:
+) -> RunReport:
     """Work the batch of an ingest to its end, for a few minutes at most."""
     shape = shape_of(engine.capabilities, engine.identity)
     batch = ingest.found.batch

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.jobs.models import Batch, Finished, Submission
+from tokenmill.jobs.models import Batch, FinishedJob, Submission
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -39,10 +39,10 @@ def submitted(
     return submit(store, path, Submission(**settings)).batch
 
 
-def answer(job: int, text: str = "yes") -> Finished:
+def answer(job: int, text: str = "yes") -> FinishedJob:
     """An answer that has come."""
     body = json.dumps({"text": text}).encode()
-    return Finished(job, body, prompt_tokens=10, completion_tokens=2, cached_tokens=4, engine_s=0.5)
+    return FinishedJob(job, body, prompt_tokens=10, completion_tokens=2, cached_tokens=4, engine_s=0.5)
 
 
 def pending(store: Store, batch: Batch) -> list[int]:

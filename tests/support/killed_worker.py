@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.models import Finished, Submission
+from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
@@ -32,7 +32,7 @@ def main() -> None:
         with Output(store, batch) as output:
             while waiting := store.waiting([batch.id], limit=random.randint(1, 12)):
                 started = store.start([item.id for item in waiting])
-                answers = [Finished(job.id, body(job.number)) for job in started.running]
+                answers = [FinishedJob(job.id, body(job.number)) for job in started.running]
                 store.commit(answers)
                 for answer in answers:
                     print(answer.job, hashlib.sha256(answer.body).hexdigest(), flush=True)

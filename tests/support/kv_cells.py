@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tokenmill.engine.engine import Priority
-from tokenmill.native.batching import Id, Spent, Step
-from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
+from tokenmill.native.batching import DecodeStep, Id, PromptCost
+from tokenmill.native.kv.prefix_cache import KeepPolicy, PrefixCache
 from tokenmill.native.scheduler import StepScheduler
 
 
@@ -108,7 +108,7 @@ class Grown:
             self.cells.decode(sequence, self.forest.length(sequence), [token])
             self.forest.appended(sequence, token)
 
-    def leave(self, tokens: list[int], keep: Keep = "prompt", answer: tuple[int, ...] = ()) -> None:
+    def leave(self, tokens: list[int], keep: KeepPolicy = "prompt", answer: tuple[int, ...] = ()) -> None:
         """A whole sequence, from its beginning to its end."""
         sequence = self.open(tokens)
         self.answer(sequence, list(answer))
@@ -129,7 +129,7 @@ class Asked:
     answer: list[int] = field(default_factory=list)
     first_step: int | None = None  # when work of it was first given out
     cut_short: bool = False
-    spent: Spent | None = None  # once it has ended
+    spent: PromptCost | None = None  # once it has ended
 
 
 class Mill:
@@ -166,21 +166,26 @@ class Mill:
         self.jobs: dict[Id, Asked] = {}
         self.done: dict[Id, Asked] = {}
         self.steps = 0
-        self.last = Step(())
+        self.last = DecodeStep(())
 
     def submit(
-        self, id: Id, prompt: list[int], answer_tokens: int = 1, priority: Priority = "batch", keep: Keep | None = None
+        self,
+        id: Id,
+        prompt: list[int],
+        answer_tokens: int = 1,
+        priority: Priority = "batch",
+        keep: KeepPolicy | None = None,
     ) -> None:
         self.schedule.submit(id, prompt, priority, keep=keep)
         self.jobs[id] = Asked(prompt, answer_tokens)
 
-    def step(self) -> Step:
+    def step(self) -> DecodeStep:
         """One turn of a worker's loop."""
         step = self.schedule.plan()
         self.perform(step)
         return step
 
-    def perform(self, step: Step) -> None:
+    def perform(self, step: DecodeStep) -> None:
         self.steps += 1
         self.last = step
         assert step.tokens <= self.schedule.budget
@@ -219,7 +224,7 @@ class Mill:
             self.step()
         raise AssertionError(f"{len(self.jobs)} jobs have not ended after {most_steps} steps")
 
-    def _end(self, id: Id, spent: Spent) -> None:
+    def _end(self, id: Id, spent: PromptCost) -> None:
         job = self.jobs.pop(id)
         job.spent = spent
         self.done[id] = job

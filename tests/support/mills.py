@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, RecipeCost, RecipeEnd
 
-ORIGIN = Origin(model="tiny", model_id="sha256:tiny", engine="native", build="b1", context=4096)
+ORIGIN = AnswerOrigin(model="tiny", model_id="sha256:tiny", engine="native", build="b1", context=4096)
 
 Said = str | Mapping[str, Any] | None
 """Text; a whole chat completion; or nothing: the line has failed."""
@@ -31,7 +31,7 @@ class ScriptedStage:
     """A stage that is over."""
 
     stage: str
-    end: End
+    end: RecipeEnd
     total: int
     given: tuple[Answered, ...]
 
@@ -51,12 +51,12 @@ class ScriptedMill:
         self,
         answer: Callable[[Line], Said],
         *,
-        origin: Origin = ORIGIN,
+        origin: AnswerOrigin = ORIGIN,
         stop_after: int | None = None,
-        end: End = "tokens",
+        end: RecipeEnd = "tokens",
         known: dict[str, Answered] | None = None,
     ) -> None:
-        self.origin, self.spent = origin, Spent()
+        self.origin, self.spent = origin, RecipeCost()
         self.stages: list[tuple[str, tuple[Line, ...]]] = []
         self.known: dict[str, Answered] = {} if known is None else known
         self._answer, self._left, self._end = answer, stop_after, end
@@ -72,14 +72,14 @@ class ScriptedMill:
         ids = [line["custom_id"] for line in asked]
         assert len(ids) == len(set(ids)), f"custom_id twice in the stage {stage}"
         given = [found for line in asked if (found := self._one(line)) is not None]
-        end: End = "finished" if len(given) == len(asked) else self._end
+        end: RecipeEnd = "finished" if len(given) == len(asked) else self._end
         return ScriptedStage(stage, end, len(asked), tuple(given))
 
     def _one(self, line: Line) -> Answered | None:
         """The outcome of a line; None: the budget does not reach so far."""
         key = repr(line["body"])
         if key in self.known:
-            self.spent += Spent(reused=1)
+            self.spent += RecipeCost(reused=1)
             return self.known[key]._replace(custom_id=line["custom_id"])
         if self._left is not None:
             if self._left == 0:
@@ -87,11 +87,11 @@ class ScriptedMill:
             self._left -= 1
         said = self._answer(line)
         if said is None:
-            self.spent += Spent(failed=1)
+            self.spent += RecipeCost(failed=1)
             return Answered(line["custom_id"], None, "refused", "scripted to fail")
         body = completion(said, line) if isinstance(said, str) else said
         usage = body.get("usage", {})
-        self.spent += Spent(
+        self.spent += RecipeCost(
             answers=1, prompt_tokens=usage.get("prompt_tokens", 0), completion_tokens=usage.get("completion_tokens", 0)
         )
         self.spent = replace(self.spent, seconds=self.spent.seconds + 1.0)

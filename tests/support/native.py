@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.native.llama.context import Context
+from tokenmill.native.llama.context import LlamaContext
 from tokenmill.native.llama.library import open_running
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 
@@ -22,17 +22,17 @@ class Work:
 
 
 @contextmanager
-def loaded(path: Path, settings: ModelSettings | None = None) -> Iterator[Model]:
+def loaded(path: Path, settings: ModelSettings | None = None) -> Iterator[LlamaModel]:
     """A model in this process."""
-    model = Model.load(open_running(), path, settings or ModelSettings())
+    model = LlamaModel.load(open_running(), path, settings or ModelSettings())
     yield model
     model.close()
 
 
 @contextmanager
-def opened(path: Path, settings: ContextSettings) -> Iterator[Context]:
+def opened(path: Path, settings: ContextSettings) -> Iterator[LlamaContext]:
     """A model with one context in this process."""
     with loaded(path) as model:
-        context = Context(model, settings)
+        context = LlamaContext(model, settings)
         yield context
         context.close()

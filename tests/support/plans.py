@@ -3,7 +3,7 @@
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.memory.costs import Costs
+from tokenmill.planner.memory.costs import MemoryCosts
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble
 from tokenmill.planner.plan import Forecast, Plan, Settings
@@ -41,5 +41,5 @@ def placed(profile: Profile, wanted: Settings, cards: int = 0, first: int = 0, r
     ]
     placement = assemble(profile, "dram", layers, layers[-1], frozenset(resident))
     goal = Goal(context=wanted.context)
-    accounted = ledger(machine, Costs(profile, wanted), placement, goal)
+    accounted = ledger(machine, MemoryCosts(profile, wanted), placement, goal)
     return Plan(machine, profile, goal, wanted, placement, accounted, Forecast((), (), None, None, None), ())

@@ -20,9 +20,9 @@ import psycopg
 from psycopg.pq import PGconn, Ping
 
 from tokenmill.engine.process.identity import Pid, descendants
-from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.postgres import Postgres
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,12 +139,12 @@ class Cluster:
         owner = user if password is None else f"{user}:{quote(password, safe='')}"
         return f"postgresql://{owner}@/postgres?host={self.folder}&options=-csearch_path%3D{schema}"
 
-    def fresh(self) -> Server:
+    def fresh(self) -> PostgresAddress:
         """A schema of its own."""
         schema = f"store_{next(_numbers)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE SCHEMA {schema}")
-        return Server(self.url(schema))
+        return PostgresAddress(self.url(schema))
 
 
 @contextmanager
@@ -210,7 +210,7 @@ Ask = Callable[..., list[tuple[Any, ...]]]
 @contextmanager
 def past(address: Address) -> Iterator[Ask]:
     """Past the store to what it holds: a text of SQL with its values, which stand as ? in it."""
-    if isinstance(address, Server):
+    if isinstance(address, PostgresAddress):
         with psycopg.connect(address.url, autocommit=True) as connection:
 
             def ask(text: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -234,16 +234,16 @@ def asked(address: Address, text: str, *values: Any) -> list[tuple[Any, ...]]:
 
 def text_of(address: Address) -> str:
     """For another process's command line."""
-    return address.url if isinstance(address, Server) else str(address)
+    return address.url if isinstance(address, PostgresAddress) else str(address)
 
 
-def database_of(store: Reader) -> Postgres:
+def database_of(store: StoreReader) -> Postgres:
     """The connection of an open store."""
     assert isinstance(store._database, Postgres)
     return store._database
 
 
-def cut(store: Reader) -> None:
+def cut(store: StoreReader) -> None:
     """Somebody ends the connection on the server's side; that it is gone there is waited for."""
     pid = database_of(store)._connection.info.backend_pid
     asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)

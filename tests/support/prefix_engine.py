@@ -18,12 +18,12 @@ from tokenmill.engine.engine import (
     Counters,
     Engine,
     EngineKind,
+    EngineStatus,
     Identity,
     Piece,
     Prompt,
     Request,
     Runtime,
-    Status,
     Timings,
     Usage,
 )
@@ -88,8 +88,8 @@ class PrefixEngine(Engine):
             raise RequestRefused("this server cannot be asked for tokens")
         return (*HEAD, *(hash(word) % 30_000 for word in str(prompt).split()))
 
-    async def status(self) -> Status:
-        return Status("ready", self._identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self._identity, Counters())
 
     async def close(self) -> None:
         pass

@@ -5,19 +5,19 @@ from functools import cache
 from typing import Any
 
 from tokenmill.engine.loading.load_history import LoadRecord
-from tokenmill.engine.reconcile import Row
+from tokenmill.engine.reconcile import ReconciledItem
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Measurements, Rate
-from tokenmill.jobs.models import Batch, Counts, Totals
+from tokenmill.jobs.models import Batch, BatchTotals, Counts
 from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.report.collect import Results, Subject, build_report
-from tokenmill.report.report import CommandText, Report
-from tokenmill.tuner.history import Speed
+from tokenmill.report.report import CommandText, ReportPage
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
-from tokenmill.tuner.soak.judge import Reading, SoakResult, Step
+from tokenmill.tuner.soak.judge import Reading, SoakResult, SoakStep
 from tokenmill.units import GIB, MIB
 
 MODEL = "gpt-oss-120b:MXFP4"
@@ -45,7 +45,7 @@ def asked(model: str = MODEL) -> Subject:
     return Subject(machine, model, "f" * 64, profile, plan, commands=commands)
 
 
-def speed(given: Subject, dials: TrialSettings, figures: Figures, **more: Any) -> Speed:
+def speed(given: Subject, dials: TrialSettings, figures: Figures, **more: Any) -> SpeedRecord:
     model = given.profile.name if given.profile else ""
     kept = {
         "when": WHEN,
@@ -59,10 +59,10 @@ def speed(given: Subject, dials: TrialSettings, figures: Figures, **more: Any) -
         "depth": 0,
         "predicted": Figures(),
     }
-    return Speed(**{**kept, **more}, dials=dials, figures=figures)
+    return SpeedRecord(**{**kept, **more}, dials=dials, figures=figures)
 
 
-def speeds(given: Subject) -> tuple[Speed, ...]:
+def speeds(given: Subject) -> tuple[SpeedRecord, ...]:
     found = [
         speed(given, replace(DIALS, threads=threads), Figures(decode_tok_s=tok_s * share, prefill_tok_s=8 * tok_s))
         for threads, tok_s in THREADS.items()
@@ -122,11 +122,13 @@ def point(given: Subject) -> OperatingPoint:
 
 def load(given: Subject) -> LoadRecord:
     rows = (
-        Row("gpu0", "weights", 57 * GIB, 57 * GIB, "engine"),
-        Row("gpu0", "kv", 2 * GIB, 2 * GIB, "engine"),
-        Row("gpu0", "compute", 900 * MIB, 1100 * MIB, "engine"),
-        Row("host", "weights", 600 * MIB, 600 * MIB, "engine"),
-        Row("host", "own", 3 * GIB, 2 * GIB, "process", explanation="the plan allows the program itself 1.0 GiB"),
+        ReconciledItem("gpu0", "weights", 57 * GIB, 57 * GIB, "engine"),
+        ReconciledItem("gpu0", "kv", 2 * GIB, 2 * GIB, "engine"),
+        ReconciledItem("gpu0", "compute", 900 * MIB, 1100 * MIB, "engine"),
+        ReconciledItem("host", "weights", 600 * MIB, 600 * MIB, "engine"),
+        ReconciledItem(
+            "host", "own", 3 * GIB, 2 * GIB, "process", explanation="the plan allows the program itself 1.0 GiB"
+        ),
     )
     settings = {"context": 8192, "sequences": 16, "ubatch": 512, "cache_type_k": "f16"}
     return LoadRecord(
@@ -151,13 +153,13 @@ def batch(number: int, prompt: int, cached: int) -> Batch:
         None,
         48,
         Counts(done=48),
-        Totals(40, 8, prompt, cached, 2304, 99.0),
+        BatchTotals(40, 8, prompt, cached, 2304, 99.0),
     )
 
 
 def kept(given: Subject) -> Results:
     steps = tuple(
-        Step(depth, 1, (Reading("gpu0", 60 * GIB + depth * MIB // 8, 60 * GIB + depth * MIB // 7, 9 * GIB),))
+        SoakStep(depth, 1, (Reading("gpu0", 60 * GIB + depth * MIB // 8, 60 * GIB + depth * MIB // 7, 9 * GIB),))
         for depth in (1024, 2048, 4096, 7168)
     )
     soak = SoakResult(
@@ -188,6 +190,6 @@ def kept(given: Subject) -> Results:
     )
 
 
-def full_report() -> Report:
+def full_report() -> ReportPage:
     given = asked()
     return build_report(given, kept(given), WHEN)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 
 LIMIT_S = 250.0
 USUAL_HOME = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -84,7 +84,7 @@ def until(holds: Callable[[], bool]) -> None:
 def last_batch(store: Path) -> tuple[Counts, dict[int, bytes]]:
     """The counts of the newest batch and the bodies of its answers by line, as they are in the store now."""
     try:
-        with Reader(store) as reader:
+        with StoreReader(store) as reader:
             batches = reader.batches()
             found = reader.results(batches[-1].id, 0, 100) if batches else []
             counts = batches[-1].counts if batches else Counts()

@@ -10,13 +10,13 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineStatus,
     Identity,
     KvLayout,
     Piece,
     Prompt,
     Request,
     Runtime,
-    Status,
     Timings,
     Usage,
 )
@@ -66,8 +66,8 @@ class RatedEngine(Engine):
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         return (1,)
 
-    async def status(self) -> Status:
-        return Status("ready", self.identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self.identity, Counters())
 
     async def close(self) -> None:
         return None
@@ -113,8 +113,8 @@ class LayoutEngine(Engine):
             raise RequestRefused("not this one")
         return self.template + tuple(int.from_bytes(word.encode()[-7:]) for word in str(prompt).split())
 
-    async def status(self) -> Status:
-        return Status("ready", self.identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self.identity, Counters())
 
     async def close(self) -> None:
         return None

@@ -27,7 +27,7 @@ from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import State
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 
 Target = Literal["runner", "worker", "engine", "supervisor", "all", "server", "backend"]
 
@@ -285,7 +285,7 @@ class Storm:
     def _compare(self, batch: "_Batch") -> None:
         """Output and store against the reference."""
         lines = list(read_lines(batch.output))
-        with Reader(batch.address) as reader:
+        with StoreReader(batch.address) as reader:
             (stored,) = reader.batches()
             results = reader.results(stored.id, 0, len(self._reference.lines) + 1)
         damage = output_damage(self._reference, lines)
@@ -336,7 +336,7 @@ class _Batch:
     def answers(self) -> int:
         """Answers in the store; 0 while it is being made or its server is away."""
         try:
-            with Reader(self.address) as reader:
+            with StoreReader(self.address) as reader:
                 return sum(batch.counts.done for batch in reader.batches())
         except StoreError:
             return 0

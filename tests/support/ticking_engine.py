@@ -9,11 +9,11 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineStatus,
     Identity,
     Piece,
     Prompt,
     Request,
-    Status,
     Timings,
     Usage,
 )
@@ -54,8 +54,8 @@ class Ticking(Engine):
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         raise NotImplementedError
 
-    async def status(self) -> Status:
-        return Status("ready", self.identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self.identity, Counters())
 
     async def close(self) -> None:
         pass

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tokenmill.tuner.point import Aim, Figures, Outcome, Trial, TrialSettings
+from tokenmill.tuner.point import Aim, Figures, Trial, TrialOutcome, TrialSettings
 from tokenmill.tuner.search import Search
 from tokenmill.tuner.space import Space
 
 FOLDER = Path(__file__).parent.parent / "data" / "surfaces"
-Surface = Callable[[TrialSettings], Figures | Outcome]
+Surface = Callable[[TrialSettings], Figures | TrialOutcome]
 
 
 @cache

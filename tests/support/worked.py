@@ -12,10 +12,10 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options, work
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
-QUICK = Options(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)
+QUICK = WorkOptions(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)
 LIMIT_S = 200.0
 
 
@@ -24,10 +24,10 @@ async def worked(
     batch: Batch,
     engine: Engine,
     *,
-    options: Options = QUICK,
+    options: WorkOptions = QUICK,
     stop: asyncio.Event | None = None,
     tell: Callable[[Snapshot], None] | None = None,
-) -> Report:
+) -> RunReport:
     """Work a batch with its output, for a few minutes at most; the engine is not closed."""
     shape = shape_of(engine.capabilities, engine.identity)
     with Output(store, batch) as output:
@@ -39,10 +39,10 @@ async def worked(
 
 def run_prompts(
     folder: Path, prompts: Iterable[str], engine: Callable[[], Engine], **more: Any
-) -> tuple[Report, dict[str, dict[str, Any]]]:
+) -> tuple[RunReport, dict[str, dict[str, Any]]]:
     """A whole run: its report and the output lines by prompt."""
 
-    async def run() -> Report:
+    async def run() -> RunReport:
         started = engine()
         try:
             return await worked(store, batch, started, **more)

@@ -4,7 +4,7 @@ import fnmatch
 from dataclasses import dataclass, field
 
 from tokenmill.hardware.gpu import nvml
-from tokenmill.hardware.host import Ran, natural
+from tokenmill.hardware.host import CommandResult, natural
 
 
 @dataclass
@@ -37,8 +37,8 @@ class WrittenHost:
     def space(self, path: str) -> tuple[int, int] | None:
         return None
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> CommandResult | None:
         return None
 
-    def nvml(self) -> nvml.Reading:
-        return nvml.Reading(library=False)
+    def nvml(self) -> nvml.NvmlReading:
+        return nvml.NvmlReading(library=False)

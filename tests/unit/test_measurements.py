@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from tokenmill import measurements
 from tokenmill.engine.loading import load_history
 from tokenmill.errors import TokenmillError
-from tokenmill.measurements import MAX_RECORDS, Kind, append, delete, journal_path, read, read_json
-from tokenmill.recipes.speeds import Pace
+from tokenmill.measurements import MAX_RECORDS, MeasurementKind, append, delete, journal_path, read, read_json
+from tokenmill.recipes.speeds import StagePace
 from tokenmill.tuner import history
 from tokenmill.tuner.point import Aim
 from tokenmill.tuner.point_store import points, trials_of
 from tokenmill.tuner.soak import store as soak_store
 
 EARLIER = Path(__file__).parents[1] / "data" / "state-0.1"
-EARLIER_KINDS: dict[Kind, str] = {
+EARLIER_KINDS: dict[MeasurementKind, str] = {
     "load": "measured/loads.jsonl",
     "speed": "measured/trials.jsonl",
     "stage": "measured/stages.jsonl",
@@ -51,7 +51,7 @@ class Sample:
 SAMPLE = Sample("machine", "model", "native", "b1", "2026-11-15T06:00:00+00:00", 0)
 
 
-def values(state: Path, kind: Kind = "speed") -> list[int]:
+def values(state: Path, kind: MeasurementKind = "speed") -> list[int]:
     return [sample.value for sample in read(state, kind, Sample)]
 
 
@@ -217,7 +217,7 @@ def lines(state: Path, pattern: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("kind", EARLIER_KINDS)
-def test_files_of_version_0_1_are_taken_over(tmp_path: Path, kind: Kind) -> None:
+def test_files_of_version_0_1_are_taken_over(tmp_path: Path, kind: MeasurementKind) -> None:
     copytree(EARLIER, tmp_path, dirs_exist_ok=True)
     assert read_json(tmp_path, kind) == lines(EARLIER, EARLIER_KINDS[kind])
     assert lines(tmp_path, EARLIER_KINDS[kind]) == lines(EARLIER, EARLIER_KINDS[kind]), "the files stay"
@@ -228,7 +228,7 @@ def test_records_of_version_0_1_read_as_what_they_are(tmp_path: Path) -> None:
     (point,) = points(tmp_path)
     assert len(load_history.read(tmp_path)) == len(lines(EARLIER, EARLIER_KINDS["load"]))
     assert {speed.source for speed in history.read(tmp_path)} == {"tune", "bench"}
-    assert len(list(read(tmp_path, "stage", Pace))) == 2
+    assert len(list(read(tmp_path, "stage", StagePace))) == 2
     assert len(trials_of(tmp_path, point.place, "drawn 32+4+8 on a busy machine", Aim())) == len(point.trials) == 2
     assert soak_store.load(tmp_path, point.place.machine_id, point.place.model_id) is not None
 

@@ -26,7 +26,7 @@ E = TypeVar("E")
 Emit = Callable[[E], None]
 
 
-class Task(Generic[T]):
+class BackgroundTask(Generic[T]):
     """A coroutine that runs in the background."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -114,8 +114,8 @@ class Background:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], None] = lambda: None
         self._thread: threading.Thread | None = None
-        self._tasks: set[Task[Any]] = set()
-        self._ending: Task[None] | None = None
+        self._tasks: set[BackgroundTask[Any]] = set()
+        self._ending: BackgroundTask[None] | None = None
         self._pid = os.getpid()
 
     def start(self) -> Self:
@@ -134,9 +134,9 @@ class Background:
     ) -> None:
         self.close()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Task[T]:
+    def submit(self, work: Coroutine[Any, Any, T]) -> BackgroundTask[T]:
         """Start a coroutine; EngineError if this is closed or was started in another process."""
-        task = Task(work)
+        task = BackgroundTask(work)
         try:
             return self._started(task)
         except BaseException:
@@ -145,7 +145,7 @@ class Background:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine."""
-        task = Task(work)
+        task = BackgroundTask(work)
         try:
             return self._started(task).result()
         finally:
@@ -167,7 +167,7 @@ class Background:
     def events(self, work: Callable[[Emit[E]], Coroutine[Any, Any, T]]) -> Generator[E, None, T]:
         """What a coroutine emits, then its result. Closing the generator cancels the coroutine."""
         queue: SimpleQueue[tuple[E] | None] = SimpleQueue()
-        task = Task(work(lambda event: queue.put((event,))))
+        task = BackgroundTask(work(lambda event: queue.put((event,))))
         task.when_done(lambda: queue.put(None))
         try:
             self._started(task)
@@ -196,7 +196,7 @@ class Background:
             if loop is None:
                 return
             if self._ending is None:
-                self._ending = Task(self._end(last))
+                self._ending = BackgroundTask(self._end(last))
             ending = self._ending
         if not ending.done:
             ending.start(loop)
@@ -210,7 +210,7 @@ class Background:
             self._thread.join()
         ending.result()
 
-    def _started(self, task: Task[T]) -> Task[T]:
+    def _started(self, task: BackgroundTask[T]) -> BackgroundTask[T]:
         if os.getpid() != self._pid:
             raise EngineError(
                 f"process {self._pid} loaded this engine, and a forked process cannot use it",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tokenmill.api.batch_engine import BatchEngine, EngineSetup
-from tokenmill.api.cluster import Cluster, open_cluster
+from tokenmill.api.cluster import ClusterRun, open_cluster
 from tokenmill.api.display import display
 from tokenmill.api.engines import choose_engine
 from tokenmill.api.options import EngineOptions, engine_options
@@ -34,7 +34,7 @@ from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.target import check_paths
 from tokenmill.jobs.worker.loop import work as work_on
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import number_of
 
 _LOGGED_LINES = 100_000  # lines of a large file between two messages
@@ -173,7 +173,7 @@ def _prepare(
     request: BatchRequest,
     config: Config,
     stack: ExitStack,
-    cluster: Cluster | None,
+    cluster: ClusterRun | None,
     stop: Stop,
     on_progress: OnProgress,
 ) -> tuple[EngineSetup, FileSubmission, Path]:
@@ -201,7 +201,7 @@ class _Work:
     stop: Stop
     on_progress: OnProgress
 
-    async def on_engine(self, setup: EngineSetup, folder: Path) -> tuple[Report | None, float | None]:
+    async def on_engine(self, setup: EngineSetup, folder: Path) -> tuple[RunReport | None, float | None]:
         """Open the engine and work; the report, and the seconds that loading took."""
         batch = self.ingest.found.batch
         self.stop.begin()
@@ -229,7 +229,7 @@ class _Work:
             return None, None
         return report, opened.load_s
 
-    async def on_cluster(self, cluster: Cluster) -> tuple[Report | None, float | None]:
+    async def on_cluster(self, cluster: ClusterRun) -> tuple[RunReport | None, float | None]:
         """Work on the machines of a cluster; the report, and the seconds until the first engine was ready."""
         self.stop.begin()
         self.stop.loaded()  # the work can be stopped from the beginning

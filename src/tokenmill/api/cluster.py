@@ -27,9 +27,9 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import WorkOptions
 from tokenmill.jobs.worker.pool import PoolMember, PoolReport, run_pool
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.model.identity import identity_of
 from tokenmill.native.launching import launch_engine
 
@@ -43,7 +43,7 @@ _VERBS = {
 }
 
 
-class Cluster:
+class ClusterRun:
     """The nodes of a cluster, and what each of them did."""
 
     def __init__(self, nodes: RayNodes, node_log: "NodeLog", choice: EngineChoice, *, measure: bool) -> None:
@@ -59,10 +59,10 @@ class Cluster:
         store: Store,
         batch: Batch,
         outputs: Mapping[int, Output],
-        options: Options,
+        options: WorkOptions,
         stop: asyncio.Event,
         on_progress: OnProgress,
-    ) -> tuple[Report, float | None]:
+    ) -> tuple[RunReport, float | None]:
         """Start the engines and work; the report, and the seconds until the first engine was ready."""
         began_s = asyncio.get_running_loop().time()
 
@@ -119,7 +119,7 @@ class Cluster:
 @contextmanager
 def open_cluster(
     where: str, store: Address, model: str | None, options: EngineOptions, config: Config
-) -> Iterator[Cluster]:
+) -> Iterator[ClusterRun]:
     """Connect to a cluster and have every node plan; their engines stop when this ends."""
     _check(store, options)
     engine = options.engine_config(config)
@@ -136,7 +136,7 @@ def open_cluster(
         model_id = None if file is None else identity_of(file)
         nodes = RayNodes(cluster, prepare, on_event=node_log.add, model_id=model_id)
         choice = EngineChoice(asyncio.run(nodes.survey()), model or DEFAULT_MODEL, engine, config.state_path)
-        yield Cluster(nodes, node_log, choice, measure=options.sequences is None)
+        yield ClusterRun(nodes, node_log, choice, measure=options.sequences is None)
 
 
 def _check(store: Address, options: EngineOptions) -> None:

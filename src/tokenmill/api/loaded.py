@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
-from tokenmill.api.background import Background, Emit, Task
+from tokenmill.api.background import Background, BackgroundTask, Emit
 from tokenmill.api.display import display
 from tokenmill.api.engines import choose_engine, open_engine, plan_for
 from tokenmill.api.options import EngineArguments, engine_options
@@ -191,7 +191,7 @@ class Engine:
     def _map(
         self, prompts: Iterable[Prompt], defaults: Mapping[str, Any], *, raises: bool
     ) -> Iterator[Answer | TokenmillError]:
-        def submit(prompt: Prompt) -> Task[Answer]:
+        def submit(prompt: Prompt) -> BackgroundTask[Answer]:
             request = call_from(_body(prompt), defaults).request("batch")
             return self._background.submit(answer(self._engine, request))
 
@@ -209,14 +209,16 @@ class _InOrder:
     slot.
     """
 
-    def __init__(self, prompts: Iterable[Prompt], submit: Callable[[Prompt], Task[Answer]], slots: int) -> None:
+    def __init__(
+        self, prompts: Iterable[Prompt], submit: Callable[[Prompt], BackgroundTask[Answer]], slots: int
+    ) -> None:
         self._prompts: Iterator[Prompt] | None = iter(prompts)
         self._submit = submit
         self._most_in_flight = _IN_FLIGHT * slots
         self._most_unread = _UNREAD * slots
         self._in_flight = 0
         self._finished: SimpleQueue[None] = SimpleQueue()
-        self._unread: deque[Task[Answer] | TokenmillError] = deque()
+        self._unread: deque[BackgroundTask[Answer] | TokenmillError] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +226,7 @@ class _InOrder:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        tasks = [task for task in self._unread if isinstance(task, Task)]
+        tasks = [task for task in self._unread if isinstance(task, BackgroundTask)]
         for task in tasks:
             task.request_cancel()
         for task in tasks:
@@ -277,7 +279,7 @@ class _InOrder:
             task.when_done(lambda: self._finished.put(None))
 
 
-def _result(task: Task[Answer]) -> Answer | TokenmillError:
+def _result(task: BackgroundTask[Answer]) -> Answer | TokenmillError:
     try:
         return task.result()
     except TokenmillError as error:

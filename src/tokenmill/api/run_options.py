@@ -13,7 +13,7 @@ from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.openai.call import checked
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY, ChatJob
-from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import WorkOptions
 from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
 
 Deadline = str | float | datetime | timedelta
@@ -83,9 +83,9 @@ class RunOptions:
             defaults=_as_floats(self.defaults),
         )
 
-    def worker_options(self) -> Options:
+    def worker_options(self) -> WorkOptions:
         """The part of these options that the worker needs."""
-        return Options(attempts=self.attempts, job_timeout_s=self.job_timeout_s, count_least=True)
+        return WorkOptions(attempts=self.attempts, job_timeout_s=self.job_timeout_s, count_least=True)
 
 
 class WorkArguments(EngineArguments, total=False):

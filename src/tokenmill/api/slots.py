@@ -5,7 +5,7 @@ from dataclasses import replace
 from tokenmill.api.progress import Measuring, OnProgress, ignore, log
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.workload import describe
@@ -44,6 +44,6 @@ async def fit_slots(
         engine.identity,
         width=point.slots,
         cells_total=(await engine.status()).counters.cells_total,
-        rates=Rates(None, point.decode_tok_s),
+        rates=MeasuredRates(None, point.decode_tok_s),
     )
     return replace(shape, point=point)

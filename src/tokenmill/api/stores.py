@@ -16,7 +16,7 @@ from tokenmill.errors import ConfigError, UsageError
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.store.address import Address, address_of
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite_errors import unusable
 
 _NAME = "batch_"
@@ -37,7 +37,7 @@ def store_address(store: str | Path | None, config: Config) -> Address:
         raise ConfigError(f"store: {named} names a user that does not exist") from error
 
 
-def find_batch(reader: Reader, name: str) -> Batch:
+def find_batch(reader: StoreReader, name: str) -> Batch:
     """The batch of a name, of the beginning of one, or the newest for `last`; UsageError if it is not exactly one."""
     batches = reader.batches()
     if not batches:
@@ -60,7 +60,7 @@ class BatchStore:
     def __init__(self, address: Address) -> None:
         """Use `open_store`."""
         self._address = address
-        self._reader = Reader(address)
+        self._reader = StoreReader(address)
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from tokenmill.api.stores import BatchStore
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import format_seconds, number_of
 
 End = Literal["finished", "stopped", "cancelled"]
@@ -18,7 +18,7 @@ class NodeSummary:
     """What one machine of a cluster did."""
 
     name: str
-    report: Report | None = None  # None: it did nothing
+    report: RunReport | None = None  # None: it did nothing
     lost: str | None = None  # why it was lost
     left_out: str | None = None  # why it was not used
 
@@ -30,7 +30,7 @@ class Summary:
     batch: Batch
     store: Address
     seconds: float
-    report: Report | None = None  # None: nothing had to be computed, or the run ended before the engine was ready
+    report: RunReport | None = None  # None: nothing had to be computed, or the run ended before the engine was ready
     load_s: float | None = None  # None: no engine was started
     failed_by_code: Mapping[str, int] = field(default_factory=dict)
     output_written: bool = True  # False: there is no output file, or another process on the same store writes it
@@ -108,7 +108,7 @@ class WorkSummary:
     """The work of one worker on the batches of a store."""
 
     batches: tuple[str, ...]  # their names
-    reports: tuple[Report, ...]
+    reports: tuple[RunReport, ...]
     seconds: float
 
     @property

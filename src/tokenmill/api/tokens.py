@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenmill.api.planning import EnginePlan, locate
 from tokenmill.config import Config
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.model.read import read
 
@@ -38,11 +38,11 @@ def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
         return
     read(path)  # a damaged header is better refused in Python than in C
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
-    from tokenmill.native.llama.log import Log  # noqa: PLC0415
+    from tokenmill.native.llama.log import LlamaLog  # noqa: PLC0415
     from tokenmill.native.llama.vocab import Vocab  # noqa: PLC0415
 
     library = open_running()
-    log = Log(library)
+    log = LlamaLog(library)
     library.lib.llama_backend_init()
     params = library.lib.llama_model_default_params()
     params.vocab_only = True
@@ -58,7 +58,9 @@ def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
         library.lib.llama_model_free(pointer)
 
 
-def count_digests(digests: tuple[Head, ...], model: str, planned: EnginePlan, config: Config) -> tuple[Head, ...]:
+def count_digests(
+    digests: tuple[PinnedPrefix, ...], model: str, planned: EnginePlan, config: Config
+) -> tuple[PinnedPrefix, ...]:
     """Digests with their number of tokens, where the model's vocabulary is on this machine.
 
     UsageError for a digest that does not fit the planned context, so that it is refused before a load.

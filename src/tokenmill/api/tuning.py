@@ -34,7 +34,7 @@ from tokenmill.tuner.describe import announced, progress_line
 from tokenmill.tuner.energy import Meter, pynvml
 from tokenmill.tuner.engine_rig import NativeRig, ServerRig, Starter, thinned
 from tokenmill.tuner.forecasts import figures_at, forecaster
-from tokenmill.tuner.measure import How
+from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Aim, AimKind, OperatingPoint, PointScope, Trial
 from tokenmill.tuner.point_scope import place_here
@@ -257,7 +257,7 @@ class Tuning:
         starter = Starter(planned.model_path, planned.config, self._state, name, shown_load)
         kind = NativeRig if planned.config.kind == "native" else ServerRig
         stand = kind(planned.plan, starter, most_sequences=max(self._space.sequences))
-        how = How(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
+        how = MeasureOptions(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
         bed = TrialContext(planned.plan, stand, how, watch=self._watch())
         try:
             trials = await drive(
@@ -287,7 +287,7 @@ class Tuning:
         if not trial.counts or self._options.busy:
             return
         drawn = self._work.jobs is None
-        speed = history.Speed(
+        speed = history.SpeedRecord(
             trial.when or "",
             place.machine,
             place.machine_id,

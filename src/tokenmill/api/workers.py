@@ -26,9 +26,9 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import WorkOptions
 from tokenmill.jobs.worker.loop import work as work_on
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import number_of
 
 POLL_S = 2.0  # between two looks for new batches
@@ -93,9 +93,9 @@ class BatchWorker:
     """One process that works on the batches of a store."""
 
     def __init__(
-        self, store: Store, setup: EngineSetup, options: Options, folder: Path, stop: Stop, *, stay: bool
+        self, store: Store, setup: EngineSetup, options: WorkOptions, folder: Path, stop: Stop, *, stay: bool
     ) -> None:
-        self.reports: list[Report] = []
+        self.reports: list[RunReport] = []
         self.names: dict[int, str] = {}  # of the batches that were worked on
         self._store = store
         self._setup = setup

@@ -10,7 +10,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import written_to
 from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite import LOCK
 from tokenmill.units import number_of
 
@@ -53,7 +53,7 @@ class Workers:
         }
 
 
-def workers_of(address: Address, reader: Reader, batch: Batch | None = None) -> Workers:
+def workers_of(address: Address, reader: StoreReader, batch: Batch | None = None) -> Workers:
     """Who works with a store now; on a server, of a batch: who has jobs of it."""
     if isinstance(address, Path):
         return Workers(worker_of(address))
@@ -61,7 +61,7 @@ def workers_of(address: Address, reader: Reader, batch: Batch | None = None) -> 
     return Workers(runners=tuple(runner for runner in runners if runner.alive))
 
 
-def unwritten(reader: Reader, batch: Batch) -> str | None:
+def unwritten(reader: StoreReader, batch: Batch) -> str | None:
     """What to say of an output that nobody writes though every job is done: its run was stopped, and others did the
     rest. None: nothing."""
     if not reader.shared or not batch.finished or batch.output is None or reader.being_written(batch.id):

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.bench import document, render
@@ -26,7 +26,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.tuner import history
 from tokenmill.tuner.bench.energy import Price, parse_price
 from tokenmill.tuner.bench.rig import Rig, Tell, pids_of
-from tokenmill.tuner.bench.run import PARTS, Bench, Order, Part
+from tokenmill.tuner.bench.run import PARTS, Bench, BenchSection, Order
 from tokenmill.tuner.bench.run import bench as measure
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.bench.sweep import thread_counts as usual_threads
@@ -38,7 +38,7 @@ DEPTH = 2048
 STEP = 512
 LEAST_WRITTEN = 16
 MOST_WRITTEN = 128
-Format = Literal["table", "json", "csv", "markdown"]
+BenchFormat = Literal["table", "json", "csv", "markdown"]
 
 
 def bench(
@@ -54,8 +54,8 @@ def bench(
     sequence_counts: str | None = None,
     price: str | None = None,
     watts: float | None = None,
-    format: Annotated[Format, Parameter(name="--format")] = "table",
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    format: Annotated[BenchFormat, Parameter(name="--format")] = "table",
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Measure an engine as it is served: by depth, cold and warm, by threads and by sequences.
@@ -128,7 +128,7 @@ def bench(
 
 
 def _planned(
-    choice: EngineChoice, options: EngineOptions, common: Common, parts: tuple[Part, ...], deep: int
+    choice: EngineChoice, options: EngineFlags, common: Common, parts: tuple[BenchSection, ...], deep: int
 ) -> EnginePlan:
     """A plan whose context is deep enough; the first request counts, so nothing is asked before it."""
     asked = replace(options, warm=False) if "first" in parts and options.warm is None else options
@@ -200,7 +200,7 @@ def _shown() -> Iterator[Tell]:
         yield lambda words: status.update(f"measuring: {words}")
 
 
-def _tell(done: Bench, price: Price | None, format: Format) -> None:
+def _tell(done: Bench, price: Price | None, format: BenchFormat) -> None:
     if format == "json":
         show_json(document(done, price))
     elif format == "csv":
@@ -211,11 +211,11 @@ def _tell(done: Bench, price: Price | None, format: Format) -> None:
         show(*render(done, price))
 
 
-def _parts(what: str | None) -> tuple[Part, ...]:
+def _parts(what: str | None) -> tuple[BenchSection, ...]:
     if what is None:
         return PARTS
     named = [part.strip() for part in what.split(",") if part.strip()]
-    known: tuple[str, ...] = get_args(Part)
+    known: tuple[str, ...] = get_args(BenchSection)
     wrong = [part for part in named if part not in known]
     if wrong or not named:
         raise UsageError(f"--what: no part {(wrong[0] if wrong else what)!r}", hint=f"parts: {', '.join(known)}")

@@ -5,7 +5,7 @@ from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 
 
@@ -29,7 +29,7 @@ def cancel(
         folder.
     """
     address = store_address(store, common.load_config())
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         found = find_batch(reader, batch)
     if found.cancelled_s is not None or found.finished:
         how = "is cancelled already" if found.cancelled_s is not None else "is done: there is nothing left to cancel"

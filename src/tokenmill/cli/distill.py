@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.cli.export import exported, parse_target, rows_about
-from tokenmill.cli.options import BodyOptions, EngineOptions
+from tokenmill.cli.options import BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.recipe_run import (
     RecipeOptions,
@@ -25,7 +25,7 @@ from tokenmill.recipes.distillation import recipe
 from tokenmill.recipes.distillation.prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
 from tokenmill.recipes.distillation.recipe import Distilled
 from tokenmill.recipes.distillation.rows import Thinking, is_distilled
-from tokenmill.recipes.export import Format, Wanted
+from tokenmill.recipes.export import ExportFormat, ExportRequest
 from tokenmill.recipes.runner import BatchRunner, Prospect
 from tokenmill.storage.rows import check_target
 from tokenmill.units import number_of
@@ -107,7 +107,7 @@ def distill(
     force: bool = False,
     drawing: Drawing = Drawing(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Have a teacher answer a file of prompts, and write a table to train on: texts, tokens and their probabilities.
@@ -165,7 +165,7 @@ def distill(
     return done.code
 
 
-def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool) -> list[tuple[Format, Path]]:
+def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool) -> list[tuple[ExportFormat, Path]]:
     """What to export; UsageError where files would take each other's place."""
     if check and not export:
         raise UsageError(
@@ -184,7 +184,7 @@ def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool)
 
 
 def _exported(
-    done: RecipeResult[Distilled], targets: list[tuple[Format, Path]], output: Path, *, check: bool, force: bool
+    done: RecipeResult[Distilled], targets: list[tuple[ExportFormat, Path]], output: Path, *, check: bool, force: bool
 ) -> tuple[list[dict[str, Any]], TokenmillError | None]:
     """What was exported, and what went wrong first: the table is there all the same, and is told of."""
     made = list[dict[str, Any]]()
@@ -194,7 +194,7 @@ def _exported(
         return made, wrong
     for kind, path in targets:
         try:
-            made.append(exported(output, path, Wanted(kind), checked=check, force=force))
+            made.append(exported(output, path, ExportRequest(kind), checked=check, force=force))
         except TokenmillError as error:
             wrong = wrong or error
     return made, wrong

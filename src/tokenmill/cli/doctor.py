@@ -77,7 +77,7 @@ def _reserves(options: GoalOptions, config: Config) -> list[CheckResult]:
     return [*(finding for finding in found if finding is not None), *running_findings(config.state_path)]
 
 
-class Line(str):
+class CopyLine(str):
     """A line to copy: printed as it is, neither folded nor cut."""
 
     __slots__ = ()
@@ -86,7 +86,7 @@ class Line(str):
 def show_all(parts: Iterable[RenderableType]) -> None:
     """Print text folded to the terminal, and lines to copy as they are."""
     for part in parts:
-        if isinstance(part, Line):
+        if isinstance(part, CopyLine):
             show_text(harmless(part))
         else:
             show(part)
@@ -136,7 +136,7 @@ def _remedy(remedy: Remedy) -> Iterator[RenderableType]:
         return
     yield Padding(Text(f"{remedy.when}{note}:", style="dim"), (0, 0, 0, 4))
     for line in _lines(remedy.command):
-        yield Line(f"      {line}")
+        yield CopyLine(f"      {line}")
 
 
 def _lines(command: str) -> list[str]:

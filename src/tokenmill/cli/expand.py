@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from tokenmill.cli.options import BodyOptions, EngineOptions
+from tokenmill.cli.options import BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.recipe_run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError
@@ -139,7 +139,7 @@ def expand(
     keeping: FilterOptions = FilterOptions(),
     drawing: DrawOptions = DrawOptions(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Grow a dataset from examples: other words, harder, broader, another language or format, a question for an answer.

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.recipes import export as exporting
-from tokenmill.recipes.export import FORMATS, Exported, Format, Wanted, check_export, check_replaceable
+from tokenmill.recipes.export import FORMATS, Exported, ExportFormat, ExportRequest, check_export, check_replaceable
 from tokenmill.recipes.export_check import Checked, check
 from tokenmill.storage.rows import check_target
 from tokenmill.units import number_of
@@ -19,7 +19,7 @@ def export(
     table: Path,
     /,
     *,
-    to: Format,
+    to: ExportFormat,
     output: Annotated[Path, Parameter(name=("--output", "-o"))],
     cut_too: bool = False,
     with_reasoning: bool = False,
@@ -55,14 +55,14 @@ def export(
         raise UsageError(f"there is no table {table}", hint="name what tokenmill distill wrote")
     if output.exists() and output.samefile(table):
         raise UsageError(f"{output} is the table itself", hint="name another file to write")
-    done = exported(table, output, Wanted(to, cut_too, with_reasoning), checked=check, force=force)
+    done = exported(table, output, ExportRequest(to, cut_too, with_reasoning), checked=check, force=force)
     if common.json:
         show_json(done)
     else:
         show(facts(rows_about(done)))
 
 
-def exported(table: Path, output: Path, wanted: Wanted, *, checked: bool, force: bool) -> dict[str, Any]:
+def exported(table: Path, output: Path, wanted: ExportRequest, *, checked: bool, force: bool) -> dict[str, Any]:
     """Write an export and, where that is asked for, read it back; a document of it."""
     check_output(output, wanted.format, force=force)
     made = exporting.export(table, output, wanted)
@@ -70,7 +70,7 @@ def exported(table: Path, output: Path, wanted: Wanted, *, checked: bool, force:
     return document(made, read)
 
 
-def check_output(output: Path, format: Format, *, force: bool) -> None:
+def check_output(output: Path, format: ExportFormat, *, force: bool) -> None:
     """UsageError where an export cannot be written, or would replace what is none."""
     check_export(output, format)
     check_target(output)
@@ -96,7 +96,7 @@ def rows_about(done: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def parse_target(text: str, *, force: bool) -> tuple[Format, Path]:
+def parse_target(text: str, *, force: bool) -> tuple[ExportFormat, Path]:
     """FORMAT=FILE."""
     name, equals, path = text.partition("=")
     for known in FORMATS:

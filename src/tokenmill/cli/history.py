@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from tokenmill.api.planning import locate
-from tokenmill.cli.history_rows import Row, errors, rows_of, speeds_in, trends
+from tokenmill.cli.history_rows import HistoryRow, errors, rows_of, speeds_in, trends
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.views.history import rendered
 from tokenmill.engine.loading import load_history
@@ -85,7 +85,7 @@ def history(
         say(_nothing(anything=anything))
 
 
-def _of_model(rows: list[Row], model: str, common: Common) -> list[Row]:
+def _of_model(rows: list[HistoryRow], model: str, common: Common) -> list[HistoryRow]:
     """By identity where the files are here, else by name."""
     place = locate(model, common.load_config())
     if Path(place).exists():
@@ -101,11 +101,11 @@ def _nothing(*, anything: bool) -> str:
     return "nothing was measured yet; tokenmill tune, bench and soak measure speeds, and every load is kept"
 
 
-def _cells(row: Row) -> dict[str, Any]:
+def _cells(row: HistoryRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in COLUMNS}
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[HistoryRow]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
@@ -113,7 +113,7 @@ def _table(rows: list[Row]) -> str:
     return text.getvalue()
 
 
-def _document(rows: list[Row], last: int) -> dict[str, Any]:
+def _document(rows: list[HistoryRow], last: int) -> dict[str, Any]:
     first_error, last_error, count = errors(speeds_in(rows))
     return {
         "measurements": [_cells(row) for row in (rows[-last:] if last else [])],

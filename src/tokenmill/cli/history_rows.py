@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from tokenmill.engine.loading.load_history import LoadRecord
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import TrialSettings
 
 USUAL_UBATCH = 512  # the engines' own
@@ -33,7 +33,7 @@ _FIGURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class HistoryRow:
     """One quantity, measured once."""
 
     when: str  # ISO 8601, UTC
@@ -70,22 +70,22 @@ class Trend:
     quantity: str
     unit: str
     measured: tuple[float, ...]  # oldest first
-    last: Row
+    last: HistoryRow
     first_error: float | None  # median of the first predictions' errors, whichever way they were off
     last_error: float | None
     predictions: int
 
 
-def rows_of(speeds: Iterable[Speed], loads: Iterable[LoadRecord]) -> list[Row]:
+def rows_of(speeds: Iterable[SpeedRecord], loads: Iterable[LoadRecord]) -> list[HistoryRow]:
     """Everything that was measured, oldest first."""
     found = [*(row for speed in speeds for row in _of_speed(speed)), *(row for load in loads for row in _of_load(load))]
     return sorted(found, key=lambda row: row.when)
 
 
-def trends(rows: Sequence[Row]) -> list[Trend]:
+def trends(rows: Sequence[HistoryRow]) -> list[Trend]:
     """What rows say by model, machine and quantity; a model is called what it was called last."""
     names = {row.model_id: row.model for row in rows}
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[HistoryRow]] = {}
     for row in rows:
         groups.setdefault((row.model_id, row.machine_id, row.quantity), []).append(row)
     order = list(UNITS)
@@ -93,7 +93,7 @@ def trends(rows: Sequence[Row]) -> list[Trend]:
     return sorted(found, key=lambda trend: (trend.model, trend.machine, order.index(trend.quantity)))
 
 
-def errors(rows: Sequence[Row]) -> tuple[float | None, float | None, int]:
+def errors(rows: Sequence[HistoryRow]) -> tuple[float | None, float | None, int]:
     """Median absolute error of the first ten predictions and of the last ten, and how many there are in all."""
     sizes = [abs(row.error) for row in rows if row.error is not None]
     if not sizes:
@@ -101,7 +101,7 @@ def errors(rows: Sequence[Row]) -> tuple[float | None, float | None, int]:
     return median(sizes[:FEW]), median(sizes[-FEW:]), len(sizes)
 
 
-def speeds_in(rows: Sequence[Row]) -> list[Row]:
+def speeds_in(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
     """Those that say how fast something was."""
     return [row for row in rows if row.unit == "tok/s"]
 
@@ -122,11 +122,11 @@ def in_words(dials: TrialSettings) -> str:
     return ", ".join(parts)
 
 
-def _of_speed(speed: Speed) -> Iterator[Row]:
+def _of_speed(speed: SpeedRecord) -> Iterator[HistoryRow]:
     for quantity, name in _FIGURES.items():
         measured = getattr(speed.figures, name)
         if measured is not None:
-            yield Row(
+            yield HistoryRow(
                 speed.when,
                 speed.machine,
                 speed.machine_id,
@@ -143,7 +143,7 @@ def _of_speed(speed: Speed) -> Iterator[Row]:
             )
 
 
-def _of_load(load: LoadRecord) -> Iterator[Row]:
+def _of_load(load: LoadRecord) -> Iterator[HistoryRow]:
     settings = f"{load.settings.get('sequences')} x {load.settings.get('context')} tokens"
     given = (
         load.when,
@@ -158,12 +158,12 @@ def _of_load(load: LoadRecord) -> Iterator[Row]:
         None,
     )
     if load.load_s is not None:
-        yield Row(*given, "load", load.load_s, _between(load))
+        yield HistoryRow(*given, "load", load.load_s, _between(load))
     # the engine's own items: what the system says of the process holds them once more
     known = [row for row in load.rows if row.measured_bytes is not None and row.source == "engine"]
     if known:
         measured = sum(row.measured_bytes or 0 for row in known)
-        yield Row(*given, "memory", measured, sum(row.predicted_bytes for row in known))
+        yield HistoryRow(*given, "memory", measured, sum(row.predicted_bytes for row in known))
 
 
 def _between(load: LoadRecord) -> float | None:
@@ -172,7 +172,7 @@ def _between(load: LoadRecord) -> float | None:
     return min(max(load.load_s or 0.0, min(ends)), max(ends)) if ends else None
 
 
-def _trend(rows: Sequence[Row], model: str) -> Trend:
+def _trend(rows: Sequence[HistoryRow], model: str) -> Trend:
     newest = rows[-1]
     return Trend(
         model, newest.machine, newest.quantity, newest.unit, tuple(row.measured for row in rows), newest, *errors(rows)

@@ -26,7 +26,7 @@ from tokenmill.planner.speed.forecast import prefill_speed
 from tokenmill.storage.atomic import new_file
 from tokenmill.storage.lines import BadLine, Chunk, split
 from tokenmill.tuner import history
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _model(name: str, machine: str | None, common: Common) -> Model:
     return Model(profile.training_context, speed.tok_s, words)
 
 
-def _measured(place: str, machine: Machine, state: Path) -> Speed | None:
+def _measured(place: str, machine: Machine, state: Path) -> SpeedRecord | None:
     """The newest measurement of how fast a model reads on a machine; None: there is none."""
     found = [speed for speed in history.read(state, machine_id=machine_id(machine)) if speed.figures.prefill_tok_s]
     if not found or not Path(place).exists():  # a model's identity takes a look into its files

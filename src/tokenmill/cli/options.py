@@ -59,7 +59,7 @@ class Knobs(api.PlanOptions):
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class EngineOptions(Knobs, api.EngineOptions):
+class EngineFlags(Knobs, api.EngineOptions):
     """What engine to start, and how."""
 
     warm: Annotated[bool | None, Parameter(negative="--no-warm")] = None

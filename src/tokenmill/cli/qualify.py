@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill import measurements
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.qualify import rendered, steps_shown
@@ -21,7 +21,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read
 from tokenmill.tuner.qualify.agreement import Reading, compare, count, read_texts
-from tokenmill.tuner.qualify.result import Check, Step, Tell, agreed, verdict
+from tokenmill.tuner.qualify.result import Check, QualifyStep, Tell, agreed, verdict
 from tokenmill.tuner.qualify.run import (
     DEPTHS,
     POSITIONS,
@@ -45,7 +45,7 @@ def qualify(
     depths: str | None = None,
     quick: bool = False,
     strict: bool = False,
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Say whether a quantisation is good enough to use, and for what.
@@ -123,7 +123,7 @@ async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: Read
     total = count(texts, positions)
 
     def told(done: int) -> None:
-        tell(Step("agreement", min(done, total), total, who))
+        tell(QualifyStep("agreement", min(done, total), total, who))
 
     return await read_texts(engine, texts, positions, like=like, tell=told)
 
@@ -137,7 +137,7 @@ def _held(depths: tuple[int, ...], identity: Identity, said: bool) -> tuple[int,
     return kept
 
 
-def _reference(against: str, options: EngineOptions, common: Common) -> EngineChoice:
+def _reference(against: str, options: EngineFlags, common: Common) -> EngineChoice:
     if "://" in against:
         return choose(None, replace(_beside(options), engine=against), common)
     return choose(against, _beside(options), common)
@@ -153,14 +153,14 @@ def _check_alike(choice: EngineChoice, reference: EngineChoice) -> None:
         )
 
 
-def _beside(options: EngineOptions) -> EngineOptions:
+def _beside(options: EngineFlags) -> EngineFlags:
     """Options for the reference: those of the model, but for where it runs."""
     foreign = options.engine is not None and "://" in options.engine
     return replace(options, engine=None) if foreign else options
 
 
 def _plan(
-    choice: EngineChoice, options: EngineOptions, depths: tuple[int, ...], common: Common, *, said: bool
+    choice: EngineChoice, options: EngineFlags, depths: tuple[int, ...], common: Common, *, said: bool
 ) -> EnginePlan | None:
     """A plan with room for the deepest question; by default no deeper than the model was trained for."""
     if choice.record is not None or choice.url is not None:
@@ -189,7 +189,7 @@ def _document(
     checks: list[Check],
     choice: EngineChoice,
     reference: EngineChoice | None,
-    options: EngineOptions,
+    options: EngineFlags,
     common: Common,
 ) -> dict[str, Any]:
     machine = find(options.machine or common.load_config().machine)

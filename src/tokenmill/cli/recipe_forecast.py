@@ -14,11 +14,11 @@ from tokenmill.api.tokens import Tokeniser, tokeniser
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import has_batches
-from tokenmill.jobs.store.reader import Reader
-from tokenmill.recipes.estimate import Forecast, Known, StageForecast, forecast
+from tokenmill.jobs.store.reader import StoreReader
+from tokenmill.recipes.estimate import KnownCosts, RecipeForecast, StageForecast, forecast
 from tokenmill.recipes.history import Lengths, lengths, settled_lines
 from tokenmill.recipes.run import planned_origin
-from tokenmill.recipes.runner import Budget, Origin, Prospect, StageProspect
+from tokenmill.recipes.runner import AnswerOrigin, Budget, Prospect, StageProspect
 from tokenmill.recipes.speeds import speeds_for
 from tokenmill.units import format_seconds, number_of
 
@@ -48,7 +48,7 @@ def forecast_shown(
         tokens = stack.enter_context(tokeniser(None if choice.path is None else str(choice.path), common.load_config()))
         planned = prospect(tokens.count)
         known_lengths, settled = _seen(address, choice.model_id, planned.stages)
-        known = Known(tokens.count, origin.context, known_lengths, settled, config.costs.per_hour, budget)
+        known = KnownCosts(tokens.count, origin.context, known_lengths, settled, config.costs.per_hour, budget)
         found = forecast(planned, speeds_for(choice, wanted, config.machine), known)
     if common.json:
         show_json(document(found, origin, machine, config.costs.currency))
@@ -61,7 +61,7 @@ def _seen(
 ) -> tuple[dict[str, Lengths], dict[str, frozenset[int]]]:
     if not has_batches(address):
         return {}, {}
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         settled = {stage.stage: settled_lines(reader, model_id, stage.lines) for stage in stages if stage.lines}
         return lengths(reader, model_id, [stage.stage for stage in stages]), settled
 
@@ -70,9 +70,9 @@ def _seen(
 
 
 def render(
-    found: Forecast,
+    found: RecipeForecast,
     called: str,
-    origin: Origin,
+    origin: AnswerOrigin,
     machine: str | None,
     currency: str,
     budget: Budget,
@@ -100,16 +100,16 @@ def render(
     return [facts(rows), "", _table(found), "", facts(below), *_remarks(found)]
 
 
-def _nothing(found: Forecast) -> str:
+def _nothing(found: RecipeForecast) -> str:
     return "Nothing is left to compute" + (": all answers are there already." if found.total.answered else ".")
 
 
-def _remarks(found: Forecast) -> list[RenderableType]:
+def _remarks(found: RecipeForecast) -> list[RenderableType]:
     assumed = found.assumed if found.total.jobs else ()
     return [*(Text(f"assumed: {words}") for words in assumed), *(Text(f"note: {words}") for words in found.notes)]
 
 
-def _runs(found: Forecast, budget: Budget) -> str | None:
+def _runs(found: RecipeForecast, budget: Budget) -> str | None:
     """What a budget divides it into; None: there is no budget."""
     limits = _limits(budget)
     if found.runs is not None:
@@ -121,7 +121,7 @@ def _runs(found: Forecast, budget: Budget) -> str | None:
     return f"none would do: loading alone takes the {budget.seconds / 3600:g} h of --max-hours"
 
 
-def _table(found: Forecast) -> Table:
+def _table(found: RecipeForecast) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     expected = found.total.expected_output_tokens is not None
     names = ["stage", "jobs", "prompts", "computed", "answers", *(["expected"] if expected else []), "at most"]
@@ -140,7 +140,7 @@ def _numbers(stage: StageForecast) -> tuple[int, int, int, int]:
     return stage.jobs, stage.prompt_tokens, stage.computed_tokens, stage.output_tokens
 
 
-def _time(found: Forecast, *, own: bool) -> dict[str, str]:
+def _time(found: RecipeForecast, *, own: bool) -> dict[str, str]:
     """`own`: the engine is started for the recipe, on a machine that is known."""
     rows = dict[str, str]()
     speeds = found.speeds
@@ -156,7 +156,7 @@ def _time(found: Forecast, *, own: bool) -> dict[str, str]:
     return rows
 
 
-def _basis(found: Forecast, tokens: Tokeniser) -> dict[str, str]:
+def _basis(found: RecipeForecast, tokens: Tokeniser) -> dict[str, str]:
     rows = dict[str, str]()
     speeds = found.speeds
     if speeds is not None:
@@ -206,7 +206,7 @@ def _limits(budget: Budget) -> str:
 # -- for programs ------------------------------------------------------------------------------------------------------
 
 
-def document(found: Forecast, origin: Origin, machine: str | None, currency: str) -> dict[str, Any]:
+def document(found: RecipeForecast, origin: AnswerOrigin, machine: str | None, currency: str) -> dict[str, Any]:
     """The same as data."""
     speeds = found.speeds
     return {

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from tokenmill.api.batch_engine import EngineSetup
 from tokenmill.api.engines import choose_engine
 from tokenmill.api.stores import store_address
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, say
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.recipe_forecast import Tokens, forecast_shown
@@ -73,7 +73,7 @@ def run_recipe_command(
     called: str,
     model: str | None,
     limits: RecipeOptions,
-    options: EngineOptions,
+    options: EngineFlags,
     common: Common,
 ) -> RecipeResult[T] | int:
     """Run a recipe on the engine that the options choose; an exit code where there is nothing to tell of.

@@ -13,7 +13,7 @@ from tokenmill.api.engines import DEFAULT_MODEL
 from tokenmill.api.options import ENGINES
 from tokenmill.api.planning import locate, plan_engine
 from tokenmill.api.stores import store_address
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.config import Config
 from tokenmill.engine.loading import load_history
@@ -29,7 +29,7 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.report.collect import Subject, collect
 from tokenmill.report.render import GENERATOR, MARK, markdown, page
-from tokenmill.report.report import CommandText, Report
+from tokenmill.report.report import CommandText, ReportPage
 from tokenmill.storage.atomic import new_file
 from tokenmill.tuner import history
 
@@ -43,7 +43,7 @@ def report(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
@@ -92,11 +92,11 @@ def _check(output: Path) -> None:
         raise UsageError(f"{output} exists and is no report", hint="name another file, or remove this one first")
 
 
-def _written(found: Report, output: Path) -> str:
+def _written(found: ReportPage, output: Path) -> str:
     return page(found) if output.suffix.lower() in _HTML else markdown(found)
 
 
-def _asked(model: str | None, options: EngineOptions, common: Common) -> Subject:
+def _asked(model: str | None, options: EngineFlags, common: Common) -> Subject:
     config = common.load_config()
     said = options.machine or config.machine
     elsewhere = said in names()
@@ -138,7 +138,7 @@ def _usual(config: Config) -> str | None:
     return last or next((name for name in here.values() if name == DEFAULT_MODEL), None)
 
 
-def _commands(model: str, place: str, plan: Plan | None, options: EngineOptions) -> Iterator[CommandText]:
+def _commands(model: str, place: str, plan: Plan | None, options: EngineFlags) -> Iterator[CommandText]:
     name = shlex.quote(model)
     said = shlex.join(_said(options))
     machine = f" --machine {shlex.quote(options.machine)}" if options.machine else ""
@@ -161,7 +161,7 @@ def _commands(model: str, place: str, plan: Plan | None, options: EngineOptions)
         yield CommandText("The plan, spelled for its engine", text, command.notes)
 
 
-def _said(options: EngineOptions) -> list[str]:
+def _said(options: EngineFlags) -> list[str]:
     """What was said of the plan, to be said again."""
     flags: list[str] = []
     for field in fields(options):

@@ -10,7 +10,7 @@ from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import number_of
 
@@ -46,7 +46,7 @@ def results(
         The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
         folder.
     """
-    with Reader(store_address(store, common.load_config())) as reader:
+    with StoreReader(store_address(store, common.load_config())) as reader:
         found = find_batch(reader, batch)
         if output is None:
             count, damaged = _write(sys.stdout.buffer, reader, found, failed)
@@ -63,7 +63,7 @@ def results(
     return 1 if damaged else 0
 
 
-def _write(file: BinaryIO, reader: Reader, batch: Batch, failed: bool) -> tuple[int, int]:
+def _write(file: BinaryIO, reader: StoreReader, batch: Batch, failed: bool) -> tuple[int, int]:
     """Write finished lines; how many, and how many were left out because their answer is damaged."""
     count = damaged = number = 0
     while page := (reader.failures if failed else reader.results)(batch.id, number, _PAGE):

@@ -13,7 +13,7 @@ from tokenmill.api.run_options import RunOptions
 from tokenmill.api.sources import JobSource
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import Summary
-from tokenmill.cli.options import BodyOptions, EngineOptions
+from tokenmill.cli.options import BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
@@ -81,7 +81,7 @@ def run(
     on: str | None = None,
     table: TableOptions = TableOptions(),
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Work through a file of jobs and write an answer, or the reason why there is none, for every line.

@@ -12,11 +12,11 @@ from rich.table import Table
 from tokenmill.api.engines import SlowLoad, name_after, watch_engine
 from tokenmill.api.planning import EnginePlan, plan_engine
 from tokenmill.api.tokens import count_digests
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals, exit_code
-from tokenmill.engine.pinned_prefixes import Head, WarmedHead, digest_in
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, WarmedHead, digest_in
 from tokenmill.engine.reconcile import Reconciliation
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.gateway.service import serve_extra
@@ -32,7 +32,7 @@ def serve(
     name: str | None = None,
     host: str | None = None,
     digest: tuple[Path, ...] = (),
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Serve models at one URL, in OpenAI's protocol, until it is stopped.
@@ -93,7 +93,12 @@ def _gateway() -> Callable[..., int]:
 
 
 async def _serve(
-    wanted: EnginePlan, name: str, heads: tuple[Head, ...], detach: bool, common: Common, signals: CancelOnSignals
+    wanted: EnginePlan,
+    name: str,
+    heads: tuple[PinnedPrefix, ...],
+    detach: bool,
+    common: Common,
+    signals: CancelOnSignals,
 ) -> None:
     config = common.load_config()
     signals.begin()

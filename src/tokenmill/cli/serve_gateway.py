@@ -9,13 +9,13 @@ from typing import Any
 
 import uvloop
 
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.serve import held_words, served_code
 from tokenmill.cli.signals import exit_code, on_stop_signals
 from tokenmill.errors import EngineError
-from tokenmill.gateway.prepare import Prepared, ServeOptions, prepare
+from tokenmill.gateway.prepare import PreparedGateway, ServeOptions, prepare
 from tokenmill.gateway.request_log import request_log
 from tokenmill.gateway.serving import Gateway, loaded_gateway
 from tokenmill.gateway.state import GatewayState
@@ -27,7 +27,7 @@ def gateway(
     name: str | None,
     host: str | None,
     digest: tuple[Path, ...],
-    options: EngineOptions,
+    options: EngineFlags,
     common: Common,
 ) -> int:
     """Serve until a signal stops it or every engine has failed; the exit code."""
@@ -37,7 +37,7 @@ def gateway(
         return runner.run(_serve(prepared, common))
 
 
-async def _serve(prepared: Prepared, common: Common) -> int:
+async def _serve(prepared: PreparedGateway, common: Common) -> int:
     signals = _Signals(prepared.config.gateway.grace_s)
     log = request_log(prepared.config.gateway.log, _write_line)
     async with AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
 from tokenmill.cli.bench import place_of
-from tokenmill.cli.options import EngineOptions, Size
+from tokenmill.cli.options import EngineFlags, Size
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.soak import document, progress, render
@@ -21,7 +21,7 @@ from tokenmill.tuner.bench.run import now
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, size
+from tokenmill.tuner.soak.judge import Limit, SoakResult, SoakStep, size
 from tokenmill.tuner.soak.memory_watch import Gauge
 from tokenmill.tuner.soak.run import TOKENS, Filled, default_step, fill
 from tokenmill.tuner.soak.store import save, speed_of
@@ -53,7 +53,7 @@ def soak(
     lanes: bool = False,
     memory_limit: Size | None = None,
     keep_free: Size | None = None,
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Fill a context step by step and say how much of it can be used, before memory runs out.
@@ -141,7 +141,7 @@ def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _Asked) -> Limit:
 async def _filled(
     rig: Rig, limit: Limit, gauge: Gauge, lanes: int, plan: Plan | None, place: PointScope, choice: EngineChoice
 ) -> Filled:
-    def tell(step: Step) -> None:
+    def tell(step: SoakStep) -> None:
         say(progress(step, limit))
         if plan is not None and step.whole and step.disturbed is None:
             history.append(choice.state, speed_of(step, place, plan, now()))

@@ -17,7 +17,7 @@ from tokenmill.engine.limits.reserve import AppliedLimits
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import has_batches
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.units import format_seconds
 
 _NEWEST = 20
@@ -51,7 +51,7 @@ def status(
         else:
             _show_all([], Workers(), address, left)
         return
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         workers = workers_of(address, reader)
         if batch is not None:
             found = find_batch(reader, batch)

@@ -11,7 +11,7 @@ from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.errors import StoreError
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.integrity import CheckReport, Damage
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, start_over
 from tokenmill.jobs.store.store import Store
 from tokenmill.units import number_of
@@ -57,7 +57,7 @@ def _checked(address: Address, *, repair: bool) -> tuple[CheckReport, int | None
     """The report, and how many jobs were requeued; None: that was not asked for."""
     try:
         if not repair:
-            with Reader(address) as reader:
+            with StoreReader(address) as reader:
                 return reader.check(), None
         with Store(address) as opened:
             report = opened.check()

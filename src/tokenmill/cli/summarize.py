@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.stores import store_address
 from tokenmill.api.tokens import tokeniser
-from tokenmill.cli.options import BodyOptions, EngineOptions
+from tokenmill.cli.options import BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.recipe_run import (
@@ -24,10 +24,10 @@ from tokenmill.cli.recipe_run import (
 )
 from tokenmill.errors import UsageError
 from tokenmill.jobs.store.backend import has_batches
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.history import stored_answer
 from tokenmill.recipes.runner import BatchRunner, Prospect
-from tokenmill.recipes.summarization.documents import Found, Reading, gather
+from tokenmill.recipes.summarization.documents import FoundDocuments, ReadOptions, gather
 from tokenmill.recipes.summarization.forecast import prospect
 from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
 from tokenmill.recipes.summarization.prompts import prompts_for, write_packaged
@@ -59,7 +59,7 @@ def summarize(
     force: bool = False,
     prune: bool = False,
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Summarize documents into a folder, each once: run nightly, and only what is new or changed is done.
@@ -119,7 +119,7 @@ def summarize(
         raise UsageError("--max-tokens must be at least 1, and --overlap 0 or more")
     given = BodyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, body=body)
     texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
-    found = gather(docs, Reading(glob, text_column, id_column, leave_out=output))
+    found = gather(docs, ReadOptions(glob, text_column, id_column, leave_out=output))
     _check_found(found, output, strict=strict)
     order = SummarizeRequest(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
@@ -152,7 +152,7 @@ def _recipe(
 
 
 def _prospect(
-    order: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineOptions, common: Common
+    order: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineFlags, common: Common
 ) -> Callable[[Tokens], Prospect]:
     def made(count: Tokens) -> Prospect:
         context = options.context
@@ -163,7 +163,7 @@ def _prospect(
         address = store_address(limits.store, common.load_config())
         if not has_batches(address):
             return prospect(order, choice.model_id, context, count)
-        with Reader(address) as reader:
+        with StoreReader(address) as reader:
             return prospect(order, choice.model_id, context, count, partial(stored_answer, reader, choice.model_id))
 
     return made
@@ -185,7 +185,7 @@ def _written(folder: Path, common: Common, *, force: bool) -> int:
     return 0
 
 
-def _check_found(found: Found, output: Path, *, strict: bool) -> None:
+def _check_found(found: FoundDocuments, output: Path, *, strict: bool) -> None:
     """Say what is no document; UsageError where that is too much."""
     skipped = found.skipped
     words = [f"{each.name}: {each.reason}" for each in skipped]

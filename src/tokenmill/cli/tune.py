@@ -4,7 +4,7 @@ import asyncio
 
 from tokenmill.api.tune_options import TuneOptions
 from tokenmill.api.tuning import Tuning, prepare_tuning
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals
@@ -29,7 +29,7 @@ def tune(
     trial_seconds: float = 5.0,
     fresh: bool = False,
     busy: bool = False,
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Find the best settings for a model on this machine by measuring, in one load where the engine allows.

@@ -9,7 +9,7 @@ from tokenmill.api.run_options import RunOptions
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import WorkSummary
 from tokenmill.api.workers import WorkRequest, work_batches
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
@@ -25,7 +25,7 @@ def work(
     stay: bool = False,
     attempts: int = MOST_ATTEMPTS,
     job_timeout: float | None = None,
-    options: EngineOptions = EngineOptions(),  # noqa: B008  frozen
+    options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Work on the batches of a store on PostgreSQL, beside the runners on other hosts.

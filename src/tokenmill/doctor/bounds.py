@@ -1,7 +1,7 @@
 """Checks of what this process may use: control groups, shared memory, open files."""
 
 from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy
-from tokenmill.doctor.facts import Facts, Group
+from tokenmill.doctor.facts import CgroupFacts, Facts
 from tokenmill.launch.binding import host_bytes
 from tokenmill.units import GIB, format_bytes
 
@@ -117,7 +117,7 @@ def _unlimited(check: str, words: str, facts: Facts) -> CheckResult:
     return CheckResult(check, "unknown", "/proc/self/cgroup cannot be read: there may be limits that are not listed")
 
 
-def _remedies(facts: Facts, by: Group | None, setting: str, option: str) -> tuple[Remedy, ...]:
+def _remedies(facts: Facts, by: CgroupFacts | None, setting: str, option: str) -> tuple[Remedy, ...]:
     """Take a limit away where it was set; `by` is the group that has it."""
     if facts.machine.container:
         return (Remedy("for good", f"podman run {option} ...", note="or as much as the plan needs and a little more"),)

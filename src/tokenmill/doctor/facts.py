@@ -10,7 +10,7 @@ from tokenmill.planner.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class MemoryHolder:
     """A process and how much of something it holds."""
 
     name: str
@@ -22,7 +22,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CounterSample:
     """Counters that only grow; two looks make a rate."""
 
     time_s: float
@@ -57,7 +57,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CgroupFacts:
     """A control group around this process, where it is of the second version."""
 
     path: str
@@ -95,7 +95,7 @@ class GpuState:
     slowed_by: tuple[str, ...] = ()  # reasons for lower clocks that are active
     slowed_s: dict[str, float] = field(default_factory=dict)  # and for how long they were, since the driver started
     device_generation: int | None = None  # PCIe, of the card alone
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineState:
+class DoctorEngine:
     """An engine on record and what is left of it."""
 
     record: Record
@@ -125,14 +125,14 @@ class Facts:
     """One machine at one moment."""
 
     machine: Machine
-    before: Look
-    after: Look
+    before: CounterSample
+    after: CounterSample
     kernel: Kernel = field(default_factory=Kernel)
     clocks: Clocks = field(default_factory=Clocks)
-    groups: tuple[Group, ...] = ()  # our own first, then those above it
+    groups: tuple[CgroupFacts, ...] = ()  # our own first, then those above it
     groups_seen: bool = False  # the kernel tells which groups we are in, of either version
     pools: tuple[Pool, ...] = ()
-    swapped: tuple[Holder, ...] = ()  # who has most in swap
+    swapped: tuple[MemoryHolder, ...] = ()  # who has most in swap
     board_channels: int | None = None  # memory channels with slots, filled or not
     gpu_states: tuple[GpuState, ...] | None = None  # None: nvidia-smi did not answer
     shm_bytes: int | None = None  # size of /dev/shm
@@ -144,7 +144,7 @@ class Facts:
     own_build: bool = False  # a library, binary or container of the user's own
     started_by_us: bool = True  # engines get their cores and memory nodes from the plan
     model: ModelFacts | None = None
-    engines: tuple[EngineState, ...] = ()
+    engines: tuple[DoctorEngine, ...] = ()
 
     @property
     def planning(self) -> str:

@@ -14,14 +14,14 @@ from time import monotonic, sleep
 from tokenmill.config import Config
 from tokenmill.doctor import nvidia_smi
 from tokenmill.doctor.facts import (
+    CgroupFacts,
     Clocks,
-    EngineState,
+    CounterSample,
+    DoctorEngine,
     Facts,
     GpuState,
-    Group,
-    Holder,
     Kernel,
-    Look,
+    MemoryHolder,
     ModelFacts,
     Pool,
 )
@@ -95,7 +95,7 @@ def gather(
     )
 
 
-def look(host: Host, time_s: float) -> Look:
+def look(host: Host, time_s: float) -> CounterSample:
     """Read every counter once."""
     vmstat = host.text("/proc/vmstat") or ""
     coming = counter(vmstat, "pswpin")
@@ -105,7 +105,7 @@ def look(host: Host, time_s: float) -> Look:
     told = [count for count in throttles if count is not None]
     group = _folder(host)
     quota = (host.text(f"{group}/cpu.stat") or "") if group else ""
-    return Look(
+    return CounterSample(
         time_s=time_s,
         swapped_in_bytes=None if coming is None else coming * mmap.PAGESIZE,
         swapped_out_bytes=None if going is None else going * mmap.PAGESIZE,
@@ -146,16 +146,16 @@ def read_clocks(host: Host) -> Clocks:
     )
 
 
-def read_groups(host: Host) -> tuple[Group, ...]:
+def read_groups(host: Host) -> tuple[CgroupFacts, ...]:
     """The control group around this process and those above it, where they limit or count anything."""
     folder = _folder(host)
-    groups = list[Group]()
+    groups = list[CgroupFacts]()
     while folder is not None and folder != _CGROUPS:
         most, high = (number(host.text(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
         kills = counter(host.text(f"{folder}/memory.events") or "", "oom_kill")
         share = [number(word) for word in (host.text(f"{folder}/cpu.max") or "").split()]
         cpus = share[0] / share[1] if len(share) == 2 and share[0] and share[1] else None
-        groups.append(Group(folder.removeprefix(_CGROUPS), most, high, cpus, kills))
+        groups.append(CgroupFacts(folder.removeprefix(_CGROUPS), most, high, cpus, kills))
         folder = folder.rpartition("/")[0]
     return tuple(groups)
 
@@ -171,7 +171,7 @@ def read_pools(host: Host) -> tuple[Pool, ...]:
     return tuple(pools)
 
 
-def swap_holders(host: Host) -> tuple[Holder, ...]:
+def swap_holders(host: Host) -> tuple[MemoryHolder, ...]:
     """The processes with most in swap."""
     found = []
     for path in host.glob("/proc/[0-9]*/status"):
@@ -179,7 +179,7 @@ def swap_holders(host: Host) -> tuple[Holder, ...]:
         swapped = parse_status(text).swap_bytes
         name = re.search(r"^Name:\s+(.+)$", text, re.MULTILINE)
         if swapped and name:
-            found.append(Holder(name[1], int(path.split("/")[2]), swapped))
+            found.append(MemoryHolder(name[1], int(path.split("/")[2]), swapped))
     return tuple(sorted(found, key=lambda holder: -(holder.bytes or 0))[:_MOST_HOLDERS])
 
 
@@ -202,7 +202,7 @@ def parse_open_files(limits: str) -> tuple[int | None, int | None]:
     return soft, hard
 
 
-def engine_states(state: Path) -> tuple[EngineState, ...]:
+def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
     """Engines on record, dead ones too; nothing is removed here."""
     folder = state / "engines"
     homes = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -211,7 +211,7 @@ def engine_states(state: Path) -> tuple[EngineState, ...]:
         with suppress(UsageError):  # not a name that an engine can have
             record = registry.read(state, home.name)
             if record is not None:
-                found.append(EngineState(record, record.alive, record.minder.alive))
+                found.append(DoctorEngine(record, record.alive, record.minder.alive))
     return tuple(found)
 
 

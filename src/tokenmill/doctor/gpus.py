@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tokenmill.doctor.check_result import CheckResult, Remedy
-from tokenmill.doctor.facts import Facts, GpuState, Holder
+from tokenmill.doctor.facts import Facts, GpuState, MemoryHolder
 from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Gpu
 from tokenmill.planner.plan import Plan
@@ -241,7 +241,7 @@ def _used(facts: Facts, gpu: Gpu) -> str:
     return f"GPU {gpu.index}: {format_bytes(free)} of {format_bytes(total)} free" + (f", taken by {by}" if by else "")
 
 
-def _holds(holder: Holder) -> str:
+def _holds(holder: MemoryHolder) -> str:
     return f"{holder}" + ("" if holder.bytes is None else f" {format_bytes(holder.bytes)}")
 
 

@@ -7,7 +7,7 @@ does not know answers "N/A", which is None here.
 import re
 from xml.etree import ElementTree
 
-from tokenmill.doctor.facts import GpuState, Holder
+from tokenmill.doctor.facts import GpuState, MemoryHolder
 from tokenmill.units import MIB
 
 COMMAND = ("nvidia-smi", "-q", "-x")
@@ -54,7 +54,7 @@ def _gpu(index: int, gpu: ElementTree.Element) -> GpuState:
     )
 
 
-def _holders(gpu: ElementTree.Element) -> list[Holder]:
+def _holders(gpu: ElementTree.Element) -> list[MemoryHolder]:
     found = []
     for process in gpu.iterfind("processes/process_info"):
         pid = _number(process.findtext("pid"))
@@ -62,7 +62,7 @@ def _holders(gpu: ElementTree.Element) -> list[Holder]:
         if pid is not None:
             words = (process.findtext("process_name") or "").split()  # a whole command line with some drivers
             name = words[0].rpartition("/")[2] if words else "a process"
-            found.append(Holder(name, int(pid), None if used is None else round(used * MIB)))
+            found.append(MemoryHolder(name, int(pid), None if used is None else round(used * MIB)))
     return sorted(found, key=lambda holder: -(holder.bytes or 0))
 
 

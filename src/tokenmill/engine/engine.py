@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 EngineKind = Literal["native", "llama-server", "ik_llama", "vllm", "url"]
-State = Literal["starting", "loading", "warming", "ready", "restarting", "stopping", "stopped", "failed"]
+EngineState = Literal["starting", "loading", "warming", "ready", "restarting", "stopping", "stopped", "failed"]
 Liveness = Literal["up", "restarting", "unreachable", "failed"]
 KvLayout = Literal["unified", "per_slot"]
 MOST_LOGPROBS = 20
@@ -218,10 +218,10 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class EngineStatus:
     """How an engine is now."""
 
-    state: State
+    state: EngineState
     identity: Identity
     counters: Counters
     detail: str | None = None  # what it is doing, or why it failed
@@ -255,7 +255,7 @@ class Engine(ABC):
         """The tokens a prompt becomes, its template applied."""
 
     @abstractmethod
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters, as of now."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from tokenmill.engine.residency import Range, Residency, resident
 from tokenmill.errors import ModelError
 from tokenmill.units import MIB, format_bytes, format_gb_s, format_seconds
 
-__all__ = ["FillProgress", "Filled", "Range", "Residency", "fill", "resident"]
+__all__ = ["CacheFill", "FillProgress", "Range", "Residency", "fill", "resident"]
 
 READ_BYTES = MIB
 PARALLEL = 8  # an NVMe disk needs several requests in flight; more gained nothing
@@ -36,7 +36,7 @@ class FillProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class CacheFill:
     """What a fill did."""
 
     total_bytes: int  # of all files, holes left out
@@ -61,7 +61,7 @@ class Filled:
         )
 
 
-Progress = Callable[[FillProgress], None]
+OnFillProgress = Callable[[FillProgress], None]
 
 
 def fill(
@@ -70,9 +70,9 @@ def fill(
     parallel: int = PARALLEL,
     available_bytes: int | None = None,
     nodes: tuple[int, ...] | None = None,
-    progress: Progress | None = None,
+    progress: OnFillProgress | None = None,
     stop: threading.Event | None = None,
-) -> Filled:
+) -> CacheFill:
     """Read what is not resident, in the files' order, as far as the files fit into `available_bytes` together.
 
     That is memory as MemAvailable counts it, what is cached of the files included. `nodes` are the NUMA nodes that the
@@ -104,7 +104,7 @@ def fill(
     if not work.stop.is_set():
         notes += _lost(found, work.bytes_done)
     stopped = work.bytes_done < work.bytes_total
-    return Filled(total, cold_bytes, work.bytes_done, seconds, stopped, tuple(dict.fromkeys(notes)))
+    return CacheFill(total, cold_bytes, work.bytes_done, seconds, stopped, tuple(dict.fromkeys(notes)))
 
 
 class _Work:
@@ -148,7 +148,7 @@ class _Work:
                 self.notes.append(note)
 
 
-def _run(work: _Work, parallel: int, progress: Progress | None) -> None:
+def _run(work: _Work, parallel: int, progress: OnFillProgress | None) -> None:
     threads = [threading.Thread(target=_read, args=(work,), name=f"fill-{number}") for number in range(parallel)]
     began = perf_counter()
     for thread in threads:

@@ -21,11 +21,11 @@ from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 
 _NAME_DIGITS = 20  # of a SHA-256: two heads by chance in one file are not to be feared
 
-How = Literal["restored", "computed", "not held"]
+PinResult = Literal["restored", "computed", "not held"]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PinnedPrefix:
     """A long shared prompt head that later requests begin with; a chat stands for all that begin with its messages."""
 
     name: str
@@ -48,19 +48,19 @@ class WarmedHead:
     prompt_tokens: int
     reused_tokens: int | None  # found in the engine already: restored, or part of another head
     seconds: float
-    how: How = "computed"
+    how: PinResult = "computed"
     saved: Path | None = None  # where it was read from or written to
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPrefixes:
     """What became of all of them."""
 
     heads: tuple[WarmedHead, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def digest_in(path: Path) -> Head:
+def digest_in(path: Path) -> PinnedPrefix:
     """A file's text as the system message of the chats to come; UsageError if it has none."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,10 +72,10 @@ def digest_in(path: Path) -> Head:
         ) from error
     if not text.strip():
         raise UsageError(f"the digest {path} is empty", hint="tokenmill digest FILES -o DIGEST makes one")
-    return Head(path.name, Chat(({"role": "system", "content": text},)))
+    return PinnedPrefix(path.name, Chat(({"role": "system", "content": text},)))
 
 
-def saved_at(folder: Path, head: Head, owner: str, suffix: str = ".head") -> Path:
+def saved_at(folder: Path, head: PinnedPrefix, owner: str, suffix: str = ".head") -> Path:
     """Where a head is saved; `owner`: of the state, a model or a model's build."""
     prompt = head.prompt
     content = [prompt.messages, prompt.tools, prompt.template_arguments] if isinstance(prompt, Chat) else prompt
@@ -86,18 +86,18 @@ def saved_at(folder: Path, head: Head, owner: str, suffix: str = ".head") -> Pat
 
 async def hold(
     engine: Engine,
-    heads: Sequence[Head],
+    heads: Sequence[PinnedPrefix],
     folder: Path | None = None,
-    tell: Callable[[int, Head], None] | None = None,
+    tell: Callable[[int, PinnedPrefix], None] | None = None,
     *,
     slots: Path | None = None,
-) -> Held:
+) -> HeldPrefixes:
     """Make an engine hold heads, the first first; those saved in `folder` are read from there, others saved to it.
 
     `slots`: where a llama.cpp server saves its slots, which it then does instead.
     """
     if heads and not engine.capabilities.keeps_prefixes:
-        return Held((), ("this engine keeps no prompt heads: each request computes its own",))
+        return HeldPrefixes((), ("this engine keeps no prompt heads: each request computes its own",))
     warmed: list[WarmedHead] = []
     notes: list[str] = []
     folder_of_slots = slots if heads and slots is not None and await _saves_slots(engine, slots, notes) else None
@@ -115,10 +115,10 @@ async def hold(
         except TokenmillError as error:
             notes.append(f"{head.name} is not held: {error}")
             warmed.append(WarmedHead(head.name, 0, None, 0.0, "not held"))
-    return Held(tuple(warmed), tuple(notes))
+    return HeldPrefixes(tuple(warmed), tuple(notes))
 
 
-async def _hold(engine: Engine, head: Head, folder: Path | None, notes: list[str]) -> WarmedHead:
+async def _hold(engine: Engine, head: PinnedPrefix, folder: Path | None, notes: list[str]) -> WarmedHead:
     began = perf_counter()
     if not engine.capabilities.pins_heads:
         usage = await _asked(engine, head)
@@ -132,7 +132,7 @@ async def _hold(engine: Engine, head: Head, folder: Path | None, notes: list[str
     whole = path is not None and path.is_file() and reused >= usage.prompt_tokens - 1
     if path is not None and not whole:
         path = await _save(engine, head, path, notes)
-    how: How = "restored" if whole else "computed"
+    how: PinResult = "restored" if whole else "computed"
     return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
 
 
@@ -146,7 +146,9 @@ async def _saves_slots(engine: Engine, folder: Path, notes: list[str]) -> bool:
     return works
 
 
-async def _hold_in_slots(engine: Engine, head: Head, lanes: Sequence[int], slots: Path, notes: list[str]) -> WarmedHead:
+async def _hold_in_slots(
+    engine: Engine, head: PinnedPrefix, lanes: Sequence[int], slots: Path, notes: list[str]
+) -> WarmedHead:
     if not lanes:
         raise EngineError("there are more digests than slots", hint="more --sequences")
     began = perf_counter()
@@ -167,11 +169,11 @@ async def _hold_in_slots(engine: Engine, head: Head, lanes: Sequence[int], slots
         await engine.save_slot(lanes[0], path.name)
     for lane in lanes[1:]:
         await engine.restore_slot(lane, path.name)
-    how: How = "restored" if whole else "computed"
+    how: PinResult = "restored" if whole else "computed"
     return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
 
 
-async def _restore(engine: Engine, head: Head, path: Path, notes: list[str]) -> None:
+async def _restore(engine: Engine, head: PinnedPrefix, path: Path, notes: list[str]) -> None:
     try:
         await engine.restore_prefix(path, pin=False)
     except EngineDied:
@@ -180,7 +182,7 @@ async def _restore(engine: Engine, head: Head, path: Path, notes: list[str]) -> 
         notes.append(f"{head.name} is computed again: {error}")
 
 
-async def _save(engine: Engine, head: Head, path: Path, notes: list[str]) -> Path | None:
+async def _save(engine: Engine, head: PinnedPrefix, path: Path, notes: list[str]) -> Path | None:
     try:
         await engine.save_prefix(head.prompt, path)
     except EngineDied:
@@ -191,7 +193,7 @@ async def _save(engine: Engine, head: Head, path: Path, notes: list[str]) -> Pat
     return path
 
 
-async def _asked(engine: Engine, head: Head, lane: int | None = None) -> Usage:
+async def _asked(engine: Engine, head: PinnedPrefix, lane: int | None = None) -> Usage:
     """Let an engine compute a head as part of a short request; templates may want a user's turn behind it."""
     prompt = head.prompt
     if isinstance(prompt, Chat):

@@ -46,7 +46,7 @@ class Node:
     gpus: float
 
 
-Loading = LoadProgress | WarmProgress
+LoadingEvent = LoadProgress | WarmProgress
 
 
 class Launched(Protocol):
@@ -77,7 +77,7 @@ class PreparedEngine:
     tuned: bool = False  # an operating point of `tokenmill tune` is used
 
 
-Prepare = Callable[[], PreparedEngine]
+PrepareEngine = Callable[[], PreparedEngine]
 """Plans for the machine that it is called on; sent to every node."""
 
 
@@ -117,14 +117,14 @@ class NodeLost(EngineDied):
 class NodeActor:
     """Plans for its node, loads one engine, and passes calls on to it. Requires the driver's version of tokenmill."""
 
-    def __init__(self, name: str, prepare: Prepare) -> None:
+    def __init__(self, name: str, prepare: PrepareEngine) -> None:
         """`name`: of the engine among those of its machine. Nothing is planned or loaded yet."""
         self._name = name
         self._prepare = prepare
         self._preparing: asyncio.Task[PreparedEngine] | None = None
         self._engine: Engine | None = None
         self._load_s = 0.0
-        self._loading: Loading | None = None
+        self._loading: LoadingEvent | None = None
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call one of the methods below. Errors are returned, because Ray would wrap those that are raised."""
@@ -156,7 +156,7 @@ class NodeActor:
         self._load_s = loaded.load_s
         return await self.facts()
 
-    async def loading(self) -> Loading | None:
+    async def loading(self) -> LoadingEvent | None:
         """The progress of `load`; None before it begins."""
         return self._loading
 
@@ -189,7 +189,7 @@ class NodeActor:
             self._preparing = asyncio.create_task(asyncio.to_thread(self._prepare))
         return await asyncio.shield(self._preparing)
 
-    def _set_loading(self, now: Loading) -> None:
+    def _set_loading(self, now: LoadingEvent) -> None:
         self._loading = now
 
     def _loaded(self) -> Engine:
@@ -252,7 +252,7 @@ class RayCluster:
             raise EngineError(f"Ray does not list its nodes: {_first_line(error)}", hint=_HINT) from error
         return live_nodes(rows)
 
-    def start_actor(self, node: Node, prepare: Prepare) -> ActorHandle:
+    def start_actor(self, node: Node, prepare: PrepareEngine) -> ActorHandle:
         """Start an actor on a node; its calls wait until the node's processors and GPUs are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  an extra
 

@@ -15,13 +15,13 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineStatus,
     Identity,
     KvLayout,
     Piece,
     Prompt,
     Request,
     Runtime,
-    Status,
 )
 from tokenmill.engine.ray import ActorHandle, EngineFacts, NodeLost
 from tokenmill.errors import EngineDied, EngineError
@@ -83,13 +83,13 @@ class RayEngine(Engine):
         """The tokens a prompt becomes, its template applied."""
         return tuple(await self._call("engine", "tokenize", prompt))
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters, as of now."""
         state: Literal["stopped", "failed"] = "stopped" if self._closing else "failed"
         try:
-            status: Status = await self._call("engine", "status")
+            status: EngineStatus = await self._call("engine", "status")
         except EngineError as error:
-            return Status(state, self.identity, Counters(), error.message)
+            return EngineStatus(state, self.identity, Counters(), error.message)
         self._facts = replace(self._facts, identity=status.identity)
         return replace(status, identity=self.identity)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from tokenmill.engine.ray import ActorHandle, EngineFacts, Loading, Node, NodePlan, Prepare
+from tokenmill.engine.ray import ActorHandle, EngineFacts, LoadingEvent, Node, NodePlan, PrepareEngine
 from tokenmill.engine.ray_engine import RayEngine
 from tokenmill.errors import EngineDied, EngineError, TokenmillError
 from tokenmill.units import number_of
@@ -38,7 +38,7 @@ class NodeEvent:
     kind: EventKind
     message: str = ""
     hint: str | None = None
-    loading: Loading | None = None
+    loading: LoadingEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class ReadyNode:
 Use = Callable[[ReadyNode], Awaitable[T]]
 
 
-class Cluster(Protocol):
+class NodeSource(Protocol):
     """The part of `ray.RayCluster` that is used here."""
 
     async def nodes(self) -> tuple[Node, ...]:
         """The live nodes."""
 
-    def start_actor(self, node: Node, prepare: Prepare) -> ActorHandle:
+    def start_actor(self, node: Node, prepare: PrepareEngine) -> ActorHandle:
         """Start an actor on one of them."""
 
 
@@ -89,8 +89,8 @@ class RayNodes:
 
     def __init__(
         self,
-        cluster: Cluster,
-        prepare: Prepare,
+        cluster: NodeSource,
+        prepare: PrepareEngine,
         *,
         on_event: Callable[[NodeEvent], None],
         model_id: str | None = None,

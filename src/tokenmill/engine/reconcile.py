@@ -32,7 +32,7 @@ FLOOR_BYTES = 16 * MIB  # logs round to hundredths of GiB in the worst case, and
 HOST = "host"
 GPUS = "gpus"
 
-Source = Literal["engine", "process", "driver"]
+MeasuredBy = Literal["engine", "process", "driver"]
 RowItem = Literal["weights", "repack", "kv", "compute", "output", "mapped", "own", "prompt_cache", "total", "runtime"]
 _ENGINE_ITEMS: dict[RowItem, tuple[Item, ...]] = {
     "weights": ("weights",),
@@ -43,7 +43,7 @@ _ENGINE_ITEMS: dict[RowItem, tuple[Item, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedMemory:
     """What was seen of a running engine; None: it could not be."""
 
     buffers: tuple[Buffer, ...] = ()
@@ -57,14 +57,14 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReconciledItem:
     """One item in one memory, predicted and measured."""
 
     tier: str  # gpu0, ...; host: every memory that is no GPU's; gpus: all of them together
     item: RowItem
     predicted_bytes: int
     measured_bytes: int | None
-    source: Source
+    source: MeasuredBy
     as_asked_bytes: int | None = None  # what the plan would have said for what the engine says it was asked
     explanation: str | None = None  # of a difference that is flagged
 
@@ -89,11 +89,11 @@ class Row:
 class Reconciliation:
     """What came of it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReconciledItem, ...]
     build: str | None = None
 
     @property
-    def flagged(self) -> tuple[Row, ...]:
+    def flagged(self) -> tuple[ReconciledItem, ...]:
         """Rows that differ, the largest difference first."""
         rows = [row for row in self.rows if row.flagged]
         return tuple(sorted(rows, key=lambda row: -abs(row.difference_bytes or 0)))
@@ -106,9 +106,9 @@ def differs(predicted_bytes: int, measured_bytes: int) -> bool:
 
 def observed(
     log: EngineLog, *, memory: ProcessMemory | None = None, vram_bytes: Mapping[int, int] | None = None
-) -> Observed:
+) -> ObservedMemory:
     """What an engine's log says, with what the system says of its processes."""
-    return Observed(
+    return ObservedMemory(
         log.buffers,
         log.mapped,
         log.output_bytes,
@@ -120,13 +120,13 @@ def observed(
     )
 
 
-def reconcile(plan: Plan, seen: Observed) -> Reconciliation:
+def reconcile(plan: Plan, seen: ObservedMemory) -> Reconciliation:
     """Hold a plan against what was seen after its load."""
     rows = (*_engine_rows(plan, seen), *_process_rows(plan, seen), *_driver_rows(plan, seen))
     return Reconciliation(rows, seen.build)
 
 
-def _engine_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+def _engine_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
     if not seen.buffers:
         return
     for tier, buffers in _by_tier(plan, seen).items():
@@ -138,18 +138,18 @@ def _engine_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
             if not predicted and (plan.settings.engine == "vllm" or not measured):
                 continue  # what vLLM takes besides is one estimate, its runtime
             if plan.settings.engine == "vllm" and not measured:
-                yield Row(tier, item, predicted, None, "engine")  # on processors its log does not say
+                yield ReconciledItem(tier, item, predicted, None, "engine")  # on processors its log does not say
                 continue
             asked = compute_as_asked(plan, tier, seen.asked) if item == "compute" else None
             why = why_engine(plan, tier, item, seen.asked, asked, predicted, measured, mapped=seen.mapped)
             explanation = why if differs(predicted, measured) else None
-            yield Row(tier, item, predicted, measured, "engine", asked, explanation)
+            yield ReconciledItem(tier, item, predicted, measured, "engine", asked, explanation)
     if seen.output_bytes is not None:
         predicted = output_bytes(plan.profile, context_of(plan.settings))
-        yield Row(HOST, "output", predicted, seen.output_bytes, "engine")
+        yield ReconciledItem(HOST, "output", predicted, seen.output_bytes, "engine")
 
 
-def _by_tier(plan: Plan, seen: Observed) -> dict[str, list[Buffer]]:
+def _by_tier(plan: Plan, seen: ObservedMemory) -> dict[str, list[Buffer]]:
     """Buffers by the plan's name of the memory they are in; all GPUs as one where a split buffer hides which."""
     tiers = {name: tier for tier, name in device_names(plan).items()}
     together = any(buffer.name == SPLIT for buffer in seen.buffers)
@@ -180,7 +180,7 @@ def is_rewritten(buffer: Buffer) -> bool:
     return buffer.name in ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
 
-def _is_mapped(plan: Plan, seen: Observed) -> bool:
+def _is_mapped(plan: Plan, seen: ObservedMemory) -> bool:
     if seen.mapped is not None:
         return seen.mapped
     return plan.settings.mmap and plan.settings.engine != "vllm"
@@ -220,7 +220,7 @@ def in_tier(name: str, tier: str) -> bool:
     return name.startswith("gpu") if tier == GPUS else name == tier
 
 
-def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+def _process_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
     memory = seen.memory
     mapped = _is_mapped(plan, seen)
     rows = [row for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item != "reserve"]
@@ -228,16 +228,18 @@ def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
     pages = max(weights, (spanned_bytes(plan) if plan.settings.mmap else None) or 0) if mapped else 0
     if mapped and pages and memory.file_bytes is not None:
         why = why_process("mapped", plan, pages, memory.file_bytes, seen.buffers)
-        yield Row(HOST, "mapped", pages, memory.file_bytes, "process", None, _if_differs(pages, memory.file_bytes, why))
+        yield ReconciledItem(
+            HOST, "mapped", pages, memory.file_bytes, "process", None, _if_differs(pages, memory.file_bytes, why)
+        )
     if memory.anon_bytes is not None and not plan.placement.gpus:  # what the driver pins is resident nowhere
         measured = memory.anon_bytes + (memory.swap_bytes or 0)
         own = sum(row.bytes for row in rows) - (weights if mapped else 0)
         why = why_process("own", plan, own, measured, seen.buffers)
-        yield Row(HOST, "own", own, measured, "process", None, _if_differs(own, measured, why))
+        yield ReconciledItem(HOST, "own", own, measured, "process", None, _if_differs(own, measured, why))
     cache = sum(row.bytes for row in rows if row.item == "prompt_cache")
     if cache and seen.prompt_cache_bytes is not None:
         why = why_process("prompt_cache", plan, cache, seen.prompt_cache_bytes, seen.buffers)
-        yield Row(
+        yield ReconciledItem(
             HOST,
             "prompt_cache",
             cache,
@@ -248,7 +250,7 @@ def _process_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
         )
 
 
-def _driver_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
+def _driver_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
     if seen.vram_bytes is None:
         return
     buffers = _by_tier(plan, seen)
@@ -256,14 +258,14 @@ def _driver_rows(plan: Plan, seen: Observed) -> Iterator[Row]:
         measured = seen.vram_bytes.get(int(tier[3:]))
         rows = [row for row in plan.ledger.after_load if row.tier == tier and row.item != "reserve"]
         total = sum(row.bytes for row in rows)
-        yield Row(tier, "total", total, measured, "driver")
+        yield ReconciledItem(tier, "total", total, measured, "driver")
         mine = buffers.get(tier, [])
         runtime = sum(row.bytes for row in rows if row.item == "runtime")
         if measured is not None and mine:
             held = sum(buffer.model_bytes + buffer.context_bytes + buffer.compute_bytes for buffer in mine)
             rest = max(0, measured - held)
             why = "driver context, kernels and workspaces: estimated by the plan, measured here"
-            yield Row(tier, "runtime", runtime, rest, "driver", None, _if_differs(runtime, rest, why))
+            yield ReconciledItem(tier, "runtime", runtime, rest, "driver", None, _if_differs(runtime, rest, why))
 
 
 def _if_differs(predicted: int, measured: int, why: str | None) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tokenmill.engine.engine import Capabilities, Counters, Engine, Identity, Liveness, Runtime, Status
+from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness, Runtime
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 
@@ -90,13 +90,13 @@ class RestartingEngine(ForwardingEngine):
             return self.ended.result()
         return self.exited.result() if self._up and self.exited.done() else self._last_error
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters of the current process, with the number of restarts."""
         counters = Counters(restarts=self._restarts)
         if self.ended.done():
-            return Status("failed", self.identity, counters, str(self.ended.result()))
+            return EngineStatus("failed", self.identity, counters, str(self.ended.result()))
         if not self._up:
-            return Status("restarting", self.identity, counters, str(self._last_error))
+            return EngineStatus("restarting", self.identity, counters, str(self._last_error))
         status = await self._process.status()
         return replace(status, counters=replace(status.counters, restarts=self._restarts))
 

@@ -18,7 +18,7 @@ from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.limits.start import start_kept
 from tokenmill.engine.loading.process import this_driver
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.loading.watch import Watch, copied_bytes
+from tokenmill.engine.loading.watch import LoadWatch, copied_bytes
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.identity import descendants
@@ -26,8 +26,8 @@ from tokenmill.engine.process.ports import free_port, holder_of
 from tokenmill.engine.process.process import Process
 from tokenmill.engine.server.address import base_url, client_for, key_from
 from tokenmill.engine.server.client import ServerEngine, last_words
-from tokenmill.engine.server.facts import Known, learn
-from tokenmill.engine.server.launch import Prepared, prepare
+from tokenmill.engine.server.facts import KnownServer, learn
+from tokenmill.engine.server.launch import PreparedServer, prepare
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.launch import Finding
 from tokenmill.launch.binding import host_bytes
@@ -35,7 +35,7 @@ from tokenmill.launch.files.launch import value_of
 from tokenmill.model.identity import identity_of
 from tokenmill.planner.plan import Plan
 
-Progress = Callable[[LoadProgress], None]
+OnLoadProgress = Callable[[LoadProgress], None]
 Slow = Callable[[tuple[Finding, ...]], None]
 """Receives from time to time what slows a load down; an empty tuple: nothing was found."""
 
@@ -49,19 +49,19 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
     """Connect to a running server; `model` selects one of several."""
     client = client_for(base_url(url), key_from(config.api_key_env))
     try:
-        identity, speech = await learn(client, Known(), model=model)
+        identity, speech = await learn(client, KnownServer(), model=model)
     except BaseException:
         await client.aclose()
         raise
     return ServerEngine(client, identity, speech)
 
 
-async def adopt_server(record: registry.Record, *, progress: Progress | None = None) -> ServerEngine:
+async def adopt_server(record: registry.Record, *, progress: OnLoadProgress | None = None) -> ServerEngine:
     """Connect to the running server of a record; waits for one that is still loading."""
     process = Process(record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes)
     client = client_for(record.address)
     try:
-        watch = Watch(record.engine.pid, (), log=process.log, kind=record.kind)
+        watch = LoadWatch(record.engine.pid, (), log=process.log, kind=record.kind)
         await _until_ready(process, client, record.kind, watch, progress or (lambda _: None))
         identity, speech = await learn(client, _recorded(record))
     except BaseException:
@@ -72,7 +72,7 @@ async def adopt_server(record: registry.Record, *, progress: Progress | None = N
 
 
 def watch_load(
-    process: Process, plan: Plan, model: Path, *, progress: Progress, slow: Slow | None
+    process: Process, plan: Plan, model: Path, *, progress: OnLoadProgress, slow: Slow | None
 ) -> list[asyncio.Task[None]]:
     """Report the progress of a native engine's load, and why it is slow, until the tasks are cancelled."""
     watch = _watch(process, plan, model, "llama-server")  # its log is llama.cpp's, too
@@ -82,12 +82,12 @@ def watch_load(
     return tasks
 
 
-def starting(progress: Progress) -> Callable[[str], None]:
+def starting(progress: OnLoadProgress) -> Callable[[str], None]:
     """Reports the steps of a start before anything is loaded."""
     return lambda detail: progress(LoadProgress("starting", detail=detail))
 
 
-async def _report(watch: Watch, progress: Progress) -> None:
+async def _report(watch: LoadWatch, progress: OnLoadProgress) -> None:
     while True:
         progress(await asyncio.to_thread(watch.look))
         await asyncio.sleep(_FIRST_S if len(watch.samples) < _SOON_S / _FIRST_S else _LATER_S)
@@ -100,7 +100,7 @@ async def start_server(
     config: EngineConfig,
     state: Path,
     name: str,
-    progress: Progress,
+    progress: OnLoadProgress,
     slow: Slow | None,
     detach: bool,
 ) -> ServerEngine:
@@ -164,10 +164,10 @@ async def start_server(
     return ServerEngine(client, identity, speech, process=process, owned=not detach)
 
 
-def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> Watch:
+def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> LoadWatch:
     files = [Path(file.path) for file in plan.profile.files] if plan.profile.format == "gguf" else [model]
     driver = this_driver() if plan.placement.gpus else None
-    return Watch(
+    return LoadWatch(
         process.pid.pid,
         files,
         log=process.log,
@@ -177,14 +177,14 @@ def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> Watch
     )
 
 
-async def _diagnose(watch: Watch, plan: Plan, slow: Slow) -> None:
+async def _diagnose(watch: LoadWatch, plan: Plan, slow: Slow) -> None:
     while True:
         await asyncio.sleep(_DIAGNOSIS_S)
         slow(watch.findings(plan))
 
 
-def _known(plan: Plan, prepared: Prepared, process: Process, model_id: str) -> Known:
-    return Known(
+def _known(plan: Plan, prepared: PreparedServer, process: Process, model_id: str) -> KnownServer:
+    return KnownServer(
         kind=prepared.kind,
         model_id=model_id,
         build=prepared.build,
@@ -196,10 +196,10 @@ def _known(plan: Plan, prepared: Prepared, process: Process, model_id: str) -> K
     )
 
 
-def _recorded(record: registry.Record) -> Known:
-    told = Prepared(record.kind, record.argv)
+def _recorded(record: registry.Record) -> KnownServer:
+    told = PreparedServer(record.kind, record.argv)
     lanes = value_of(record.argv, "--max-num-seqs") if record.kind == "vllm" else None
-    return Known(
+    return KnownServer(
         kind=record.kind,
         model_id=record.model_id,
         pid=record.engine.pid,
@@ -213,7 +213,7 @@ def _recorded(record: registry.Record) -> Known:
 
 
 async def _until_ready(
-    process: Process, client: httpx.AsyncClient, kind: EngineKind, watch: Watch, tell: Progress
+    process: Process, client: httpx.AsyncClient, kind: EngineKind, watch: LoadWatch, tell: OnLoadProgress
 ) -> None:
     """Wait until a server answers that it is ready; EngineError with the end of its log if it exits first."""
     loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """A call of a tool."""
 
     name: str
@@ -47,7 +47,7 @@ class Call:
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-Part = str | Call
+ParsedPart = str | ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class ToolUse:
     forced: bool = False  # the output must be a call
     hidden: bool = False  # the model's chat template has no place for the tools, so the model does not see them
 
-    def reader(self) -> "Reader | None":
+    def reader(self) -> "ToolCallParser | None":
         """A parser for the text of one answer; None where the text is passed on as it is."""
-        return None if self.names is None else Reader(self.names, parallel=self.parallel)
+        return None if self.names is None else ToolCallParser(self.names, parallel=self.parallel)
 
     def parse(self, answer: Answer) -> Answer:
         """Move calls from the answer's text to `message.tool_calls`; an answer without calls is returned as it is."""
@@ -70,7 +70,7 @@ class ToolUse:
         if reader is None:
             return answer
         parts = [*reader.feed(answer.text), *reader.end()]
-        calls = [part for part in parts if isinstance(part, Call)]
+        calls = [part for part in parts if isinstance(part, ToolCall)]
         if not calls:
             return answer
         text = "".join(part for part in parts if isinstance(part, str)).strip()
@@ -164,7 +164,7 @@ def _rebased_value(key: str, value: Any, path: str) -> Any:
     return _rebased(value, path)
 
 
-class Reader:
+class ToolCallParser:
     """Parses an answer as it streams in: text in, text and calls out. Holds text back only while it may be a call."""
 
     def __init__(self, names: frozenset[str], *, parallel: bool = True) -> None:
@@ -177,15 +177,15 @@ class Reader:
         self._ends_in_text = False  # the last part passed on was text, not a call
         self.calls = 0
 
-    def feed(self, text: str) -> list[Part]:
+    def feed(self, text: str) -> list[ParsedPart]:
         """The parts that are certain after this text."""
         self._held += text
-        out: list[Part] = []
+        out: list[ParsedPart] = []
         while self._step(out):
             pass
         return [part for part in out if part]
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[ParsedPart]:
         """The parts that were held back; call it once, after the last `feed`."""
         held = self._held
         self._held = ""
@@ -197,7 +197,7 @@ class Reader:
         """The finish reason after `end`; an answer that was cut off after its last call stays "length"."""
         return reason if not self.calls or (reason == "length" and self._ends_in_text) else "tool_calls"
 
-    def _step(self, out: list[Part]) -> bool:
+    def _step(self, out: list[ParsedPart]) -> bool:
         """Take one part from the held text; returns whether there may be another."""
         if self._end is not None:
             return self._inside(out, self._end)
@@ -214,7 +214,7 @@ class Reader:
         self._held = self._held[free:]
         return False
 
-    def _inside(self, out: list[Part], end: str) -> bool:
+    def _inside(self, out: list[ParsedPart], end: str) -> bool:
         at = self._held.find(end) if end else -1
         if at < 0:
             return False
@@ -243,14 +243,14 @@ class Reader:
         self._ends_in_text = self._ends_in_text or visible
         return text
 
-    def _taken(self, calls: Sequence[Call]) -> Iterator[Call]:
+    def _taken(self, calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
         self._ends_in_text = False
         for call in calls:
             if self._parallel or not self.calls:
                 self.calls += 1
                 yield call
 
-    def _calls_in(self, text: str) -> list[Call]:
+    def _calls_in(self, text: str) -> list[ToolCall]:
         text = text.strip()
         if text.startswith("<tool_call>"):
             inner = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
@@ -269,9 +269,9 @@ def _begun_mark(text: str) -> int:
     return 0
 
 
-def _objects(text: str, names: frozenset[str] | None) -> Iterator[Call]:
+def _objects(text: str, names: frozenset[str] | None) -> Iterator[ToolCall]:
     """Calls as JSON objects, separated by semicolons, commas or whitespace; nothing if the text has anything else."""
-    found: list[Call] = []
+    found: list[ToolCall] = []
     at = 0
     while at < len(text):
         if text[at] in " \t\r\n;,":
@@ -289,7 +289,7 @@ def _objects(text: str, names: frozenset[str] | None) -> Iterator[Call]:
     yield from found
 
 
-def _call(value: Any) -> Call | None:
+def _call(value: Any) -> ToolCall | None:
     if not isinstance(value, Mapping):
         return None
     inner = value.get("function")
@@ -300,10 +300,10 @@ def _call(value: Any) -> Call | None:
     if not isinstance(name, str) or not isinstance(arguments, Mapping | str):
         return None
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return Call(name, text, f"call_{secrets.token_hex(12)}")
+    return ToolCall(name, text, f"call_{secrets.token_hex(12)}")
 
 
-def _kimi(found: re.Match[str]) -> Call | None:
+def _kimi(found: re.Match[str]) -> ToolCall | None:
     # Kimi's templates expect its own ids back: functions.NAME:NUMBER.
     named = _KIMI_ID.fullmatch(found["id"])
-    return None if named is None else Call(named["name"], found["args"].strip() or "{}", found["id"])
+    return None if named is None else ToolCall(named["name"], found["args"].strip() or "{}", found["id"])

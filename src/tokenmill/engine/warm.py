@@ -17,8 +17,8 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Engine, Request, Sampling
 from tokenmill.engine.limits.scheduling import preparation
 from tokenmill.engine.loading.process import parse_status
-from tokenmill.engine.page_cache import Filled, FillProgress, fill
-from tokenmill.engine.pinned_prefixes import Head, Held, WarmedHead, hold
+from tokenmill.engine.page_cache import CacheFill, FillProgress, fill
+from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix, WarmedHead, hold
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost
 from tokenmill.hardware.limits import read_limits
@@ -49,7 +49,7 @@ class WarmProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WarmRun:
     """One short request."""
 
     seconds: float
@@ -94,10 +94,10 @@ class ColdAgainstWarm:
 class WarmReport:
     """What a warm-up did."""
 
-    filled: Filled | None
+    filled: CacheFill | None
     locked_bytes: int | None
-    first: Run | None
-    second: Run | None
+    first: WarmRun | None
+    second: WarmRun | None
     heads: tuple[WarmedHead, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -109,7 +109,7 @@ class WarmReport:
         return ColdAgainstWarm(cold_s, read_s, None if self.second is None else self.second.seconds)
 
 
-Progress = Callable[[WarmProgress], None]
+OnWarmProgress = Callable[[WarmProgress], None]
 
 
 async def warm(
@@ -117,18 +117,18 @@ async def warm(
     plan: Plan,
     paths: Sequence[Path],
     *,
-    heads: Sequence[Head] = (),
+    heads: Sequence[PinnedPrefix] = (),
     folder: Path | None = None,
     slots: Path | None = None,
-    progress: Progress | None = None,
-    filled: Filled | None = None,
+    progress: OnWarmProgress | None = None,
+    filled: CacheFill | None = None,
     host: Host | None = None,
 ) -> WarmReport:
     """Warm a started engine; `filled` where the page cache was filled ahead of its start already.
 
     Heads are read from and saved to `folder`, those of a server to `slots`.
     """
-    tell: Progress = progress or (lambda _: None)
+    tell: OnWarmProgress = progress or (lambda _: None)
     host = host or LocalHost()
     if filled is None:
         filled = await fill_ahead(plan, paths, loaded=True, progress=tell, host=host)
@@ -144,12 +144,17 @@ async def warm(
 
 
 async def hold_told(
-    engine: Engine, plan: Plan, heads: Sequence[Head], folder: Path | None, slots: Path | None, tell: Progress
-) -> Held:
+    engine: Engine,
+    plan: Plan,
+    heads: Sequence[PinnedPrefix],
+    folder: Path | None,
+    slots: Path | None,
+    tell: OnWarmProgress,
+) -> HeldPrefixes:
     """Heads alone, with progress, and how long each takes by the forecast if it has to be computed."""
     speed = next(iter(plan.forecast.prefill), None)
 
-    def now(number: int, head: Head) -> None:
+    def now(number: int, head: PinnedPrefix) -> None:
         tokens = head.tokens
         size = "" if tokens is None else f", {tokens:,} tokens"
         eta_s = tokens / speed.tok_s if tokens and speed and speed.tok_s > 0 else None
@@ -163,9 +168,9 @@ async def fill_ahead(
     paths: Sequence[Path],
     *,
     loaded: bool = False,
-    progress: Progress | None = None,
+    progress: OnWarmProgress | None = None,
     host: Host | None = None,
-) -> Filled | None:
+) -> CacheFill | None:
     """Fill the page cache for a plan that maps its files; None for one that does not.
 
     Best before the engine is started, which then maps a file that is there; `loaded` says that it has started, and
@@ -223,7 +228,7 @@ def _fill_words(state: FillProgress) -> WarmProgress:
     )
 
 
-async def _run(engine: Engine, prompt: str) -> Run:
+async def _run(engine: Engine, prompt: str) -> WarmRun:
     request = Request(prompt, Sampling(temperature=0.0), max_tokens=TOKENS, priority="interactive")
     began = perf_counter()
     first: float | None = None
@@ -232,7 +237,7 @@ async def _run(engine: Engine, prompt: str) -> Run:
         async for event in stream:
             if isinstance(event, Answer):
                 timings = event.timings
-                return Run(
+                return WarmRun(
                     perf_counter() - began, first, timings.prefill_s, timings.decode_s, event.usage.completion_tokens
                 )
             first = first if first is not None else perf_counter() - began

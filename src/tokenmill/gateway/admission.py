@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.recorder import PriorityClass
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 120.0
@@ -27,9 +27,9 @@ class AdmissionGate:
     lanes: int | None  # what it works on at once; None: it does not say
     at_once: int | None  # streams let in at once; None: all
     queue: int  # requests of one lane that may wait, here or inside
-    inside: dict[Lane, int] = field(default_factory=lambda: {"interactive": 0, "batch": 0})
+    inside: dict[PriorityClass, int] = field(default_factory=lambda: {"interactive": 0, "batch": 0})
     mean_s: float | None = None  # of a request
-    _waiting: dict[Lane, deque[asyncio.Future[None]]] = field(
+    _waiting: dict[PriorityClass, deque[asyncio.Future[None]]] = field(
         default_factory=lambda: {"interactive": deque(), "batch": deque()}
     )
 
@@ -38,21 +38,21 @@ class AdmissionGate:
         """Streams that were let in."""
         return sum(self.inside.values())
 
-    def waiting(self, lane: Lane) -> int:
+    def waiting(self, lane: PriorityClass) -> int:
         """Requests that wait here; those that wait inside an engine are its own to count."""
         return sum(not turn.done() for turn in self._waiting[lane])
 
-    def queued(self, lane: Lane) -> int:
+    def queued(self, lane: PriorityClass) -> int:
         """Requests of a lane that are not being worked on, as far as can be said from here."""
         return self.waiting(lane) + (max(0, self.inside[lane] - self.lanes) if self.lanes is not None else 0)
 
-    def retry_after_s(self, lane: Lane) -> float:
+    def retry_after_s(self, lane: PriorityClass) -> float:
         """When it may be worth trying again: when the first of those before has probably ended."""
         per_lane = (self.mean_s or _FIRST_GUESS_S) / max(1, self.lanes or 1)
         return min(MOST_RETRY_S, max(LEAST_RETRY_S, per_lane))
 
     @asynccontextmanager
-    async def enter(self, lane: Lane) -> AsyncIterator[None]:
+    async def enter(self, lane: PriorityClass) -> AsyncIterator[None]:
         """Wait for one's turn and hold it; Busy at once where too many wait already."""
         if self.queued(lane) >= self.queue and not self._free():
             raise Busy(f"{self.queued(lane)} requests are waiting already", retry_after_s=self.retry_after_s(lane))
@@ -71,7 +71,7 @@ class AdmissionGate:
         limit = self.at_once if self.at_once is not None else self.lanes
         return limit is None or self.running < limit
 
-    async def _turn(self, lane: Lane) -> None:
+    async def _turn(self, lane: PriorityClass) -> None:
         """Returns with the place taken."""
         if self.at_once is None or self.running < self.at_once:
             self.inside[lane] += 1  # nobody waits while a place is free: whoever leaves hands it on
@@ -91,7 +91,7 @@ class AdmissionGate:
     def _next(self) -> None:
         """Hand a free place to who waits, interactive ones first."""
         while self.at_once is not None and self.running < self.at_once:
-            lane: Lane = "interactive" if self._waiting["interactive"] else "batch"
+            lane: PriorityClass = "interactive" if self._waiting["interactive"] else "batch"
             if not self._waiting[lane]:
                 return
             turn = self._waiting[lane].popleft()
@@ -101,7 +101,7 @@ class AdmissionGate:
 
 
 @dataclass(slots=True)
-class Lanes:
+class AdmissionGates:
     """The gates of all engines, by backend."""
 
     queue: int

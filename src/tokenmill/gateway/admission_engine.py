@@ -4,7 +4,7 @@ where the engine itself does not order them."""
 import asyncio
 from collections.abc import AsyncGenerator
 
-from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Liveness, Piece, Request, Status
+from tokenmill.engine.engine import Answer, Capabilities, Engine, EngineStatus, Identity, Liveness, Piece, Request
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.gateway.backend import Backend
@@ -85,7 +85,7 @@ class AdmissionEngine(ForwardingEngine):
                 await events.aclose()
             await asyncio.sleep(wait_s)
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters."""
         return await self.inner.status()
 

@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.gateway.events import EventStream, Feed
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitor import Monitor
-from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter
-from tokenmill.gateway.parts import Part
-from tokenmill.gateway.schemas import Forest, Status, StatusWithForest
+from tokenmill.gateway.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
+from tokenmill.gateway.parts import RouteGroup
+from tokenmill.gateway.schemas import Forest, GatewayStatus, StatusWithForest
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.view import heads_view, status_view
 
@@ -44,7 +44,7 @@ _STRICT = {
 YOUNG_S = 0.5  # a look that is younger answers several who ask
 
 
-def page_part(state: GatewayState) -> Part:
+def page_part(state: GatewayState) -> RouteGroup:
     """The page, its files, what it reads, and metrics."""
     watch = Monitor(state)
     feed = Feed(watch)
@@ -58,7 +58,7 @@ def page_part(state: GatewayState) -> Part:
     async def part_of_page(request: Request) -> Response:
         name = request.path_params["file"]
         if name not in kept or name == _INDEX:
-            raise Fault(f"there is nothing at {FOLDER}/{name[:100]}", status=404, code="not_found")
+            raise GatewayFault(f"there is nothing at {FOLDER}/{name[:100]}", status=404, code="not_found")
         return _file(request, name, kept[name])
 
     async def status(_request: Request) -> Response:
@@ -90,7 +90,7 @@ def page_part(state: GatewayState) -> Part:
         Route("/metrics", scrape),
     ]
     free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
-    return Part(routes, _OPERATIONS, alongside, free)
+    return RouteGroup(routes, _OPERATIONS, alongside, free)
 
 
 def page_files() -> dict[str, bytes]:
@@ -111,13 +111,13 @@ _EVENTS = (
     "Server-sent events: `history` (once), `status` (every second), `heads` (when it has changed), `stopping` (the "
     "last). Data is JSON: a list of rates, Status, a list of Forest, an empty object."
 )
-_UNCHANGED = Answer("Not changed since the client read it.")
+_UNCHANGED = DocumentedAnswer("Not changed since the client read it.")
 _OPERATIONS = (
     Operation(
         path="/",
         id="page",
         summary="The dashboard.",
-        answers={200: Answer("The page.", media=("text/html",)), 304: _UNCHANGED},
+        answers={200: DocumentedAnswer("The page.", media=("text/html",)), 304: _UNCHANGED},
         errors=(403, 503),
         needs_key=False,
     ),
@@ -127,7 +127,7 @@ _OPERATIONS = (
         summary="A file of the dashboard.",
         parameters=[path_parameter("file")],
         answers={
-            200: Answer("The file.", media=("text/javascript", "text/css", "image/svg+xml")),
+            200: DocumentedAnswer("The file.", media=("text/javascript", "text/css", "image/svg+xml")),
             304: _UNCHANGED,
         },
         errors=(404, *NO_KEY),
@@ -137,19 +137,19 @@ _OPERATIONS = (
         path="/api/status",
         id="status",
         summary="The state of the gateway and its engines, and what they are working on.",
-        answers={200: Answer("As of now.", StatusWithForest)},
+        answers={200: DocumentedAnswer("As of now.", StatusWithForest)},
     ),
     Operation(
         path="/api/events",
         id="events",
         summary="The same as it changes.",
-        answers={200: Answer(_EVENTS, media=("text/event-stream",), mentions=(Status, Forest))},
+        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(GatewayStatus, Forest))},
         errors=(429, *NO_KEY),
     ),
     Operation(
         path="/metrics",
         id="metrics",
         summary="Metrics for Prometheus.",
-        answers={200: Answer("Prometheus' text format.", media=("text/plain",))},
+        answers={200: DocumentedAnswer("Prometheus' text format.", media=("text/plain",))},
     ),
 )

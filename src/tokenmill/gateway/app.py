@@ -11,14 +11,14 @@ from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
 from tokenmill.gateway import api, batches, completions, embeddings, health, managed_backend, models, openapi
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.middleware import AccessMiddleware, refusal
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
 
 
-def create_app(state: GatewayState, more: Sequence[Part] | None = None) -> AccessMiddleware:
+def create_app(state: GatewayState, more: Sequence[RouteGroup] | None = None) -> AccessMiddleware:
     """The application; `more`: parts beside the front's own, default: all there are."""
     every = (*front(state), *(parts(state) if more is None else more))
     described = openapi.document(operation for part in every for operation in part.operations)
@@ -49,19 +49,21 @@ def handlers(state: GatewayState) -> dict[Any, Any]:
         method = request.method
         path = request.url.path[:100]
         said = f"{method} is not for {path}" if error.status_code == 405 else f"there is nothing at {path}"
-        fault = Fault(said if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
+        fault = GatewayFault(said if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
         answer = refusal(fault, visit_of(request.scope), state)
         answer.headers.update(error.headers or {})
         return answer
 
     async def bugs(request: Request, error: Exception) -> Response:
-        fault = Fault("tokenmill itself failed; its log says where", status=500, code="internal_error", kind="bug")
+        fault = GatewayFault(
+            "tokenmill itself failed; its log says where", status=500, code="internal_error", kind="bug"
+        )
         return refusal(fault, visit_of(request.scope), state)
 
     return {TokenmillError: ours, HTTPException: starlettes, Exception: bugs}
 
 
-def front(state: GatewayState) -> tuple[Part, ...]:
+def front(state: GatewayState) -> tuple[RouteGroup, ...]:
     """What answers requests one by one."""
     return (
         completions.part(state),
@@ -72,6 +74,6 @@ def front(state: GatewayState) -> tuple[Part, ...]:
     )
 
 
-def parts(state: GatewayState) -> tuple[Part, ...]:
+def parts(state: GatewayState) -> tuple[RouteGroup, ...]:
     """What else is served: batches and files, metrics and the page. Each brings its own line."""
     return batches.part(state), api.page_part(state)

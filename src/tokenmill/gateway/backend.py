@@ -11,9 +11,9 @@ from tokenmill.engine.engine import Answer, Engine, Piece, Request
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.client_connection import ResponseWriter
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.recorder import PriorityClass
 from tokenmill.gateway.request_context import RequestContext
-from tokenmill.gateway.vitals import Pace
+from tokenmill.gateway.vitals import PollPace
 
 if TYPE_CHECKING:
     from tokenmill.gateway.request import ParsedRequest
@@ -59,7 +59,7 @@ class Backend(Protocol):
         An EngineError that is raised before anything was sent leaves the request to another backend.
         """
 
-    async def check(self, pace: Pace) -> None:
+    async def check(self, pace: PollPace) -> None:
         """Update `state` by asking the engine's health page."""
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A model name that clients can use."""
 
     id: str
@@ -84,14 +84,16 @@ class Routes(Protocol):
     def by_length(self) -> bool:
         """Whether the length of a prompt matters: only then is it counted."""
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ServedModel]:
         """Every model that is served."""
 
-    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> "Sequence[Backend]":
+    def choose(
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    ) -> "Sequence[Backend]":
         """The chain for a request, never empty; UnknownModel where nothing serves that name."""
 
     def reasoned(
-        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
         """The same with the reason for the log; None: the model alone decided."""
 
@@ -108,17 +110,19 @@ class ByModel:
         """It does not matter."""
         return False
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ServedModel]:
         """Every model once."""
-        found: dict[str, Model] = {}
+        found: dict[str, ServedModel] = {}
         for backend, names in self.served:
             there = found.get(names[0])
             backends = (*(there.backends if there else ()), backend.name)
             aliases = tuple(dict.fromkeys((*(there.aliases if there else ()), *names[1:])))
-            found[names[0]] = Model(names[0], backends, self.created_s, backend.engine.identity.context, aliases)
+            found[names[0]] = ServedModel(names[0], backends, self.created_s, backend.engine.identity.context, aliases)
         return tuple(found.values())
 
-    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> "Sequence[Backend]":
+    def choose(
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    ) -> "Sequence[Backend]":
         """Those who have the model; without a name, the first and whoever has the same."""
         wanted = self.served[0][1][0] if model is None else model
         chain = tuple(backend for backend, names in self.served if wanted in names)
@@ -128,7 +132,7 @@ class ByModel:
         return chain
 
     def reasoned(
-        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
         """The same; there is never another reason."""
         return self.choose(model, lane, prompt_tokens, key), None

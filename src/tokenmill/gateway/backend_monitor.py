@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.engine.engine import Status
+from tokenmill.engine.engine import EngineStatus
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.gateway.backend import Backend
-from tokenmill.gateway.pace import Pace
+from tokenmill.gateway.pace import CounterPace
 
 PATIENCE_S = 2.0  # for a server to say how it is
 STEP_S = 0.25  # for the native engine to come to the end of a step
@@ -24,8 +24,8 @@ class BackendMonitor:
     """What is known of one backend."""
 
     backend: Backend
-    status: Status | None = None
-    pace: Pace = field(default_factory=Pace)
+    status: EngineStatus | None = None
+    pace: CounterPace = field(default_factory=CounterPace)
     heads: list[dict[str, Any]] | None = None
     heads_s: float | None = None  # when they were told last
     at_work: list[dict[str, Any]] | None = None

@@ -19,8 +19,8 @@ from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.line import custom_id_of
 from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.store.http_batches import BadLine, File, HttpBatch
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.http_batches import BadLine, HttpBatch, StoredFile
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
 from tokenmill.storage.json_text import parse, shown
@@ -133,7 +133,7 @@ def _bad_model(model: Any, number: int, reading: _Reading) -> BadLine | None:
     return None
 
 
-def write_results(files: FileStore, reader: Reader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
+def write_results(files: FileStore, reader: StoreReader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
     """Write answers and errors of a finished batch in the order of its lines; a file without lines is not created.
 
     Every byte comes from the store, so a file that a kill cut short is written again. Blocks.
@@ -205,4 +205,4 @@ class _Draft:
             raise unusable(self._path.parent, error) from error
         expires_s = None if batch.output_kept_s is None else now_s + batch.output_kept_s
         digest = self._hash.hexdigest()
-        self._files.keep(File(self._id, batch.owner, name, "batch_output", self._size, digest, now_s, expires_s))
+        self._files.keep(StoredFile(self._id, batch.owner, name, "batch_output", self._size, digest, now_s, expires_s))

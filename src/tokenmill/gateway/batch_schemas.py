@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Struct
 
-from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter, query_parameter
+from tokenmill.gateway.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter, query_parameter
 from tokenmill.jobs.openai.call import URLS
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 from tokenmill.jobs.store.http_batches import (
@@ -40,7 +40,7 @@ class ExpiresAfter(Struct, forbid_unknown_fields=True):
     seconds: Annotated[int, Meta(ge=LEAST_KEPT_S, le=MOST_KEPT_S)]
 
 
-class BatchRequest(Struct, forbid_unknown_fields=True):
+class BatchCreate(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/batches."""
 
     input_file_id: str
@@ -64,7 +64,7 @@ class FileUpload(Struct, forbid_unknown_fields=True):
 # ---- answers
 
 
-class File(TypedDict):
+class FileObject(TypedDict):
     """A file that was uploaded or that a batch wrote."""
 
     id: str
@@ -83,7 +83,7 @@ class FileList(TypedDict):
     """A page of the list of files."""
 
     object: Literal["list"]
-    data: list[File]
+    data: list[FileObject]
     first_id: NotRequired[str | None]
     last_id: NotRequired[str | None]
     has_more: bool
@@ -121,7 +121,7 @@ class RequestCounts(TypedDict):
     failed: _Count
 
 
-class Batch(TypedDict):
+class BatchObject(TypedDict):
     """A batch."""
 
     id: str
@@ -158,7 +158,7 @@ class BatchList(TypedDict):
     """A page of the list of batches."""
 
     object: Literal["list"]
-    data: list[Batch]
+    data: list[BatchObject]
     first_id: NotRequired[str | None]
     last_id: NotRequired[str | None]
     has_more: bool
@@ -190,7 +190,7 @@ OPERATIONS = (
         summary="Upload a file.",
         body=FileUpload,
         body_type="multipart/form-data",
-        answers={200: Answer("The file.", File)},
+        answers={200: DocumentedAnswer("The file.", FileObject)},
         errors=(400, 408, 413, 415, 507, *NO_KEY),
     ),
     Operation(
@@ -203,7 +203,7 @@ OPERATIONS = (
             query_parameter("order", "By creation.", {"enum": ["asc", "desc"]}),
             query_parameter("purpose", "Only files with this purpose.", {"enum": list(LISTED_PURPOSES)}),
         ],
-        answers={200: Answer("A page.", FileList)},
+        answers={200: DocumentedAnswer("A page.", FileList)},
         errors=(400, *NO_KEY),
     ),
     Operation(
@@ -211,7 +211,7 @@ OPERATIONS = (
         id="retrieveFile",
         summary="One file.",
         parameters=[_FILE_ID],
-        answers={200: Answer("The file.", File)},
+        answers={200: DocumentedAnswer("The file.", FileObject)},
         errors=(404, *NO_KEY),
     ),
     Operation(
@@ -220,7 +220,7 @@ OPERATIONS = (
         id="deleteFile",
         summary="Delete a file that no unfinished batch needs.",
         parameters=[_FILE_ID],
-        answers={200: Answer("The file is deleted.", FileDeleted)},
+        answers={200: DocumentedAnswer("The file is deleted.", FileDeleted)},
         errors=(404, 409, *NO_KEY),
     ),
     Operation(
@@ -228,7 +228,7 @@ OPERATIONS = (
         id="fileContent",
         summary="The bytes of a file.",
         parameters=[_FILE_ID],
-        answers={200: Answer("The bytes.", media=("application/octet-stream",))},
+        answers={200: DocumentedAnswer("The bytes.", media=("application/octet-stream",))},
         errors=(404, *NO_KEY),
     ),
     Operation(
@@ -236,8 +236,8 @@ OPERATIONS = (
         path="/v1/batches",
         id="createBatch",
         summary="Run the jobs of a file behind interactive requests.",
-        body=BatchRequest,
-        answers={200: Answer("The batch.", Batch)},
+        body=BatchCreate,
+        answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(400, 404, 408, 413, 415, *NO_KEY),
     ),
     Operation(
@@ -245,7 +245,7 @@ OPERATIONS = (
         id="listBatches",
         summary="Batches, the newest first.",
         parameters=[_AFTER, _limit(MOST_BATCHES), _METADATA],
-        answers={200: Answer("A page.", BatchList)},
+        answers={200: DocumentedAnswer("A page.", BatchList)},
         errors=(400, *NO_KEY),
     ),
     Operation(
@@ -253,7 +253,7 @@ OPERATIONS = (
         id="retrieveBatch",
         summary="One batch.",
         parameters=[_BATCH_ID],
-        answers={200: Answer("The batch.", Batch)},
+        answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(404, *NO_KEY),
     ),
     Operation(
@@ -262,7 +262,7 @@ OPERATIONS = (
         id="cancelBatch",
         summary="Cancel a batch; finished answers are kept.",
         parameters=[_BATCH_ID],
-        answers={200: Answer("The batch.", Batch)},
+        answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(404, 409, *NO_KEY),
     ),
 )

@@ -19,7 +19,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.http_batches import HttpBatch
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.loop import WorkOptions, work
 from tokenmill.jobs.worker.reuse import Miss
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0
@@ -125,7 +125,7 @@ class BackendWorkers:
                 [first],
                 engine,
                 shape,
-                options=Options(tick_s=self._tick_s),
+                options=WorkOptions(tick_s=self._tick_s),
                 stop=worker.stop,
                 clock=self._clock,
                 joining=worker.joining,

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from tokenmill.gateway import batch_schemas
 from tokenmill.gateway.batch_runner import TICK_S, BatchRunner
-from tokenmill.gateway.batch_schemas import OPERATIONS, BatchRequest
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.batch_schemas import OPERATIONS, BatchCreate
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.files import (
     FileStore,
     file_routes,
@@ -28,7 +28,7 @@ from tokenmill.gateway.files import (
     refuse,
     visible_file,
 )
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.request import parse_body, read_body
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
@@ -53,10 +53,10 @@ _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> Part:
+def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> RouteGroup:
     """Files and batches, and the runner that works on them while the gateway serves."""
     service = _Service(state, tick_s, clock)
-    return Part(_routes(state, service), OPERATIONS, alongside=service.serving)
+    return RouteGroup(_routes(state, service), OPERATIONS, alongside=service.serving)
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Service:
     def files(self) -> tuple[HttpBatches, FileStore]:
         """Rows and bytes; a Fault before the gateway serves."""
         if self._opened is None:
-            raise Fault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
+            raise GatewayFault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
         return self._opened[:2]
 
     def rows(self) -> HttpBatches:
@@ -111,7 +111,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         rows = service.rows()
         file = await visible_file(request, rows, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":
-            raise Fault(
+            raise GatewayFault(
                 f"{file.id} was uploaded for {file.purpose}, not for batch",
                 param="input_file_id",
                 code="invalid_value",
@@ -139,7 +139,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         cancelled = await asyncio.to_thread(service.rows().cancel, batch.id)
         batch = await visible(request)
         if not cancelled and batch.status not in ("cancelling", "cancelled"):
-            raise Fault(
+            raise GatewayFault(
                 f"{batch.id} is {batch.status}: there is nothing left to cancel",
                 status=409,
                 code="batch_not_cancellable",
@@ -151,7 +151,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         name = request.path_params["batch_id"]
         batch = await asyncio.to_thread(service.rows().batch, name)
         if batch is None or not may_see(owner_of(request), batch.owner):
-            raise Fault(f"there is no batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
+            raise GatewayFault(f"there is no batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
         return batch
 
     return [
@@ -166,7 +166,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
 # Responses.
 
 
-def batch_body(batch: HttpBatch) -> batch_schemas.Batch:
+def batch_body(batch: HttpBatch) -> batch_schemas.BatchObject:
     """A batch as OpenAI's clients see it."""
     outcome = batch.outcome
     written = outcome if batch.final else None
@@ -228,7 +228,7 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
 def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
     """The body of a request for a batch. Raises RequestRefused or a Fault, which name the key."""
     present = {key: value for key, value in given.items() if value is not None}
-    wanted = validate(BatchRequest, present, code="invalid_value", missing_code="missing_required_parameter")
+    wanted = validate(BatchCreate, present, code="invalid_value", missing_code="missing_required_parameter")
     kept = wanted.output_expires_after
     return HttpBatchRequest(
         wanted.endpoint,

@@ -29,10 +29,10 @@ from tokenmill.errors import EngineError, RequestRefused, TokenmillError
 from tokenmill.gateway import openapi
 from tokenmill.gateway.backend import Backend, Events, StartedStream, begin, worth_trying
 from tokenmill.gateway.client_connection import ClientLeft, ResponseWriter, SlowClient, cancel_on_disconnect
-from tokenmill.gateway.faults import Busy, Fault
+from tokenmill.gateway.faults import Busy, GatewayFault
 from tokenmill.gateway.openapi import INFERENCE, Operation
-from tokenmill.gateway.parts import Part
-from tokenmill.gateway.recorder import Finished, Lane
+from tokenmill.gateway.parts import RouteGroup
+from tokenmill.gateway.recorder import FinishedRequest, PriorityClass
 from tokenmill.gateway.request import ParsedRequest, lane_of, parse_body, parsed_request, read_body
 from tokenmill.gateway.request_context import RequestContext, visit_of
 from tokenmill.gateway.state import GatewayState
@@ -42,16 +42,16 @@ from tokenmill.jobs.openai.call import Endpoint
 from tokenmill.jobs.openai.requests import ChatRequest, CompletionRequest
 from tokenmill.storage.json_text import encode
 
-Event = tuple[int, Piece | Answer]
+AnswerEvent = tuple[int, Piece | Answer]
 
 
-def part(state: GatewayState) -> Part:
+def part(state: GatewayState) -> RouteGroup:
     """Chats and completions."""
     routes = [
         Route("/v1/chat/completions", Completions(state, "chat"), methods=["POST"]),
         Route("/v1/completions", Completions(state, "completion"), methods=["POST"]),
     ]
-    return Part(routes, _OPERATIONS)
+    return RouteGroup(routes, _OPERATIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ class _Attempts:
                 )
             else:
                 return
-        raise last or Fault("no engine is available", status=503, code="no_engine", retry_after_s=2.0)
+        raise last or GatewayFault("no engine is available", status=503, code="no_engine", retry_after_s=2.0)
 
     async def _chain(self, request: ParsedRequest) -> Sequence[Backend]:
         routes = self._state.routes
@@ -182,13 +182,13 @@ class _Attempts:
             self._state.recorder.first_token(seconds, backend.name, self._lane)
 
     @property
-    def _lane(self) -> Lane:
+    def _lane(self) -> PriorityClass:
         return self._context.lane or "interactive"
 
     @asynccontextmanager
     async def _events(
         self, begun: StartedStream, requests: Sequence[EngineRequest]
-    ) -> AsyncIterator[AsyncIterator[Event]]:
+    ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
         """Events of all choices. The others start after the first, so that they find the prompt in the cache."""
         first = _continued(begun)
         if len(requests) == 1:
@@ -202,7 +202,7 @@ class _Attempts:
     # ---- whole answers and streams
 
     async def _whole(
-        self, backend: Backend, request: ParsedRequest, use: ToolUse, events: AsyncIterator[Event]
+        self, backend: Backend, request: ParsedRequest, use: ToolUse, events: AsyncIterator[AnswerEvent]
     ) -> None:
         heading = self._heading(backend, request)
         async for index, event in events:
@@ -221,7 +221,7 @@ class _Attempts:
         await self._writer.put(body, more=False)
 
     async def _stream(
-        self, backend: Backend, request: ParsedRequest, use: ToolUse, events: AsyncIterator[Event]
+        self, backend: Backend, request: ParsedRequest, use: ToolUse, events: AsyncIterator[AnswerEvent]
     ) -> None:
         chunks = Chunks(self._heading(backend, request), include_usage=request.include_usage)
         choices = [ChoiceStream(chunks, index, use.reader()) for index in range(len(request.calls))]
@@ -248,7 +248,7 @@ class _Attempts:
         self._answers[index] = answer
         context = self._context
         self._state.recorder.finished(
-            Finished(
+            FinishedRequest(
                 answer.usage,
                 answer.timings,
                 backend.name,
@@ -303,7 +303,7 @@ async def _continued(begun: StartedStream) -> Events:
             yield event
 
 
-async def _numbered(events: AsyncIterator[Piece | Answer]) -> AsyncIterator[Event]:
+async def _numbered(events: AsyncIterator[Piece | Answer]) -> AsyncIterator[AnswerEvent]:
     async for event in events:
         yield 0, event
 
@@ -331,7 +331,7 @@ def _operation(path: str, id: str, summary: str, body: Any, answer: Any) -> Oper
         summary=summary,
         parameters=[_LANE],
         body=body,
-        answers={200: openapi.Answer(description, answer, ("text/event-stream",), _HEADERS)},
+        answers={200: openapi.DocumentedAnswer(description, answer, ("text/event-stream",), _HEADERS)},
         errors=INFERENCE,
     )
 

@@ -11,9 +11,9 @@ from starlette.routing import Route
 from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.gateway.backend import Backend, worth_trying
 from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
-from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.openapi import INFERENCE, Answer, Operation
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.faults import GatewayFault
+from tokenmill.gateway.openapi import INFERENCE, DocumentedAnswer, Operation
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.request import lane_of, parse_body, read_body
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
@@ -42,7 +42,7 @@ class EmbeddingList(TypedDict):
     usage: NotRequired[dict[str, Any]]
 
 
-def part(state: GatewayState) -> Part:
+def part(state: GatewayState) -> RouteGroup:
     """One route."""
 
     async def embeddings(request: Request) -> Response:
@@ -62,7 +62,7 @@ def part(state: GatewayState) -> Part:
         charge(int((answer.get("usage") or {}).get("total_tokens") or 0))
         return JSONResponse(answer, headers={"x-tokenmill-engine": backend.name})
 
-    return Part([Route("/v1/embeddings", embeddings, methods=["POST"])], [_OPERATION])
+    return RouteGroup([Route("/v1/embeddings", embeddings, methods=["POST"])], [_OPERATION])
 
 
 async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
@@ -80,7 +80,7 @@ async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> 
                 raise
     if last is not None:
         raise last
-    raise Fault(
+    raise GatewayFault(
         "no engine here computes embeddings",
         status=501,
         code="embeddings_not_supported",
@@ -94,6 +94,6 @@ _OPERATION = Operation(
     id="createEmbedding",
     summary="Embeddings, where the engine computes them.",
     body=EmbeddingRequest,
-    answers={200: Answer("The embeddings.", EmbeddingList)},
+    answers={200: DocumentedAnswer("The embeddings.", EmbeddingList)},
     errors=INFERENCE,
 )

@@ -34,7 +34,7 @@ _TYPES = {
 }
 
 
-class Fault(TokenmillError):
+class GatewayFault(TokenmillError):
     """A request that the gateway itself does not let through."""
 
     code = "invalid_request"
@@ -58,7 +58,7 @@ class Fault(TokenmillError):
         self.kind = kind  # for who counts refusals; None: not counted
 
 
-class Busy(Fault):
+class Busy(GatewayFault):
     """Too many requests wait, or a limit of a key is reached: try again later."""
 
     status = 429
@@ -67,7 +67,7 @@ class Busy(Fault):
         super().__init__(message, code=code, retry_after_s=retry_after_s, kind=kind)
 
 
-class Stopping(Fault):
+class Stopping(GatewayFault):
     """The gateway is shutting down."""
 
     status = 503
@@ -80,7 +80,7 @@ class Stopping(Fault):
 
 def status_of(error: TokenmillError) -> int:
     """The HTTP status of an error."""
-    return error.answer_status if isinstance(error, Fault) else error.http_status
+    return error.answer_status if isinstance(error, GatewayFault) else error.http_status
 
 
 def source_of(error: TokenmillError) -> Literal["request", "gateway", "engine"]:
@@ -107,13 +107,13 @@ def error_body(error: TokenmillError) -> Error:
 
 def error_headers(error: TokenmillError) -> dict[str, str]:
     """Retry-After where waiting helps."""
-    wait_s = error.retry_after_s if isinstance(error, Fault) else 1.0 if isinstance(error, EngineDied) else None
+    wait_s = error.retry_after_s if isinstance(error, GatewayFault) else 1.0 if isinstance(error, EngineDied) else None
     return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
 
 
 def param_of(error: TokenmillError) -> str | None:
     """The key of the body that is wrong; engines name it at the beginning of their messages."""
-    if isinstance(error, Fault):
+    if isinstance(error, GatewayFault):
         return error.param
     if not isinstance(error, RequestRefused):
         return None

@@ -24,10 +24,10 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.gateway import batch_schemas, uploads
 from tokenmill.gateway.batch_schemas import LEAST_KEPT_S, LISTED_PURPOSES, MOST_KEPT_S, PURPOSES
 from tokenmill.gateway.client_connection import ResponseWriter, SlowClient
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.store.http_batches import MOST_FILES, File, HttpBatch, HttpBatches, Page, new_file_id
+from tokenmill.jobs.store.http_batches import MOST_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.storage.json_text import shown
@@ -39,7 +39,7 @@ _ORPHAN_S = 3600.0  # age of bytes without a row that no upload is writing any m
 _LIST_PARAMETERS = ("after", "limit", "order", "purpose")
 _UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
-T = TypeVar("T", File, HttpBatch)
+T = TypeVar("T", StoredFile, HttpBatch)
 
 
 class FileStore:
@@ -61,7 +61,7 @@ class FileStore:
         """Where the bytes of a file are written before it exists."""
         return self._folder / f".{file}"
 
-    def keep(self, file: File) -> File:
+    def keep(self, file: StoredFile) -> StoredFile:
         """Make a file of its draft, whose bytes must be on the disk; safe to repeat."""
         with suppress(FileNotFoundError):  # done before, and killed before the row was added
             self.draft(file.id).rename(self.path(file.id))
@@ -101,12 +101,14 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         )
         try:
             purpose, kept_s = upload_terms(upload.fields)
-        except Fault:
+        except GatewayFault:
             draft.unlink(missing_ok=True)
             raise
         now_s = rows.now_s()
         expires_s = None if kept_s is None else now_s + kept_s
-        made = File(file, owner_of(request), upload.filename, purpose, upload.bytes, upload.sha256, now_s, expires_s)
+        made = StoredFile(
+            file, owner_of(request), upload.filename, purpose, upload.bytes, upload.sha256, now_s, expires_s
+        )
         return JSONResponse(file_body(await asyncio.to_thread(store.keep, made)))
 
     async def listed(request: Request) -> Response:
@@ -125,7 +127,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         file, store = await visible(request)
         user = await asyncio.to_thread(store.delete, file.id)
         if user is not None:
-            raise Fault(
+            raise GatewayFault(
                 f"{file.id} is needed by {user}, which is not finished",
                 status=409,
                 code="file_in_use",
@@ -138,7 +140,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         file, store = await visible(request)
         return _Content(store.path(file.id), file, settings.write_timeout_s)
 
-    async def visible(request: Request) -> tuple[File, FileStore]:
+    async def visible(request: Request) -> tuple[StoredFile, FileStore]:
         rows, store = opened()
         return await visible_file(request, rows, request.path_params["file_id"], param="file_id"), store
 
@@ -162,7 +164,7 @@ def may_see(owner: str | None, of: str | None) -> bool:
     return owner is None or of is None or owner == of
 
 
-async def visible_file(request: Request, rows: HttpBatches, file: str, *, param: str) -> File:
+async def visible_file(request: Request, rows: HttpBatches, file: str, *, param: str) -> StoredFile:
     """A file that the client may see; else a Fault with status 404."""
     found = await asyncio.to_thread(rows.file, file)
     if found is None or not may_see(owner_of(request), found.owner):
@@ -170,12 +172,12 @@ async def visible_file(request: Request, rows: HttpBatches, file: str, *, param:
     return found
 
 
-def no_file(file: str, *, param: str) -> Fault:
+def no_file(file: str, *, param: str) -> GatewayFault:
     """The error for a file that does not exist, or that the client may not see."""
-    return Fault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param=param)
+    return GatewayFault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param=param)
 
 
-def file_body(file: File) -> batch_schemas.File:
+def file_body(file: StoredFile) -> batch_schemas.FileObject:
     """A file as OpenAI's clients see it."""
     return {
         "id": file.id,
@@ -214,7 +216,7 @@ def page_of(query: Mapping[str, str], *, usual: int, most: int, known: Sequence[
     """The page that a query asks for; a Fault for parameters that are not `known`."""
     for name in query:
         if name not in known:
-            raise Fault(f"unknown parameter {shown(name)}", param=name[:60], code="unknown_parameter")
+            raise GatewayFault(f"unknown parameter {shown(name)}", param=name[:60], code="unknown_parameter")
     limit = query.get("limit", str(usual))
     order = query.get("order", "desc")
     if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:
@@ -228,10 +230,12 @@ def upload_terms(fields: Mapping[str, str]) -> tuple[str, int | None]:
     """The purpose of an upload and how many seconds it is kept, from the fields of its form."""
     for name in fields:
         if name not in _UPLOAD_FIELDS:
-            raise Fault(f"unknown field {shown(name)}", param=name[:60], code="unknown_parameter")
+            raise GatewayFault(f"unknown field {shown(name)}", param=name[:60], code="unknown_parameter")
     purpose = fields.get("purpose")
     if purpose is None:
-        raise Fault("purpose is missing", param="purpose", code="missing_required_parameter", hint="batch for jobs")
+        raise GatewayFault(
+            "purpose is missing", param="purpose", code="missing_required_parameter", hint="batch for jobs"
+        )
     if purpose not in PURPOSES:
         refuse("purpose", f"must be one of {', '.join(PURPOSES)}, not {shown(purpose)}")
     anchor = fields.get("expires_after[anchor]")
@@ -254,13 +258,13 @@ def kept_s(anchor: Any, seconds: int, param: str) -> int:
 
 def refuse(param: str, reason: str) -> NoReturn:
     """Raise the Fault for an invalid value of a parameter."""
-    raise Fault(f"{param}: {reason}", param=param, code="invalid_value")
+    raise GatewayFault(f"{param}: {reason}", param=param, code="invalid_value")
 
 
 class _Content(Response):
     """The bytes of a file in pieces; a client that does not read them is disconnected."""
 
-    def __init__(self, path: Path, file: File, timeout_s: float) -> None:
+    def __init__(self, path: Path, file: StoredFile, timeout_s: float) -> None:
         self._path = path
         self._file = file
         self._timeout_s = timeout_s
@@ -270,7 +274,9 @@ class _Content(Response):
         try:
             opened = await asyncio.to_thread(self._path.open, "rb")
         except OSError:
-            raise Fault("the bytes of this file are gone from the disk", status=404, code="file_not_found") from None
+            raise GatewayFault(
+                "the bytes of this file are gone from the disk", status=404, code="file_not_found"
+            ) from None
         sending = ResponseWriter(scope, send, self._timeout_s)
         try:
             await sending.start(

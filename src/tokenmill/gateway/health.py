@@ -4,13 +4,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway.openapi import Answer, Operation
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.openapi import DocumentedAnswer, Operation
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.schemas import Health, HealthReport
 from tokenmill.gateway.state import GatewayState
 
 
-def part(state: GatewayState) -> Part:
+def part(state: GatewayState) -> RouteGroup:
     """One page."""
 
     async def health(_request: Request) -> Response:
@@ -22,7 +22,7 @@ def part(state: GatewayState) -> Part:
         report: HealthReport = {"status": status, "engines": states}
         return JSONResponse(report, 200 if status in ("ok", "degraded") else 503)
 
-    return Part([Route("/health", health)], [_OPERATION], open_paths=frozenset(("/health",)))
+    return RouteGroup([Route("/health", health)], [_OPERATION], open_paths=frozenset(("/health",)))
 
 
 _OPERATION = Operation(
@@ -30,8 +30,8 @@ _OPERATION = Operation(
     id="health",
     summary="Whether an engine can answer.",
     answers={
-        200: Answer("At least one engine is ready.", HealthReport),
-        503: Answer("No engine is ready, or the gateway is shutting down.", HealthReport),
+        200: DocumentedAnswer("At least one engine is ready.", HealthReport),
+        503: DocumentedAnswer("No engine is ready, or the gateway is shutting down.", HealthReport),
     },
     errors=(),
     needs_key=False,

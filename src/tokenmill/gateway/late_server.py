@@ -5,7 +5,7 @@ Until `reconnect` or a request reaches it, its liveness is "unreachable" and req
 
 from collections.abc import Awaitable, Callable
 
-from tokenmill.engine.engine import Capabilities, Counters, Engine, Identity, Liveness, Status
+from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.engine.server.request import Speech, capabilities_of
 from tokenmill.errors import EngineDied, TokenmillError
@@ -60,11 +60,11 @@ class LateServer(ForwardingEngine):
                 self._error = error
         return self._server is not None
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters, as of now."""
         if self._server is not None:
             return await self._server.status()
-        return Status("failed", self._identity, Counters(), self._error.message)
+        return EngineStatus("failed", self._identity, Counters(), self._error.message)
 
     async def close(self) -> None:
         """Detach from it."""

@@ -27,20 +27,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tokenmill.config import GatewayConfig
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.gateway.client_connection import ABORT
-from tokenmill.gateway.faults import Fault, error_body, error_headers
+from tokenmill.gateway.faults import GatewayFault, error_body, error_headers
 
 _MOST_HEADER_BYTES = 64 * 1024
 _SPARE_FILES = 256  # beside connections: engines, logs, stores
 _BACKLOG = 2048
 _MAY_GO_S = 5.0  # an idle connection may be closed for another after this
 
-Refused = Callable[[str], None]
+OnRefused = Callable[[str], None]
 
 
-def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProtocol]:
+def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsProtocol]:
     """The protocol class with this configuration's limits."""
-    full = _plain(Fault("too many connections", status=503, code="too_many_connections", retry_after_s=5.0))
-    long = _plain(Fault("the headers are too long", status=431, code="headers_too_long"))
+    full = _plain(GatewayFault("too many connections", status=503, code="too_many_connections", retry_after_s=5.0))
+    long = _plain(GatewayFault("the headers are too long", status=431, code="headers_too_long"))
 
     idle: dict[Any, float] = {}  # connections without a request, the longest idle first, and since when
 
@@ -99,7 +99,7 @@ def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProto
 
         def send_400_response(self, msg: str) -> None:
             refused("http")
-            self._refuse(_plain(Fault("this is not HTTP that can be read", code="invalid_http")))
+            self._refuse(_plain(GatewayFault("this is not HTTP that can be read", code="invalid_http")))
 
         def _expect_headers(self) -> None:
             self._cease_waiting()
@@ -133,7 +133,7 @@ def protocol_for(config: GatewayConfig, refused: Refused) -> type[HttpToolsProto
     return Connection
 
 
-def _plain(fault: Fault) -> bytes:
+def _plain(fault: GatewayFault) -> bytes:
     """A fault as the bytes of a whole response."""
     body = json.dumps(error_body(fault)).encode()
     headers = {
@@ -185,7 +185,7 @@ def allow_files(connections: int) -> int:
 class Listener(uvicorn.Server):
     """A server that leaves signals to its owner."""
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, refused: Refused) -> None:
+    def __init__(self, app: ASGIApp, config: GatewayConfig, refused: OnRefused) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

@@ -19,13 +19,13 @@ from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.backend import Events
 from tokenmill.gateway.breaker import Breaker, Rules
 from tokenmill.gateway.client_connection import ResponseWriter
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.passthrough import hides_usage, relayed_body
-from tokenmill.gateway.recorder import Finished, Recorder
+from tokenmill.gateway.recorder import FinishedRequest, Recorder
 from tokenmill.gateway.relaying import Relaying, lost
 from tokenmill.gateway.request_context import RequestContext
-from tokenmill.gateway.upstream import Lost, Upstream
-from tokenmill.gateway.vitals import Pace, Vitals, keep_checking, look
+from tokenmill.gateway.upstream import Upstream, UpstreamLost
+from tokenmill.gateway.vitals import PollPace, Vitals, keep_checking, look
 
 if TYPE_CHECKING:
     from tokenmill.gateway.request import ParsedRequest
@@ -80,7 +80,7 @@ class ManagedBackend:
         """Whether it is worth trying now."""
         return self.state == "ready"
 
-    async def check(self, pace: Pace) -> None:
+    async def check(self, pace: PollPace) -> None:
         """Ask how it is; what waits for the first byte of one that is down is given back."""
         if not await self.engine.reconnect():
             return  # it restarts or cannot be reached, as its state says
@@ -140,7 +140,7 @@ class ManagedBackend:
                     finally:
                         response.close()
                         self._spent(relaying, visit, charge)
-                except Lost as error:
+                except UpstreamLost as error:
                     raise lost(self.name, error) from error
         return True
 
@@ -160,7 +160,7 @@ class ManagedBackend:
         charge(visit.usage_tokens)
         if self._recorder is not None:
             self._recorder.finished(
-                Finished(
+                FinishedRequest(
                     usage,
                     relaying.spent.timings,
                     self.name,
@@ -209,12 +209,12 @@ class ManagedBackend:
         return self._upstream
 
 
-def part(state: "GatewayState", pace: Pace | None = None) -> Part:
+def part(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
     """No pages: asks the backends how they are while the gateway serves."""
 
     @asynccontextmanager
     async def alongside() -> AsyncIterator[None]:
-        checking = asyncio.create_task(keep_checking(state.backends, pace or Pace()))
+        checking = asyncio.create_task(keep_checking(state.backends, pace or PollPace()))
         try:
             yield
         finally:
@@ -223,7 +223,7 @@ def part(state: "GatewayState", pace: Pace | None = None) -> Part:
             for backend in state.backends:
                 backend.close()
 
-    return Part([], alongside=alongside)
+    return RouteGroup([], alongside=alongside)
 
 
 def _proxied(address: str) -> bool:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from tokenmill.engine.engine import Counters
 from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.monitor import Monitor, token_s
-from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
+from tokenmill.gateway.recorder import FinishedRequest, Missed, PriorityClass, Seen
 from tokenmill.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -107,7 +107,7 @@ class Metrics:
             ("backend",),
             registry=self.registry,
         )
-        lanes: tuple[Lane, ...] = ("interactive", "batch")
+        lanes: tuple[PriorityClass, ...] = ("interactive", "batch")
         for eye in watch.eyes:
             self._missed.labels(eye.backend.name)
             for lane in lanes:
@@ -129,11 +129,11 @@ class Metrics:
         if seen.error is not None:
             self._errors.labels(seen.error).inc()
 
-    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
         """The first token of an answer has come."""
         self._first.labels(backend, lane).observe(seconds)
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
         by = (done.backend, done.lane)
         self._answers.labels(*by).inc()
@@ -204,7 +204,7 @@ class _Engines(Collector):
         )
         used = GaugeMetricFamily("tokenmill_engine_kv_cells_used", "KV cells that hold a token.", labels=("backend",))
         cells = GaugeMetricFamily("tokenmill_engine_kv_cells", "KV cells there are.", labels=("backend",))
-        lanes: tuple[Lane, ...] = ("interactive", "batch")
+        lanes: tuple[PriorityClass, ...] = ("interactive", "batch")
         for eye in self._watch.eyes:
             name = (eye.backend.name,)
             gate = eye.backend.gate

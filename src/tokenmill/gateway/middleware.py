@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.config import GatewayConfig
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway.faults import CLIENT_LEFT, Fault, Stopping, error_body, error_headers, status_of
+from tokenmill.gateway.faults import CLIENT_LEFT, GatewayFault, Stopping, error_body, error_headers, status_of
 from tokenmill.gateway.keys import Key
 from tokenmill.gateway.recorder import Seen
 from tokenmill.gateway.request_context import RequestContext
@@ -101,7 +101,7 @@ class AccessMiddleware:
         open_page = scope["path"] in self._open or (scope["method"] == "OPTIONS" and b"origin" in headers)
         if visit.key is None and not open_page:
             said = "no key was given" if given is None else "this key is not known here"
-            raise Fault(
+            raise GatewayFault(
                 said, status=401, code="invalid_api_key", kind="key", hint="send it as: Authorization: Bearer KEY"
             )
 
@@ -112,7 +112,7 @@ class AccessMiddleware:
             return
         if self._loopback and (host in _LOOPBACK_NAMES or host.endswith(".localhost") or is_loopback(host)):
             return
-        raise Fault(
+        raise GatewayFault(
             f"the host {host[:100]!r} is not served here",
             status=403,
             code="host_not_allowed",
@@ -127,7 +127,7 @@ class AccessMiddleware:
             return
         if urlsplit(origin).netloc.lower() == headers.get(b"host", "").lower():
             return
-        raise Fault(
+        raise GatewayFault(
             f"pages of {origin[:100]!r} may not use this",
             status=403,
             code="origin_not_allowed",
@@ -156,7 +156,7 @@ class AccessMiddleware:
 def refusal(error: TokenmillError, visit: RequestContext, state: GatewayState) -> JSONResponse:
     """The answer to a request that failed before it was answered."""
     visit.error = error.code
-    if isinstance(error, Fault) and error.kind is not None:
+    if isinstance(error, GatewayFault) and error.kind is not None:
         state.recorder.refused(error.kind)
     headers = error_headers(error)
     if status_of(error) == 401:

@@ -6,13 +6,13 @@ from starlette.routing import Route
 
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway import schemas
-from tokenmill.gateway.backend import Model
-from tokenmill.gateway.openapi import NO_KEY, Answer, Operation, path_parameter
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.backend import ServedModel
+from tokenmill.gateway.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
+from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.state import GatewayState
 
 
-def part(state: GatewayState) -> Part:
+def part(state: GatewayState) -> RouteGroup:
     """The list, and one of it."""
 
     async def listed(_request: Request) -> Response:
@@ -28,10 +28,10 @@ def part(state: GatewayState) -> Part:
         raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint="/v1/models lists what is")
 
     # a model's name may have slashes in it
-    return Part([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
+    return RouteGroup([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
 
 
-def _body(name: str, model: Model) -> schemas.Model:
+def _body(name: str, model: ServedModel) -> schemas.Model:
     return {
         "id": name,
         "object": "model",
@@ -47,14 +47,14 @@ _OPERATIONS = (
         path="/v1/models",
         id="listModels",
         summary="Every model that is served, under every name.",
-        answers={200: Answer("The models.", schemas.ModelList)},
+        answers={200: DocumentedAnswer("The models.", schemas.ModelList)},
     ),
     Operation(
         path="/v1/models/{model}",
         id="retrieveModel",
         summary="One model.",
         parameters=[path_parameter("model")],
-        answers={200: Answer("The model.", schemas.Model)},
+        answers={200: DocumentedAnswer("The model.", schemas.Model)},
         errors=(404, *NO_KEY),
     ),
 )

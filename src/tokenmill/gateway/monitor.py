@@ -13,7 +13,7 @@ from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.batches import FOLDER as BATCHES
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.memory_view import Room, rooms
-from tokenmill.gateway.recorder import Finished, Lane, Missed, Seen
+from tokenmill.gateway.recorder import FinishedRequest, Missed, PriorityClass, Seen
 from tokenmill.gateway.schemas import CacheMiss, ErrorRecord, Notice
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.http_batches import batches_by_status
@@ -58,12 +58,12 @@ class Monitor:
                 ErrorRecord(when_s=time.time(), id=seen.id, route=seen.route, status=seen.status, code=seen.error)
             )
 
-    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
         """The first token of an answer has come."""
         if lane == "interactive":
             self.first_token_s.append(seconds)
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
         each_s = token_s(done)
         if each_s is not None and done.lane == "interactive":
@@ -211,7 +211,7 @@ class Monitor:
         )
 
 
-def token_s(done: Finished) -> float | None:
+def token_s(done: FinishedRequest) -> float | None:
     """Seconds from one token to the next, as the client saw it; None: there were no two."""
     tokens = done.usage.completion_tokens
     return None if done.first_token_s is None or tokens < 2 else (done.seconds - done.first_token_s) / (tokens - 1)

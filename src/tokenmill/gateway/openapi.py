@@ -38,7 +38,7 @@ INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DocumentedAnswer:
     """The answer of one status: a model as JSON, or media types of anything else."""
 
     description: str
@@ -55,7 +55,7 @@ class Operation:
     path: str
     id: str
     summary: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, DocumentedAnswer]
     errors: Sequence[int] = NO_KEY
     method: str = "get"
     body: Any = None
@@ -117,7 +117,7 @@ _ITSELF = Operation(
     path="/openapi.json",
     id="openapi",
     summary="This document.",
-    answers={200: Answer("The document.", model=dict[str, Any])},
+    answers={200: DocumentedAnswer("The document.", model=dict[str, Any])},
 )
 
 
@@ -141,7 +141,7 @@ def _operation(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, 
     return described
 
 
-def _answer(answer: Answer, schema_of: Mapping[int, Any]) -> dict[str, Any]:
+def _answer(answer: DocumentedAnswer, schema_of: Mapping[int, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {kind: _media(kind) for kind in answer.media}
     if answer.model is not None:
         content["application/json"] = {"schema": schema_of[id(answer.model)]}

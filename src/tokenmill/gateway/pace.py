@@ -12,7 +12,7 @@ COUNTED = ("generated_tokens", "prompt_tokens_computed", "prompt_tokens_reused")
 
 
 @dataclass(slots=True)
-class Pace:
+class CounterPace:
     """The last counters of one engine."""
 
     window_s: float = WINDOW_S

@@ -13,7 +13,7 @@ from tokenmill.gateway.openapi import Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RouteGroup:
     """One part."""
 
     routes: Sequence[BaseRoute]

@@ -133,14 +133,14 @@ def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ObservedUsage:
     """What an answer used, as far as it says."""
 
     usage: Usage | None
     timings: Timings = field(default_factory=Timings)
 
 
-class Observed:
+class ObservedAnswer:
     """One answer going by: its last bytes are kept, events are counted, one event may be taken out."""
 
     def __init__(self, *, hide_usage: bool = False) -> None:
@@ -171,7 +171,7 @@ class Observed:
         """Whether the server itself told of an error at the end of the stream."""
         return _ERROR.search(self._tail) is not None
 
-    def spent(self) -> Spent:
+    def spent(self) -> ObservedUsage:
         """What it used."""
         return spent_in(self._tail)
 
@@ -204,11 +204,11 @@ _COUNTS = re.compile(
 )
 
 
-def spent_in(text: bytes) -> Spent:
+def spent_in(text: bytes) -> ObservedUsage:
     """What the end of an answer says was used: `usage` of every server, `timings` of llama.cpp's."""
     starts = [place for name in (b'"usage"', b'"timings"') if (place := text.rfind(name)) >= 0]
     if not starts:
-        return Spent(None)
+        return ObservedUsage(None)
     found: dict[bytes, bytes] = dict(_COUNTS.findall(text[min(starts) :]))
     whole = {name: int(float(value)) for name, value in found.items()}
     prompt = whole.get(b"prompt_tokens")
@@ -221,7 +221,7 @@ def spent_in(text: bytes) -> Spent:
             completion = whole.get(b"predicted_n")
     seconds = {name: float(found[name]) / 1000 for name in (b"prompt_ms", b"predicted_ms") if name in found}
     timings = Timings(prefill_s=seconds.get(b"prompt_ms"), decode_s=seconds.get(b"predicted_ms"))
-    return Spent(None if prompt is None or completion is None else Usage(prompt, completion, cached), timings)
+    return ObservedUsage(None if prompt is None or completion is None else Usage(prompt, completion, cached), timings)
 
 
 def says_something(data: bytes) -> bool:

@@ -18,7 +18,7 @@ from tokenmill.api.planning import EnginePlan, plan_engine
 from tokenmill.api.progress import OnProgress, ignore
 from tokenmill.api.tokens import count_digests
 from tokenmill.config import Config, DigestEntry, EngineConfig, EngineEntry
-from tokenmill.engine.pinned_prefixes import Head, digest_in
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, digest_in
 from tokenmill.errors import UsageError
 from tokenmill.gateway.listening import bind
 from tokenmill.gateway.serving import EngineWanted, may_listen
@@ -35,7 +35,7 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedGateway:
     """A gateway that can be started. Close `resources`, which hold the port and the engine's name."""
 
     config: Config
@@ -44,7 +44,9 @@ class Prepared:
     resources: ExitStack
 
 
-def prepare(model: str | None, options: ServeOptions, config: Config, on_progress: OnProgress = ignore) -> Prepared:
+def prepare(
+    model: str | None, options: ServeOptions, config: Config, on_progress: OnProgress = ignore
+) -> PreparedGateway:
     """Check the options, bind the port and plan every engine.
 
     With a model, that one is served; without, the engines of the configuration; without those, the default model.
@@ -56,7 +58,7 @@ def prepare(model: str | None, options: ServeOptions, config: Config, on_progres
         listening = stack.enter_context(bind(config.gateway))
         preparing = _Preparing(config, on_progress, stack)
         engines = preparing.engines(model, options.name, replace(options.engine, port=None))
-        return Prepared(config, listening, engines, stack.pop_all())
+        return PreparedGateway(config, listening, engines, stack.pop_all())
 
 
 def _with_options(config: Config, options: ServeOptions) -> Config:
@@ -115,13 +117,13 @@ class _Preparing:
         return EngineWanted(entry.name, names, engine, planned.plan, planned.model_path, heads=digests)
 
     def _planned(
-        self, model: str | None, options: EngineOptions, digests: tuple[Head, ...]
-    ) -> tuple[EnginePlan, tuple[Head, ...]]:
+        self, model: str | None, options: EngineOptions, digests: tuple[PinnedPrefix, ...]
+    ) -> tuple[EnginePlan, tuple[PinnedPrefix, ...]]:
         path = str(model_path(model, self.config, self.on_progress))
         planned = plan_engine(path, options, self.config).require_fit()
         return planned, count_digests(digests, path, planned, self.config)
 
-    def _digests(self, engine: str | None) -> tuple[Head, ...]:
+    def _digests(self, engine: str | None) -> tuple[PinnedPrefix, ...]:
         """The digests of an engine, under the names that the configuration gives them."""
         return tuple(
             replace(digest_in(Path(entry.file).expanduser()), name=entry.name)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenmill.engine.engine import Priority, Timings, Usage
 
-Lane = Priority
+PriorityClass = Priority
 """interactive or batch, as the engines have it."""
 
 
@@ -23,20 +23,20 @@ class Seen:
     status: int  # 499: the client left before an answer began
     seconds: float
     backend: str | None = None
-    lane: Lane | None = None
+    lane: PriorityClass | None = None
     key: str | None = None  # its name
     usage: Usage | None = None
     error: str | None = None  # the error's code, where there was one
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRequest:
     """One answer that an engine gave for a request."""
 
     usage: Usage
     timings: Timings
     backend: str
-    lane: Lane
+    lane: PriorityClass
     seconds: float  # from when the request was read to the last token
     first_token_s: float | None  # None: there was no token
     key: str | None = None
@@ -59,10 +59,10 @@ class Recorder(Protocol):
     def request(self, seen: Seen) -> None:
         """A request has been answered, refused or left."""
 
-    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
         """The first token of an answer has come."""
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
 
     def missed(self, miss: Missed) -> None:
@@ -73,7 +73,7 @@ class Recorder(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestTally:
     """Plain sums, for /health and for tests."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
@@ -87,10 +87,10 @@ class Tally:
         """A request has been answered, refused or left."""
         self.requests[seen.route, seen.status] += 1
 
-    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
         """Times are not kept here."""
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
         self.answers += 1
         self.prompt_tokens += done.usage.prompt_tokens
@@ -116,12 +116,12 @@ class Recorders:
         for one in self.all:
             one.request(seen)
 
-    def first_token(self, seconds: float, backend: str, lane: Lane) -> None:
+    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
         """The first token of an answer has come."""
         for one in self.all:
             one.first_token(seconds, backend, lane)
 
-    def finished(self, done: Finished) -> None:
+    def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
         for one in self.all:
             one.finished(done)

@@ -12,8 +12,8 @@ from tokenmill.engine.server.errors import fault_of
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
 from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.passthrough import Observed, Spent, relayed_headers, says_something, spent_in
-from tokenmill.gateway.upstream import Lost, Response
+from tokenmill.gateway.passthrough import ObservedAnswer, ObservedUsage, relayed_headers, says_something, spent_in
+from tokenmill.gateway.upstream import Response, UpstreamLost
 from tokenmill.units import MIB
 
 _MOST_ANSWER_BYTES = 256 * MIB
@@ -31,8 +31,8 @@ class Relaying:
         self._response = response
         self._sending = sending
         self._engine = engine
-        self._observed = Observed(hide_usage=hide_usage)
-        self.spent = Spent(None)
+        self._observed = ObservedAnswer(hide_usage=hide_usage)
+        self.spent = ObservedUsage(None)
 
     @property
     def tokens(self) -> int:
@@ -85,7 +85,7 @@ class Relaying:
 
     async def _drained(self) -> None:
         """Let the response come to its end, so that its connection can be used again."""
-        with suppress(Lost, TimeoutError):
+        with suppress(UpstreamLost, TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 while await self._response.part():
                     pass
@@ -136,7 +136,7 @@ class Relaying:
         return [(b"x-tokenmill-engine", self._engine.encode("ascii", "replace"))]
 
 
-def lost(engine: str, error: Lost) -> EngineDied:
+def lost(engine: str, error: UpstreamLost) -> EngineDied:
     """Our word for a connection that broke."""
     return EngineDied(f"the connection to {engine} was lost: {error}", from_outside=True)
 

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from tokenmill.config import GatewayConfig
 from tokenmill.engine.engine import Request as EngineRequest
-from tokenmill.gateway.faults import Fault
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.faults import GatewayFault
+from tokenmill.gateway.recorder import PriorityClass
 from tokenmill.jobs.openai.call import Call, Endpoint, check_request
 from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB, format_bytes
@@ -38,7 +38,7 @@ class ParsedRequest:
     body: Mapping[str, Any]
     calls: tuple[Call, ...]
     model: str | None
-    lane: Lane
+    lane: PriorityClass
     stream: bool
     include_usage: bool
     timeout_s: float | None
@@ -60,21 +60,21 @@ class ParsedRequest:
 
 
 def parsed_request(
-    endpoint: Endpoint, body: Mapping[str, Any], lane: Lane, *, most_choices: int, raw: bytes = b""
+    endpoint: Endpoint, body: Mapping[str, Any], lane: PriorityClass, *, most_choices: int, raw: bytes = b""
 ) -> ParsedRequest:
     """Validate a body. Raises RequestRefused or a Fault, which name the key."""
     for key, hint in _ONLY_IN_BATCHES.items():
         if body.get(key) is not None:
-            raise Fault(f"{key}: only for jobs of a batch", param=key, hint=hint)
+            raise GatewayFault(f"{key}: only for jobs of a batch", param=key, hint=hint)
     values = check_request(endpoint, {key: value for key, value in body.items() if key not in _ONLY_IN_BATCHES})
     prompt = values.get("prompt")
     prompts = prompt if type(prompt) is list else [prompt]
     n = _choices(body)
     if n * len(prompts) > most_choices:
-        raise Fault(f"n: {n * len(prompts)} answers in one request; the maximum is {most_choices}", param="n")
+        raise GatewayFault(f"n: {n * len(prompts)} answers in one request; the maximum is {most_choices}", param="n")
     options = values.get("stream_options", {})
     if options and "stream" not in values:
-        raise Fault("stream_options: only for streams", param="stream_options", hint="set stream to true")
+        raise GatewayFault("stream_options: only for streams", param="stream_options", hint="set stream to true")
     calls = [Call(endpoint, values if len(prompts) == 1 else {**values, "prompt": each}) for each in prompts]
     return ParsedRequest(
         endpoint,
@@ -94,16 +94,18 @@ def _choices(body: Mapping[str, Any]) -> int:
     """How many answers to one prompt."""
     n: int = body.get("n") or 1
     if body.get("best_of") not in (None, n):
-        raise Fault("best_of: only n answers are computed", param="best_of", hint="leave best_of out")
+        raise GatewayFault("best_of: only n answers are computed", param="best_of", hint="leave best_of out")
     return n
 
 
-def lane_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Lane:
+def lane_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> PriorityClass:
     """Interactive, unless the request says that it can wait."""
     given = headers.get(_LANE_HEADER)
     if given is not None:
         if given not in ("interactive", "batch"):
-            raise Fault(f"X-Tokenmill-Lane must be interactive or batch, not {given[:40]!r}", code="invalid_lane")
+            raise GatewayFault(
+                f"X-Tokenmill-Lane must be interactive or batch, not {given[:40]!r}", code="invalid_lane"
+            )
         return "interactive" if given == "interactive" else "batch"
     return "batch" if body.get("service_tier") == "flex" else "interactive"
 
@@ -117,7 +119,7 @@ async def read_body(request: Request, settings: GatewayConfig) -> bytes:
         raise _too_large(most_bytes)
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Fault(
+        raise GatewayFault(
             f"the body is {kind[:60]!r}",
             status=415,
             code="unsupported_media_type",
@@ -125,7 +127,7 @@ async def read_body(request: Request, settings: GatewayConfig) -> bytes:
             hint="send JSON with Content-Type: application/json",
         )
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Fault("compressed bodies are not supported", status=415, code="unsupported_encoding", kind="json")
+        raise GatewayFault("compressed bodies are not supported", status=415, code="unsupported_encoding", kind="json")
     parts = []
     size = 0
     try:
@@ -136,16 +138,16 @@ async def read_body(request: Request, settings: GatewayConfig) -> bytes:
                     raise _too_large(most_bytes)
                 parts.append(part)
     except TimeoutError:
-        raise Fault(
+        raise GatewayFault(
             f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
         ) from None
     except ClientDisconnect:
-        raise Fault("the client left before its body was complete", code="client_left") from None
+        raise GatewayFault("the client left before its body was complete", code="client_left") from None
     return b"".join(parts)
 
 
-def _too_large(most_bytes: int) -> Fault:
-    return Fault(
+def _too_large(most_bytes: int) -> GatewayFault:
+    return GatewayFault(
         f"the body is larger than {format_bytes(most_bytes)}",
         status=413,
         code="body_too_large",
@@ -168,11 +170,11 @@ def parse_json(raw: bytes) -> dict[str, Any]:
         if rb"\ud" in raw or rb"\uD" in raw:
             compact_json(value).encode()  # half of a surrogate pair is no text
     except UnicodeError:
-        raise Fault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
+        raise GatewayFault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
     except ValueError as error:
         reason = str(error)
         message = f"the body {reason}" if reason.startswith("must ") else f"the body is {reason}"
-        raise Fault(message, code="invalid_json", kind="json") from None
+        raise GatewayFault(message, code="invalid_json", kind="json") from None
     return value
 
 

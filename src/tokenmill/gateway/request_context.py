@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from tokenmill.engine.engine import Usage
 from tokenmill.gateway.keys import Key, KeyLimits
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.recorder import PriorityClass
 
 _SCOPE = "tokenmill.visit"
 _ANYBODY = "anybody"  # all requests without a key count as one client
@@ -20,7 +20,7 @@ class RequestContext:
     id: str
     began_s: float  # by GatewayState.now_s
     key: Key | None = None
-    lane: Lane | None = None
+    lane: PriorityClass | None = None
     backend: str | None = None
     usage: Usage | None = None
     first_token_s: float | None = None

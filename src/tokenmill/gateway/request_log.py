@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tokenmill.gateway.state import Log
+from tokenmill.gateway.state import AccessLog
 
 
-def request_log(form: str, write: Callable[[str], object]) -> Log | None:
+def request_log(form: str, write: Callable[[str], object]) -> AccessLog | None:
     """A log that writes every request with `write`, as JSON or as key=value pairs; None if `form` is `off`."""
     if form == "off":
         return None

@@ -11,16 +11,16 @@ from fnmatch import fnmatchcase
 
 from tokenmill.config import RouteEntry
 from tokenmill.errors import UnknownModel
-from tokenmill.gateway.backend import Backend, ByModel, Model
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.backend import Backend, ByModel, ServedModel
+from tokenmill.gateway.recorder import PriorityClass
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RouteQuery:
     """What a route is chosen by."""
 
     model: str | None
-    lane: Lane
+    lane: PriorityClass
     prompt_tokens: int | None  # None: nobody could count
     key: str | None
 
@@ -37,7 +37,7 @@ Names = Mapping[str, Sequence[str]]
 """Every name of its model, by engine."""
 
 
-def chosen(rules: Sequence[RouteEntry], names: Names, wanted: Wanted) -> Choice | None:
+def chosen(rules: Sequence[RouteEntry], names: Names, wanted: RouteQuery) -> Choice | None:
     """The chain for a request; None: nothing serves a model of that name."""
     for number, rule in enumerate(rules, 1):
         engines = _engines(rule, names, wanted.model)
@@ -49,7 +49,7 @@ def chosen(rules: Sequence[RouteEntry], names: Names, wanted: Wanted) -> Choice 
     return Choice(engines, "no route holds" if rules else None)
 
 
-def holds(rule: RouteEntry, wanted: Wanted) -> bool:
+def holds(rule: RouteEntry, wanted: RouteQuery) -> bool:
     """Whether everything that a rule says but its model is so; a length that nobody knows is none."""
     if rule.lane is not None and rule.lane != wanted.lane:
         return False
@@ -120,7 +120,7 @@ class Routed:
         """Whether the length of a prompt matters: only then is it counted."""
         return any(rule.min_prompt_tokens is not None or rule.max_prompt_tokens is not None for rule in self._rules)
 
-    def models(self) -> Sequence[Model]:
+    def models(self) -> Sequence[ServedModel]:
         """Every model once, and every name that only routes have."""
         plain = list(self._plain.models())
         known = {name for model in plain for name in (model.id, *model.aliases)}
@@ -129,18 +129,20 @@ class Routed:
                 continue
             known.add(rule.model)
             context = self._backends[rule.engines[0]].engine.identity.context
-            plain.append(Model(rule.model, rule.engines, self._created_s, context))
+            plain.append(ServedModel(rule.model, rule.engines, self._created_s, context))
         return tuple(plain)
 
-    def choose(self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None) -> Sequence[Backend]:
+    def choose(
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    ) -> Sequence[Backend]:
         """The chain for a request, never empty; UnknownModel where nothing serves that name."""
         return self.reasoned(model, lane, prompt_tokens, key)[0]
 
     def reasoned(
-        self, model: str | None, lane: Lane, prompt_tokens: int | None, key: str | None
+        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> tuple[Sequence[Backend], str | None]:
         """The same, with the reason in words."""
-        choice = chosen(self._rules, self._names, Wanted(model, lane, prompt_tokens, key))
+        choice = chosen(self._rules, self._names, RouteQuery(model, lane, prompt_tokens, key))
         if choice is None:
             known = ", ".join(one.id for one in self.models())
             raise UnknownModel(f"the model {(model or '')[:100]!r} is not served here", hint=f"served: {known}")

@@ -83,7 +83,7 @@ class SlotActivity(TypedDict):
     generated_tokens: _Count
 
 
-class Rates(TypedDict):
+class ThroughputRates(TypedDict):
     """Throughput of an engine."""
 
     generated_tok_s: _Rate
@@ -91,7 +91,7 @@ class Rates(TypedDict):
     reused_tok_s: _Rate
 
 
-class EngineStatus(TypedDict):
+class EngineObject(TypedDict):
     """One engine."""
 
     name: str
@@ -108,7 +108,7 @@ class EngineStatus(TypedDict):
         Meta(description="What each running sequence is doing; null: the engine does not report it."),
     ]
     counters: Annotated[dict[str, Any] | None, Meta(description="Since the engine started; null: not reported.")]
-    rates: Rates
+    rates: ThroughputRates
 
 
 class MemoryPart(TypedDict):
@@ -122,7 +122,7 @@ class MemoryPart(TypedDict):
     explanation: str | None
 
 
-class Memory(TypedDict):
+class MemoryStatus(TypedDict):
     """One memory of the machine."""
 
     tier: Annotated[str, Meta(description="gpu0, ...; host: all memory that is not a GPU's.")]
@@ -211,7 +211,7 @@ class Notice(TypedDict):
     words: str | None
 
 
-class Status(TypedDict):
+class GatewayStatus(TypedDict):
     """The gateway, its engines and its memory."""
 
     status: Health
@@ -220,8 +220,8 @@ class Status(TypedDict):
     now_s: _Time
     started_s: _Time
     models: list[str]
-    engines: list[EngineStatus]
-    memory: list[Memory]
+    engines: list[EngineObject]
+    memory: list[MemoryStatus]
     tokens: TokenCounts
     times: Latencies
     batches: Annotated[dict[str, _Count] | None, Meta(description="Number of batches by status.")]
@@ -230,7 +230,7 @@ class Status(TypedDict):
     notices: list[Notice]
 
 
-class StatusWithForest(Status):
+class StatusWithForest(GatewayStatus):
     """The answer of /api/status."""
 
     forest: list[Forest]

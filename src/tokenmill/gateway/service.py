@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
-from tokenmill.api.background import Background, Emit, Task
+from tokenmill.api.background import Background, BackgroundTask, Emit
 from tokenmill.api.display import display
 from tokenmill.api.options import EngineArguments, engine_options
 from tokenmill.api.planning import configuration
@@ -28,7 +28,7 @@ from tokenmill.config import Config
 from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
-    from tokenmill.gateway.prepare import Prepared
+    from tokenmill.gateway.prepare import PreparedGateway
     from tokenmill.gateway.serving import Gateway
 
 _requests = log.getChild("requests")
@@ -72,7 +72,7 @@ class Server:
     Python exits.
     """
 
-    def __init__(self, ready: "_Ready", background: Background, task: Task[None]) -> None:
+    def __init__(self, ready: "_Ready", background: Background, task: BackgroundTask[None]) -> None:
         """Use `serve`."""
         state = ready.gateway.state
         self._url = f"{state.url}/v1"
@@ -142,7 +142,7 @@ class _Ready:
     loop: asyncio.AbstractEventLoop
 
 
-def _start(prepared: "Prepared", on_progress: OnProgress) -> Server:
+def _start(prepared: "PreparedGateway", on_progress: OnProgress) -> Server:
     """Load and serve in the background; returns when the server answers."""
     background = Background().start()
     try:
@@ -157,7 +157,7 @@ def _start(prepared: "Prepared", on_progress: OnProgress) -> Server:
 
 
 def _wait_until_ready(
-    events: "SimpleQueue[Progress | _Ready | None]", task: Task[None], on_progress: OnProgress
+    events: "SimpleQueue[Progress | _Ready | None]", task: BackgroundTask[None], on_progress: OnProgress
 ) -> _Ready:
     """Report progress in the calling thread until the server answers; raises the error of a load that failed.
 
@@ -175,7 +175,7 @@ def _wait_until_ready(
     raise AssertionError("a gateway ended before it was ready")
 
 
-async def _serve(prepared: "Prepared", emit: Emit["Progress | _Ready"]) -> None:
+async def _serve(prepared: "PreparedGateway", emit: Emit["Progress | _Ready"]) -> None:
     from tokenmill.gateway.request_log import request_log  # noqa: PLC0415  an extra
     from tokenmill.gateway.serving import loaded_gateway  # noqa: PLC0415
 
@@ -188,7 +188,7 @@ async def _serve(prepared: "Prepared", emit: Emit["Progress | _Ready"]) -> None:
         raise gateway.failure
 
 
-def _close(ready: _Ready, background: Background, task: Task[None], pid: int) -> None:
+def _close(ready: _Ready, background: Background, task: BackgroundTask[None], pid: int) -> None:
     if os.getpid() != pid:  # a forked process does not own the server
         return
     if not task.done:

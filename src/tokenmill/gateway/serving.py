@@ -18,7 +18,7 @@ from tokenmill.api.progress import log as messages
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.engine.process import registry
 from tokenmill.engine.server.address import base_url, key_from
 from tokenmill.engine.server.client import ServerEngine
@@ -26,7 +26,7 @@ from tokenmill.engine.start import Slow, attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, TokenmillError, UsageError
 from tokenmill.gateway import keys
-from tokenmill.gateway.admission import Lanes
+from tokenmill.gateway.admission import AdmissionGates
 from tokenmill.gateway.app import create_app
 from tokenmill.gateway.backend import Backend
 from tokenmill.gateway.late_server import LateServer
@@ -36,7 +36,7 @@ from tokenmill.gateway.managed_backend import ManagedBackend
 from tokenmill.gateway.middleware import allowed_to_listen
 from tokenmill.gateway.recorder import Recorders
 from tokenmill.gateway.routes import Routed
-from tokenmill.gateway.state import Digest, GatewayState, Log
+from tokenmill.gateway.state import AccessLog, GatewayState, HeldDigest
 from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.planner.plan import Plan
 
@@ -56,7 +56,7 @@ class EngineWanted:
     model_path: Path | None = None
     url: str | None = None
     model: str | None = None  # at a URL that has several
-    heads: tuple[Head, ...] = ()
+    heads: tuple[PinnedPrefix, ...] = ()
 
 
 def may_listen(config: Config) -> None:
@@ -147,7 +147,7 @@ class Gateway:
 
 @asynccontextmanager
 async def loaded_gateway(
-    wanted: Sequence[EngineWanted], config: Config, on_progress: OnProgress, log: Log | None = None
+    wanted: Sequence[EngineWanted], config: Config, on_progress: OnProgress, log: AccessLog | None = None
 ) -> AsyncIterator[Gateway]:
     """A gateway whose engines are loaded one after the other; all are closed at the end."""
     several = len(wanted) > 1
@@ -191,11 +191,14 @@ async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
 
 
 def state_for(
-    config: Config, engines: Sequence[tuple[EngineWanted, Engine]], ups: dict[str, ReadyEngine], log: Log | None = None
+    config: Config,
+    engines: Sequence[tuple[EngineWanted, Engine]],
+    ups: dict[str, ReadyEngine],
+    log: AccessLog | None = None,
 ) -> GatewayState:
     """What all parts share, for engines that are up."""
     settings = config.gateway
-    lanes = Lanes(config.gateway.queue)
+    lanes = AdmissionGates(config.gateway.queue)
     backends: list[Backend] = []
     served: list[tuple[Backend, tuple[str, ...]]] = []
     recorder = Recorders()
@@ -225,11 +228,11 @@ def state_for(
     return state
 
 
-def digests_of(config: Config, ups: dict[str, ReadyEngine]) -> list[Digest]:
+def digests_of(config: Config, ups: dict[str, ReadyEngine]) -> list[HeldDigest]:
     """What became of the digests in each engine."""
     found = []
     for entry in config.digests:
-        digest = Digest(entry.name, Path(entry.file))
+        digest = HeldDigest(entry.name, Path(entry.file))
         for name, up in ups.items():
             for head in up.warmth.heads if up.warmth is not None else ():
                 if head.name == entry.name:

@@ -12,19 +12,19 @@ from typing import Any
 
 from tokenmill.config import Config
 from tokenmill.engine.pinned_prefixes import WarmedHead
-from tokenmill.gateway.admission import Lanes
+from tokenmill.gateway.admission import AdmissionGates
 from tokenmill.gateway.backend import Backend, Routes
 from tokenmill.gateway.keys import Keys
 from tokenmill.gateway.limits import Limiter
-from tokenmill.gateway.recorder import Recorders, Tally
+from tokenmill.gateway.recorder import Recorders, RequestTally
 from tokenmill.native.launching import ReadyEngine
 
-Log = Callable[[Mapping[str, Any]], None]
+AccessLog = Callable[[Mapping[str, Any]], None]
 """Told of every request in plain values: no bodies, no keys."""
 
 
 @dataclass(slots=True)
-class Digest:
+class HeldDigest:
     """A named prompt head that the engines hold."""
 
     name: str
@@ -40,16 +40,16 @@ class GatewayState:
     state_path: Path
     backends: list[Backend]
     routes: Routes
-    lanes: Lanes
+    lanes: AdmissionGates
     keys: Keys
     limiter: Limiter
     ups: dict[str, ReadyEngine] = field(
         default_factory=dict
     )  # how each engine of ours came up, by backend: predicted, measured
-    digests: Sequence[Digest] = ()
-    counters: Tally = field(default_factory=Tally)
+    digests: Sequence[HeldDigest] = ()
+    counters: RequestTally = field(default_factory=RequestTally)
     recorder: Recorders = field(default_factory=Recorders)  # append to `recorder.all`
-    log: Log = lambda _: None
+    log: AccessLog = lambda _: None
     started_s: float = field(default_factory=time.time)  # Unix time
     url: str = ""  # where it answers, once it does
     shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # nothing new is taken

@@ -112,7 +112,7 @@ def failure(error: TokenmillError) -> bytes:
 class ChoiceStream:
     """Makes the events of one choice from the pieces of its answer."""
 
-    def __init__(self, chunks: Chunks, index: int, reader: tool_calls.Reader | None) -> None:
+    def __init__(self, chunks: Chunks, index: int, reader: tool_calls.ToolCallParser | None) -> None:
         self.index = index
         self._chunks = chunks
         self._reader = reader
@@ -137,7 +137,7 @@ class ChoiceStream:
         reason = answer.finish_reason if self._reader is None else self._reader.finish_reason(answer.finish_reason)
         return b"".join(parts) + self._chunks.end(self.index, reason)
 
-    def _part(self, part: tool_calls.Part) -> bytes:
+    def _part(self, part: tool_calls.ParsedPart) -> bytes:
         return self._chunks.text(self.index, part) if isinstance(part, str) else self._call(part.body())
 
     def _call(self, call: Mapping[str, Any]) -> bytes:

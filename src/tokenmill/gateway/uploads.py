@@ -16,7 +16,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.units import KIB, MIB, format_bytes
 
@@ -45,7 +45,9 @@ async def receive(request: Request, into: Path, *, most_bytes: int, timeout_s: f
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        raise Fault("a file comes as multipart/form-data with a boundary", status=415, code="unsupported_media_type")
+        raise GatewayFault(
+            "a file comes as multipart/form-data with a boundary", status=415, code="unsupported_media_type"
+        )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > most_bytes + _BESIDE_BYTES:
         raise _too_large(most_bytes)
@@ -77,11 +79,11 @@ async def _pour(request: Request, form: "_Form", file: BinaryIO, timeout_s: floa
                 await asyncio.to_thread(form.write, file)
         await asyncio.to_thread(form.write, file)
     except TimeoutError:
-        raise Fault(
+        raise GatewayFault(
             f"nothing more of the file came within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
         ) from None
     except ClientDisconnect:
-        raise Fault("the client left in the middle of its file", code="client_left") from None
+        raise GatewayFault("the client left in the middle of its file", code="client_left") from None
     finally:
         await stream.aclose()
 
@@ -140,7 +142,7 @@ class _Form:
         if not self._complete:
             raise _malformed("it ends in the middle")
         if self._filename is None:
-            raise Fault(f"the form has no file in a field {FIELD!r}", param=FIELD)
+            raise GatewayFault(f"the form has no file in a field {FIELD!r}", param=FIELD)
         try:
             fields = {name: value.decode() for name, value in self._fields.items()}
         except UnicodeDecodeError:
@@ -168,13 +170,13 @@ class _Form:
         name = options.get(b"name", b"").decode(errors="replace")
         if name == FIELD and b"filename" in options:
             if self._filename is not None:
-                raise Fault("one file at a time", param=FIELD)
+                raise GatewayFault("one file at a time", param=FIELD)
             self._filename, self._part = label(options[b"filename"].decode(errors="replace")), self._of_file
         elif b"filename" in options:
-            raise Fault(f"the file belongs into the field {FIELD!r}, not {name[:60]!r}", param=FIELD)
+            raise GatewayFault(f"the file belongs into the field {FIELD!r}, not {name[:60]!r}", param=FIELD)
         else:
             if name in self._fields:
-                raise Fault(f"{name[:60]!r} is given twice", param=name[:60])
+                raise GatewayFault(f"{name[:60]!r} is given twice", param=name[:60])
             value = self._fields[name] = bytearray()
             self._part = lambda data: self._of_field(name, value, data)
 
@@ -191,7 +193,7 @@ class _Form:
     def _of_field(self, name: str, value: bytearray, data: bytes) -> None:
         value += data
         if len(value) > MOST_FIELD_BYTES:
-            raise Fault(f"{name[:60]!r} is too long", param=name[:60])
+            raise GatewayFault(f"{name[:60]!r} is too long", param=name[:60])
 
     def _over(self) -> None:
         self._complete = True
@@ -209,8 +211,8 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _too_large(most_bytes: int) -> Fault:
-    return Fault(
+def _too_large(most_bytes: int) -> GatewayFault:
+    return GatewayFault(
         f"the file is larger than {format_bytes(most_bytes)}",
         status=413,
         code="file_too_large",
@@ -219,5 +221,5 @@ def _too_large(most_bytes: int) -> Fault:
     )
 
 
-def _malformed(why: str) -> Fault:
-    return Fault(f"the form cannot be read: {why}", code="invalid_form", kind="json")
+def _malformed(why: str) -> GatewayFault:
+    return GatewayFault(f"the form cannot be read: {why}", code="invalid_form", kind="json")

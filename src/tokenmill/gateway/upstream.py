@@ -21,11 +21,11 @@ _MOST_HEADER_BYTES = 64 * 1024
 _MOST_WAITING_BYTES = 256 * 1024  # of a body that nobody has taken yet
 
 
-class Lost(Exception):
+class UpstreamLost(Exception):
     """The server did not answer, or not to the end; the words say how."""
 
 
-class Unreachable(Lost):
+class UpstreamUnreachable(UpstreamLost):
     """Nothing was sent: there is no connection to be had."""
 
 
@@ -143,7 +143,7 @@ class Response(asyncio.Protocol):
         """Wait for status and headers; Lost if they do not come."""
         while not self._headed:
             if self.lost is not None:
-                raise Lost(self.lost)
+                raise UpstreamLost(self.lost)
             await self._wait()
 
     async def part(self) -> bytes:
@@ -152,7 +152,7 @@ class Response(asyncio.Protocol):
             if self._whole:
                 return b""
             if self.lost is not None:
-                raise Lost(self.lost)
+                raise UpstreamLost(self.lost)
             await self._wait()
         parts = self._parts
         self._parts = []
@@ -169,7 +169,7 @@ class Response(asyncio.Protocol):
         while part := await self.part():
             size += len(part)
             if size > most_bytes:
-                raise Lost(f"its answer is larger than {most_bytes} bytes")
+                raise UpstreamLost(f"its answer is larger than {most_bytes} bytes")
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -238,7 +238,7 @@ class Upstream:
             response.ask(request)
             try:
                 await response.head()
-            except Lost:
+            except UpstreamLost:
                 response.close()
                 if response.used and not response.begun and not response.given_up:
                     continue  # it had been closed while it idled
@@ -297,9 +297,9 @@ class Upstream:
                     lambda: Response(self), self._host, self._port, ssl=self._tls, **settings
                 )
         except TimeoutError:
-            raise Unreachable(f"no connection within {self._connect_s:g} s") from None
+            raise UpstreamUnreachable(f"no connection within {self._connect_s:g} s") from None
         except OSError as error:  # ssl.SSLError is one
-            raise Unreachable(error.strerror or str(error)) from error
+            raise UpstreamUnreachable(error.strerror or str(error)) from error
         if (connected := transport.get_extra_info("socket")) is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return response

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tokenmill.gateway.upstream import Lost, Unreachable, Upstream
+from tokenmill.gateway.upstream import Upstream, UpstreamLost, UpstreamUnreachable
 
 ProbeResult = Literal["up", "loading", "late", "refused"]
 Condition = Literal["up", "loading", "down"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PollPace:
     """How often, and how long an answer may take."""
 
     interval_s: float = 2.0
@@ -53,21 +53,21 @@ async def look(upstream: Upstream, timeout_s: float) -> ProbeResult:
                 response.close()
     except TimeoutError:
         return "late"
-    except (Unreachable, Lost):
+    except (UpstreamUnreachable, UpstreamLost):
         return "refused"
     if response.status == 503:
         return "loading"
     return "refused" if response.status >= 500 else "up"
 
 
-class Checked(Protocol):
+class HealthChecked(Protocol):
     """Who can be asked how it is."""
 
-    async def check(self, pace: Pace) -> None:
+    async def check(self, pace: PollPace) -> None:
         """Ask, and remember."""
 
 
-async def keep_checking(backends: Sequence[Checked], pace: Pace) -> None:
+async def keep_checking(backends: Sequence[HealthChecked], pace: PollPace) -> None:
     """Ask all of them, again and again, until cancelled."""
     while True:
         await asyncio.gather(*(backend.check(pace) for backend in backends))

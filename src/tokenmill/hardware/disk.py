@@ -14,7 +14,7 @@ from tokenmill.hardware.machine import Disk, Note
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class MountPoint:
     """One line of mountinfo."""
 
     device: str  # major:minor; 0:n for filesystems without a block device, btrfs among them
@@ -25,7 +25,7 @@ class Mount:
     options: tuple[str, ...] = ()  # of the filesystem, after the dash
 
 
-def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
     """Read every well-formed line, in mount order."""
     mounts = []
     for line in text.splitlines():
@@ -34,7 +34,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
         tail = right.split(" ")
         if dash and len(fields) >= 6 and len(tail) >= 2:
             mounts.append(
-                Mount(
+                MountPoint(
                     device=fields[2],
                     root=_unescape(fields[3]),
                     point=_unescape(fields[4]),
@@ -46,7 +46,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     return tuple(mounts)
 
 
-def mount_of(path: str, mounts: tuple[Mount, ...]) -> Mount | None:
+def mount_of(path: str, mounts: tuple[MountPoint, ...]) -> MountPoint | None:
     """Return the mount that holds `path`: the deepest, and of equals the one mounted last."""
     wanted = PurePosixPath(path)
     found = None
@@ -62,7 +62,7 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-Kind = Literal["nvme", "ssd", "hdd", "network", "memory"]
+DiskKind = Literal["nvme", "ssd", "hdd", "network", "memory"]
 
 _NETWORK = {
     "nfs",
@@ -92,10 +92,10 @@ _NETWORK = {
     "davfs",
 }
 _MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
-_SLOWEST_FIRST: tuple[Kind, ...] = ("hdd", "ssd", "nvme")
+_SLOWEST_FIRST: tuple[DiskKind, ...] = ("hdd", "ssd", "nvme")
 
 
-def read_disk(host: Host, path: Path, mounts: tuple[Mount, ...], *, virtual: bool) -> tuple[Disk, list[Note]]:
+def read_disk(host: Host, path: Path, mounts: tuple[MountPoint, ...], *, virtual: bool) -> tuple[Disk, list[Note]]:
     """Return what `path` lies on, or will lie on once it exists."""
     place = host.real(str(nearest_existing(host, path)))
     mount = mount_of(place, mounts)
@@ -123,7 +123,7 @@ def nearest_existing(host: Host, path: Path) -> PurePosixPath:
     return next((place for place in (wanted, *wanted.parents) if host.exists(str(place))), PurePosixPath("/"))
 
 
-def _kind(host: Host, mount: Mount, *, virtual: bool) -> tuple[str | None, Kind | None, list[Note]]:
+def _kind(host: Host, mount: MountPoint, *, virtual: bool) -> tuple[str | None, DiskKind | None, list[Note]]:
     if mount.filesystem in _NETWORK:
         return mount.source, "network", []
     if mount.filesystem in _MEMORY:
@@ -150,7 +150,7 @@ def _kind(host: Host, mount: Mount, *, virtual: bool) -> tuple[str | None, Kind 
     return device, next(kind for kind in (*_SLOWEST_FIRST, "memory") if kind in known), notes
 
 
-def block_name(host: Host, mount: Mount) -> str | None:
+def block_name(host: Host, mount: MountPoint) -> str | None:
     """Return the kernel's name of the mounted block device: by number, else (btrfs) by the source's name."""
     uevent = host.text(f"/sys/dev/block/{mount.device}/uevent") or ""
     named = re.search(r"^DEVNAME=(.+)$", uevent, re.MULTILINE)
@@ -176,7 +176,7 @@ def underlying(host: Host, name: str) -> list[str]:
     return underlying(host, parents[0].split("/")[3]) if parents else [name]
 
 
-def disk_kind(host: Host, disk: str, *, virtual: bool) -> tuple[Kind | None, str | None]:
+def disk_kind(host: Host, disk: str, *, virtual: bool) -> tuple[DiskKind | None, str | None]:
     """Return the kind, or None and why."""
     if disk.startswith("nvme"):
         return "nvme", None

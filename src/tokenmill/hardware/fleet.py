@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """The network between hosts, as iperf3 and ping would measure it."""
 
     gb_s: float  # one direction
@@ -40,7 +40,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class FleetHost:
     """One machine of a fleet and where the others reach it."""
 
     name: str  # of its tiers too: NAME/dram
@@ -58,11 +58,11 @@ class Host:
 class Fleet:
     """Hosts in the order they were named, the head first."""
 
-    hosts: tuple[Host, ...]
-    link: Link
+    hosts: tuple[FleetHost, ...]
+    link: NetworkLink
 
     @property
-    def head(self) -> Host:
+    def head(self) -> FleetHost:
         """The host that has the model's files and answers requests."""
         return self.hosts[0]
 
@@ -124,12 +124,12 @@ def fleet_of(named: str, link: str | None) -> Fleet | None:
     return _fleet(file.hosts, said, path.parent)
 
 
-def parse_link(text: str) -> Link:
+def parse_link(text: str) -> NetworkLink:
     """Read `25Gbit:50us`: bandwidth of one direction, then the round trip."""
     rate, colon, time = text.partition(":")
     if not colon:
         raise UsageError(f"{text!r} is no link: it needs a bandwidth and a round trip", hint=f"such as {WRITTEN}")
-    return Link(_rate(rate), _time(time))
+    return NetworkLink(_rate(rate), _time(time))
 
 
 def _rate(text: str) -> float:
@@ -157,18 +157,18 @@ def _fleet_file(path: Path) -> _FleetFile | None:
     return decode(_FleetFile, data, where=str(path)) if "hosts" in data else None
 
 
-def _stated(entry: _LinkEntry | None, path: Path) -> Link:
+def _stated(entry: _LinkEntry | None, path: Path) -> NetworkLink:
     assert entry is not None  # noqa: S101  asked for before
     try:
-        return Link(_rate(entry.bandwidth), _time(entry.round_trip))
+        return NetworkLink(_rate(entry.bandwidth), _time(entry.round_trip))
     except UsageError as error:
         raise ConfigError(f"{path}: [link]: {error.message}", hint=error.hint) from error
 
 
-def _fleet(entries: list[_HostEntry] | tuple[_HostEntry, ...], link: Link, folder: Path) -> Fleet:
+def _fleet(entries: list[_HostEntry] | tuple[_HostEntry, ...], link: NetworkLink, folder: Path) -> Fleet:
     if len(entries) < 2:
         raise UsageError("a fleet of one host is a machine", hint="name a second one, or give --machine its name")
-    hosts: list[Host] = []
+    hosts: list[FleetHost] = []
     taken: set[tuple[str, int]] = set()
     for entry in entries:
         machine = find(_beside(entry.machine, folder))
@@ -179,7 +179,7 @@ def _fleet(entries: list[_HostEntry] | tuple[_HostEntry, ...], link: Link, folde
         if (address, port) in taken or not 0 < port < 65536:
             raise ConfigError(f"host {name}: {address}:{port} is taken, or no port", hint="give each host its own port")
         taken.add((address, port))
-        hosts.append(Host(name, machine, address, port))
+        hosts.append(FleetHost(name, machine, address, port))
     return Fleet(tuple(hosts), link)
 
 

@@ -19,7 +19,7 @@ _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # dmidecode and ipmctl live her
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """What a command answered."""
 
     code: int
@@ -51,10 +51,10 @@ class Host(Protocol):
     def space(self, path: str) -> tuple[int, int] | None:
         """Return (total, free for us) bytes of the filesystem that holds `path`."""
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> CommandResult | None:
         """Run a command; None when it is not installed or did not end in time."""
 
-    def nvml(self) -> nvml.Reading:
+    def nvml(self) -> nvml.NvmlReading:
         """Return what NVIDIA's management library says."""
 
 
@@ -100,7 +100,7 @@ class LocalHost:
             return None
         return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> CommandResult | None:
         """Run a command in the C locale."""
         env = {**os.environ, "LC_ALL": "C", "PATH": f"{os.environ.get('PATH', os.defpath)}:{_ADMIN_PATH}"}
         try:
@@ -116,9 +116,9 @@ class LocalHost:
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return Ran(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def nvml(self) -> nvml.Reading:
+    def nvml(self) -> nvml.NvmlReading:
         """Read NVML in this process."""
         import pynvml  # noqa: PLC0415  a large module that most commands never need
 

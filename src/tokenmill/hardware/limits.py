@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from tokenmill.hardware.cpu import parse_numbers
-from tokenmill.hardware.disk import Mount
+from tokenmill.hardware.disk import MountPoint
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Limits, Note
 from tokenmill.units import format_bytes
@@ -26,7 +26,7 @@ _CONTAINER_MARKS = (
 _CONTAINER_GROUPS = (("kubernetes", "kubepods"), ("docker", "docker"), ("podman", "libpod"), ("lxc", "lxc"))
 
 
-def read_limits(host: Host, mounts: tuple[Mount, ...], memory_bytes: int | None) -> tuple[Limits, list[Note]]:
+def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | None) -> tuple[Limits, list[Note]]:
     """Return this process's limits, and the soft ones as notes."""
     groups = parse_cgroup(host.text("/proc/self/cgroup") or "")
     memory = _smallest(_memory_limits(host, groups, mounts, "memory.max", "memory.limit_in_bytes"), memory_bytes)
@@ -86,7 +86,9 @@ def read_container(host: Host) -> tuple[str | None, list[Note]]:
     return (marks[0] if marks else None), []
 
 
-def _folders(controller: str, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...]) -> list[str]:
+def _folders(
+    controller: str, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[MountPoint, ...]
+) -> list[str]:
     """Return the folders that can limit us, from our own group up to the top of each mount."""
     folders = []
     for controllers, path in groups:
@@ -99,7 +101,7 @@ def _folders(controller: str, groups: Iterable[tuple[frozenset[str], str]], moun
     return folders
 
 
-def _ancestors(path: str, mount: Mount) -> list[str]:
+def _ancestors(path: str, mount: MountPoint) -> list[str]:
     inside = PurePosixPath(path)
     # Inside a container the path may be the host's, or lead outside the namespace: then only the mount is ours.
     relative = inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else PurePosixPath()
@@ -110,7 +112,11 @@ def _ancestors(path: str, mount: Mount) -> list[str]:
 
 
 def _memory_limits(
-    host: Host, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[Mount, ...], name: str, name_v1: str | None
+    host: Host,
+    groups: Iterable[tuple[frozenset[str], str]],
+    mounts: tuple[MountPoint, ...],
+    name: str,
+    name_v1: str | None,
 ) -> list[int]:
     limits = []
     for folder in _folders("memory", groups, mounts):

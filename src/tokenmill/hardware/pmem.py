@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tokenmill.hardware.disk import Mount
+from tokenmill.hardware.disk import MountPoint
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Dram, Note, Pmem, PmemNamespace
 from tokenmill.units import parse_bytes
 
-Mode = Literal["memory", "app-direct", "mixed"]
+PmemMode = Literal["memory", "app-direct", "mixed"]
 
 _DEVICES = "/sys/bus/nd/devices"
 _SYSFS_MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "raw"}
@@ -32,7 +32,7 @@ class Shares:
     cache_bytes: int | None = None  # DRAM in front of it
 
     @property
-    def mode(self) -> Mode | None:
+    def mode(self) -> PmemMode | None:
         """What the division amounts to; None when nothing is in use (not provisioned)."""
         if self.volatile_bytes and self.persistent_bytes:
             return "mixed"
@@ -42,7 +42,7 @@ class Shares:
 
 
 def read_pmem(
-    host: Host, modules: Sequence[Module] | None, mounts: Sequence[Mount], meminfo: dict[str, int]
+    host: Host, modules: Sequence[Module] | None, mounts: Sequence[MountPoint], meminfo: dict[str, int]
 ) -> tuple[Pmem | None, Shares | None, list[Note]]:
     """Return persistent memory if there is any, how it is divided, and notes."""
     listed = [module for module in modules or () if module.is_pmem and module.size_bytes]
@@ -123,7 +123,7 @@ def shares_from_firmware(modules: Iterable[Module]) -> Shares | None:
     return Shares(volatile, persistent, sum(module.size_bytes or 0 for module in pmem), cache or None)
 
 
-def parse_ndctl(text: str, mounts: Sequence[Mount] = ()) -> tuple[PmemNamespace, ...]:
+def parse_ndctl(text: str, mounts: Sequence[MountPoint] = ()) -> tuple[PmemNamespace, ...]:
     """Read `ndctl list -N`: one object or a list of them, devdax devices nested in older versions."""
     try:
         document = json.loads(text or "[]")
@@ -142,7 +142,7 @@ def parse_ndctl(text: str, mounts: Sequence[Mount] = ()) -> tuple[PmemNamespace,
     return tuple(spaces)
 
 
-def _namespaces(host: Host, mounts: Sequence[Mount]) -> tuple[PmemNamespace, ...]:
+def _namespaces(host: Host, mounts: Sequence[MountPoint]) -> tuple[PmemNamespace, ...]:
     listed = host.run("ndctl", "list", "-N")
     if listed and listed.code == 0 and listed.out.strip():
         return parse_ndctl(listed.out, mounts)
@@ -173,7 +173,7 @@ def _device(entry: dict[str, Any]) -> str | None:
     return None
 
 
-def _mount_point(device: str | None, mounts: Sequence[Mount]) -> str | None:
+def _mount_point(device: str | None, mounts: Sequence[MountPoint]) -> str | None:
     wanted = re.compile(rf"/dev/{re.escape(device)}(p\d+)?") if device else None
     return next((mount.point for mount in mounts if wanted and wanted.fullmatch(mount.source)), None)
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tokenmill.jobs.column_order import Order, arrange, by_column, by_value
 from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.jobs.table import Table, custom_ids
-from tokenmill.jobs.template import REST, Field, Piece, Template
+from tokenmill.jobs.template import REST, Field, JobTemplate, TemplatePiece
 from tokenmill.storage.json_text import compact_json
 
 Mode = Literal["auto", "given"]
@@ -52,12 +52,12 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JobLayout:
     """The jobs as lines, and what their layout saves. Iterating it again gives the same lines again."""
 
     saving: Saving
     _table: Table
-    _template: Template
+    _template: JobTemplate
     _ids: Sequence[str]
     _orders: Sequence[Order]  # of columns in `{*}`, by row
     _rows: Sequence[int]
@@ -77,13 +77,13 @@ class Layout:
 
 def lay_out(
     table: Table,
-    template: Template,
+    template: JobTemplate,
     mode: Mode = "auto",
     *,
     key: str | None = None,
     body: Mapping[str, Any] | None = None,
     rows: Literal["shared", "table"] = "shared",
-) -> Layout:
+) -> JobLayout:
     """Jobs for all rows, each under its number or its key; UsageError for columns that are not there.
 
     `body` has further keys for every line. `rows`: lines come so that neighbours share the most, or as in the table,
@@ -106,10 +106,10 @@ def lay_out(
     if mode == "given" or rows == "table":
         in_order = [*range(len(table.rows))]
     saving = Saving(len(table.rows), whole, slot, given, least, _counted(table, orders))
-    return Layout(saving, table, template, ids, orders, in_order, body or {})
+    return JobLayout(saving, table, template, ids, orders, in_order, body or {})
 
 
-def _rest(table: Table, template: Template, key: str | None) -> Order:
+def _rest(table: Table, template: JobTemplate, key: str | None) -> Order:
     """The columns of `{*}`; a key names a job and is left out unless the template asks for it."""
     if template.rest_in is None:
         return ()
@@ -117,7 +117,7 @@ def _rest(table: Table, template: Template, key: str | None) -> Order:
     return tuple(index for index, column in enumerate(table.columns) if column not in named)
 
 
-def _arranged(table: Table, template: Template, columns: Order) -> Iterator[list[Order]]:
+def _arranged(table: Table, template: JobTemplate, columns: Order) -> Iterator[list[Order]]:
     """Candidates: an order of the columns for every row."""
     cells = list[list[int]]()
     weights = list[int]()
@@ -136,14 +136,14 @@ def _arranged(table: Table, template: Template, columns: Order) -> Iterator[list
         yield [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
 
 
-def _before(table: Table, template: Template, row: int) -> str:
+def _before(table: Table, template: JobTemplate, row: int) -> str:
     """What stands before `{*}` in a row's prompt and decides who can share what follows."""
     pieces = [*(template.system or ()), *template.user]
     before = pieces[: pieces.index(Field(REST))]
     return "\0".join(_value(table, row, piece, ()) for piece in before if isinstance(piece, Field))
 
 
-def _written(table: Table, template: Template, row: int, order: Order) -> tuple[str | None, str]:
+def _written(table: Table, template: JobTemplate, row: int, order: Order) -> tuple[str | None, str]:
     """The system and the user message of one row."""
     system = template.system
     return (
@@ -152,7 +152,7 @@ def _written(table: Table, template: Template, row: int, order: Order) -> tuple[
     )
 
 
-def _value(table: Table, row: int, piece: Piece, order: Order) -> str:
+def _value(table: Table, row: int, piece: TemplatePiece, order: Order) -> str:
     if isinstance(piece, str):
         return piece
     cells = table.rows[row]
@@ -161,12 +161,12 @@ def _value(table: Table, row: int, piece: Piece, order: Order) -> str:
     return cells[table.columns.index(piece.name)]
 
 
-def _prompt(table: Table, template: Template, row: int, order: Order) -> bytes:
+def _prompt(table: Table, template: JobTemplate, row: int, order: Order) -> bytes:
     system, user = _written(table, template, row, order)
     return (user if system is None else f"{system}\n{user}").encode()
 
 
-def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[list[int], int]:
+def _least(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[list[int], int]:
     """Rows by their prompts, and the bytes that are left when each prefix that neighbours share is computed once."""
     texts = [_prompt(table, template, row, order) for row, order in enumerate(orders)]
     in_order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -176,7 +176,7 @@ def _least(table: Table, template: Template, orders: Sequence[Order]) -> tuple[l
     return in_order, cost
 
 
-def _slot(table: Table, template: Template, orders: Sequence[Order]) -> tuple[int, int]:
+def _slot(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[int, int]:
     """Bytes that one slot computes in the table's order, and the bytes of all prompts."""
     computed = 0
     whole = 0

@@ -23,7 +23,7 @@ _PENDING = State.PENDING.value
 BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one block is read
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """What the store keeps of a line, beside its text."""
 
     state: int
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ParseOptions:
     """What lines are read with; goes to other processes as it is."""
 
     batch: int
@@ -106,7 +106,7 @@ def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) 
     return {**defaults, **body}
 
 
-def rows(chunk: Chunk, reading: Reading) -> Iterator[Row]:
+def rows(chunk: Chunk, reading: ParseOptions) -> Iterator[JobRow]:
     """The rows of a chunk's lines; blank lines have none."""
     for number, raw in enumerate(chunk.data.split(b"\n"), chunk.first):
         try:
@@ -120,7 +120,7 @@ def rows(chunk: Chunk, reading: Reading) -> Iterator[Row]:
             yield bad_row(item, reading) if isinstance(item, BadLine) else row(item[1], number, reading)
 
 
-def row(text: str, number: int, reading: Reading) -> Row:
+def row(text: str, number: int, reading: ParseOptions) -> JobRow:
     """The row of one line; a bad line's says why."""
     try:
         line = parse(text)
@@ -129,7 +129,7 @@ def row(text: str, number: int, reading: Reading) -> Row:
     return _row(line, number, reading)
 
 
-def _row(line: Mapping[str, Any], number: int, reading: Reading) -> Row:
+def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
     custom_id = None
     try:
         name = custom_id_of(line, number)
@@ -153,16 +153,16 @@ def _row(line: Mapping[str, Any], number: int, reading: Reading) -> Row:
     get = values.get
     rank = -get("priority", reading.priority)
     # In the order of the fields: names would cost as much again.
-    return Row(
+    return JobRow(
         _PENDING, custom_id, identity, place, rank, prompt_bytes, get("max_tokens"), get("deadline"), None, None, job
     )
 
 
-def bad_row(bad: BadLine, reading: Reading, custom_id: str | None = None) -> Row:
+def bad_row(bad: BadLine, reading: ParseOptions, custom_id: str | None = None) -> JobRow:
     """The row of a line that cannot be run: failed from the start."""
     job = JobId.of(reading.batch, bad.number)
     reason = bad.reason.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which is no text
-    return Row(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
+    return JobRow(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
 
 
 def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:

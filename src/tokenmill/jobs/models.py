@@ -157,7 +157,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class BatchTotals:
     """What a batch has cost so far: of the answers computed for it, not of those that were there.
 
     `computed` and `reused` together are the jobs that are done. What an answer cost that came for a job after it had
@@ -191,7 +191,7 @@ class Batch:
     cancelled_s: float | None
     lines: int  # the last line's number, blank ones counted
     counts: Counts
-    totals: Totals
+    totals: BatchTotals
 
     @property
     def finished(self) -> bool:
@@ -200,7 +200,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedJob:
     """An answer that has come, to be committed."""
 
     job: int
@@ -212,7 +212,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class JobOutcome:
     """A job that changed its state."""
 
     job: int
@@ -225,7 +225,7 @@ class Started:
     """What came of an attempt to start jobs."""
 
     running: tuple[Job, ...]
-    answered: tuple[Outcome, ...] = ()  # done at once: the answer was there
+    answered: tuple[JobOutcome, ...] = ()  # done at once: the answer was there
     held: tuple[int, ...] = ()  # an equal job runs: done with it, or free again when it fails
 
 

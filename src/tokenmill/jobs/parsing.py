@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from tokenmill.errors import TokenmillError
-from tokenmill.jobs.line import Reading, Row, bad_row, rows
+from tokenmill.jobs.line import JobRow, ParseOptions, bad_row, rows
 from tokenmill.storage.lines import BadLine, Chunk
 from tokenmill.units import MIB
 
@@ -32,8 +32,8 @@ _LENGTH_BYTES = 8
 
 
 def parsed(
-    content: Iterator[Chunk | BadLine], reading: Reading, processes: int | None = None
-) -> Generator[tuple[Chunk | BadLine, list[Row]], None, None]:
+    content: Iterator[Chunk | BadLine], reading: ParseOptions, processes: int | None = None
+) -> Generator[tuple[Chunk | BadLine, list[JobRow]], None, None]:
     """Each chunk with its rows, in order; `processes`: how many beside this one, by default as many as cores allow."""
     first = list(islice(content, CHUNKS_HERE))
     if processes is None:
@@ -45,7 +45,7 @@ def parsed(
         return
     with ExitStack() as stack:
         parsers = [stack.enter_context(_Parser(reading)) for _ in range(processes)]
-        under_way: deque[tuple[Chunk | BadLine, Future[list[Row]]]] = deque()
+        under_way: deque[tuple[Chunk | BadLine, Future[list[JobRow]]]] = deque()
         ahead_bytes = 0
         for index, item in enumerate(everything):
             under_way.append((item, parsers[index % processes].rows(item)))
@@ -62,14 +62,14 @@ def _bytes(item: Chunk | BadLine) -> int:
     return len(item.data) if isinstance(item, Chunk) else 0
 
 
-def _rows(item: Chunk | BadLine, reading: Reading) -> list[Row]:
+def _rows(item: Chunk | BadLine, reading: ParseOptions) -> list[JobRow]:
     return [bad_row(item, reading)] if isinstance(item, BadLine) else list(rows(item, reading))
 
 
 class _Parser:
     """One process, with a thread that sends and one that receives: it never waits for either."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ParseOptions) -> None:
         self._reading = reading
         # -P: a folder of jobs may hold a json.py.
         command = [sys.executable, "-P", "-m", "tokenmill.jobs.parsing"]
@@ -83,16 +83,16 @@ class _Parser:
         settings = (reading.batch, reading.model_id, reading.priority, reading.reuse, dict(reading.defaults))
         self._sender.submit(_send, self._input, settings)
 
-    def rows(self, item: Chunk | BadLine) -> Future[list[Row]]:
+    def rows(self, item: Chunk | BadLine) -> Future[list[JobRow]]:
         """What the process will make of a chunk."""
         if isinstance(item, BadLine):
             return self._receiver.submit(_rows, item, self._reading)
         self._sender.submit(_send_chunk, self._input, item)  # an error there ends the process, which `_received` sees
         return self._receiver.submit(self._received)
 
-    def _received(self) -> list[Row]:
+    def _received(self) -> list[JobRow]:
         try:
-            return cast(list[Row], _receive(self._output))  # plain tuples: the store takes them as they are
+            return cast(list[JobRow], _receive(self._output))  # plain tuples: the store takes them as they are
         except EOFError:
             status = self._process.wait()
             raise TokenmillError(
@@ -153,7 +153,7 @@ def main() -> None:
     source = sys.stdin.buffer
     target = sys.stdout.buffer
     try:
-        reading = Reading(*_receive(source))
+        reading = ParseOptions(*_receive(source))
         while True:
             _send(target, [tuple(row) for row in rows(_receive_chunk(source), reading)])
     except (EOFError, BrokenPipeError):

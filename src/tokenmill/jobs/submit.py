@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenmill.errors import StoreInUse, UsageError
 from tokenmill.jobs.job_file import open_jobs
-from tokenmill.jobs.line import Reading, Row, blocks
+from tokenmill.jobs.line import JobRow, ParseOptions, blocks
 from tokenmill.jobs.models import INVALID_LINE, Batch, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.reschedule import Rescheduled, reschedule
@@ -214,7 +214,7 @@ class FileSubmission:
         known = store.batch(batch)
         last = store.submissions.last_line(batch)
         jobs = known.counts.total
-        reading = Reading(batch, how.model_id, known.priority, how.reuse, how.defaults)
+        reading = ParseOptions(batch, how.model_id, known.priority, how.reuse, how.defaults)
         lines = (new for item in source.chunks() if (new := _after(item, last)))
         for rows, texts in _groups(parsed(lines, reading, self.processes), batch):
             if how.strict:
@@ -249,10 +249,10 @@ def batch_key(how: Submission, digest: str) -> bytes:
 
 
 def _groups(
-    items: Iterable[tuple[Chunk | BadLine, list[Row]]], batch: int
-) -> Iterator[tuple[list[Row], list[tuple[int, bytes]]]]:
+    items: Iterable[tuple[Chunk | BadLine, list[JobRow]]], batch: int
+) -> Iterator[tuple[list[JobRow], list[tuple[int, bytes]]]]:
     """Rows and blocks of text that are stored together; blank lines alone make none."""
-    rows = list[Row]()
+    rows = list[JobRow]()
     texts = list[tuple[int, bytes]]()
     texts_bytes = 0
     most_lines = min(FIRST_GROUP_LINES, GROUP_LINES)
@@ -282,7 +282,7 @@ def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
     return Chunk(stored + 1, rest[0]) if rest and rest[0] else None
 
 
-def _refuse_bad(rows: Sequence[Row], name: str) -> None:
+def _refuse_bad(rows: Sequence[JobRow], name: str) -> None:
     _refuse([(JobId.line(row[-1]), row[9]) for row in rows if row[0] == State.FAILED], name)
 
 

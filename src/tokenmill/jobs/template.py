@@ -22,15 +22,15 @@ class Field:
     name: str
 
 
-Piece = str | Field
+TemplatePiece = str | Field
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class JobTemplate:
     """What a row is written into: the user's message, and a system message where one is wanted."""
 
-    user: tuple[Piece, ...]
-    system: tuple[Piece, ...] | None = None
+    user: tuple[TemplatePiece, ...]
+    system: tuple[TemplatePiece, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,9 +47,9 @@ class Template:
         return None
 
 
-def read_template(user: str, system: str | None = None) -> Template:
+def read_template(user: str, system: str | None = None) -> JobTemplate:
     """A template from its texts; UsageError says where a brace is wrong."""
-    template = Template(
+    template = JobTemplate(
         tuple(_pieces(user, "the template")), None if system is None else tuple(_pieces(system, "the system template"))
     )
     places = [piece for piece in (*(template.system or ()), *template.user) if piece == Field(REST)]
@@ -58,7 +58,7 @@ def read_template(user: str, system: str | None = None) -> Template:
     return template
 
 
-def _pieces(text: str, what: str) -> Iterator[Piece]:
+def _pieces(text: str, what: str) -> Iterator[TemplatePiece]:
     """Texts and fields by turns; texts that touch are one."""
     held = ""
     end = 0

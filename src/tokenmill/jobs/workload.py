@@ -11,7 +11,7 @@ from tokenmill.jobs.identity import head_of
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.models import Batch, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_length, minimum_bytes
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.tuner.slots import PrefixSharing, Workload, changes_layout, measurable_slots, worth_measuring
 
 ASSUMED_OUTPUT_TOKENS = 32  # of a job without max_tokens
@@ -22,7 +22,7 @@ SAMPLE = 48  # jobs whose tokens are compared, to find prefixes shorter than a c
 SLOT_PREFIX_TOKENS = 64  # every slot keeps its own copy of a prefix of all prompts up to this length
 
 
-async def describe(engine: Engine, store: Reader, batch: Batch, *, measure: bool, adapt_layout: bool) -> Workload:
+async def describe(engine: Engine, store: StoreReader, batch: Batch, *, measure: bool, adapt_layout: bool) -> Workload:
     """The workload of a batch's pending jobs.
 
     Requests to measure with are read only if `measure` is set, the engine's slots can be measured and the batch is long
@@ -45,7 +45,7 @@ def _mean_output_tokens(rows: Sequence[Waiting]) -> float:
     return sum(limits) / len(limits) if limits else 0.0
 
 
-def _requests(store: Reader, batch: Batch, rows: Sequence[Waiting]) -> Iterator[Request]:
+def _requests(store: StoreReader, batch: Batch, rows: Sequence[Waiting]) -> Iterator[Request]:
     for row in rows:
         job = store.job(row.id)
         try:
@@ -55,7 +55,7 @@ def _requests(store: Reader, batch: Batch, rows: Sequence[Waiting]) -> Iterator[
             continue
 
 
-async def prefix_sharing(engine: Engine, store: Reader, batch: Batch) -> PrefixSharing | None:
+async def prefix_sharing(engine: Engine, store: StoreReader, batch: Batch) -> PrefixSharing | None:
     """What the prompts of a batch's pending jobs share; None: fewer than two of the sampled jobs can be read."""
     rows = _pending_rows(store, batch)
     sample = rows[:: max(1, len(rows) // SAMPLE)][:SAMPLE]
@@ -78,7 +78,7 @@ async def prefix_sharing(engine: Engine, store: Reader, batch: Batch) -> PrefixS
 
 
 async def _tokenized(
-    engine: Engine, store: Reader, batch: Batch, rows: Sequence[Waiting]
+    engine: Engine, store: StoreReader, batch: Batch, rows: Sequence[Waiting]
 ) -> AsyncIterator[tuple[Waiting, tuple[int, ...]]]:
     for row in rows:
         job = store.job(row.id)
@@ -98,7 +98,7 @@ def _shared_part(rows: Sequence[Waiting]) -> float:
     return 1 - minimum_bytes(pending) / total if total else 0.0
 
 
-def _pending_rows(store: Reader, batch: Batch) -> Sequence[Waiting]:
+def _pending_rows(store: StoreReader, batch: Batch) -> Sequence[Waiting]:
     """Pending jobs by place, so that jobs with a common prefix are neighbours."""
     rows: list[Waiting] = []
     while len(rows) < MAX_ROWS:

@@ -17,7 +17,7 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 
 @dataclass(slots=True)
-class Line:
+class CommandLine:
     """A command line in the making; every flag is checked against the version that will run."""
 
     flags: FlagSet
@@ -43,7 +43,7 @@ class Line:
         return Command(tuple(self.argv), dict(self.env), tuple(self.notes))
 
 
-def serve_words(line: Line, plan: Plan, model: str, host: str, port: int) -> None:
+def serve_words(line: CommandLine, plan: Plan, model: str, host: str, port: int) -> None:
     """Model, address, context, batches and threads: the same in llama.cpp and ik_llama.cpp."""
     settings = plan.settings
     line.add("--model", model)
@@ -60,7 +60,7 @@ def serve_words(line: Line, plan: Plan, model: str, host: str, port: int) -> Non
     line.add("--threads-batch", settings.threads_batch)
 
 
-def cache_words(line: Line, plan: Plan, known_types: tuple[str, ...]) -> None:
+def cache_words(line: CommandLine, plan: Plan, known_types: tuple[str, ...]) -> None:
     """Cache types, flash attention and the host prompt cache."""
     settings = plan.settings
     for flag, value in (("--cache-type-k", settings.cache_type_k), ("--cache-type-v", settings.cache_type_v)):
@@ -78,7 +78,7 @@ def cache_words(line: Line, plan: Plan, known_types: tuple[str, ...]) -> None:
     line.add("--cache-ram", settings.cache_ram_bytes // MIB)
 
 
-def load_words(line: Line, plan: Plan) -> None:
+def load_words(line: CommandLine, plan: Plan) -> None:
     """How weights get into memory; one flag since July 2026, several before."""
     mmap = plan.settings.mmap
     mlock = plan.settings.mlock
@@ -96,7 +96,7 @@ def load_words(line: Line, plan: Plan) -> None:
         line.add("--mlock")
 
 
-def placement_words(line: Line, plan: Plan, *, output_first: bool) -> None:
+def placement_words(line: CommandLine, plan: Plan, *, output_first: bool) -> None:
     """-ngl, -ts and -ot for the plan's placement."""
     if not plan.placement.gpus:
         if plan.machine.gpus:
@@ -116,7 +116,7 @@ def placement_words(line: Line, plan: Plan, *, output_first: bool) -> None:
         line.add("--override-tensor", ",".join(f"{regex}={names.get(tier, 'CPU')}" for regex, tier in clauses))
 
 
-def numa_words(line: Line, plan: Plan) -> None:
+def numa_words(line: CommandLine, plan: Plan) -> None:
     """Tell the engine that its processors were chosen for it."""
     if binding(plan).numa:
         line.add_if_known("--numa", "numactl")

@@ -42,7 +42,7 @@ STILL_THERE: dict[DialectName, dict[str, int]] = {
 }
 """Flags that the captured list no longer has, and how many values follow them."""
 
-Family = Literal["llama.cpp", "ik_llama", "vllm"]
+EngineFamily = Literal["llama.cpp", "ik_llama", "vllm"]
 
 TAKEN_OVER: dict[str, tuple[tuple[str, str], ...]] = {
     "--mmap": (("--load-mode", "--load-mode mmap"),),
@@ -146,7 +146,7 @@ def stored(engine: DialectName) -> FlagSet:
     return FlagSet(f"ik_llama.cpp of {engine[9:]}", MappingProxyType(then | STILL_THERE[engine]))
 
 
-def family(engine: DialectName) -> Family:
+def family(engine: DialectName) -> EngineFamily:
     """The engine without its date."""
     if engine.startswith("ik_llama"):
         return "ik_llama"

@@ -1,7 +1,7 @@
 """llama-server of ik_llama.cpp."""
 
 from tokenmill.launch.dialect import (
-    Line,
+    CommandLine,
     cache_words,
     load_words,
     numa_words,
@@ -22,7 +22,7 @@ OUTPUT_FIRST = False  # -ngl counts layers; the output follows when it is larger
 
 def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
     """The ik_llama.cpp server command for a plan."""
-    line = Line(flags, [binary or "llama-server"])
+    line = CommandLine(flags, [binary or "llama-server"])
     serve_words(line, plan, model, host, port)
     cache_words(line, plan, CACHE_TYPES)
     load_words(line, plan)
@@ -43,7 +43,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     return line.done()
 
 
-def _experts(line: Line, options: IkOptions) -> None:
+def _experts(line: CommandLine, options: IkOptions) -> None:
     """How the operations of experts are joined."""
     if not options.fmoe:
         line.add("-no-fmoe")
@@ -58,7 +58,7 @@ def _experts(line: Line, options: IkOptions) -> None:
         )
 
 
-def _place(line: Line, plan: Plan) -> None:
+def _place(line: CommandLine, plan: Plan) -> None:
     """Its own fit, or an explicit placement: --fit refuses -ot, -cmoe and -ncmoe, but wants -ngl for all layers."""
     if not plan.goal.own_fit or plan.goal.cpu_only:
         placement_words(line, plan, output_first=OUTPUT_FIRST)

@@ -1,7 +1,7 @@
 """llama-server of llama.cpp, today's and that of the winter of 2025/26."""
 
 from tokenmill.launch.dialect import (
-    Line,
+    CommandLine,
     cache_words,
     load_words,
     numa_words,
@@ -20,7 +20,7 @@ OUTPUT_FIRST = True  # -ngl counts the output, from the end
 
 def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
     """The llama-server command for a plan."""
-    line = Line(flags, [binary or "llama-server"])
+    line = CommandLine(flags, [binary or "llama-server"])
     serve_words(line, plan, model, host, port)
     cache_words(line, plan, CACHE_TYPES)
     load_words(line, plan)
@@ -43,7 +43,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     return line.done()
 
 
-def _place(line: Line, plan: Plan) -> None:
+def _place(line: CommandLine, plan: Plan) -> None:
     """Its own fit, or an explicit placement: it refuses to fit beside -ngl, -ts, -ot or -ncmoe."""
     if not plan.goal.own_fit or plan.goal.cpu_only:
         if line.flags.has("--fit"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tokenmill.errors import UsageError
 from tokenmill.launch.dialect import (
     DEVICE_NAMES,
-    Line,
+    CommandLine,
     cache_words,
     device_names,
     load_words,
@@ -25,7 +25,7 @@ from tokenmill.launch.layers import layer_flags
 from tokenmill.launch.llama_cpp import CACHE_TYPES, OUTPUT_FIRST
 from tokenmill.launch.tensor_patterns import patterns
 from tokenmill.model.profile import TOKEN_EMBEDDINGS
-from tokenmill.planner.multi_host.hosts import HostsPlan, Share
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan
 from tokenmill.planner.plan import Command, Placement
 
 SERVER = "ggml-rpc-server"  # rpc-server before 2026
@@ -56,7 +56,7 @@ def spell(
     """Every worker's command, then the head's."""
     found = [HostCommand(share.host.name, "worker", _worker(share, server)) for share in plan.workers]
     head = plan.head_plan
-    line = Line(flags, [binary or "llama-server"])
+    line = CommandLine(flags, [binary or "llama-server"])
     serve_words(line, head, model, host, port)
     if plan.workers:
         line.add("--rpc", ",".join(share.host.endpoint for share in plan.workers))
@@ -74,7 +74,7 @@ def spell(
     return (*found, HostCommand(plan.fleet.head.name, "head", line.done()))
 
 
-def _worker(share: Share, server: str | None) -> Command:
+def _worker(share: HostShare, server: str | None) -> Command:
     argv = [*shlex.split(server or SERVER), "--host", share.host.address, "--port", str(share.host.port)]
     devices = _tiers(share)
     if any(tier.startswith("gpu") for tier in devices):
@@ -90,7 +90,7 @@ def _worker(share: Share, server: str | None) -> Command:
     return Command(tuple(argv), env, notes)
 
 
-def _numeric(share: Share) -> tuple[str, ...]:
+def _numeric(share: HostShare) -> tuple[str, ...]:
     """The server binds to numeric IPv4 addresses only, and an endpoint is cut at its first colon."""
     try:
         found = ipaddress.ip_address(share.host.address)
@@ -103,14 +103,14 @@ def _numeric(share: Share) -> tuple[str, ...]:
     return ()
 
 
-def _tiers(share: Share) -> tuple[str, ...]:
+def _tiers(share: HostShare) -> tuple[str, ...]:
     """A worker's tiers in use: its GPUs, then the memory of its processors."""
     used = {*share.placement.homes, *share.placement.layers}
     host = sorted(tier for tier in used if not tier.startswith("gpu"))
     return (*share.placement.gpus, *host[:1])
 
 
-def _local_name(share: Share, tier: str) -> str:
+def _local_name(share: HostShare, tier: str) -> str:
     """What a device is called on its own host."""
     if not tier.startswith("gpu"):
         return CPU
@@ -129,7 +129,7 @@ def _devices(plan: HostsPlan) -> list[_Device]:
     return [*found, *(_Device(f"{head}/{tier}", name, name) for tier, name in device_names(plan.head_plan).items())]
 
 
-def _place(line: Line, plan: HostsPlan) -> None:
+def _place(line: CommandLine, plan: HostsPlan) -> None:
     """-ngl, -ts and -ot over all devices: to those rules each is a GPU, numbered as listed here."""
     devices = _devices(plan)
     if not devices:

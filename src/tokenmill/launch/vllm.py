@@ -4,9 +4,9 @@ import shlex
 from dataclasses import replace
 
 from tokenmill.errors import UsageError
-from tokenmill.hardware.fleet import Host
+from tokenmill.hardware.fleet import FleetHost
 from tokenmill.launch.binding import binding
-from tokenmill.launch.dialect import Line, visible_gpus
+from tokenmill.launch.dialect import CommandLine, visible_gpus
 from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.rpc import HostCommand
 from tokenmill.planner.multi_host.hosts import HostsPlan
@@ -35,7 +35,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     on_gpu = bool(plan.placement.gpus)
     program = shlex.split(binary or "vllm")
     serves = program[-1].rsplit("/", 1)[-1] == "vllm"
-    line = Line(flags, [*program, "serve", model] if serves else [*program, "--model", model])
+    line = CommandLine(flags, [*program, "serve", model] if serves else [*program, "--model", model])
     line.add("--served-model-name", plan.profile.name)
     line.add("--host", host)
     line.add("--port", port)
@@ -59,7 +59,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     return line.done()
 
 
-def _processors(line: Line, plan: Plan) -> None:
+def _processors(line: CommandLine, plan: Plan) -> None:
     """What vLLM needs to be told where no GPU limits it."""
     line.add("--block-size", CPU_BLOCK)
     cache = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
@@ -71,7 +71,7 @@ def _processors(line: Line, plan: Plan) -> None:
     line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
 
 
-def _cache_type(line: Line, plan: Plan) -> str:
+def _cache_type(line: CommandLine, plan: Plan) -> str:
     wanted = plan.settings.cache_type_k
     if wanted not in CACHE_TYPES or plan.settings.cache_type_v != wanted:
         raise UsageError(
@@ -81,7 +81,7 @@ def _cache_type(line: Line, plan: Plan) -> str:
     return CACHE_TYPES[wanted]
 
 
-def _offload(line: Line, plan: Plan) -> None:
+def _offload(line: CommandLine, plan: Plan) -> None:
     """Weights that the plan keeps on the host while GPUs compute; embeddings stay with the rest."""
     tensors = zip(plan.profile.tensors, plan.placement.homes, strict=True)
     away = sum(tensor.bytes for tensor, home in tensors if not home.startswith("gpu") and tensor.layer is not None)
@@ -118,7 +118,7 @@ def spell_cluster(
     return (*found, HostCommand(head.name, "head", serve))
 
 
-def _ray_head(head: Host) -> Command:
+def _ray_head(head: FleetHost) -> Command:
     argv = (
         "ray",
         "start",
@@ -137,7 +137,7 @@ def _ray_head(head: Host) -> Command:
     return Command(argv, {**AUTH, "VLLM_HOST_IP": head.address}, notes)
 
 
-def _ray_worker(host: Host, head: Host) -> Command:
+def _ray_worker(host: FleetHost, head: FleetHost) -> Command:
     argv = (
         "ray",
         "start",

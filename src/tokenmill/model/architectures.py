@@ -72,7 +72,7 @@ def _first(table: tuple[tuple[re.Pattern[str], TensorClass], ...], name: str) ->
     return next((cls for pattern, cls in table if pattern.match(name)), None)
 
 
-Slot = tuple[str, tuple[int, ...]]
+TensorSlot = tuple[str, tuple[int, ...]]
 """A tensor's name and shape, fastest dimension first."""
 
 
@@ -87,7 +87,7 @@ class Extras:
     router_bias: bool = False  # exp_probs_b.bias: load-balancing bias of the router
 
 
-class Keys:
+class ArchitectureKeys:
     """The architecture's own keys, read by their short names."""
 
     def __init__(self, architecture: str, keys: Mapping[str, Any]) -> None:
@@ -108,15 +108,15 @@ def file_order(name: str) -> tuple[int, str]:
     return (-1 if layer is None else layer), name
 
 
-def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: Extras) -> list[Slot]:
+def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: Extras) -> list[TensorSlot]:
     """Every tensor of the model, in file order."""
     build = _ARCHITECTURES.get(architecture)
     if build is None:
         known = ", ".join(sorted(_ARCHITECTURES))
         raise UsageError(f"no tensor list is known for the architecture {architecture!r}", hint=f"known: {known}")
-    own = Keys(architecture, keys)
+    own = ArchitectureKeys(architecture, keys)
     embed = own["embedding_length"]
-    found: list[Slot] = [("token_embd.weight", (embed, vocabulary)), ("output_norm.weight", (embed,))]
+    found: list[TensorSlot] = [("token_embd.weight", (embed, vocabulary)), ("output_norm.weight", (embed,))]
     if not extras.tied_output:
         found.append(("output.weight", (embed, vocabulary)))
     if extras.rope_table:
@@ -128,7 +128,7 @@ def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: E
     return sorted(found, key=lambda slot: file_order(slot[0]))
 
 
-def _attention(own: Keys, extras: Extras) -> Iterator[Slot]:
+def _attention(own: ArchitectureKeys, extras: Extras) -> Iterator[TensorSlot]:
     """Ordinary attention, grouped or not."""
     embed = own["embedding_length"]
     heads = own["attention.head_count"]
@@ -146,7 +146,7 @@ def _attention(own: Keys, extras: Extras) -> Iterator[Slot]:
         yield "attn_k_norm.weight", (head,)
 
 
-def _latent_attention(own: Keys) -> Iterator[Slot]:
+def _latent_attention(own: ArchitectureKeys) -> Iterator[TensorSlot]:
     """Multi-head latent attention with the k and v halves of kv_b stored apart, as llama.cpp absorbs them."""
     embed = own["embedding_length"]
     heads = own["attention.head_count"]
@@ -166,7 +166,7 @@ def _latent_attention(own: Keys) -> Iterator[Slot]:
     yield "attn_output.weight", (heads * value, embed)
 
 
-def _dense(own: Keys) -> Iterator[Slot]:
+def _dense(own: ArchitectureKeys) -> Iterator[TensorSlot]:
     embed = own["embedding_length"]
     hidden = own["feed_forward_length"]
     yield "ffn_gate.weight", (embed, hidden)
@@ -174,7 +174,7 @@ def _dense(own: Keys) -> Iterator[Slot]:
     yield "ffn_down.weight", (hidden, embed)
 
 
-def _experts(own: Keys, shared: int, extras: Extras) -> Iterator[Slot]:
+def _experts(own: ArchitectureKeys, shared: int, extras: Extras) -> Iterator[TensorSlot]:
     """Router, routed experts and, `shared` wide in experts, the shared one."""
     embed = own["embedding_length"]
     count = own["expert_count"]
@@ -191,7 +191,7 @@ def _experts(own: Keys, shared: int, extras: Extras) -> Iterator[Slot]:
         yield "ffn_down_shexp.weight", (hidden * shared, embed)
 
 
-def _prediction(embed: int, vocabulary: int) -> Iterator[Slot]:
+def _prediction(embed: int, vocabulary: int) -> Iterator[TensorSlot]:
     """What a multi-token-prediction layer has beside an ordinary layer."""
     yield "eh_proj.weight", (2 * embed, embed)
     yield "embed_tokens.weight", (embed, vocabulary)
@@ -201,7 +201,7 @@ def _prediction(embed: int, vocabulary: int) -> Iterator[Slot]:
     yield "shared_head_norm.weight", (embed,)
 
 
-def _deepseek2(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+def _deepseek2(own: ArchitectureKeys, layer: int, extras: Extras) -> Iterator[TensorSlot]:
     yield from _latent_attention(own)
     yield "ffn_norm.weight", (own["embedding_length"],)
     if layer < own["leading_dense_block_count"]:
@@ -210,7 +210,7 @@ def _deepseek2(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
         yield from _experts(own, own["expert_shared_count"], extras)
 
 
-def _llama4(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+def _llama4(own: ArchitectureKeys, layer: int, extras: Extras) -> Iterator[TensorSlot]:
     yield from _attention(own, extras)
     yield "ffn_norm.weight", (own["embedding_length"],)
     if (layer + 1) % own["interleave_moe_layer_step"]:
@@ -219,7 +219,7 @@ def _llama4(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
         yield from _experts(own, 1, extras)
 
 
-def _glm4moe(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
+def _glm4moe(own: ArchitectureKeys, layer: int, extras: Extras) -> Iterator[TensorSlot]:
     yield from _attention(own, extras)
     yield "post_attention_norm.weight", (own["embedding_length"],)
     if layer < own["leading_dense_block_count"]:
@@ -228,19 +228,19 @@ def _glm4moe(own: Keys, layer: int, extras: Extras) -> Iterator[Slot]:
         yield from _experts(own, own["expert_shared_count"], extras)
 
 
-def _qwen3moe(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+def _qwen3moe(own: ArchitectureKeys, _layer: int, extras: Extras) -> Iterator[TensorSlot]:
     yield from _attention(own, extras)
     yield "ffn_norm.weight", (own["embedding_length"],)
     yield from _experts(own, 0, extras)
 
 
-def _plain(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+def _plain(own: ArchitectureKeys, _layer: int, extras: Extras) -> Iterator[TensorSlot]:
     yield from _attention(own, extras)
     yield "ffn_norm.weight", (own["embedding_length"],)
     yield from _dense(own)
 
 
-def _gpt_oss(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
+def _gpt_oss(own: ArchitectureKeys, _layer: int, extras: Extras) -> Iterator[TensorSlot]:
     embed = own["embedding_length"]
     count = own["expert_count"]
     hidden = own["expert_feed_forward_length"]
@@ -255,7 +255,7 @@ def _gpt_oss(own: Keys, _layer: int, extras: Extras) -> Iterator[Slot]:
     yield "ffn_down_exps.bias", (embed, count)
 
 
-_ARCHITECTURES: dict[str, Callable[[Keys, int, Extras], Iterator[Slot]]] = {
+_ARCHITECTURES: dict[str, Callable[[ArchitectureKeys, int, Extras], Iterator[TensorSlot]]] = {
     "deepseek2": _deepseek2,
     "llama4": _llama4,
     "glm4moe": _glm4moe,

@@ -14,8 +14,8 @@ from pathlib import Path
 from tokenmill.decode import read_toml
 from tokenmill.errors import UnknownModel
 from tokenmill.model import architectures, quant_mix
-from tokenmill.model.gguf import Header
-from tokenmill.model.gguf_write import Encoded, Plain, Row, encode
+from tokenmill.model.gguf import GgufHeader
+from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode
 from tokenmill.model.synthetic import vocabulary
 
 _ENTRIES = resources.files("tokenmill.model") / "entries"
@@ -50,7 +50,7 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One model of the catalogue."""
 
     title: str
@@ -67,16 +67,16 @@ class Entry:
         """The architecture's keys under their names in the file."""
         return {f"{self.architecture}.{key}": value for key, value in self.keys.items()}
 
-    def slots(self) -> list[architectures.Slot]:
+    def slots(self) -> list[architectures.TensorSlot]:
         """Every tensor's name and shape, in file order."""
         return architectures.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
 
-    def traits(self) -> quant_mix.Traits:
+    def traits(self) -> quant_mix.MixTraits:
         """What the choice of types depends on."""
-        own = architectures.Keys(self.architecture, self.full_keys())
+        own = architectures.ArchitectureKeys(self.architecture, self.full_keys())
         heads = own["attention.head_count"]
         kv_heads = own["attention.head_count_kv"]
-        return quant_mix.Traits(
+        return quant_mix.MixTraits(
             layers=own["block_count"],
             experts=own.get("expert_count"),
             queries_per_kv_head=heads // kv_heads,
@@ -96,12 +96,12 @@ def listed() -> tuple[str, ...]:
 
 
 @cache
-def entry(name: str) -> Entry:
+def entry(name: str) -> CatalogEntry:
     """One model, without its quantisation."""
     if name not in names():
         raise UnknownModel(f"no model {name!r} in the catalogue, and no such file", hint=f"known: {', '.join(names())}")
     with resources.as_file(_ENTRIES / f"{name}.toml") as path:
-        return read_toml(Entry, Path(path))
+        return read_toml(CatalogEntry, Path(path))
 
 
 def quants(name: str) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def looks_like_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and not text.lower().endswith((".gguf", ".safetensors"))
 
 
-def header(name: str, *, words: bool = True) -> Header:
+def header(name: str, *, words: bool = True) -> GgufHeader:
     """The header that a ghost of this model has on disk, but for the mark that makes it a ghost.
 
     Without `words` there is no vocabulary in it, which is most of the work.
@@ -155,7 +155,7 @@ def encoded(name: str, *, words: bool = True) -> Encoded:
     return encode(keys, _tensors(found, mix), f"{model}:{quant}")
 
 
-def _tensors(found: Entry, mix: Mix) -> tuple[Row, ...]:
+def _tensors(found: CatalogEntry, mix: Mix) -> tuple[TensorRow, ...]:
     slots = found.slots()
     types = quant_mix.choose(mix.base, slots, found.traits(), {**found.pinned, **mix.patterns})
     rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tokenmill.errors import CorruptModel, ModelError
 from tokenmill.model.architectures import classify, layer_of
-from tokenmill.model.gguf import Header, LongArray, Value
+from tokenmill.model.gguf import GgufHeader, LongArray, MetadataValue
 from tokenmill.model.kv_layout import layout
-from tokenmill.model.profile import Experts, Format, ModelFile, Profile, Tensor, TensorClass, Tokenizer
+from tokenmill.model.profile import Experts, ModelFile, ModelFormat, Profile, Tensor, TensorClass, Tokenizer
 
 MOST_LAYERS = 4096
 LONGEST_NAME = 256  # of anything that is shown to a person
@@ -51,7 +51,7 @@ FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importi
 }
 
 
-def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
+def describe(headers: Sequence[GgufHeader], *, format: ModelFormat = "gguf") -> Profile:
     """Build the profile of a model from the headers of all its files."""
     first = headers[0]
     architecture = first.text("general.architecture")
@@ -110,7 +110,7 @@ def describe(headers: Sequence[Header], *, format: Format = "gguf") -> Profile:
 class _Numbers:
     """Integer keys of one architecture; an array (one value per layer) counts as its largest."""
 
-    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
+    def __init__(self, keys: Mapping[str, MetadataValue], architecture: str) -> None:
         self._keys = keys
         self._prefix = f"{architecture}."
 
@@ -148,7 +148,7 @@ def _experts(
     return None, []
 
 
-def _tokenizer(header: Header) -> Tokenizer:
+def _tokenizer(header: GgufHeader) -> Tokenizer:
     tokens = header.keys.get("tokenizer.ggml.tokens")
     return Tokenizer(
         model=_short(header.text("tokenizer.ggml.model")),
@@ -162,7 +162,7 @@ def _short(text: str | None) -> str | None:
     return text if text is None or len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."
 
 
-def _quantisation(header: Header) -> str | None:
+def _quantisation(header: GgufHeader) -> str | None:
     """The name llama.cpp gave the file's mix; ik_llama.cpp's own numbers stay unnamed."""
     number = header.integer("general.file_type")
     return FILE_TYPES.get(number) if number is not None else None

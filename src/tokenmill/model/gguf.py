@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError, RemoteError, UnknownModel
-from tokenmill.model.sources import U64, Cursor, FileSource, Source
+from tokenmill.model.sources import U64, ByteSource, FileSource, HeaderCursor
 from tokenmill.model.tensor_types import BY_NUMBER, BlockType
 from tokenmill.units import format_bytes
 
@@ -56,7 +56,7 @@ class LongArray:
     bytes: int
 
 
-Value = Scalar | tuple[Scalar, ...] | LongArray
+MetadataValue = Scalar | tuple[Scalar, ...] | LongArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class GgufHeader:
     """One GGUF file's header."""
 
     source: str
     file_bytes: int
     version: int
     alignment: int
-    keys: dict[str, Value]
+    keys: dict[str, MetadataValue]
     key_bytes: dict[str, KeyBytes]
     tensors: tuple[TensorEntry, ...]
     data_offset: int
@@ -109,7 +109,7 @@ class Header:
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tuple[Header, ...]:
+def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tuple[GgufHeader, ...]:
     """Read the header of every file of a model, given any one of them; `headers` go with HTTP requests."""
     first = read_header(where, headers)
     count = first.integer("split.count") or 1
@@ -143,7 +143,7 @@ def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tu
     return tuple(found)
 
 
-def _read_split(name: str, headers: dict[str, str] | None) -> Header:
+def _read_split(name: str, headers: dict[str, str] | None) -> GgufHeader:
     hint = "the model needs all its files: finish the download"
     try:
         return read_header(name, headers)
@@ -155,9 +155,9 @@ def _read_split(name: str, headers: dict[str, str] | None) -> Header:
         raise MissingSplit(f"split {name}: {error.message}", hint=hint) from error
 
 
-def read_header(where: str | Path, headers: dict[str, str] | None = None) -> Header:
+def read_header(where: str | Path, headers: dict[str, str] | None = None) -> GgufHeader:
     """Read one file's header and check it against the file's length."""
-    with Cursor(open_source(where, headers)) as cursor:
+    with HeaderCursor(open_source(where, headers)) as cursor:
         try:
             return _parse(cursor)
         except CorruptModel as error:
@@ -165,7 +165,7 @@ def read_header(where: str | Path, headers: dict[str, str] | None = None) -> Hea
             raise
 
 
-def open_source(where: str | Path, headers: dict[str, str] | None = None) -> Source:
+def open_source(where: str | Path, headers: dict[str, str] | None = None) -> ByteSource:
     """A source for a path or an http(s) address."""
     if is_url(where):
         from tokenmill.model.remote import UrlSource  # noqa: PLC0415  an HTTP client costs a tenth of a second
@@ -179,7 +179,7 @@ def is_url(where: str | Path) -> bool:
     return str(where).lower().startswith(("http://", "https://"))
 
 
-def _parse(cursor: Cursor) -> Header:
+def _parse(cursor: HeaderCursor) -> GgufHeader:
     name = cursor.source.name
     size = cursor.source.size
     if size == 0:
@@ -195,7 +195,7 @@ def _parse(cursor: Cursor) -> Header:
     if tensor_count > min(MOST_TENSORS, cursor.left // 33):
         raise CorruptModel(f"{name}: {tensor_count} tensors cannot be true of a file of {format_bytes(size)}")
 
-    keys: dict[str, Value] = {}
+    keys: dict[str, MetadataValue] = {}
     key_bytes: dict[str, KeyBytes] = {}
     for index in range(key_count):
         start = cursor.position
@@ -210,7 +210,7 @@ def _parse(cursor: Cursor) -> Header:
         raise CorruptModel(f"{name}: two tensors have the same name")
     data_offset = -(-cursor.position // alignment) * alignment
     tensors, guesses = _sizes(entries, size - data_offset, alignment, name)
-    return Header(name, size, version, alignment, keys, key_bytes, tensors, data_offset, guesses)
+    return GgufHeader(name, size, version, alignment, keys, key_bytes, tensors, data_offset, guesses)
 
 
 def _check_magic(first: bytes, name: str) -> None:
@@ -230,7 +230,7 @@ def _check_magic(first: bytes, name: str) -> None:
     raise CorruptModel(f"{name} is not a GGUF file", hint=hint)
 
 
-def _version(cursor: Cursor) -> int:
+def _version(cursor: HeaderCursor) -> int:
     version = int(cursor.number(_SCALARS[4], "the version"))
     if version in (2, 3):
         return version
@@ -242,7 +242,7 @@ def _version(cursor: Cursor) -> int:
     raise ModelError(f"{name} is a GGUF of version {version}; 2 and 3 are known", hint="a newer tokenmill may read it")
 
 
-def _value(cursor: Cursor, key: str) -> Value:
+def _value(cursor: HeaderCursor, key: str) -> MetadataValue:
     kind = int(cursor.number(_SCALARS[4], f"the type of {key}"))
     if kind == _STRING:
         return cursor.string(key)
@@ -253,7 +253,7 @@ def _value(cursor: Cursor, key: str) -> Value:
     return cursor.number(_SCALARS[kind], key)
 
 
-def _array(cursor: Cursor, key: str) -> Value:
+def _array(cursor: HeaderCursor, key: str) -> MetadataValue:
     name = cursor.source.name
     element = int(cursor.number(_SCALARS[4], key))
     count = int(cursor.number(U64, key))
@@ -275,7 +275,7 @@ def _array(cursor: Cursor, key: str) -> Value:
     return LongArray(element, count, start, cursor.position - start)
 
 
-def _alignment(value: Value, name: str) -> int:
+def _alignment(value: MetadataValue, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 20 and value & (value - 1) == 0:
         return value
     raise CorruptModel(f"{name}: general.alignment is {str(value)[:80]!r}, not a power of two")
@@ -284,7 +284,7 @@ def _alignment(value: Value, name: str) -> int:
 _Entry = tuple[str, tuple[int, ...], int, int]  # name, shape, type number, offset
 
 
-def _entry(cursor: Cursor, index: int, alignment: int) -> _Entry:
+def _entry(cursor: HeaderCursor, index: int, alignment: int) -> _Entry:
     file = cursor.source.name
     name = cursor.string(f"the name of tensor {index}", LONGEST_TENSOR_NAME_BYTES)
     dimensions = int(cursor.number(_SCALARS[4], f"tensor {name}"))

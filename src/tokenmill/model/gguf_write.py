@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from tokenmill.model.gguf import (
     DEFAULT_ALIGNMENT,
     KEPT_ARRAY_ITEMS,
-    Header,
+    GgufHeader,
     KeyBytes,
     LongArray,
+    MetadataValue,
     TensorEntry,
-    Value,
 )
 from tokenmill.model.tensor_types import BY_NUMBER, tensor_bytes
 
 Plain = bool | int | float | str | list[int] | list[float] | list[str]
-Row = tuple[str, tuple[int, ...], str]
+TensorRow = tuple[str, tuple[int, ...], str]
 """One row of a tensor table: name, shape (fastest dimension first), type."""
 
 _NUMBERS = {kind.name: number for number, kind in BY_NUMBER.items()}
@@ -37,13 +37,13 @@ class Encoded:
     """A file's bytes up to its first tensor, and the header that reading them gives."""
 
     raw: bytes
-    header: Header
+    header: GgufHeader
 
 
-def encode(keys: Mapping[str, Plain], rows: Iterable[Row], source: str) -> Encoded:
+def encode(keys: Mapping[str, Plain], rows: Iterable[TensorRow], source: str) -> Encoded:
     """Encode the head of a file whose tensors lie one after another, each padded to the alignment."""
     parts: list[bytes] = []
-    values: dict[str, Value] = {}
+    values: dict[str, MetadataValue] = {}
     places: dict[str, KeyBytes] = {}
     position = _START.size
     for name, value in keys.items():
@@ -56,7 +56,7 @@ def encode(keys: Mapping[str, Plain], rows: Iterable[Row], source: str) -> Encod
     tensors = _place(rows)
     raw = assemble(len(values), b"".join(parts), tensors, DEFAULT_ALIGNMENT)
     size = len(raw) + data_bytes(tensors, DEFAULT_ALIGNMENT)
-    return Encoded(raw, Header(source, size, _VERSION, DEFAULT_ALIGNMENT, values, places, tensors, len(raw)))
+    return Encoded(raw, GgufHeader(source, size, _VERSION, DEFAULT_ALIGNMENT, values, places, tensors, len(raw)))
 
 
 def assemble(key_count: int, keys: bytes, tensors: Sequence[TensorEntry], alignment: int) -> bytes:
@@ -97,7 +97,7 @@ def as_f32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
-def _place(rows: Iterable[Row]) -> tuple[TensorEntry, ...]:
+def _place(rows: Iterable[TensorRow]) -> tuple[TensorEntry, ...]:
     offset = 0
     placed = []
     for name, shape, kind in rows:
@@ -120,7 +120,7 @@ def _encoded(value: Plain) -> bytes:
     return struct.pack(f"<IIQ{len(value)}{letter}", _ARRAY, number, len(value), *value)
 
 
-def _as_read(value: Plain, offset: int, length: int) -> Value:
+def _as_read(value: Plain, offset: int, length: int) -> MetadataValue:
     """What the reader makes of a value encoded at `offset`: long arrays by reference, floats as f32."""
     if isinstance(value, float):
         return as_f32(value)

@@ -7,7 +7,7 @@ reading of the same keys. An architecture that is not known here is read as ordi
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tokenmill.model.gguf import Value
+from tokenmill.model.gguf import MetadataValue
 from tokenmill.model.profile import LayerCache
 
 # Architectures whose layers alternate: (full-attention layer every N, the full one first, window where no key says it).
@@ -92,7 +92,7 @@ _INDEXED = frozenset({"deepseek32", "glm-dsa"})
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CacheLayout:
     """The cache of every layer, and what had to be assumed for it."""
 
     layers: tuple[LayerCache, ...]
@@ -102,7 +102,7 @@ class Layout:
 class _Keys:
     """One architecture's keys, by their short names, with per-layer arrays spread out."""
 
-    def __init__(self, keys: Mapping[str, Value], architecture: str) -> None:
+    def __init__(self, keys: Mapping[str, MetadataValue], architecture: str) -> None:
         self._keys = keys
         self._prefix = f"{architecture}."
 
@@ -116,7 +116,7 @@ class _Keys:
         return isinstance(self._keys.get(self._prefix + name), tuple)
 
 
-def layout(keys: Mapping[str, Value], architecture: str, layers: int) -> Layout:
+def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) -> CacheLayout:
     """Read the cache layout of `layers` layers."""
     values = _Keys(keys, architecture)
     guesses = []
@@ -131,7 +131,7 @@ def layout(keys: Mapping[str, Value], architecture: str, layers: int) -> Layout:
     found = tuple(_layer(values, architecture, index) for index in range(layers))
     if any(layer is None for layer in found):
         guesses.append("the keys do not say how large the KV cache is: it is taken as unknown and counted as nothing")
-    return Layout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses))
+    return CacheLayout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses))
 
 
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:

@@ -107,7 +107,7 @@ class ModelFile:
     bytes: int
 
 
-Format = Literal["gguf", "safetensors", "catalog"]
+ModelFormat = Literal["gguf", "safetensors", "catalog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Profile:
     """What one model is."""
 
     name: str
-    format: Format
+    format: ModelFormat
     architecture: str
     tensors: tuple[Tensor, ...]
     files: tuple[ModelFile, ...]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
-from tokenmill.model.architectures import Slot, layer_of
+from tokenmill.model.architectures import TensorSlot, layer_of
 from tokenmill.model.tensor_types import BY_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class MixTraits:
     """What the choices depend on beside the tensor itself."""
 
     layers: int
@@ -33,7 +33,7 @@ class _Spot:
     nth: int
     of: int  # how many of its kind there are
     layer: int
-    traits: Traits
+    traits: MixTraits
 
 
 FILE_TYPES: Mapping[str, tuple[int, str]] = {
@@ -181,7 +181,7 @@ _MIXTRAL_OUTPUT = _TINY | {
 }
 
 
-def choose(mix: str, slots: Sequence[Slot], traits: Traits, overrides: Mapping[str, str]) -> list[str]:
+def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: Mapping[str, str]) -> list[str]:
     """The type of each tensor; `slots` must be in file order. Overrides are patterns, the first match decides."""
     if mix not in FILE_TYPES:
         raise UsageError(f"no such quantisation: {mix}", hint=f"known: {', '.join(FILE_TYPES)}")

@@ -24,7 +24,7 @@ MOST_PASSED_BYTES = 256 * MIB  # in strings that are passed over; the largest vo
 UNREADABLE = "check the path and who may read it"
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Bytes with a name and a length."""
 
     name: str
@@ -68,10 +68,10 @@ class FileSource:
         os.close(self._fd)
 
 
-class Cursor:
+class HeaderCursor:
     """Reads a header forwards in growing pieces; every length is checked against what is left."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
         self.position = 0
         self.strings_skipped = 0

@@ -18,10 +18,10 @@ from tokenmill.model import gguf
 from tokenmill.model.huggingface import safetensors_header
 from tokenmill.model.huggingface.safetensors import shards_in
 from tokenmill.model.pull import hub
-from tokenmill.model.pull.store import Progress, read_note, sha256_of, split_of
+from tokenmill.model.pull.store import DownloadProgress, read_note, sha256_of, split_of
 from tokenmill.model.pull.wheel import WHEELS
 
-Verdict = Literal["ok", "wrong", "unknown"]
+VerifyVerdict = Literal["ok", "wrong", "unknown"]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REPORTED_BYTES = 16 << 20  # between two progress reports
 _NOT_DAMAGE = frozenset((errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -43,7 +43,7 @@ class CheckedFile:
 
     path: Path
     bytes: int | None  # None: the file is missing or unreadable
-    verdict: Verdict
+    verdict: VerifyVerdict
     sha256: str | None  # None: it could not be read to its end
     published_sha256: tuple[str, ...]
     source: str | None
@@ -51,14 +51,14 @@ class CheckedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class VerifiedModel:
     """The result for a model."""
 
     files: tuple[CheckedFile, ...]
     structure: str | None  # what is wrong with the set of files; None: complete
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VerifyVerdict:
         """Wrong if any file or the set is; ok only if every file is."""
         verdicts = {file.verdict for file in self.files}
         if self.structure is not None or "wrong" in verdicts:
@@ -137,7 +137,9 @@ def _from_hub(files: Sequence[Path], repo: str) -> dict[Path, Published]:
     return found
 
 
-def verify(expected: Mapping[Path, Published], *, progress: Progress = lambda _done, _total: None) -> Checked:
+def verify(
+    expected: Mapping[Path, Published], *, progress: DownloadProgress = lambda _done, _total: None
+) -> VerifiedModel:
     """Read every file to its end and compare it; `progress` is called with bytes read and bytes in total."""
     sizes = {file: file.stat().st_size if file.is_file() else 0 for file in expected}
     total = sum(sizes.values())
@@ -152,7 +154,7 @@ def verify(expected: Mapping[Path, Published], *, progress: Progress = lambda _d
 
     checked = tuple(_check(file, known, read) for file, known in expected.items())
     single_faults = any(file.verdict == "wrong" for file in checked)
-    return Checked(checked, None if single_faults else _set_fault(tuple(expected)))
+    return VerifiedModel(checked, None if single_faults else _set_fault(tuple(expected)))
 
 
 def _check(file: Path, known: Published, read: Callable[[int], None]) -> CheckedFile:
@@ -162,7 +164,7 @@ def _check(file: Path, known: Published, read: Callable[[int], None]) -> Checked
         found = sha256_of(file, read)
         size_bytes = file.stat().st_size
     except OSError as error:
-        unreadable: Verdict = "unknown" if error.errno in _NOT_DAMAGE else "wrong"
+        unreadable: VerifyVerdict = "unknown" if error.errno in _NOT_DAMAGE else "wrong"
         detail = f"cannot be read: {error.strerror or error}"
         return CheckedFile(file, None, unreadable, None, known.hashes, known.source, detail)
     verdict, reason = _verdict(found, known)
@@ -173,7 +175,7 @@ def _check(file: Path, known: Published, read: Callable[[int], None]) -> Checked
     return CheckedFile(file, size_bytes, verdict, found, known.hashes, known.source, reason)
 
 
-def _verdict(found: str, known: Published) -> tuple[Verdict, str | None]:
+def _verdict(found: str, known: Published) -> tuple[VerifyVerdict, str | None]:
     if not known.hashes:
         return "unknown", known.reason
     if found not in known.hashes:

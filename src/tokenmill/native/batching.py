@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority
-from tokenmill.native.kv.prefix_cache import Keep
-from tokenmill.native.kv.radix import Tokens
+from tokenmill.native.kv.prefix_cache import KeepPolicy
+from tokenmill.native.kv.radix import TokenArray
 
 Id: TypeAlias = Hashable
 _BATCH_SHARE = 4  # part of a micro-batch that batch prompts may have beside urgent work ...
@@ -15,21 +15,21 @@ _BATCH_FLOOR = 16  # ... and that is left to them where urgent prompts fill step
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SequenceWork:
     """Tokens of one sequence to compute in one step."""
 
     id: Id
     sequence: int
-    tokens: Tokens
+    tokens: TokenArray
     position: int  # of the first of them
     logits: bool  # of the last of them; of the others never
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """One call of the decoder, and what had to happen for it."""
 
-    work: tuple[Work, ...]
+    work: tuple[SequenceWork, ...]
     preempted: tuple[Id, ...] = ()  # back in the queue; their answers go on later where they were
     exhausted: tuple[Id, ...] = ()  # alone with all cells, or at the context's end: to be finished for length
 
@@ -48,12 +48,12 @@ class Bounds:
     reserved: int = 0  # for those, out of what urgent prompts could have
 
 
-class Draft:
+class StepDraft:
     """The work of a step while it is being decided. `add` and `drop` mutate."""
 
     def __init__(self, bounds: Bounds, *, kept: int = 0) -> None:
         """`kept`: cells that others will need in the next step."""
-        self.work: dict[Id, Work] = {}
+        self.work: dict[Id, SequenceWork] = {}
         self._kept = kept
         self.tokens = 0
         self._bounds = bounds
@@ -64,7 +64,7 @@ class Draft:
         """That must be free for it."""
         return self.tokens + self._kept
 
-    def left_for(self, job: "Job") -> int:
+    def left_for(self, job: "SequenceJob") -> int:
         """Tokens that a job may still have."""
         left = self._bounds.tokens - self.tokens
         if job.prefills and job.urgent:
@@ -73,7 +73,7 @@ class Draft:
             left = min(left, self._bounds.batch_prompts - self._batch_prompts)
         return max(0, left)
 
-    def add(self, job: "Job", work: Work) -> None:
+    def add(self, job: "SequenceJob", work: SequenceWork) -> None:
         """Put a job's work in."""
         self.work[work.id] = work
         self.tokens += len(work.tokens)
@@ -87,7 +87,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class PromptCost:
     """What one prompt has cost. At its end reused + computed is its length."""
 
     reused: int  # tokens that were in the cells already
@@ -96,7 +96,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class SchedulerTotals:
     """What a schedule has done since it was made, and how it stands."""
 
     prompt_tokens_computed: int
@@ -122,14 +122,16 @@ class AtWork:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SequenceJob:
     """One sequence from its submission to its end; the schedule's own, and changed by it alone."""
 
     id: Id
-    prompt: Tokens  # never changed in place: the forest holds it too. After a preemption, the answer so far is in it
+    prompt: (
+        TokenArray  # never changed in place: the forest holds it too. After a preemption, the answer so far is in it
+    )
     prompt_tokens: int  # of what was submitted
     priority: Priority
-    keep: Keep
+    keep: KeepPolicy
     arrival: int  # an ordinal; a preempted job keeps its own
     sequence: int | None = None  # None: waiting
     urgent: bool = False  # interactive, or computing the head of an interactive job that waits for it
@@ -139,7 +141,7 @@ class Job:
     awaits_token: bool = False  # its logits are out, and what was sampled from them is not in
     generated: list[int] = field(default_factory=list)
     in_prompt: int = 0  # generated tokens that are part of `prompt`
-    follows: "tuple[Job, int] | None" = None  # the job that computes its head, and up to where
+    follows: "tuple[SequenceJob, int] | None" = None  # the job that computes its head, and up to where
     reused: int = 0
     computed: int = 0
     recomputed: int = 0
@@ -150,9 +152,9 @@ class Job:
         return self.position < len(self.prompt)
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> PromptCost:
         """What its prompt has cost so far."""
-        return Spent(self.reused, self.computed, self.recomputed)
+        return PromptCost(self.reused, self.computed, self.recomputed)
 
     def seen(self) -> AtWork:
         """How it stands. Mutates nothing."""
@@ -169,7 +171,7 @@ class Job:
         leader, end = self.follows
         return leader.sequence is not None and leader.position < end
 
-    def next_tokens(self, most: int) -> Tokens:
+    def next_tokens(self, most: int) -> TokenArray:
         """What it can compute in one step: part of its prompt, or the token sampled last."""
         if self.prefills:
             return self.prompt[self.position : self.position + most]
@@ -223,7 +225,7 @@ class Job:
         self.in_prompt = len(self.generated)
 
 
-def bounds_of(running: Collection[Job], *, budget: int, ubatch: int) -> Bounds:
+def bounds_of(running: Collection[SequenceJob], *, budget: int, ubatch: int) -> Bounds:
     """How long the next step of these jobs may be. Mutates nothing.
 
     One micro-batch, decodes included: more at once is not faster, and whoever comes meanwhile waits for its end. Whole
@@ -248,7 +250,7 @@ def bounds_of(running: Collection[Job], *, budget: int, ubatch: int) -> Bounds:
     return Bounds(tokens, share, floor if any(not job.urgent for job in prefilling) else 0)
 
 
-def in_streams(work: Iterable[Work]) -> tuple[Work, ...]:
+def in_streams(work: Iterable[SequenceWork]) -> tuple[SequenceWork, ...]:
     """Work by sequence, as llama.cpp wants it where each has a stream. Mutates nothing.
 
     It computes streams together whose numbers follow each other, as many tokens of each as all of them have:

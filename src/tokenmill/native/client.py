@@ -17,14 +17,14 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineState,
+    EngineStatus,
     Identity,
     KvLayout,
     Piece,
     Prompt,
     Request,
     Runtime,
-    State,
-    Status,
     Usage,
     answer,
 )
@@ -36,7 +36,7 @@ from tokenmill.native import protocol
 SILENCE_S = 1.0  # without a pulse for so long, its status says so
 _LAST_LINES = 5
 
-Loading = Callable[[float | None, str], None]
+OnLoading = Callable[[float | None, str], None]
 """Told how far the load is, 0 to 1, and what is being done."""
 Inbox = asyncio.Queue[dict[str, Any] | TokenmillError]
 
@@ -52,7 +52,7 @@ class NativeEngine(Engine):
         process: Process | None = None,
         owned: bool = True,
         step_limit_s: float | None = None,
-        loading: Loading | None = None,
+        loading: OnLoading | None = None,
     ) -> None:
         """Take over a fresh connection; `owned` processes are ended with it."""
         self._writer = writer
@@ -78,7 +78,7 @@ class NativeEngine(Engine):
         process: Process | None = None,
         owned: bool = True,
         step_limit_s: float | None = None,
-        loading: Loading | None = None,
+        loading: OnLoading | None = None,
     ) -> "NativeEngine":
         """Connect to a worker and wait until it can answer."""
         while True:
@@ -153,14 +153,14 @@ class NativeEngine(Engine):
         """The tokens a prompt becomes, its template applied."""
         return tuple(await self.call("tokenize", request=protocol.request_message(Request(prompt))))
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters, as of its last pulse."""
         silent_s = asyncio.get_running_loop().time() - self._heard_s
-        state: State = "stopped" if self._closing else "failed" if self.ended.done() else "ready"
+        state: EngineState = "stopped" if self._closing else "failed" if self.ended.done() else "ready"
         detail = str(self.ended.result()) if self.ended.done() else None
         if state == "ready" and silent_s > SILENCE_S:
             detail = f"has not been heard of for {silent_s:.1f} s"
-        return Status(state, self.identity, self._beat.counters, detail)
+        return EngineStatus(state, self.identity, self._beat.counters, detail)
 
     async def stop(self) -> None:
         """End the worker, whoever started it."""

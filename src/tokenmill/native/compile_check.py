@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, from_wire, to_wire
-from tokenmill.native.constraints import Tokenizer, TokenTable
+from tokenmill.native.constraints import ConstraintTokenizer, TokenTable
 from tokenmill.native.grammar import GrammarText
 from tokenmill.native.limited_process import ChildDied, LimitedProcess, Limits, serve
 from tokenmill.units import GIB, MIB
@@ -69,12 +69,12 @@ class _Child:
     """The child's state: the vocabulary, once it has arrived."""
 
     def __init__(self) -> None:
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: ConstraintTokenizer | None = None
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._tokenizer is None:
             pieces = tuple(piece.encode("latin-1") for piece in question["pieces"])
-            self._tokenizer = Tokenizer(TokenTable(pieces, tuple(question["ends"])))
+            self._tokenizer = ConstraintTokenizer(TokenTable(pieces, tuple(question["ends"])))
             question = {"text": '%llguidance {}\nstart: "a"'}  # allocates what every compile needs
         try:
             self._tokenizer.compile(GrammarText(**question))

@@ -37,7 +37,7 @@ class TokenTable:
     ends: tuple[int, ...]
 
 
-class Tokenizer:
+class ConstraintTokenizer:
     """A vocabulary in llguidance's form; creating it takes some 0.2 s for 50,000 tokens.
 
     `tokenize` is called for text that the grammar leaves no choice about, so that the answer has the tokens that the

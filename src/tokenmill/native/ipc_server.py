@@ -33,7 +33,7 @@ READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedRequest:
     """A request with its prompt's tokens."""
 
     client: int
@@ -55,7 +55,7 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ControlCall:
     """A question or an order to the engine itself."""
 
     client: int
@@ -64,8 +64,8 @@ class Call:
     arguments: dict[str, Any]
 
 
-Message = Submitted | Cancelled | Call
-Prepare = Callable[[Request], tuple[tuple[int, ...], tuple[str, ...]]]
+InboundMessage = SubmittedRequest | Cancelled | ControlCall
+PrepareRequest = Callable[[Request], tuple[tuple[int, ...], tuple[str, ...]]]
 """A request's tokens, and notes about them; raises what is wrong with it."""
 
 
@@ -81,17 +81,17 @@ class IpcServer:
     """Listens at a socket until told to stop."""
 
     def __init__(self, path: Path, beat: Callable[[], protocol.Beat], terminate: Callable[[], None]) -> None:
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()  # None: only look up
+        self.inbox: SimpleQueue[InboundMessage | None] = SimpleQueue()  # None: only look up
         self._beat = beat
         self._terminate = terminate
         self._clients: dict[int, _Client] = {}
         self._accepted = 0
         self._said: deque[tuple[int | None, dict[str, Any]]] = deque()
         self._hello: protocol.Handshake | None = None
-        self._prepare: Prepare | None = None
+        self._prepare: PrepareRequest | None = None
         self._compiler: Compiler | None = None
-        self._compiling: dict[tuple[int, int], Submitted] = {}  # by client and number; used by this thread alone
-        self._compiled: deque[tuple[Submitted, Constraint | TokenmillError]] = deque()
+        self._compiling: dict[tuple[int, int], SubmittedRequest] = {}  # by client and number; used by this thread alone
+        self._compiled: deque[tuple[SubmittedRequest, Constraint | TokenmillError]] = deque()
         self._loading: dict[str, Any] = {"loading": None, "detail": "starting"}
         self._stopping = False
         self._selector = selectors.DefaultSelector()
@@ -115,7 +115,7 @@ class IpcServer:
         self.tell(None, self._loading)
         self.send()
 
-    def open(self, hello: protocol.Handshake, prepare: Prepare, compiler: Compiler | None = None) -> None:
+    def open(self, hello: protocol.Handshake, prepare: PrepareRequest, compiler: Compiler | None = None) -> None:
         """Accept requests from now on and greet every client. Again: with another hello.
 
         Without a compiler, the thread that computes compiles grammars and JSON schemas itself, without limits.
@@ -223,7 +223,7 @@ class IpcServer:
                     self.inbox.put(Cancelled(client, cancelled))
             elif "call" in message:
                 number = int(message["call"])
-                self.inbox.put(Call(client, number, str(message["name"]), dict(message.get("with") or {})))
+                self.inbox.put(ControlCall(client, number, str(message["name"]), dict(message.get("with") or {})))
             elif "submit" in message:
                 number = int(message["submit"])
                 self._submit(client, number, message["request"])
@@ -241,7 +241,7 @@ class IpcServer:
         steps = self._beat().counters.steps or 0
         request = protocol.request_of(body)
         tokens, notes = self._prepare(request)
-        order = Submitted(client, number, request, tokens, notes, arrived_s, steps)
+        order = SubmittedRequest(client, number, request, tokens, notes, arrived_s, steps)
         if self._compiler is None or not is_constrained(request.sampling):
             self.inbox.put(order)
             return
@@ -253,7 +253,7 @@ class IpcServer:
         self._compiling[client, number] = order
         self._compiler.compile(request.sampling, context_tokens, partial(self._finish_compile, order))
 
-    def _finish_compile(self, order: Submitted, made: Constraint | TokenmillError) -> None:
+    def _finish_compile(self, order: SubmittedRequest, made: Constraint | TokenmillError) -> None:
         """Called by the compile thread."""
         self._compiled.append((order, made))
         self._wake_up()

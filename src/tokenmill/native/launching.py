@@ -16,16 +16,16 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading import load_history
 from tokenmill.engine.loading.process import read_memory, this_driver
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.page_cache import Filled
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.page_cache import CacheFill
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.engine.pinned_prefixes import hold as hold_heads
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
 from tokenmill.engine.process.process import Process, refused
 from tokenmill.engine.process.registry import log_path, slots_path
-from tokenmill.engine.reconcile import Observed, Reconciliation, observed, reconcile
+from tokenmill.engine.reconcile import ObservedMemory, Reconciliation, observed, reconcile
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.engine.start import Progress, Slow, adopt_server, start_server, starting, watch_load
+from tokenmill.engine.start import OnLoadProgress, Slow, adopt_server, start_server, starting, watch_load
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_told, warm
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.hardware.host import LocalHost
@@ -42,7 +42,7 @@ class ReadyEngine:
 
     engine: Engine
     load_s: float  # from the start until it can answer, without reading ahead
-    filled: Filled | None  # None: nothing was read ahead
+    filled: CacheFill | None  # None: nothing was read ahead
     warmth: WarmReport | None  # None: neither warming nor heads were requested
     held: Reconciliation
     refused: tuple[str, ...] = ()  # priority, cores or locks that the kernel did not grant
@@ -58,7 +58,7 @@ async def launch_engine(
     tell: Tell | None = None,
     slow: Slow | None = None,
     detach: bool = False,
-    heads: Sequence[Head] = (),
+    heads: Sequence[PinnedPrefix] = (),
     heads_dir: Path | None = None,
 ) -> ReadyEngine:
     """Start an engine for a plan and make it ready; unless detached, it is restarted when it dies.
@@ -114,12 +114,12 @@ async def start(
     config: EngineConfig,
     state: Path,
     name: str,
-    progress: Progress | None = None,
+    progress: OnLoadProgress | None = None,
     slow: Slow | None = None,
     detach: bool = False,
 ) -> Engine:
     """Start an engine and wait until it answers; unless detached, it ends with this process."""
-    report: Progress = progress or (lambda _: None)
+    report: OnLoadProgress = progress or (lambda _: None)
     async with registry.locked(state, name, wait_s=_LOCK_S):
         running = registry.read(state, name)
         if running is not None and running.alive:
@@ -149,7 +149,7 @@ async def _start_native(
     config: EngineConfig,
     state: Path,
     name: str,
-    progress: Progress,
+    progress: OnLoadProgress,
     slow: Slow | None,
     detach: bool,
 ) -> Engine:
@@ -183,7 +183,7 @@ async def start_restarting(
     config: EngineConfig,
     state: Path,
     name: str,
-    progress: Progress | None = None,
+    progress: OnLoadProgress | None = None,
     slow: Slow | None = None,
     again_ready: Callable[[Engine], Awaitable[object]] | None = None,
 ) -> RestartingEngine:
@@ -207,7 +207,7 @@ async def start_restarting(
     return RestartingEngine(await again(), anew, most_restarts=config.most_restarts)
 
 
-async def adopt(state: Path, name: str, *, progress: Progress | None = None) -> Engine | None:
+async def adopt(state: Path, name: str, *, progress: OnLoadProgress | None = None) -> Engine | None:
     """Connect to an engine that outlived the process that started it; None if no engine of that name runs.
 
     Its pid and start time must be those of the record. An engine that is still loading is waited for.
@@ -235,9 +235,9 @@ def hold(plan: Plan, engine: Engine, log: Path) -> Reconciliation:
     buffers = engine.runtime.buffers if engine.runtime is not None else None
     if buffers is not None:
         return reconcile(
-            plan, Observed(buffers, plan.settings.mmap, memory=memory, vram_bytes=vram, build=identity.build)
+            plan, ObservedMemory(buffers, plan.settings.mmap, memory=memory, vram_bytes=vram, build=identity.build)
         )
     said = logs.read(identity.kind, log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
     if said is None:
-        return reconcile(plan, Observed(memory=memory, vram_bytes=vram, build=identity.build))
+        return reconcile(plan, ObservedMemory(memory=memory, vram_bytes=vram, build=identity.build))
     return reconcile(plan, replace(observed(said, memory=memory, vram_bytes=vram), build=identity.build))

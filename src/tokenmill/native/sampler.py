@@ -24,7 +24,7 @@ from tokenmill.errors import NonFiniteLogits, RequestRefused
 from tokenmill.native.constraints import Constraint
 from tokenmill.native.defaults import Defaults
 from tokenmill.native.grammar import grammar_of, is_constrained
-from tokenmill.native.llama.context import Context, Logits
+from tokenmill.native.llama.context import LlamaContext, Logits
 from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.logprobs import is_quick, largest, logprobs
 
@@ -116,7 +116,7 @@ class Sampler:
                 self._lib.llama_sampler_accept(self._chain, token)
         self._scratch = _scratch(vocab)
 
-    def sample(self, context: Context, row: int) -> int:
+    def sample(self, context: LlamaContext, row: int) -> int:
         """Draw the token that follows a row of the last batch, as `choose`."""
         return self.choose(context.logits(row))
 
@@ -144,7 +144,7 @@ class Sampler:
         self._lib.llama_sampler_accept(self._chain, token)
         return token
 
-    def logprobs(self, context: Context, row: int, token: int, n: int) -> TokenLogprob:
+    def logprobs(self, context: LlamaContext, row: int, token: int, n: int) -> TokenLogprob:
         """A token's log-probability before any sampler or mask, with the n likeliest tokens, best first."""
         logprob, best = logprobs(context.logits(row), token, n)
         return self._logprob(token, logprob, tuple(self._logprob(*one) for one in best))

@@ -16,14 +16,25 @@ from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority
 from tokenmill.errors import RequestRefused, TooLong
-from tokenmill.native.batching import AtWork, Draft, Id, Job, Spent, Step, Totals, Work, bounds_of, in_streams
-from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
+from tokenmill.native.batching import (
+    AtWork,
+    DecodeStep,
+    Id,
+    PromptCost,
+    SchedulerTotals,
+    SequenceJob,
+    SequenceWork,
+    StepDraft,
+    bounds_of,
+    in_streams,
+)
+from tokenmill.native.kv.prefix_cache import KeepPolicy, PrefixCache
 from tokenmill.native.kv.radix import as_tokens
 
 LOOK_AHEAD = 64  # waiting jobs that are looked at when the first must wait for a head that is being computed
 _MOST_HEADROOM = 64  # cells that are left to each running job's answer when another is let in ...
 _HEADROOM_SHARE = 64  # ... but no more than this part of all cells
-Part: TypeAlias = Literal["both", "prompts", "answers"]
+StepContent: TypeAlias = Literal["both", "prompts", "answers"]
 
 
 class StepScheduler:
@@ -49,9 +60,9 @@ class StepScheduler:
         self.context = context  # tokens of one sequence
         self.streams = False  # every sequence has cells of its own: see `in_streams`
         self.mixes = True  # prompts and answers of batch jobs may be computed in one step
-        self._jobs: dict[Id, Job] = {}
-        self._queues: dict[Priority, deque[Job]] = {"interactive": deque(), "batch": deque()}
-        self._running: dict[int, Job] = {}  # by sequence
+        self._jobs: dict[Id, SequenceJob] = {}
+        self._queues: dict[Priority, deque[SequenceJob]] = {"interactive": deque(), "batch": deque()}
+        self._running: dict[int, SequenceJob] = {}  # by sequence
         self._arrivals = 0
         self._preempted: list[Id] = []  # since the last step
         self._crowded = False  # the decoder found no room where there should be some: nobody enters until one leaves
@@ -60,9 +71,9 @@ class StepScheduler:
         self._evicted = 0  # in forests before this one
 
     @property
-    def totals(self) -> Totals:
+    def totals(self) -> SchedulerTotals:
         """Counters. Mutates nothing."""
-        return Totals(
+        return SchedulerTotals(
             self._computed,
             self._reused,
             self._recomputed,
@@ -76,13 +87,13 @@ class StepScheduler:
         """Who runs, the oldest first. Mutates nothing."""
         return [job.seen() for job in sorted(self._running.values(), key=lambda job: job.arrival)]
 
-    def spent(self, id: Id) -> Spent:
+    def spent(self, id: Id) -> PromptCost:
         """What a job's prompt has cost so far. Mutates nothing."""
         return self._jobs[id].spent
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def submit(self, id: Id, tokens: Sequence[int], priority: Priority, *, keep: Keep | None = None) -> None:
+    def submit(self, id: Id, tokens: Sequence[int], priority: Priority, *, keep: KeepPolicy | None = None) -> None:
         """Queue a job; mutates. Unless told, batch jobs leave their prompt behind, interactive ones all."""
         if id in self._jobs:
             raise ValueError(f"job {id!r} is here already")
@@ -97,11 +108,11 @@ class StepScheduler:
             )
         self._arrivals += 1
         kept = keep or ("prompt" if priority == "batch" else "all")
-        job = Job(id, as_tokens(tokens), len(tokens), priority, kept, self._arrivals)
+        job = SequenceJob(id, as_tokens(tokens), len(tokens), priority, kept, self._arrivals)
         self._queues[priority].append(job)
         self._jobs[id] = job
 
-    def cancel(self, id: Id) -> Spent | None:
+    def cancel(self, id: Id) -> PromptCost | None:
         """End a job, keeping only what others wait for; mutates: its cells are free at once. None: it was not here."""
         if id not in self._jobs:
             return None
@@ -110,7 +121,7 @@ class StepScheduler:
         wanted = any(other.follows is not None and other.follows[0] is job for other in waiting)
         return self._end(job, "prompt" if wanted else "nothing")
 
-    def finish(self, id: Id) -> Spent:
+    def finish(self, id: Id) -> PromptCost:
         """A job's answer is complete; mutates: what it leaves behind is idle."""
         job = self._jobs[id]
         return self._end(job, job.keep)
@@ -135,25 +146,25 @@ class StepScheduler:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> Step:
+    def plan(self) -> DecodeStep:
         """The work of the next step; mutates: lets jobs in, makes room, preempts."""
         self._admit()
-        work: Collection[Work] = self._next_of_all()
+        work: Collection[SequenceWork] = self._next_of_all()
         exhausted: list[Id] = []
         for part in () if work else self._parts():
             jobs = [job for job in self._running.values() if part == "both" or job.prefills == (part == "prompts")]
             kept = len(self._running) - len(jobs) if part == "prompts" else 0
-            draft = Draft(bounds_of(jobs, budget=self.budget, ubatch=self.ubatch), kept=kept)
+            draft = StepDraft(bounds_of(jobs, budget=self.budget, ubatch=self.ubatch), kept=kept)
             exhausted += self._fill(draft, jobs, part)
             work = draft.work.values()
             if work or exhausted:
                 break
         ordered = in_streams(work) if self.streams else tuple(work)
-        step = Step(ordered, tuple(self._preempted), tuple(exhausted))
+        step = DecodeStep(ordered, tuple(self._preempted), tuple(exhausted))
         self._preempted.clear()
         return step
 
-    def _next_of_all(self) -> list[Work]:
+    def _next_of_all(self) -> list[SequenceWork]:
         """The next token of every answer, where there is nothing else to do, as in most steps. Mutates nothing.
 
         It is what `_fill` would find, without asking for every job what it needs: llama.cpp waits meanwhile.
@@ -165,12 +176,12 @@ class StepScheduler:
         if any(job.pending is None or job.position >= limit for job in running):
             return []
         return [
-            Work(job.id, sequence, array("i", (pending,)), job.position, logits=True)
+            SequenceWork(job.id, sequence, array("i", (pending,)), job.position, logits=True)
             for job in sorted(running, key=_claim)
             if (pending := job.pending) is not None and (sequence := job.sequence) is not None
         ]
 
-    def _parts(self) -> tuple[Part, ...]:
+    def _parts(self) -> tuple[StepContent, ...]:
         """What the next step is to compute, and what else where nothing of that can be; mutates who comes first.
 
         Where prompts and answers do not mix, prompts come first: then all lanes answer at once. Those of who runs when
@@ -185,7 +196,7 @@ class StepScheduler:
             self._first = prompts
         return ("prompts", "answers") if prompts & self._first else ("answers", "prompts")
 
-    def _fill(self, draft: Draft, jobs: Sequence[Job], part: Part) -> list[Id]:
+    def _fill(self, draft: StepDraft, jobs: Sequence[SequenceJob], part: StepContent) -> list[Id]:
         """Put work of these jobs into a step; mutates: makes room, preempts. Returns who cannot go on at all.
 
         In streams llama.cpp computes as many tokens of each prompt as the shortest has, then what the others have over,
@@ -202,12 +213,12 @@ class StepScheduler:
             granted = self._grant(job, min(len(tokens), self._limit - job.position), draft)
             if granted:
                 last = job.position + granted >= len(job.prompt)
-                draft.add(job, Work(job.id, job.sequence, tokens[:granted], job.position, logits=last))
+                draft.add(job, SequenceWork(job.id, job.sequence, tokens[:granted], job.position, logits=last))
             elif job.position >= self._limit or len(self._running) == 1:
                 exhausted.append(job.id)
         return exhausted
 
-    def ran(self, step: Step) -> None:
+    def ran(self, step: DecodeStep) -> None:
         """A step has been computed; mutates."""
         for work in step.work:
             job = self._jobs.get(work.id)
@@ -224,7 +235,7 @@ class StepScheduler:
             self._computed += new
             self._recomputed += again
 
-    def failed_for_room(self) -> Step:
+    def failed_for_room(self) -> DecodeStep:
         """The decoder found no room for a step that should have had it; mutates: the next that asks for less.
 
         Everything idle goes; where nothing is, the youngest job does. Nobody enters until somebody has left.
@@ -234,7 +245,7 @@ class StepScheduler:
             eldest = min(self._running.values(), key=lambda job: (job.priority == "batch", job.arrival), default=None)
             victim = None if eldest is None else self._victim(eldest)
             if victim is None:
-                return Step((), exhausted=tuple(job.id for job in self._running.values()))
+                return DecodeStep((), exhausted=tuple(job.id for job in self._running.values()))
             self._preempt(victim)
         self.forest.room(self.forest.available)
         return self.plan()
@@ -273,7 +284,7 @@ class StepScheduler:
             return False
         return priority == "interactive" or len(self._of_batch()) < self.lanes
 
-    def _must_wait(self, job: Job) -> bool:
+    def _must_wait(self, job: SequenceJob) -> bool:
         """Whether a job's head is being computed by another, or its last token is not in; mutates its `follows`."""
         if job.awaits_token or job.is_held_up():
             return True
@@ -284,7 +295,7 @@ class StepScheduler:
         job.follows = self._running[match.leader], match.coming
         return True
 
-    def _has_cells(self, job: Job) -> bool:
+    def _has_cells(self, job: SequenceJob) -> bool:
         """Whether a job can run without another having to yield for it soon. Mutates nothing.
 
         Without this, a batch job would be let in, grow, be preempted and be let in again. An interactive one may
@@ -296,13 +307,13 @@ class StepScheduler:
         promised = sum(max(0, len(other.prompt) - other.position) for other in self._running.values())
         return self.forest.fits(job.prompt, promised + headroom * (len(self._running) + 1))
 
-    def _of_batch(self) -> list[Job]:
+    def _of_batch(self) -> list[SequenceJob]:
         """Batch jobs that run. Mutates nothing."""
         return [job for job in self._running.values() if job.priority == "batch"]
 
     # -- who gets what, and who yields -------------------------------------------------------------------------------
 
-    def _grant(self, job: Job, wanted: int, draft: Draft) -> int:
+    def _grant(self, job: SequenceJob, wanted: int, draft: StepDraft) -> int:
         """Make room for up to `wanted` tokens beside the work so far; mutates: evicts, preempts, takes work back.
 
         A batch job makes do with what is left before anybody yields; for an urgent one batch jobs yield at once.
@@ -322,7 +333,7 @@ class StepScheduler:
                 draft.drop(victim.id)
         return 0
 
-    def _victim(self, job: Job) -> Job | None:
+    def _victim(self, job: SequenceJob) -> SequenceJob | None:
         """Who must yield for a job. Mutates nothing."""
         batch = [other for other in self._of_batch() if other is not job]
         younger = [other for other in self._running.values() if other.arrival > job.arrival]
@@ -334,7 +345,7 @@ class StepScheduler:
             pool = batch or younger
         return max(pool, key=lambda other: other.arrival, default=None)
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: SequenceJob) -> None:
         """Send a running job back to the head of its queue; mutates. What it had is idle until someone needs room."""
         if job.sequence is None:
             return
@@ -345,7 +356,7 @@ class StepScheduler:
         self._preempted.append(job.id)
         self._preemptions += 1
 
-    def _end(self, job: Job, keep: Keep) -> Spent:
+    def _end(self, job: SequenceJob, keep: KeepPolicy) -> PromptCost:
         """Take a job out, wherever it is; mutates."""
         if job.sequence is None:
             self._queues[job.priority].remove(job)
@@ -361,6 +372,6 @@ class StepScheduler:
         return job.spent
 
 
-def _claim(job: Job) -> tuple[bool, int]:
+def _claim(job: SequenceJob) -> tuple[bool, int]:
     """By what jobs that both answer, or both do not, come one before the other. Mutates nothing."""
     return not job.urgent, job.arrival

@@ -17,13 +17,13 @@ from typing import Any
 from tokenmill.engine.engine import Answer, Counters, FinishReason, Piece, Timings, TokenLogprob, Usage
 from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.native import protocol
-from tokenmill.native.batching import Id, Step
+from tokenmill.native.batching import DecodeStep, Id
 from tokenmill.native.constraints import Masks
 from tokenmill.native.detokenize import Detokeniser, Stops
-from tokenmill.native.ipc_server import Call, Cancelled, IpcServer, Submitted
+from tokenmill.native.ipc_server import Cancelled, ControlCall, IpcServer, SubmittedRequest
 from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.llama import state_file
-from tokenmill.native.llama.context import Context, Decoded
+from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
@@ -38,7 +38,7 @@ Handler = Callable[[dict[str, Any]], Any]
 class Sequence:
     """A request being worked on."""
 
-    order: Submitted
+    order: SubmittedRequest
     sampler: Sampler
     most_tokens: int
     detokeniser: Detokeniser
@@ -74,7 +74,7 @@ class Session:
     """Everything that runs on one context."""
 
     def __init__(
-        self, hub: IpcServer, vocab: Vocab, context: Context, forest: PrefixCache, schedule: StepScheduler
+        self, hub: IpcServer, vocab: Vocab, context: LlamaContext, forest: PrefixCache, schedule: StepScheduler
     ) -> None:
         self.hub = hub
         self.vocab = vocab
@@ -104,7 +104,7 @@ class Session:
         self.context.abort()
         self.hub.inbox.put(None)
 
-    def move_to(self, context: Context, forest: PrefixCache) -> None:
+    def move_to(self, context: LlamaContext, forest: PrefixCache) -> None:
         """Go on in another context: heads are lost, and what was running is computed again."""
         self.context = context
         self.forest = forest
@@ -192,14 +192,14 @@ class Session:
                 order = self.hub.inbox.get_nowait()
         return began
 
-    def _obey(self, order: Submitted | Cancelled | Call) -> None:
+    def _obey(self, order: SubmittedRequest | Cancelled | ControlCall) -> None:
         if isinstance(order, Cancelled):
             for client, number in list(self._by_client):
                 if client == order.client and order.number in (None, number):
                     self._drop(self._by_client[client, number])
             return
         try:
-            if isinstance(order, Submitted):
+            if isinstance(order, SubmittedRequest):
                 self._submit(order)
             else:
                 value = self.handlers[order.name](order.arguments)
@@ -207,11 +207,11 @@ class Session:
         except TokenmillError as error:
             self.hub.tell(order.client, protocol.failure(order.number, error))
         except protocol.MALFORMED as error:
-            name = "submit" if isinstance(order, Submitted) else order.name
+            name = "submit" if isinstance(order, SubmittedRequest) else order.name
             wrong = RequestRefused(f"{name}: {type(error).__name__}: {error}")
             self.hub.tell(order.client, protocol.failure(order.number, wrong))
 
-    def _submit(self, order: Submitted) -> None:
+    def _submit(self, order: SubmittedRequest) -> None:
         request = order.request
         sampler = Sampler(
             self.vocab,
@@ -248,7 +248,7 @@ class Session:
 
     # ---- a step
 
-    def _perform(self, step: Step) -> None:
+    def _perform(self, step: DecodeStep) -> None:
         """Compute one step; where llama.cpp finds no room for it, a smaller one."""
         for ended in step.exhausted:
             self._finish(ended, "length")
@@ -262,7 +262,7 @@ class Session:
             for ended in step.exhausted:
                 self._finish(ended, "length")
 
-    def _decode(self, step: Step) -> Decoded:
+    def _decode(self, step: DecodeStep) -> Decoded:
         clock = self.clock
         began = clock.step_began_s = time.monotonic()
         for work in step.work:
@@ -275,7 +275,7 @@ class Session:
         clock.decode_s += time.monotonic() - began
         return decoded
 
-    def _record(self, step: Step) -> None:
+    def _record(self, step: DecodeStep) -> None:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
         self.schedule.ran(step)

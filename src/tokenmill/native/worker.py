@@ -23,10 +23,10 @@ from tokenmill.native.compiler import Compiler
 from tokenmill.native.ipc_server import IpcServer
 from tokenmill.native.kv import streams
 from tokenmill.native.kv.prefix_cache import PrefixCache
-from tokenmill.native.llama.context import Context, check_streams
+from tokenmill.native.llama.context import LlamaContext, check_streams
 from tokenmill.native.llama.library import open_running
-from tokenmill.native.llama.log import LOG_DEBUG, Log
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.log import LOG_DEBUG, LlamaLog
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
@@ -48,9 +48,9 @@ class Worker:
         self.hub.loading(0.0, "opening llama.cpp")
         self.renderer = Renderer()
         self.library = open_running(order.library, header=order.header)
-        log = Log(self.library, sink=_print)
+        log = LlamaLog(self.library, sink=_print)
         self.hub.loading(0.0, "loading weights")
-        self.model = Model.load(self.library, order.model, order.weights, self._progress, log=log)
+        self.model = LlamaModel.load(self.library, order.model, order.weights, self._progress, log=log)
         self.hub.loading(1.0, "building the context")
         self.model.vocab.warm()
         self.compiler = Compiler(self.model.vocab)
@@ -96,10 +96,10 @@ class Worker:
 
     # ---- context: `settings` are those of a context for all together, and `streams` says whether lanes are apart in it
 
-    def _make(self, settings: ContextSettings, lanes: int) -> tuple[Context, PrefixCache]:
+    def _make(self, settings: ContextSettings, lanes: int) -> tuple[LlamaContext, PrefixCache]:
         if settings.streams:
             settings = streams.apart(settings, lanes)
-        context = Context(self.model, settings)
+        context = LlamaContext(self.model, settings)
         shares, self.why_alone = context.can_cut_and_share()
         return context, PrefixCache(
             context,
@@ -342,7 +342,7 @@ def _turn(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _open_template(renderer: Renderer, path: Path, model: Model) -> tuple[str, ...]:
+def _open_template(renderer: Renderer, path: Path, model: LlamaModel) -> tuple[str, ...]:
     """Give the renderer the template in the model file; notes for the user."""
     vocab = model.vocab
     source, notes = template_of(read_headers(path)[0].keys)

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.draft import Draft, make_draft
+from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.plan import Change, Ledger, Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed
@@ -113,7 +113,7 @@ def _joined(one: _Step, other: _Step) -> _Step:
     return _Step(f"{one.what} and {other.what}", cost, other.profile, one.changed | other.changed)
 
 
-def _effect(machine: Machine, profile: Profile, draft: Draft) -> str:
+def _effect(machine: Machine, profile: Profile, draft: PlanDraft) -> str:
     speed = decode_speed(machine, profile, draft.settings, draft.placement, depth=0)
     words = f"weights {format_bytes(profile.bytes)}, KV {format_bytes(_item(draft.ledger, 'kv'))}"
     return words if speed is None else f"{words}, {speed.tok_s:.3g} tok/s forecast"

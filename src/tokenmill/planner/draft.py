@@ -11,7 +11,7 @@ from tokenmill.planner import vllm
 from tokenmill.planner.choices import choose_settings
 from tokenmill.planner.compute_graph.ik_memory import fit_sizes, free_at_start, own_fit
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.memory.costs import Costs, IkCosts, costs_of
+from tokenmill.planner.memory.costs import IkCosts, MemoryCosts, costs_of
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble, host_tier, spill, usable_gpus
 from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortfall
@@ -21,7 +21,7 @@ from tokenmill.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class PlanDraft:
     """A plan without its forecast."""
 
     settings: Settings
@@ -33,7 +33,7 @@ class Draft:
 
 def make_draft(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, *, even: bool = True
-) -> Draft:
+) -> PlanDraft:
     """Draft one way; with `placement` given, only account for it. Without `even`, quicker and less even."""
     gpus = usable_gpus(machine, goal)
     settings, decisions = choose_settings(machine, profile, goal, with_gpu=bool(gpus))
@@ -53,7 +53,7 @@ def make_draft(
         rows = set_rows(machine, profile, settings, placement, goal.offload_min_batch)
         settings = replace(settings, offload_min_batch=rows)
         decisions = (*decisions, *_moved(machine, profile, settings, placement))
-    return Draft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
+    return PlanDraft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
 
 
 def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
@@ -70,7 +70,7 @@ def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Pl
 
 def _vllm_draft(
     machine: Machine, profile: Profile, goal: Goal, settings: Settings, decisions: tuple[Decision, ...]
-) -> Draft:
+) -> PlanDraft:
     """vLLM fills its share of the GPUs; what counts is how many tokens that holds."""
     gpus = usable_gpus(machine, goal)
     if max(1, len(gpus)) < goal.tensor_parallel:
@@ -93,11 +93,11 @@ def _vllm_draft(
     room = sum(row.bytes for row in found.full_context if row.item == "kv")
     if tokens < settings.cells and not shortfalls:
         shortfalls.append(Shortfall(gpus[0], needed, min(room, needed - 1), "full_context"))
-    return Draft(settings, placement, found, decisions, tuple(shortfalls))
+    return PlanDraft(settings, placement, found, decisions, tuple(shortfalls))
 
 
 def _place(
-    machine: Machine, profile: Profile, goal: Goal, costs: Costs, gpus: tuple[str, ...], *, even: bool
+    machine: Machine, profile: Profile, goal: Goal, costs: MemoryCosts, gpus: tuple[str, ...], *, even: bool
 ) -> tuple[Placement, tuple[Decision, ...]]:
     host = host_tier(machine)
     count = profile.layers
@@ -136,7 +136,7 @@ def _place(
 
 
 def _own_fit(
-    machine: Machine, goal: Goal, costs: Costs, gpus: tuple[str, ...]
+    machine: Machine, goal: Goal, costs: MemoryCosts, gpus: tuple[str, ...]
 ) -> tuple[Placement, tuple[Decision, ...]]:
     """What the engine's own rule would do: only ik_llama.cpp's is known."""
     if not isinstance(costs, IkCosts):
@@ -178,7 +178,9 @@ def _has_experts(profile: Profile, layer: int) -> bool:
     return any(t.layer == layer and t.cls is TensorClass.ROUTED_EXPERTS for t in profile.tensors)
 
 
-def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> tuple[Settings, tuple[Decision, ...]]:
+def _layout(
+    machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal
+) -> tuple[Settings, tuple[Decision, ...]]:
     """Mapped or read, rewritten or not: whatever keeps one copy where two do not fit."""
     settings = costs.settings
     if goal.mmap is not None and goal.repack is not None:
@@ -214,7 +216,7 @@ def _layout(machine: Machine, costs: Costs, placement: Placement, goal: Goal) ->
     return settings, tuple(decisions)
 
 
-def _streams(costs: Costs, placement: Placement) -> bool:
+def _streams(costs: MemoryCosts, placement: Placement) -> bool:
     """Whether some layer that a GPU computes has its experts in host memory."""
     return any(
         tensor.cls is TensorClass.ROUTED_EXPERTS
@@ -236,7 +238,7 @@ def capacity(machine: Machine, tier: str) -> int:
 
 
 def _spilled(
-    machine: Machine, costs: Costs, placement: Placement, goal: Goal, found: Ledger
+    machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal, found: Ledger
 ) -> tuple[Placement, Ledger]:
     """Whole layers' experts beyond host memory go to persistent memory, then to disk where that is allowed."""
     host = host_tier(machine)

@@ -12,7 +12,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.alternatives import Alternatives, changes_that_fit
 from tokenmill.planner.choices import DEFAULT_CONTEXT
-from tokenmill.planner.draft import Draft, make_draft
+from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Decision, Placement, Plan
@@ -52,9 +52,9 @@ def make(
 
 def _choose(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
-) -> Draft:
+) -> PlanDraft:
     """The best draft: the first context and cache type that fit, then the micro-batch, then the sequences."""
-    first: Draft | None = None
+    first: PlanDraft | None = None
     options = list(_memory_options(profile, goal))
     least = options[-1][0]
     if make_draft(machine, profile, replace(least, ubatch=min(_ubatches(least))), placement, even=False).shortfalls:
@@ -101,7 +101,9 @@ def _ubatches(goal: Goal) -> tuple[int, ...]:
     return tuple(size for size in UBATCHES if size <= most) or (most,)
 
 
-def _soonest(machine: Machine, profile: Profile, drafts: Sequence[Draft], calibration: Calibration | None) -> Draft:
+def _soonest(
+    machine: Machine, profile: Profile, drafts: Sequence[PlanDraft], calibration: Calibration | None
+) -> PlanDraft:
     """The draft that does the reference job soonest; an earlier one where the difference is not worth its memory."""
     best = drafts[0]
     least = _job_seconds(machine, profile, drafts[0], calibration)
@@ -139,7 +141,7 @@ def _sequences(
     return chosen, (Decision("sequences", str(chosen), f"{why}; twice as many add less than a tenth or do not fit"),)
 
 
-def _job_seconds(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> float | None:
+def _job_seconds(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> float | None:
     prompt = min(JOB_PROMPT, max(1, draft.settings.context // 2))
     settings = draft.settings
     placement = draft.placement
@@ -150,7 +152,7 @@ def _job_seconds(machine: Machine, profile: Profile, draft: Draft, calibration: 
     return prompt / read.tok_s + JOB_OUTPUT / write.tok_s
 
 
-def _ubatch_reason(machine: Machine, profile: Profile, draft: Draft, calibration: Calibration | None) -> Decision:
+def _ubatch_reason(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> Decision:
     ubatch = draft.settings.ubatch
     seconds = _job_seconds(machine, profile, draft, calibration)
     reason = "the engine's default; the forecast cannot tell a better one here"
@@ -159,7 +161,9 @@ def _ubatch_reason(machine: Machine, profile: Profile, draft: Draft, calibration
     return Decision("ubatch", str(ubatch), reason)
 
 
-def _finished(machine: Machine, profile: Profile, goal: Goal, draft: Draft, calibration: Calibration | None) -> Plan:
+def _finished(
+    machine: Machine, profile: Profile, goal: Goal, draft: PlanDraft, calibration: Calibration | None
+) -> Plan:
     speed = forecast(machine, profile, draft.settings, draft.placement, calibration=calibration)
     return Plan(
         machine=machine,
@@ -187,7 +191,7 @@ def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
             yield Decision(f"{kind} forecast", f"times {1 / correction.factor:.2f}", correction.grounds)
 
 
-def _warnings(machine: Machine, draft: Draft) -> Iterator[str]:
+def _warnings(machine: Machine, draft: PlanDraft) -> Iterator[str]:
     for row in draft.ledger.page_cache:
         tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
         if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):

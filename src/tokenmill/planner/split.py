@@ -35,7 +35,7 @@ Overhead = Callable[[int, bool, bool], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class CardShare:
     """What one card got."""
 
     start: int
@@ -45,10 +45,10 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class CardSplit:
     """Every card's share, in the order of the cards; layers before the first share are the processors'."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[CardShare, ...]
     first: int  # layers before this one are computed by the processors
 
     @property
@@ -57,7 +57,7 @@ class Split:
         return sum(len(share.experts) for share in self.shares)
 
 
-def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead, *, even: bool = True) -> Split:
+def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead, *, even: bool = True) -> CardSplit:
     """Divide `layers` over cards of these capacities; the same input always gives the same split.
 
     Without `even` the cards are as useful but not equally full, which is ten times quicker to find.
@@ -65,9 +65,9 @@ def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead
     search = _Search(tuple(layers), tuple(capacities), overhead)
     first = _smallest(0, len(layers), lambda start: search.score(start, 0) is not None)
     if first is None or first == len(layers):
-        return Split(tuple(Share(len(layers), len(layers), (), 0) for _ in capacities), len(layers))
+        return CardSplit(tuple(CardShare(len(layers), len(layers), (), 0) for _ in capacities), len(layers))
     margin = _largest_margin(search, first, max(capacities)) if even else 0
-    return Split(search.shares(first, margin), first)
+    return CardSplit(search.shares(first, margin), first)
 
 
 _Kind = tuple[int, int, int, int, int]  # capacity, then overhead: plain, staging, with output, with output staging
@@ -97,7 +97,7 @@ class _Search:
         """How good the best split of layers `first` and up is when every used card keeps `margin` bytes free."""
         return self._table(first, margin)[0][first][0]
 
-    def shares(self, first: int, margin: int) -> tuple[Share, ...]:
+    def shares(self, first: int, margin: int) -> tuple[CardShare, ...]:
         """The best split itself."""
         tables = self._table(first, margin)
         start = first
@@ -106,7 +106,7 @@ class _Search:
             stop = table[start][1]
             held, used = (self._held(self.kinds[card], start, stop, margin) or (0, 0)) if stop > start else (0, 0)
             experts = self._runs(start, stop)[0][:held]
-            shares.append(Share(start, stop, tuple(sorted(experts)), used))
+            shares.append(CardShare(start, stop, tuple(sorted(experts)), used))
             start = stop
         return tuple(shares)
 

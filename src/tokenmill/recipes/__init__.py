@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from tokenmill.recipes.expansion.transforms import INSTRUCTION as INSTRUCTION
     from tokenmill.recipes.expansion.transforms import variants as variants
     from tokenmill.recipes.runner import Answered as Answered
+    from tokenmill.recipes.runner import AnswerOrigin as Origin
     from tokenmill.recipes.runner import Budget as Budget
-    from tokenmill.recipes.runner import End as End
     from tokenmill.recipes.runner import Line as Line
-    from tokenmill.recipes.runner import Origin as Origin
-    from tokenmill.recipes.runner import Spent as Spent
+    from tokenmill.recipes.runner import RecipeCost as Spent
+    from tokenmill.recipes.runner import RecipeEnd as End
     from tokenmill.recipes.runner import chat_line as chat_line
     from tokenmill.recipes.runner import text_of as text_of
-    from tokenmill.recipes.summarization.documents import Reading as DocumentOptions
+    from tokenmill.recipes.summarization.documents import ReadOptions as DocumentOptions
     from tokenmill.recipes.summarization.documents import gather as gather_documents
     from tokenmill.recipes.summarization.manifest import read_manifest as read_manifest
     from tokenmill.recipes.summarization.prompts import prompts_for as summary_prompts

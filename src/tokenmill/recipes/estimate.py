@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.jobs.lint.report import BYTES_PER_TOKEN, Report
 from tokenmill.jobs.lint.run import Lint
 from tokenmill.jobs.lint.tokens import TokenCount
-from tokenmill.jobs.scheduler.estimates import Left, Rates, eta_s
+from tokenmill.jobs.scheduler.estimates import Left, MeasuredRates, eta_s
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 
@@ -39,10 +39,10 @@ class StageForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
+class EngineSpeeds:
     """How fast an engine is, and how that is known."""
 
-    rates: Rates
+    rates: MeasuredRates
     width: int  # jobs at once
     measured: bool
     words: str  # when and with what it was measured, or how sure a forecast is
@@ -51,7 +51,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class RecipeForecast:
     """All of a recipe."""
 
     stages: tuple[StageForecast, ...]
@@ -59,7 +59,7 @@ class Forecast:
     rows: int | None
     bytes_per_token: float
     counted: bool  # with the model's own vocabulary; else estimated
-    speeds: Speeds | None
+    speeds: EngineSpeeds | None
     seconds: float | None  # at most, with the load
     expected_s: float | None
     cost: float | None  # at most; None: the hour has no price, or the time is not known
@@ -70,7 +70,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownCosts:
     """What is known beside the recipe."""
 
     count: TokenCount | None = None
@@ -81,7 +81,7 @@ class Known:
     budget: Budget = field(default_factory=Budget)
 
 
-def forecast(prospect: Prospect, speeds: Callable[[int], Speeds | None], known: Known) -> Forecast:
+def forecast(prospect: Prospect, speeds: Callable[[int], EngineSpeeds | None], known: KnownCosts) -> RecipeForecast:
     """Tokens, hours and costs; `speeds` is asked with the tokens that a sequence has in the middle of an answer."""
     looks = [_look(stage, known) for stage in prospect.stages]
     size = next((look.bytes_per_token for look in looks if look.bytes_per_token is not None), None)
@@ -93,7 +93,7 @@ def forecast(prospect: Prospect, speeds: Callable[[int], Speeds | None], known: 
     most_s, expected_s = (None if work_s is None else work_s + load_s for work_s in (total.seconds, total.expected_s))
     assumed = [f"{stage.stage}: {stage.assumed}" for stage in stages if stage.assumed]
     notes = [note for look in looks for note in look.notes]
-    return Forecast(
+    return RecipeForecast(
         stages,
         total,
         prospect.rows,
@@ -127,7 +127,7 @@ class _Look:
     notes: tuple[str, ...] = ()
 
 
-def _look(stage: StageProspect, known: Known) -> _Look:
+def _look(stage: StageProspect, known: KnownCosts) -> _Look:
     settled = (known.settled or {}).get(stage.stage, frozenset())
     lines = [line for number, line in enumerate(stage.lines) if number not in settled]
     notes = list[str]()
@@ -176,7 +176,7 @@ def _most(line: Line, otherwise: int) -> int:
     return most if isinstance(most, int) else otherwise
 
 
-def _stage(stage: StageProspect, look: _Look, size: float | None, known: Known) -> StageForecast:
+def _stage(stage: StageProspect, look: _Look, size: float | None, known: KnownCosts) -> StageForecast:
     """Tokens of a stage; `size`: bytes of a token, None: not counted anywhere."""
     per_token = size or BYTES_PER_TOKEN
     if look.report is not None:
@@ -210,7 +210,7 @@ def _depth(stages: Sequence[StageForecast]) -> int:
     return round(tokens / jobs) if jobs else 0
 
 
-def _timed(stage: StageForecast, speeds: Speeds | None) -> StageForecast:
+def _timed(stage: StageForecast, speeds: EngineSpeeds | None) -> StageForecast:
     if not stage.jobs:
         return replace(stage, seconds=0.0, expected_s=0.0)
     if speeds is None:
@@ -247,7 +247,7 @@ def _whole(values: Sequence[int | None]) -> int | None:
     return None if found is None else round(found)
 
 
-def _runs(total: StageForecast, speeds: Speeds | None, budget: Budget) -> int | None:
+def _runs(total: StageForecast, speeds: EngineSpeeds | None, budget: Budget) -> int | None:
     """How often the command has to be given under a budget; every run loads anew."""
     runs = 1
     if budget.tokens is None and budget.seconds is None:

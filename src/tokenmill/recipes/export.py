@@ -20,8 +20,8 @@ from tokenmill.recipes.distillation.rows import COLUMNS
 from tokenmill.recipes.reasoning import together
 from tokenmill.storage.rows import parquet_columns, read_rows, suffix_of, write_rows
 
-Format = Literal["messages", "sharegpt", "alpaca", "parquet"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+ExportFormat = Literal["messages", "sharegpt", "alpaca", "parquet"]
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 _FINISHED = "stop"
 _SPEAKERS = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt"}
 _NEEDED = ("id", "messages", "answer", "reasoning", "finish_reason")
@@ -33,10 +33,10 @@ _KEPT = ("id", "prompt_id", "sample", "reasoning", "finish_reason", "model", "mo
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ExportRequest:
     """What an export is to have."""
 
-    format: Format
+    format: ExportFormat
     cut_too: bool = False  # answers that ended at the limit of tokens as well
     with_reasoning: bool = False  # put back in front of the answer, in think tags
 
@@ -46,7 +46,7 @@ class Exported:
     """What an export has."""
 
     path: Path
-    format: Format
+    format: ExportFormat
     rows: int
     cut: int  # left out: the answer was cut off
     empty: int  # left out: there is no answer
@@ -59,7 +59,7 @@ class _Left:
     empty: int = 0
 
 
-def export(source: Path, target: Path, wanted: Wanted) -> Exported:
+def export(source: Path, target: Path, wanted: ExportRequest) -> Exported:
     """Write a teacher's table in a format, in place of what is there."""
     check_export(target, wanted.format)
     columns = columns_of(source, wanted)
@@ -73,7 +73,7 @@ def export(source: Path, target: Path, wanted: Wanted) -> Exported:
     return Exported(target, wanted.format, rows, left.cut, left.empty, columns)
 
 
-def check_export(target: Path, format: Format) -> None:
+def check_export(target: Path, format: ExportFormat) -> None:
     """UsageError where a file's name does not fit the format."""
     parquet = suffix_of(target) == ".parquet"
     if parquet != (format == "parquet"):
@@ -81,7 +81,7 @@ def check_export(target: Path, format: Format) -> None:
         raise UsageError(f"{format} is not written to {target.name}", hint=f"name a file that ends in {ending}")
 
 
-def check_replaceable(target: Path, format: Format) -> None:
+def check_replaceable(target: Path, format: ExportFormat) -> None:
     """UsageError where a file is there that is no export in this format; an empty one may be replaced."""
     if target.is_file() and target.stat().st_size and not _looks_like(target, format):
         raise UsageError(
@@ -90,7 +90,7 @@ def check_replaceable(target: Path, format: Format) -> None:
         )
 
 
-def _looks_like(target: Path, format: Format) -> bool:
+def _looks_like(target: Path, format: ExportFormat) -> bool:
     """Whether a file has the columns of a format, by its first row."""
     try:
         if format == "parquet":
@@ -111,12 +111,12 @@ def _looks_like(target: Path, format: Format) -> bool:
     )
 
 
-def rows_of(source: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def rows_of(source: Path, wanted: ExportRequest) -> Iterator[dict[str, Any]]:
     """The rows that an export of this table has."""
     return _written(source, wanted, columns_of(source, wanted), _Left())
 
 
-def columns_of(source: Path, wanted: Wanted) -> dict[str, str]:
+def columns_of(source: Path, wanted: ExportRequest) -> dict[str, str]:
     """The columns of an export and their types: the same for all of its rows, for `datasets` asks for that."""
     if wanted.format == "messages":
         return {"messages": "messages"}
@@ -133,7 +133,7 @@ def columns_of(source: Path, wanted: Wanted) -> dict[str, str]:
     return columns | ({"system": "string"} if systems else {}) | ({"history": "json"} if histories else {})
 
 
-def _written(source: Path, wanted: Wanted, columns: Mapping[str, str], left: _Left) -> Iterator[dict[str, Any]]:
+def _written(source: Path, wanted: ExportRequest, columns: Mapping[str, str], left: _Left) -> Iterator[dict[str, Any]]:
     read = (*_NEEDED, *_KEPT) if wanted.format == "parquet" else _NEEDED
     for row in _chosen(source, wanted, left, tuple(dict.fromkeys(read))):
         if wanted.format == "messages":
@@ -146,7 +146,7 @@ def _written(source: Path, wanted: Wanted, columns: Mapping[str, str], left: _Le
             yield {"messages": row["messages"], **{name: row.get(name) for name in _KEPT}}
 
 
-def _chosen(source: Path, wanted: Wanted, left: _Left, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _chosen(source: Path, wanted: ExportRequest, left: _Left, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Rows that are exported, their messages with the answer at the end."""
     for number, row in enumerate(read_rows(source, columns), 1):
         if row.get("answer") is None or row.get("messages") is None or "finish_reason" not in row:
@@ -159,7 +159,7 @@ def _chosen(source: Path, wanted: Wanted, left: _Left, columns: Sequence[str]) -
             yield {**row, "messages": _with_answer(row, wanted)}
 
 
-def _with_answer(row: Mapping[str, Any], wanted: Wanted) -> list[dict[str, str]]:
+def _with_answer(row: Mapping[str, Any], wanted: ExportRequest) -> list[dict[str, str]]:
     given = row["messages"]
     messages = json.loads(given) if isinstance(given, str) else given
     answer = together(row["answer"], row.get("reasoning")) if wanted.with_reasoning else row["answer"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.export import Wanted, columns_of, rows_of
+from tokenmill.recipes.export import ExportRequest, columns_of, rows_of
 
 _FLOAT32_BITS = 24
 
@@ -27,7 +27,7 @@ class Checked:
     version: str
 
 
-def check(source: Path, target: Path, wanted: Wanted) -> Checked:
+def check(source: Path, target: Path, wanted: ExportRequest) -> Checked:
     """Load an export with `datasets` and hold it against the table it was made of; TokenmillError says what differs."""
     with _library() as datasets, tempfile.TemporaryDirectory(prefix="tokenmill-check-") as cache:
         kind = "parquet" if wanted.format == "parquet" else "json"

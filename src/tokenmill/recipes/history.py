@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tokenmill.jobs.line import Reading, row
+from tokenmill.jobs.line import ParseOptions, row
 from tokenmill.jobs.models import Batch, JobId, State, Submission
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.submit import batch_key
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 
@@ -30,7 +30,7 @@ class Lengths:
     alike: bool  # of the same stage; else of any batch of the model
 
 
-def settled_lines(reader: Reader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
+def settled_lines(reader: StoreReader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
     """Which of these lines, from 0, cost nothing any more.
 
     A line is answered when its request is, in whichever batch; where all of them are a batch of the store, a failure
@@ -49,7 +49,7 @@ def settled_lines(reader: Reader, model_id: str, lines: Sequence[Line]) -> froze
     return frozenset(settled)
 
 
-def stored_answer(reader: Reader, model_id: str, line: Line) -> Answered | None:
+def stored_answer(reader: StoreReader, model_id: str, line: Line) -> Answered | None:
     """The answer to a line that is in the store; None: there is none."""
     identity = _identity(model_id, line)
     body = None if identity is None else reader.answer_to(identity)
@@ -58,17 +58,17 @@ def stored_answer(reader: Reader, model_id: str, line: Line) -> Answered | None:
 
 def _identity(model_id: str, line: Line) -> bytes | None:
     """As `submit` reckons it; None: the line cannot be run."""
-    return row(line_bytes(line).decode().removesuffix("\n"), 1, Reading(0, model_id)).identity
+    return row(line_bytes(line).decode().removesuffix("\n"), 1, ParseOptions(0, model_id)).identity
 
 
-def _states(reader: Reader, batch: Batch) -> Iterator[tuple[int, State]]:
+def _states(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, State]]:
     after = 0
     while page := reader.results(batch.id, after, _PAGE):
         yield from ((result.number, result.state) for result in page)
         after = page[-1].number
 
 
-def lengths(reader: Reader, model_id: str, stages: Iterable[str]) -> dict[str, Lengths]:
+def lengths(reader: StoreReader, model_id: str, stages: Iterable[str]) -> dict[str, Lengths]:
     """How long answers of each stage are likely to be: as those of the same stage were, or as all of the model."""
     batches = [batch for batch in reversed(reader.batches()) if batch.model_id == model_id and batch.counts.done]
     overall = _mean(reader, batches, alike=False)
@@ -82,13 +82,13 @@ def lengths(reader: Reader, model_id: str, stages: Iterable[str]) -> dict[str, L
     return found
 
 
-def _mean(reader: Reader, batches: Iterable[Batch], *, alike: bool) -> Lengths | None:
+def _mean(reader: StoreReader, batches: Iterable[Batch], *, alike: bool) -> Lengths | None:
     pairs = list(islice((pair for batch in batches for pair in _answers(reader, batch)), MOST_ANSWERS))
     most = sum(most for _, most in pairs)
     return Lengths(sum(tokens for tokens, _ in pairs) / most, len(pairs), alike) if most else None
 
 
-def _answers(reader: Reader, batch: Batch) -> Iterator[tuple[int, int]]:
+def _answers(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, int]]:
     """Tokens that were written, and that might have been."""
     for result in reader.results(batch.id, 0, _PAGE):
         job = reader.job(JobId.of(batch.id, result.number)) if result.body is not None else None

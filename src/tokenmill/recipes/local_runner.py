@@ -19,15 +19,15 @@ from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
-from tokenmill.jobs.worker.loop import Options, work
-from tokenmill.jobs.worker.progress import Report, Snapshot
-from tokenmill.jobs.worker.stats import Tell
-from tokenmill.recipes.runner import Answered, Budget, End, Line, Origin, Spent, line_bytes
+from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
+from tokenmill.jobs.worker.stats import OnSnapshot
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Budget, Line, RecipeCost, RecipeEnd, line_bytes
 
 _PAGE = 32  # results read at once: one with logprobs may have megabytes
 
 T = TypeVar("T")
-Watch = Callable[[str, Batch], AbstractContextManager[Tell]]
+Watch = Callable[[str, Batch], AbstractContextManager[OnSnapshot]]
 """Shows the work on a stage while it goes on."""
 
 
@@ -35,7 +35,7 @@ class EngineProvider(Protocol):
     """Opens the engine of a runner when it is needed."""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         """Who answers; may be asked before there is an engine."""
 
     async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
@@ -50,7 +50,7 @@ class OpenEngine:
         self._shape = shape or shape_of(engine.capabilities, engine.identity)
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         """As the engine says."""
         return origin_of(self._engine.identity)
 
@@ -59,16 +59,16 @@ class OpenEngine:
         return self._engine, self._shape
 
 
-def origin_of(identity: Identity, *, called: str | None = None) -> Origin:
+def origin_of(identity: Identity, *, called: str | None = None) -> AnswerOrigin:
     """What an engine says of itself; `called`: the model's name among people."""
-    return Origin(called or identity.model, identity.model_id, identity.kind, identity.build, identity.context)
+    return AnswerOrigin(called or identity.model, identity.model_id, identity.kind, identity.build, identity.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A stage that is over; its answers stay in the store, which must be open while they are read."""
 
-    end: End
+    end: RecipeEnd
     total: int
     store: Store
     batch: int | None  # None: there was not a single line
@@ -94,13 +94,13 @@ class RunnerOptions:
 
     budget: Budget = field(default_factory=Budget)
     stop: asyncio.Event | None = None  # set from outside to stop
-    worker: Options | None = None
+    worker: WorkOptions | None = None
     priority: int | None = None
     name: str = "recipe"  # of its batches
     watch: Watch = lambda _stage, _batch: nullcontext(lambda _now: None)
     began_s: float | None = None  # of the loop's clock, from when hours count; None: when the runner is made
     exclusive: bool = True  # nobody else uses the engine, so its own counters, which know of running prompts, count
-    on_stage_end: Callable[[Report], None] = lambda _report: None
+    on_stage_end: Callable[[RunReport], None] = lambda _report: None
 
 
 class LocalRunner:
@@ -116,22 +116,22 @@ class LocalRunner:
         self._stop = options.stop or asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time() if options.began_s is None else options.began_s
-        self._spent = Spent()
+        self._spent = RecipeCost()
         self._time_up = False
-        self._ended: End = "finished"
+        self._ended: RecipeEnd = "finished"
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         """Who answers."""
         return self._engines.origin
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> RecipeCost:
         """By this run, up to the last stage that is over. Prompts whose answers were broken off are in it."""
         return self._spent
 
     @property
-    def end(self) -> End:
+    def end(self) -> RecipeEnd:
         """Why the run is over; finished as long as every stage was."""
         return self._ended
 
@@ -142,7 +142,7 @@ class LocalRunner:
             return Stage("finished", 0, self._store, None)
         if batch.counts.done and await asyncio.to_thread(self._store.requeue_damaged, batch.id):
             batch = self._store.batch(batch.id)
-        end: End
+        end: RecipeEnd
         if batch.cancelled_s is not None:
             end = "cancelled"
         elif batch.finished:
@@ -152,7 +152,7 @@ class LocalRunner:
         after = self._store.batch(batch.id)
         counts = after.counts
         computed = after.totals.computed - batch.totals.computed
-        self._spent += Spent(reused=counts.done - computed, failed=counts.final - counts.done)
+        self._spent += RecipeCost(reused=counts.done - computed, failed=counts.final - counts.done)
         if end != "finished":
             self._ended = end
         return Stage(end, counts.total, self._store, batch.id)
@@ -171,7 +171,7 @@ class LocalRunner:
             called = f"{self._options.name}: {stage}"
             return (await asyncio.to_thread(submit, self._store, where, how, called=called)).batch
 
-    async def _worked(self, stage: str, batch: Batch) -> End:
+    async def _worked(self, stage: str, batch: Batch) -> RecipeEnd:
         """Work until all is done or one of the limits is reached."""
         # Announced before the load, which takes a while, so that other workers do not fail jobs too long for them.
         await asyncio.to_thread(self._store.announce, WorkerSpec(batch.model_id, None, (batch.id,)))
@@ -198,10 +198,10 @@ class LocalRunner:
         self._options.on_stage_end(report)
         return self._over(0) or "stopped" if report.end == "stopped" else report.end
 
-    def _book(self, report: Report, live_prompts: int) -> None:
+    def _book(self, report: RunReport, live_prompts: int) -> None:
         tokens = report.tokens
         lost = max(0, live_prompts - tokens.computed)  # of answers that were broken off
-        self._spent += Spent(
+        self._spent += RecipeCost(
             answers=report.answers,
             prompt_tokens=tokens.prompt + lost,
             cached_tokens=tokens.cached,
@@ -209,7 +209,7 @@ class LocalRunner:
             seconds=report.seconds,
         )
 
-    def _over(self, live: int) -> End | None:
+    def _over(self, live: int) -> RecipeEnd | None:
         """The limit that is reached, with so many tokens used in the stage that runs; None: none."""
         if self._stop.is_set():
             return "stopped"

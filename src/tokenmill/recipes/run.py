@@ -22,10 +22,10 @@ from tokenmill.hardware.catalog import find
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.progress import Report
-from tokenmill.jobs.worker.stats import Tell
+from tokenmill.jobs.worker.progress import RunReport
+from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, RunnerOptions, origin_of
-from tokenmill.recipes.runner import BatchRunner, Budget, End, Origin, Spent
+from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, Budget, RecipeCost, RecipeEnd
 from tokenmill.recipes.speeds import build_here, keeper
 
 UNKNOWN_BUILD = "not started"
@@ -34,10 +34,10 @@ UNKNOWN_BUILD = "not started"
 class RecipeEngine(BatchEngine):
     """The engine of one run of a recipe; opened for the first stage that has work."""
 
-    _planned: Origin | None = None
+    _planned: AnswerOrigin | None = None
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         """Model, engine and build; taken from the plan until the engine is open."""
         choice = self.setup.choice
         if self.engine is not None:
@@ -47,16 +47,16 @@ class RecipeEngine(BatchEngine):
         return self._planned
 
 
-def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> Origin:
+def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOrigin:
     """Who will answer, told without starting anything."""
     if choice.record is not None:
         record = choice.record
-        return Origin(name_of(choice, record.model), record.model_id, record.kind, record.build)
+        return AnswerOrigin(name_of(choice, record.model), record.model_id, record.kind, record.build)
     if wanted is None:
-        return Origin(choice.model, choice.model_id, "url", UNKNOWN_BUILD)
+        return AnswerOrigin(choice.model, choice.model_id, "url", UNKNOWN_BUILD)
     context = wanted.plan.settings.context
     name = name_of(choice, wanted.plan.profile.name)
-    return Origin(name, choice.model_id, choice.config.kind, build_here(wanted) or UNKNOWN_BUILD, context)
+    return AnswerOrigin(name, choice.model_id, choice.config.kind, build_here(wanted) or UNKNOWN_BUILD, context)
 
 
 def name_of(choice: EngineChoice, own: str) -> str:
@@ -85,9 +85,9 @@ class RecipeRun(Generic[T]):
     """A recipe that has run."""
 
     value: T  # what it returned
-    end: End  # finished, or why not
-    spent: Spent
-    origin: Origin
+    end: RecipeEnd  # finished, or why not
+    spent: RecipeCost
+    origin: AnswerOrigin
     load_s: float | None  # None: no engine had to be started
     seconds: float  # loading included
 
@@ -130,7 +130,7 @@ async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine,
         return RecipeRun(value, runner.end, runner.spent, runner.origin, engine.load_s, seconds)
 
 
-def _keeper(engine: RecipeEngine) -> Callable[[Report], None]:
+def _keeper(engine: RecipeEngine) -> Callable[[RunReport], None]:
     """Keeps the measured speed of each stage, if it is known which machine the engine runs on."""
     setup = engine.setup
     if setup.planned is not None:
@@ -143,6 +143,6 @@ def _keeper(engine: RecipeEngine) -> Callable[[Report], None]:
 
 
 @contextmanager
-def _watched(on_progress: OnProgress, stage: str, batch: Batch) -> Iterator[Tell]:
+def _watched(on_progress: OnProgress, stage: str, batch: Batch) -> Iterator[OnSnapshot]:
     log.info("%s: %s (%s)", stage, counts_text(batch.counts), batch.name)
     yield on_progress

@@ -16,12 +16,12 @@ from tokenmill.storage.json_text import compact_json
 Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""
 
-End = Literal["finished", "tokens", "hours", "stopped", "cancelled"]
+RecipeEnd = Literal["finished", "tokens", "hours", "stopped", "cancelled"]
 """Why a stage is over: all of it is done; a limit of the run, as in `Budget`; somebody asked; it was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AnswerOrigin:
     """Who answers, for the provenance of rows."""
 
     model: str  # as people call it
@@ -32,7 +32,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class RecipeCost:
     """What a run has cost so far; answers that were there before cost nothing."""
 
     answers: int = 0  # computed
@@ -48,8 +48,8 @@ class Spent:
         """What a budget counts: prompt tokens that were computed and tokens that were written."""
         return self.prompt_tokens - self.cached_tokens + self.completion_tokens
 
-    def __add__(self, other: "Spent") -> "Spent":
-        return Spent(
+    def __add__(self, other: "RecipeCost") -> "RecipeCost":
+        return RecipeCost(
             self.answers + other.answers,
             self.reused + other.reused,
             self.failed + other.failed,
@@ -77,11 +77,11 @@ class Answered(NamedTuple):
     message: str | None = None
 
 
-class Ran(Protocol):
+class FinishedStage(Protocol):
     """A stage that is over."""
 
     @property
-    def end(self) -> End:
+    def end(self) -> RecipeEnd:
         """Why."""
         ...
 
@@ -99,16 +99,16 @@ class BatchRunner(Protocol):
     """Works batches through. After a stage whose end is not "finished", a recipe writes what it has and returns."""
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         """Who answers."""
         ...
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> RecipeCost:
         """By this run, all stages together."""
         ...
 
-    async def run(self, stage: str, lines: Iterable[Line]) -> Ran:
+    async def run(self, stage: str, lines: Iterable[Line]) -> FinishedStage:
         """Have these lines answered; `stage` is for people ("write 1"). Lines that exist as a batch are that batch."""
         ...
 
@@ -146,7 +146,7 @@ def chat_line(custom_id: str, messages: Iterable[Mapping[str, str]], **body: Any
     }
 
 
-def made_by(answer: Answered, origin: Origin) -> Origin:
+def made_by(answer: Answered, origin: AnswerOrigin) -> AnswerOrigin:
     """Who wrote an answer: one that was there before may be another engine's or build's, of the same model."""
     said = answer.body.get("system_fingerprint") if answer.body else None
     engine, known, build = said.partition(" ") if isinstance(said, str) else ("", "", "")

@@ -17,14 +17,14 @@ from tokenmill.errors import TokenmillError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.scheduler.estimates import Rates
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import TOGETHER, decode_speed, prefill_speed
-from tokenmill.recipes.estimate import Speeds
-from tokenmill.recipes.runner import Origin
+from tokenmill.recipes.estimate import EngineSpeeds
+from tokenmill.recipes.runner import AnswerOrigin
 from tokenmill.tuner import history
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.units import number_of
 
@@ -33,7 +33,7 @@ MOST_STAGES = 16  # that a rate is told from: the newest
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StagePace:
     """One stage that was worked on."""
 
     when: str  # ISO 8601, UTC
@@ -49,14 +49,14 @@ class Pace:
     decode_tok_s: float  # all lanes together
 
 
-def pace_of(report: Report, origin: Origin, machine: Machine, when: datetime) -> Pace | None:
+def pace_of(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StagePace | None:
     """What a stage tells of speeds; None: too little."""
     rates = report.rates
     tokens = report.tokens
     decode = rates.decode_at(1)  # a report has one rate, at the width that it went on with
     if not rates.prefill_tok_s or not decode or min(tokens.computed, tokens.generated) < LEAST_TOKENS:
         return None
-    return Pace(
+    return StagePace(
         when.astimezone(UTC).isoformat(timespec="seconds"),
         machine_id(machine),
         origin.model_id,
@@ -71,10 +71,10 @@ def pace_of(report: Report, origin: Origin, machine: Machine, when: datetime) ->
     )
 
 
-def keeper(state: Path, machine: Machine, origin: Callable[[], Origin]) -> Callable[[Report], None]:
+def keeper(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) -> Callable[[RunReport], None]:
     """Return a function that stores the speeds of a stage; a full disk does not end the recipe."""
 
-    def keep(report: Report) -> None:
+    def keep(report: RunReport) -> None:
         pace = pace_of(report, origin(), machine, datetime.now(UTC))
         if pace is not None:
             with suppress(TokenmillError):
@@ -83,15 +83,15 @@ def keeper(state: Path, machine: Machine, origin: Callable[[], Origin]) -> Calla
     return keep
 
 
-def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[Pace]:
+def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[StagePace]:
     """Stages of a model with an engine on a machine, oldest first; `build` None: of the one that was used last."""
     place = {"machine_id": machine_id(machine), "model_id": model_id, "engine": engine}
-    found = list(measurements.read(state, "stage", Pace, **place))
+    found = list(measurements.read(state, "stage", StagePace, **place))
     last = build if build is not None else next((pace.build for pace in reversed(found)), None)
     return [pace for pace in found if pace.build == last]
 
 
-def from_paces(found: Sequence[Pace]) -> Speeds | None:
+def from_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
     """Mean speeds of the newest stages; None: there are none."""
     newest = found[-MOST_STAGES:]
     if not newest:
@@ -106,10 +106,12 @@ def from_paces(found: Sequence[Pace]) -> Speeds | None:
     words = f"measured by {answers} here up to {newest[-1].when[:10]} with {newest[-1].build}"
     # One lane alone has at least its share.
     points = ((1, rate),) if lanes == 1 else ((1, rate / lanes), (lanes, rate))
-    return Speeds(Rates(computed / prefill_s, points), lanes, measured=True, words=words, confidence="measured")
+    return EngineSpeeds(
+        MeasuredRates(computed / prefill_s, points), lanes, measured=True, words=words, confidence="measured"
+    )
 
 
-Asked = Callable[[int], Speeds | None]
+Asked = Callable[[int], EngineSpeeds | None]
 """Speeds with so many tokens in a sequence; None: nothing is known."""
 
 
@@ -142,11 +144,11 @@ def build_here(wanted: EnginePlan) -> str | None:
         return None
 
 
-def _loading(speeds: Speeds | None, load_s: float | None) -> Speeds | None:
+def _loading(speeds: EngineSpeeds | None, load_s: float | None) -> EngineSpeeds | None:
     return None if speeds is None else replace(speeds, load_s=load_s)
 
 
-def _of_point(choice: EngineChoice, wanted: EnginePlan) -> Speeds | None:
+def _of_point(choice: EngineChoice, wanted: EnginePlan) -> EngineSpeeds | None:
     """The operating point that is in force."""
     if not wanted.tuned:
         return None
@@ -161,30 +163,30 @@ def _of_point(choice: EngineChoice, wanted: EnginePlan) -> Speeds | None:
     return _from_point(point)
 
 
-def _from_point(point: OperatingPoint) -> Speeds | None:
+def _from_point(point: OperatingPoint) -> EngineSpeeds | None:
     figures = point.figures
     width = point.dials.sequences
     if figures.decode_tok_s is None or figures.prefill_tok_s is None:
         return None
     words = f"measured {point.when[:10]} by tokenmill tune with {point.place.build}"
-    rates = Rates(figures.prefill_tok_s, with_narrow([(width, figures.decode_tok_s)]))
-    return Speeds(rates, width, measured=True, words=words, confidence="measured")
+    rates = MeasuredRates(figures.prefill_tok_s, with_narrow([(width, figures.decode_tok_s)]))
+    return EngineSpeeds(rates, width, measured=True, words=words, confidence="measured")
 
 
-def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> Speeds | None:
+def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> EngineSpeeds | None:
     """The newest measurements of this model with this kind of engine; `width` None: the widest that was measured."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     found = history.read(choice.state, machine_id=machine_id(machine), model_id=choice.model_id, engine=kind)
     return from_history(found, width)
 
 
-def _of_paces(choice: EngineChoice, machine: Machine, build: str | None) -> Speeds | None:
+def _of_paces(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
     """As recipes went here."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     return from_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
 
 
-def from_history(found: Iterable[Speed], width: int | None) -> Speeds | None:
+def from_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeeds | None:
     """Rates of the newest build that was measured; None where writing or reading was not."""
     speeds = list(found)
     build = next((speed.build for speed in reversed(speeds)), None)
@@ -193,9 +195,9 @@ def from_history(found: Iterable[Speed], width: int | None) -> Speeds | None:
     prefill = next((rate for speed in reversed(same) if (rate := speed.figures.prefill_tok_s)), None)
     if not decode or prefill is None or (width is not None and width > 2 * max(decode)):
         return None
-    rates = Rates(prefill, with_narrow(decode.items()))
+    rates = MeasuredRates(prefill, with_narrow(decode.items()))
     words = f"measured {same[-1].when[:10]} with {build}"
-    return Speeds(rates, width or max(decode), measured=True, words=words, confidence="measured")
+    return EngineSpeeds(rates, width or max(decode), measured=True, words=words, confidence="measured")
 
 
 def with_narrow(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
@@ -205,7 +207,7 @@ def with_narrow(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float],
     return tuple(given) if width == 1 else ((1, rate / width), *given)
 
 
-def _predicted(plan: Plan, depth: int) -> Speeds | None:
+def _predicted(plan: Plan, depth: int) -> EngineSpeeds | None:
     """As the plan has it; None: the machine states too little."""
     common = plan.machine, plan.profile, plan.settings, plan.placement
     depth = min(depth, plan.settings.context - 1)
@@ -222,8 +224,8 @@ def _predicted(plan: Plan, depth: int) -> Speeds | None:
         return None
     sure = "estimated" if "estimated" in (prefill.confidence, last.confidence) else last.confidence
     words = f"predicted ({sure}); tokenmill bench or tune measures it"
-    return Speeds(
-        Rates(prefill.tok_s, with_narrow(points)),
+    return EngineSpeeds(
+        MeasuredRates(prefill.tok_s, with_narrow(points)),
         width,
         measured=False,
         words=words,

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from tokenmill.report.charts import drawing, label
 from tokenmill.report.compare import FREE
 from tokenmill.report.plan_text import NAMES
-from tokenmill.report.report import BatchReuse, Part, TierPicture
+from tokenmill.report.report import BarSegment, BatchReuse, TierPicture
 from tokenmill.report.svg import joined, tag, text_width
 from tokenmill.units import format_bytes
 
@@ -24,7 +24,7 @@ def tier_chart(tier: TierPicture, width: int) -> Markup:
     room = max(tier.capacity_bytes or 0, used) or 1
     y = 14.0
     parts = []
-    free = [Part(FREE, tier.free_bytes)] if tier.free_bytes else []
+    free = [BarSegment(FREE, tier.free_bytes)] if tier.free_bytes else []
     parts += [label(0, y, _planned_words(tier), "row"), _bar((*tier.planned, *free), room, width, y + 6)]
     y += 6 + BAR
     if tier.capacity_bytes is not None and used > tier.capacity_bytes:
@@ -51,7 +51,7 @@ def _planned_words(tier: TierPicture) -> str:
     return f"plan at full context, predicted: {format_bytes(tier.planned_bytes)}{of}{missing}"
 
 
-def _bar(parts: Sequence[Part], room: int, width: float, y: float, *, kind: str = "planned") -> Markup:
+def _bar(parts: Sequence[BarSegment], room: int, width: float, y: float, *, kind: str = "planned") -> Markup:
     """Parts side by side; names stand inside where there is room for them."""
     x = 0.0
     drawn = []

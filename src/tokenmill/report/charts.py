@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from tokenmill.report.curves import Front, curve_words
-from tokenmill.report.report import Curve, Dot, Line, Lost
+from tokenmill.report.report import ChartCurve, Dot, FailedTrial, Series
 from tokenmill.report.svg import (
     Scale,
     figure_text,
@@ -62,7 +62,7 @@ class Frame:
         return self.y.start
 
 
-def line_chart(curve: Curve, width: int) -> Markup:
+def line_chart(curve: ChartCurve, width: int) -> Markup:
     """A curve with its axes, spread, knee and chosen point."""
     narrow = width < NARROW
     lines = [line for line in curve.lines if line.dots]
@@ -121,14 +121,14 @@ def marked(mark: Markup, x: float, y: float, words: Sequence[str], width: float,
     return tag("g", reach, mark, tip, class_="mark", tabindex=0, role="img", aria_label=spoken)
 
 
-def _style(lines: Sequence[Line], line: Line) -> str:
+def _style(lines: Sequence[Series], line: Series) -> str:
     """CSS class of a line: p if predicted; m0, m1, ... if measured."""
     if line.origin.kind == "predicted":
         return "p"
     return f"m{[each for each in lines if each.origin.kind == 'measured'].index(line) % 4}"
 
 
-def _x_scale(curve: Curve, xs: Sequence[float], start: float, end: float) -> Scale:
+def _x_scale(curve: ChartCurve, xs: Sequence[float], start: float, end: float) -> Scale:
     if curve.doubling and xs[0] > 0:
         return Scale(xs[0], xs[-1], start, end, doubling=True)
     if curve.x_name.startswith("tokens"):
@@ -136,7 +136,7 @@ def _x_scale(curve: Curve, xs: Sequence[float], start: float, end: float) -> Sca
     return Scale(min(xs[0], 1.0), xs[-1], start, end)
 
 
-def _x_ticks(curve: Curve, xs: Sequence[float]) -> tuple[float, ...]:
+def _x_ticks(curve: ChartCurve, xs: Sequence[float]) -> tuple[float, ...]:
     return token_ticks(xs[-1]) if curve.x_name.startswith("tokens") else tuple(xs)
 
 
@@ -174,7 +174,7 @@ def _x_axis(frame: Frame, ticks: Sequence[float], name: str) -> Markup:
     return joined(*parts, label((frame.left + frame.right) / 2, frame.height - 6, title, "axis", "middle"))
 
 
-def _stroke(frame: Frame, line: Line, style: str) -> Markup:
+def _stroke(frame: Frame, line: Series, style: str) -> Markup:
     way = " ".join(
         f"{'L' if number else 'M'}{frame.x(dot.x):.1f} {frame.y(dot.y):.1f}" for number, dot in enumerate(line.dots)
     )
@@ -191,7 +191,7 @@ def _spread(frame: Frame, dot: Dot, style: str) -> Markup:
     return tag("path", d=way, class_=f"spread {style}")
 
 
-def _mark(frame: Frame, curve: Curve, line: Line, dot: Dot, style: str) -> Markup:
+def _mark(frame: Frame, curve: ChartCurve, line: Series, dot: Dot, style: str) -> Markup:
     x = frame.x(dot.x)
     y = frame.y(dot.y)
     words = [f"{tick_text(dot.x)} {curve.x_name}", f"{line.name}: {figure_text(dot.y)} {curve.unit}"]
@@ -218,7 +218,7 @@ def shape(style: str, x: float, y: float, size: float = _MARK) -> Markup:
     return tag("circle", cx=x, cy=y, r=size, class_=f"dot {style}")
 
 
-def _knee(frame: Frame, curve: Curve) -> list[Markup]:
+def _knee(frame: Frame, curve: ChartCurve) -> list[Markup]:
     if curve.knee is None:
         return []
     x = frame.x(curve.knee)
@@ -231,7 +231,7 @@ def _knee(frame: Frame, curve: Curve) -> list[Markup]:
     ]
 
 
-def _chosen(frame: Frame, curve: Curve, lines: Sequence[Line]) -> list[Markup]:
+def _chosen(frame: Frame, curve: ChartCurve, lines: Sequence[Series]) -> list[Markup]:
     dot = lines[0].at(curve.chosen)
     if dot is None:
         return []
@@ -253,14 +253,14 @@ def _chosen(frame: Frame, curve: Curve, lines: Sequence[Line]) -> list[Markup]:
     ]
 
 
-def _lost(frame: Frame, gone: Lost) -> Markup:
+def _lost(frame: Frame, gone: FailedTrial) -> Markup:
     x = frame.x(gone.x)
     y = frame.bottom - 9
     cross = tag("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="lost")
     return marked(cross, x, y, [f"at {tick_text(gone.x)}: {gone.why}"], frame.width, f"{gone.x:g}: {gone.why}")
 
 
-def _names_beside(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
+def _names_beside(frame: Frame, lines: Sequence[Series]) -> list[Markup]:
     ends = spread([frame.y(line.dots[-1].y) + 4 for line in lines], 15, frame.top + 4, frame.bottom - 2)
     found = []
     for line, y in zip(lines, ends, strict=True):
@@ -269,7 +269,7 @@ def _names_beside(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
     return found
 
 
-def _names_above(lines: Sequence[Line]) -> list[Markup]:
+def _names_above(lines: Sequence[Series]) -> list[Markup]:
     return [
         joined(
             shape(_style(lines, line), 10.0, 28.0 + _LINE_GAP * number),

@@ -19,7 +19,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import has_batches
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Plan
 from tokenmill.report import curves
@@ -27,24 +27,24 @@ from tokenmill.report.compare import comparisons, load_for, pictures
 from tokenmill.report.report import (
     PREDICTED,
     BatchReuse,
-    Check,
+    ChartCurve,
     CommandText,
-    Curve,
+    FigureOrigin,
     Gap,
-    Line,
     ModelFacts,
-    Origin,
     PlanFacts,
     Qualified,
-    Report,
+    QualityCheck,
+    ReportPage,
+    Series,
     Soaked,
 )
 from tokenmill.tuner import history
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, OperatingPoint
 from tokenmill.tuner.point_store import points
 from tokenmill.tuner.soak import store as soak_store
-from tokenmill.tuner.soak.judge import SoakResult, Step
+from tokenmill.tuner.soak.judge import SoakResult, SoakStep
 from tokenmill.units import GIB
 from tokenmill.version import __version__
 
@@ -69,14 +69,14 @@ class Results:
     """What the state folder holds of one model on one machine."""
 
     loads: tuple[LoadRecord, ...] = ()
-    speeds: tuple[Speed, ...] = ()
+    speeds: tuple[SpeedRecord, ...] = ()
     point: OperatingPoint | None = None
     soak: SoakResult | None = None
     qualified: dict[str, Any] | None = None
     batches: tuple[Batch, ...] = ()
 
 
-def collect(subject: Subject, state: Path, *, batches: Address, when: datetime | None = None) -> Report:
+def collect(subject: Subject, state: Path, *, batches: Address, when: datetime | None = None) -> ReportPage:
     """Read the state folder and build the report."""
     moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return build_report(subject, read(subject, state, batches), moment)
@@ -105,14 +105,14 @@ def newest_point(state: Path, machine: str, model: str) -> OperatingPoint | None
     return max(found, key=lambda point: point.when, default=None)
 
 
-def build_report(subject: Subject, results: Results, made: str) -> Report:
+def build_report(subject: Subject, results: Results, made: str) -> ReportPage:
     """Build the report; pure."""
     plan = subject.plan
     load = load_for(subject.plan, results.loads) if subject.plan else None
     tuned = any(speed.source == "tune" for speed in results.speeds)
     speeds = results.speeds if tuned else (*results.speeds, *_trials(results))
     forecast = plan.forecast if plan else None
-    report = Report(
+    report = ReportPage(
         made,
         __version__,
         subject.machine,
@@ -133,14 +133,14 @@ def build_report(subject: Subject, results: Results, made: str) -> Report:
     return replace(report, gaps=gaps(report, subject.model, files=files, elsewhere=subject.elsewhere))
 
 
-def _trials(results: Results) -> list[Speed]:
+def _trials(results: Results) -> list[SpeedRecord]:
     """The trials stored with an operating point, for when the history has lost them."""
     if results.point is None:
         return []
     place = results.point.place
     point = results.point
     return [
-        Speed(
+        SpeedRecord(
             trial.when or point.when,
             place.machine,
             place.machine_id,
@@ -192,7 +192,7 @@ def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
         forecast.load_warm_s,
         forecast.load_bound_by,
         load.load_s if load else None,
-        Origin("measured", load.machine, load.build, load.when) if load else None,
+        FigureOrigin("measured", load.machine, load.build, load.when) if load else None,
         plan.decisions,
         plan.shortfalls,
         plan.changes,
@@ -204,7 +204,7 @@ def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
 def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
     if not has_batches(address):
         return ()
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         found: Sequence[Batch] = reader.batches()
     return tuple(batch for batch in found if batch.totals.prompt_tokens and model_id in (None, batch.model_id))
 
@@ -236,12 +236,12 @@ def soaked(result: SoakResult | None) -> Soaked | None:
     """A soak, with a chart of each memory."""
     if result is None:
         return None
-    origin = Origin("measured", result.machine, result.build, result.when)
+    origin = FigureOrigin("measured", result.machine, result.build, result.when)
     reason = result.reason + (f"; the engine's last words: {result.last_words}" if result.last_words else "")
     return Soaked(result.usable_context, result.goal, reason, origin, tuple(_soak_curves(result.steps, origin)))
 
 
-def _checks(data: object) -> Iterator[Check]:
+def _checks(data: object) -> Iterator[QualityCheck]:
     for name, row in data.items() if isinstance(data, Mapping) else ():
         if not isinstance(row, Mapping):
             continue
@@ -251,24 +251,24 @@ def _checks(data: object) -> Iterator[Check]:
         if not isinstance(good, bool):
             good = None if score is None or threshold is None else score >= threshold
         if score is not None:
-            yield Check(str(name), score, threshold, good, _text(row.get("words")))
+            yield QualityCheck(str(name), score, threshold, good, _text(row.get("words")))
 
 
-def _soak_curves(steps: Sequence[Step], origin: Origin) -> Iterator[Curve]:
+def _soak_curves(steps: Sequence[SoakStep], origin: FigureOrigin) -> Iterator[ChartCurve]:
     """Memory by depth with the first number of sequences that was tried, predicted and measured."""
     alike = [step for step in steps if step.sequences == steps[0].sequences]
     for tier in dict.fromkeys(reading.tier for step in alike for reading in step.memory):
         rows = [(float(step.depth), reading) for step in alike for reading in step.memory if reading.tier == tier]
         measured = curves.dots((x, row.measured_bytes / GIB) for x, row in rows if row.measured_bytes is not None)
         predicted = curves.dots((x, row.predicted_bytes / GIB) for x, row in rows if row.predicted_bytes is not None)
-        lines = [Line("measured", origin, measured), Line("predicted", PREDICTED, predicted)]
+        lines = [Series("measured", origin, measured), Series("predicted", PREDICTED, predicted)]
         if len(measured) > 1:
             shown = tuple(line for line in lines if line.dots)
-            yield Curve(f"soak-{tier}", f"Memory of {tier} by depth", "tokens in the context", "GiB", shown)
+            yield ChartCurve(f"soak-{tier}", f"Memory of {tier} by depth", "tokens in the context", "GiB", shown)
 
 
-def _origin(data: Mapping[str, Any]) -> Origin:
-    return Origin("measured", _text(data.get("machine")), _text(data.get("build")), _text(data.get("when")))
+def _origin(data: Mapping[str, Any]) -> FigureOrigin:
+    return FigureOrigin("measured", _text(data.get("machine")), _text(data.get("build")), _text(data.get("when")))
 
 
 def _text(value: object) -> str | None:
@@ -279,7 +279,7 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def gaps(report: Report, model: str | None, *, files: bool, elsewhere: bool) -> tuple[Gap, ...]:
+def gaps(report: ReportPage, model: str | None, *, files: bool, elsewhere: bool) -> tuple[Gap, ...]:
     """Sections with missing figures. `files`: the model's files are here; `elsewhere`: it is another machine."""
     found = []
     if report.machine.measured is None and not elsewhere:
@@ -303,7 +303,7 @@ def gaps(report: Report, model: str | None, *, files: bool, elsewhere: bool) -> 
     return tuple(found)
 
 
-def _measurement_gaps(report: Report, model: str) -> Iterator[Gap]:
+def _measurement_gaps(report: ReportPage, model: str) -> Iterator[Gap]:
     if not _has_measured(report.curves, "threads"):
         yield Gap("curves", "no thread curve yet", f"tokenmill tune {model}")
     if not _has_measured(report.curves, "sequences"):
@@ -322,5 +322,5 @@ def _measurement_gaps(report: Report, model: str) -> Iterator[Gap]:
         yield Gap("qualified", "the quant was not checked yet", f"tokenmill qualify {model}")
 
 
-def _has_measured(found: tuple[Curve, ...], key: str) -> bool:
+def _has_measured(found: tuple[ChartCurve, ...], key: str) -> bool:
     return any(line.origin.kind == "measured" for curve in found if curve.key == key for line in curve.lines)

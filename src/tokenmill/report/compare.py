@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tokenmill.engine.loading.load_history import LoadRecord
-from tokenmill.engine.reconcile import HOST, Row
+from tokenmill.engine.reconcile import HOST, ReconciledItem
 from tokenmill.hardware.machine import Tier
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import ITEMS, Plan
 from tokenmill.report.curves import dial_words
-from tokenmill.report.report import Comparison, Loaded, Origin, Part, TierPicture
-from tokenmill.tuner.history import Speed
+from tokenmill.report.report import BarSegment, FigureComparison, FigureOrigin, Loaded, TierPicture
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
 
 PAGE_CACHE = "page_cache"
@@ -61,7 +61,7 @@ def _picture(plan: Plan, tier: Tier, load: LoadRecord | None, row_tier: str) -> 
         room,
         tier.nominal_gb_s,
         tier.measured_gb_s,
-        planned=tuple(Part(item, size) for item, size in sizes.items() if size > 0),
+        planned=tuple(BarSegment(item, size) for item, size in sizes.items() if size > 0),
         free_bytes=None if room is None else max(0, room - plan.ledger.needed(tier.name)),
         loading_bytes=plan.ledger.needed(tier.name, "load_peak"),
         missing_bytes=max(missing, default=0),
@@ -77,20 +77,20 @@ def _loaded(load: LoadRecord, tier: str) -> Loaded | None:
     return Loaded(
         predicted=_parts(rows, measured=False),
         measured=_parts(rows, measured=True),
-        origin=Origin("measured", load.machine, load.build, load.when),
+        origin=FigureOrigin("measured", load.machine, load.build, load.when),
         settings=load_words(load.settings),
     )
 
 
-def _parts(rows: Sequence[Row], *, measured: bool) -> tuple[Part, ...]:
+def _parts(rows: Sequence[ReconciledItem], *, measured: bool) -> tuple[BarSegment, ...]:
     sizes = [(row.item, (row.measured_bytes if measured else row.predicted_bytes) or 0) for row in rows]
     ordered = sorted(sizes, key=lambda size: SHOWN.index(size[0]))
-    return tuple(Part(item, size) for item, size in ordered if size > 0)
+    return tuple(BarSegment(item, size) for item, size in ordered if size > 0)
 
 
-def comparisons(speeds: Sequence[Speed], load: LoadRecord | None) -> list[Comparison]:
+def comparisons(speeds: Sequence[SpeedRecord], load: LoadRecord | None) -> list[FigureComparison]:
     """Every figure with a prediction and a measurement: sizes, then speeds, the newest for the same settings."""
-    newest: dict[object, Comparison] = {}
+    newest: dict[object, FigureComparison] = {}
     for speed in speeds:
         for what, name in _SPEEDS:
             found = _speed(speed, what, name)
@@ -99,20 +99,20 @@ def comparisons(speeds: Sequence[Speed], load: LoadRecord | None) -> list[Compar
     return [*(() if load is None else _load(load)), *newest.values()]
 
 
-def typical_error(found: Sequence[Comparison]) -> float | None:
+def typical_error(found: Sequence[FigureComparison]) -> float | None:
     """The median absolute error."""
     errors = [abs(each.error) for each in found if each.error is not None]
     return median(errors) if errors else None
 
 
-def _speed(speed: Speed, what: str, name: str) -> Comparison | None:
+def _speed(speed: SpeedRecord, what: str, name: str) -> FigureComparison | None:
     measured = _figure(speed.figures, name)
     predicted = _figure(speed.predicted, name)
     if measured is None or predicted is None:
         return None
     at = dial_words(speed.dials) + (f", at depth {speed.depth}" if speed.depth else "")
-    origin = Origin("measured", speed.machine, speed.build, speed.when, note=f"tokenmill {speed.source}")
-    return Comparison(what, at, "tok/s", predicted, measured, origin)
+    origin = FigureOrigin("measured", speed.machine, speed.build, speed.when, note=f"tokenmill {speed.source}")
+    return FigureComparison(what, at, "tok/s", predicted, measured, origin)
 
 
 def _figure(figures: Figures, name: str) -> float | None:
@@ -120,10 +120,10 @@ def _figure(figures: Figures, name: str) -> float | None:
     return value
 
 
-def _load(load: LoadRecord) -> Iterator[Comparison]:
+def _load(load: LoadRecord) -> Iterator[FigureComparison]:
     at = load_words(load.settings)
-    origin = Origin("measured", load.machine, load.build, load.when)
+    origin = FigureOrigin("measured", load.machine, load.build, load.when)
     for row in load.rows:
         if row.measured_bytes is not None:
             what = f"{row.tier} {row.item.replace('_', ' ')}, as {_SOURCES[row.source]} says"
-            yield Comparison(what, at, "bytes", row.predicted_bytes, row.measured_bytes, origin, row.explanation)
+            yield FigureComparison(what, at, "bytes", row.predicted_bytes, row.measured_bytes, origin, row.explanation)

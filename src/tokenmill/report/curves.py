@@ -14,9 +14,9 @@ from typing import Literal
 from tokenmill.hardware.machine import Machine
 from tokenmill.planner.plan import Forecast
 from tokenmill.planner.plan import Speed as Forecasted
-from tokenmill.report.report import PREDICTED, Curve, Dot, Line, Lost, Origin
+from tokenmill.report.report import PREDICTED, ChartCurve, Dot, FailedTrial, FigureOrigin, Series
 from tokenmill.report.svg import figure_text
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, OperatingPoint, Trial, TrialSettings
 from tokenmill.tuner.tradeoffs import FALL, LITTLE, steepest
 from tokenmill.tuner.tradeoffs import Curve as Measured
@@ -93,7 +93,9 @@ PREFILL_BY_DEPTH = Axis(
 )
 
 
-def setting_curves(speeds: Sequence[Speed], point: OperatingPoint | None, forecast: Forecast | None) -> list[Curve]:
+def setting_curves(
+    speeds: Sequence[SpeedRecord], point: OperatingPoint | None, forecast: Forecast | None
+) -> list[ChartCurve]:
     """By threads and by sequences: those for which something was measured or, for sequences, predicted."""
     curves = []
     for axis in (BY_THREADS, BY_BATCH_THREADS):
@@ -109,7 +111,7 @@ def setting_curves(speeds: Sequence[Speed], point: OperatingPoint | None, foreca
     return [curve for curve in curves if curve.lines]
 
 
-def depth_curves(speeds: Sequence[Speed], forecast: Forecast | None, ubatch: int | None) -> list[Curve]:
+def depth_curves(speeds: Sequence[SpeedRecord], forecast: Forecast | None, ubatch: int | None) -> list[ChartCurve]:
     """Prefill and decode by tokens in the context."""
     curves = []
     for axis in (PREFILL_BY_DEPTH, DECODE_BY_DEPTH):
@@ -120,18 +122,18 @@ def depth_curves(speeds: Sequence[Speed], forecast: Forecast | None, ubatch: int
     return [curve for curve in curves if curve.lines]
 
 
-def bandwidth_curves(machine: Machine) -> list[Curve]:
+def bandwidth_curves(machine: Machine) -> list[ChartCurve]:
     """Bandwidth of the memories by threads, as `probe --measure` saw it."""
     if machine.measured is None:
         return []
-    origin = Origin("measured", machine.name, when=machine.measured.when)
+    origin = FigureOrigin("measured", machine.name, when=machine.measured.when)
     rates = [rate for rate in machine.measured.rates if len(rate.by_threads) > 2]
     lines = tuple(
-        Line(rate.path, origin, tuple(Dot(float(count), gb_s) for count, gb_s in sorted(rate.by_threads.items())))
+        Series(rate.path, origin, tuple(Dot(float(count), gb_s) for count, gb_s in sorted(rate.by_threads.items())))
         for rate in rates
         if "->" not in rate.path
     )
-    return [Curve("bandwidth", "Bandwidth by threads", "threads", "GB/s", lines)] if lines else []
+    return [ChartCurve("bandwidth", "Bandwidth by threads", "threads", "GB/s", lines)] if lines else []
 
 
 def knee(dots: Sequence[Dot], noise: float = 0.0) -> float | None:
@@ -149,12 +151,12 @@ def knee(dots: Sequence[Dot], noise: float = 0.0) -> float | None:
     return None if bend in (min(rates), max(rates)) else float(bend)
 
 
-def lost(axis: Axis, point: OperatingPoint) -> tuple[Lost, ...]:
+def lost(axis: Axis, point: OperatingPoint) -> tuple[FailedTrial, ...]:
     """Trials of the chosen point's curve that gave no figures, and what ended them; each place once."""
     still = axis.still(point.dials)
     trials = [trial for trial in point.trials if trial.outcome != "measured" and axis.still(trial.dials) == still]
     found = {axis.x(trial.dials, 0): trial.outcome for trial in trials}
-    return tuple(Lost(place, why) for place, why in sorted(found.items()))
+    return tuple(FailedTrial(place, why) for place, why in sorted(found.items()))
 
 
 def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
@@ -185,7 +187,7 @@ def dial_words(dials: TrialSettings) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def curve_words(curve: Curve) -> str:
+def curve_words(curve: ChartCurve) -> str:
     """A chart in one sentence, for screen readers."""
     line = next((line for line in curve.lines if line.dots), None)
     if line is None:
@@ -260,34 +262,34 @@ def front_of(point: OperatingPoint) -> Front | None:
     return None
 
 
-def _group(axis: Axis, speeds: Sequence[Speed], point: OperatingPoint | None) -> list[Speed]:
+def _group(axis: Axis, speeds: Sequence[SpeedRecord], point: OperatingPoint | None) -> list[SpeedRecord]:
     """The measurements of one curve; none where nothing was varied."""
-    groups: dict[Hashable, list[Speed]] = defaultdict(list)
+    groups: dict[Hashable, list[SpeedRecord]] = defaultdict(list)
     for speed in speeds:
         if axis.value(speed.figures) is not None:
             depth = None if axis.varied == "depth" else speed.depth
             groups[speed.source, speed.engine, speed.build, axis.still(speed.dials), depth].append(speed)
 
-    def places(group: list[Speed]) -> int:
+    def places(group: list[SpeedRecord]) -> int:
         return len({axis.x(speed.dials, speed.depth) for speed in group})
 
-    def merit(group: list[Speed]) -> tuple[bool, int, str]:
+    def merit(group: list[SpeedRecord]) -> tuple[bool, int, str]:
         ours = point is not None and any(speed.dials == point.dials for speed in group)
         return ours, places(group), max(speed.when for speed in group)
 
     return max((group for group in groups.values() if places(group) > 1), key=merit, default=[])
 
 
-def _curve(axis: Axis, group: Sequence[Speed], point: OperatingPoint | None) -> Curve:
+def _curve(axis: Axis, group: Sequence[SpeedRecord], point: OperatingPoint | None) -> ChartCurve:
     lines = [*_measured(axis, group), *_predicted(axis, group)]
     measured = lines[0].dots if lines else ()
     chosen: float | None = None
-    gone: tuple[Lost, ...] = ()
+    gone: tuple[FailedTrial, ...] = ()
     if point is not None and group and axis.still(group[0].dials) == axis.still(point.dials):
         place = axis.x(point.dials, 0)
         chosen = place if any(dot.x == place for dot in measured) else None
         gone = lost(axis, point)
-    return Curve(
+    return ChartCurve(
         axis.key,
         axis.title,
         axis.x_name,
@@ -301,28 +303,28 @@ def _curve(axis: Axis, group: Sequence[Speed], point: OperatingPoint | None) -> 
     )
 
 
-def _measured(axis: Axis, group: Sequence[Speed]) -> list[Line]:
+def _measured(axis: Axis, group: Sequence[SpeedRecord]) -> list[Series]:
     pairs = [
         (axis.x(speed.dials, speed.depth), value) for speed in group if (value := axis.value(speed.figures)) is not None
     ]
     if not pairs:
         return []
     last = max(group, key=lambda speed: speed.when)
-    origin = Origin("measured", last.machine, last.build, last.when, note=f"tokenmill {last.source}")
-    return [Line(axis.line_name, origin, dots(pairs))]
+    origin = FigureOrigin("measured", last.machine, last.build, last.when, note=f"tokenmill {last.source}")
+    return [Series(axis.line_name, origin, dots(pairs))]
 
 
-def _predicted(axis: Axis, group: Sequence[Speed]) -> list[Line]:
+def _predicted(axis: Axis, group: Sequence[SpeedRecord]) -> list[Series]:
     """What was predicted, at the time, for the very settings that were measured."""
     latest = {axis.x(speed.dials, speed.depth): axis.value(speed.predicted) for speed in group}
     pairs = [(x, y) for x, y in latest.items() if y is not None]
-    return [Line("predicted", PREDICTED, dots(pairs))] if len(pairs) > 1 else []
+    return [Series("predicted", PREDICTED, dots(pairs))] if len(pairs) > 1 else []
 
 
-def _with_forecast(curve: Curve, speeds: Sequence[Forecasted], *, by_depth: bool) -> Curve:
+def _with_forecast(curve: ChartCurve, speeds: Sequence[Forecasted], *, by_depth: bool) -> ChartCurve:
     """A curve with the plan's own line, where none was kept with the measurements."""
     if len(speeds) < 2 or any(line.origin.kind == "predicted" for line in curve.lines):
         return curve
     origin = replace(PREDICTED, note=f"by the plan, {speeds[0].confidence}")
     pairs = ((float(speed.depth if by_depth else speed.sequences), speed.tok_s) for speed in speeds)
-    return replace(curve, lines=(*curve.lines, Line("predicted", origin, dots(pairs))))
+    return replace(curve, lines=(*curve.lines, Series("predicted", origin, dots(pairs))))

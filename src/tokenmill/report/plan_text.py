@@ -10,7 +10,7 @@ from tokenmill.report.report import (
     Loaded,
     ModelFacts,
     PlanFacts,
-    Report,
+    ReportPage,
     TierPicture,
 )
 from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds
@@ -44,7 +44,7 @@ TierTable = tuple[list[str], list[tuple[str, list[str]]], list[str]]
 """Column names; items with their sizes; the peak while loading."""
 
 
-def subtitle(report: Report) -> str:
+def subtitle(report: ReportPage) -> str:
     """The model in a few words."""
     model = report.model
     if model is None:
@@ -53,7 +53,7 @@ def subtitle(report: Report) -> str:
     return ", ".join(part for part in (model.quantisation, format_bytes(model.bytes), ghost) if part)
 
 
-def made_words(report: Report) -> str:
+def made_words(report: ReportPage) -> str:
     """When the report was made, and how to read its units."""
     return f"Made {report.made[:16].replace('T', ' ')} UTC by tokenmill {report.version}. {UNITS}"
 

@@ -14,7 +14,7 @@ from tokenmill.report import plan_text, result_text
 from tokenmill.report.bars import reuse_chart, swatch, tier_chart
 from tokenmill.report.charts import error_bar, front_chart, line_chart
 from tokenmill.report.curves import front_of
-from tokenmill.report.report import BatchReuse, Curve, Line, Report, TierPicture
+from tokenmill.report.report import BatchReuse, ChartCurve, ReportPage, Series, TierPicture
 from tokenmill.report.svg import figure_text, tick_text, visible
 from tokenmill.units import format_bytes
 
@@ -27,12 +27,12 @@ _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
-def page(report: Report) -> str:
+def page(report: ReportPage) -> str:
     """The report as one HTML page that needs no other file."""
     return _HTML.get_template("report.html.j2").render(report=report).lstrip()
 
 
-def markdown(report: Report) -> str:
+def markdown(report: ReportPage) -> str:
     """The report as Markdown, with charts of block characters that a terminal can show."""
     return _MARKDOWN.get_template("report.md.j2").render(report=report).lstrip()
 
@@ -73,7 +73,7 @@ def _bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
     return fenced("\n".join(f"{label:>{wide}} {bar(share):{_BAR}} {value}".rstrip() for label, share, value in rows))
 
 
-def _text_curve(curve: Curve, line: Line) -> Markup:
+def _text_curve(curve: ChartCurve, line: Series) -> Markup:
     most = max(dot.y for each in curve.lines for dot in each.dots) or 1.0
     rows = []
     for dot in line.dots:

@@ -16,7 +16,7 @@ Unit = Literal["tok/s", "bytes", "s"]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FigureOrigin:
     """How a figure came about; None: not known."""
 
     kind: OriginKind
@@ -33,7 +33,7 @@ class Origin:
         return ", ".join(part for part in parts if part)
 
 
-PREDICTED = Origin("predicted", note="by the plan")
+PREDICTED = FigureOrigin("predicted", note="by the plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Series:
     """Dots that belong together, by x."""
 
     name: str
-    origin: Origin
+    origin: FigureOrigin
     dots: tuple[Dot, ...]
 
     def at(self, x: float | None) -> Dot | None:
@@ -61,7 +61,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class FailedTrial:
     """A trial that gave no figure, and why."""
 
     x: float
@@ -69,23 +69,23 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ChartCurve:
     """One chart: what came out over one setting."""
 
     key: str  # threads, prefill-threads, sequences, decode-depth, ...
     title: str
     x_name: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[Series, ...]
     doubling: bool = False  # x is read in doublings: 1, 2, 4, ...
     knee: float | None = None  # x
     chosen: float | None = None  # x of the operating point
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[FailedTrial, ...] = ()
     note: str | None = None  # what was held still
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BarSegment:
     """Bytes of one item; `free` is what is left."""
 
     item: str
@@ -96,9 +96,9 @@ class Part:
 class Loaded:
     """One memory after a real load, item by item, with what that load's own plan had said."""
 
-    predicted: tuple[Part, ...]
-    measured: tuple[Part, ...]
-    origin: Origin
+    predicted: tuple[BarSegment, ...]
+    measured: tuple[BarSegment, ...]
+    origin: FigureOrigin
     settings: str  # in words
 
 
@@ -111,7 +111,7 @@ class TierPicture:
     capacity_bytes: int | None
     nominal_gb_s: float | None
     measured_gb_s: float | None
-    planned: tuple[Part, ...]  # without free
+    planned: tuple[BarSegment, ...]  # without free
     free_bytes: int | None  # None: the capacity is not known
     loading_bytes: int  # the most that loading takes
     missing_bytes: int = 0
@@ -154,7 +154,7 @@ class PlanFacts:
     load_warm_s: float | None
     load_bound_by: str | None
     load_s: float | None  # measured
-    loaded: Origin | None  # of that
+    loaded: FigureOrigin | None  # of that
     decisions: tuple[Decision, ...]
     shortfalls: tuple[Shortfall, ...]
     changes: tuple[Change, ...]
@@ -184,7 +184,7 @@ class BatchReuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FigureComparison:
     """One figure, predicted and measured."""
 
     what: str
@@ -192,7 +192,7 @@ class Comparison:
     unit: Unit
     predicted: float
     measured: float
-    origin: Origin
+    origin: FigureOrigin
     why: str | None = None  # of a difference, where it is known
 
     @property
@@ -202,7 +202,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class QualityCheck:
     """One check of a qualification."""
 
     name: str
@@ -216,8 +216,8 @@ class Check:
 class Qualified:
     """Whether a quant is good enough to use."""
 
-    checks: tuple[Check, ...]
-    origin: Origin
+    checks: tuple[QualityCheck, ...]
+    origin: FigureOrigin
     verdict: str | None = None
 
 
@@ -228,8 +228,8 @@ class Soaked:
     usable_context: int | None
     goal_context: int | None
     reason: str
-    origin: Origin
-    curves: tuple[Curve, ...] = ()
+    origin: FigureOrigin
+    curves: tuple[ChartCurve, ...] = ()
 
     @property
     def usable(self) -> str:
@@ -257,7 +257,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportPage:
     """Everything on the page."""
 
     made: str  # ISO 8601, UTC
@@ -266,11 +266,11 @@ class Report:
     model: ModelFacts | None = None
     plan: PlanFacts | None = None
     tiers: tuple[TierPicture, ...] = ()
-    bandwidth: tuple[Curve, ...] = ()
-    curves: tuple[Curve, ...] = ()  # by threads and by sequences
-    depth: tuple[Curve, ...] = ()  # by tokens in the context
+    bandwidth: tuple[ChartCurve, ...] = ()
+    curves: tuple[ChartCurve, ...] = ()  # by threads and by sequences
+    depth: tuple[ChartCurve, ...] = ()  # by tokens in the context
     reuse: tuple[BatchReuse, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[FigureComparison, ...] = ()
     point: OperatingPoint | None = None
     qualified: Qualified | None = None
     soaked: Soaked | None = None

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from tokenmill.report.compare import typical_error
 from tokenmill.report.curves import throughput
 from tokenmill.report.report import (
-    Comparison,
-    Curve,
-    Line,
+    ChartCurve,
+    FigureComparison,
     Qualified,
-    Report,
+    ReportPage,
+    Series,
 )
 from tokenmill.report.svg import figure_text, tick_text
 from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
@@ -20,7 +20,7 @@ FRONT_HEAD = ("threads", "sequences", "ubatch", "context", "tok/s", "first token
 Rows = list[tuple[str, str]]
 
 
-def curve_caption(curve: Curve) -> str:
+def curve_caption(curve: ChartCurve) -> str:
     """Where the lines of a chart come from, and which settings were the same for all of them."""
     names: dict[str, list[str]] = {}
     for line in curve.lines:
@@ -32,7 +32,7 @@ def curve_caption(curve: Curve) -> str:
     return "; ".join([*origins, *([f"at {curve.note}"] if curve.note else [])])
 
 
-def curve_table(curve: Curve) -> tuple[list[str], list[list[str]]]:
+def curve_table(curve: ChartCurve) -> tuple[list[str], list[list[str]]]:
     """The figures of a chart: column names and rows."""
     xs = sorted({dot.x for line in curve.lines for dot in line.dots})
     names = [line.name if line.name == line.origin.kind else f"{line.name}, {line.origin.kind}" for line in curve.lines]
@@ -40,7 +40,7 @@ def curve_table(curve: Curve) -> tuple[list[str], list[list[str]]]:
     return [curve.x_name, *(f"{name}, {curve.unit}" for name in names)], rows
 
 
-def line_words(curve: Curve, line: Line) -> str:
+def line_words(curve: ChartCurve, line: Series) -> str:
     """What one line of a chart shows, and where it comes from."""
     name = "" if line.name == line.origin.kind else f"{line.name}, "
     return f"{name}{curve.unit} by {curve.x_name}; {line.origin.words}"
@@ -123,7 +123,7 @@ def error_text(error: float | None) -> str:
     return "" if error is None else f"{100 * error:+.1f} %"
 
 
-def reuse_rows(report: Report) -> list[tuple[str, ...]]:
+def reuse_rows(report: ReportPage) -> list[tuple[str, ...]]:
     """Each batch: its file and its counts."""
     return [
         (each.source, *(f"{count:,}" for count in (each.jobs, each.answers, each.answers_reused, each.written_tokens)))
@@ -145,7 +145,7 @@ def check_rows(qualified: Qualified) -> list[tuple[str, ...]]:
     ]
 
 
-def headline(report: Report) -> Iterator[tuple[str, str, str]]:
+def headline(report: ReportPage) -> Iterator[tuple[str, str, str]]:
     """The few figures at the top: name, figure, where it is from."""
     plan = report.plan
     point = report.point
@@ -177,12 +177,12 @@ def headline(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "typical error of speeds", f"{100 * error:.0f} %", f"median of {count} predicted against measured"
 
 
-def speeds_of(found: Sequence[Comparison]) -> list[Comparison]:
+def speeds_of(found: Sequence[FigureComparison]) -> list[FigureComparison]:
     """Comparisons of speeds."""
     return [each for each in found if each.unit == "tok/s"]
 
 
-def comparison_rows(report: Report) -> list[tuple[str, ...]]:
+def comparison_rows(report: ReportPage) -> list[tuple[str, ...]]:
     """Each comparison as text."""
     return [
         (
@@ -197,12 +197,12 @@ def comparison_rows(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def measured_with(each: Comparison) -> str:
+def measured_with(each: FigureComparison) -> str:
     """Machine, build and date of a measurement."""
     return each.origin.words.removeprefix("measured on ")
 
 
-def in_common(found: Sequence[Comparison]) -> tuple[str, str, bool]:
+def in_common(found: Sequence[FigureComparison]) -> tuple[str, str, bool]:
     """Words to put above a table: origin and settings that all rows share; the settings alone; are origins many?"""
     origins = sorted({each.origin.words for each in found})
     parts = [each.at.split(", ") for each in found]
@@ -221,7 +221,7 @@ def _measured(point: OperatingPoint) -> str:
     return f"measured on {point.place.machine}, {point.place.build}, {point.when[:10]}"
 
 
-def _alone(report: Report, key: str) -> tuple[float, str] | None:
+def _alone(report: ReportPage, key: str) -> tuple[float, str] | None:
     """The shallowest measured figure of a depth curve."""
     lines = [line for curve in report.depth if curve.key == key for line in curve.lines]
     line = next((line for line in lines if line.origin.kind == "measured" and line.dots), None)

@@ -19,7 +19,7 @@ from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Decision, Plan
-from tokenmill.planner.speed.rates import Family
+from tokenmill.planner.speed.rates import QuantFamily
 from tokenmill.tuner import history
 from tokenmill.tuner.calibrate import calibration, main_family
 from tokenmill.tuner.point import OperatingPoint
@@ -104,7 +104,7 @@ def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
     return (decision for decision in plan.decisions if decision.name not in own)
 
 
-def _families(state: Path) -> Mapping[str, Family]:
+def _families(state: Path) -> Mapping[str, QuantFamily]:
     """The weight families of the models that were loaded here."""
     found = ((load.model_id, main_family(load.types)) for load in load_history.read(state))
     return {model_id: kind for model_id, kind in found if kind is not None}

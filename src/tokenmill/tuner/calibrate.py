@@ -15,9 +15,9 @@ from tokenmill.planner.placement import fingerprint, kinds
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration, Correction
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
-from tokenmill.planner.speed.rates import Family, family
+from tokenmill.planner.speed.rates import QuantFamily, family
 from tokenmill.tuner.forecasts import settings_at
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
 
 MOST = 8.0  # times: a forecast further off than that is wrong for a reason that no factor mends
@@ -30,17 +30,17 @@ _RATES_GB_S = (0.05, 20_000.0)  # between which a memory's rate is looked for
 _HALVINGS = 24
 _ENDLESS = 0.95  # of the speed with endless memory, with which its rate no longer matters
 _SOLVED = 5  # measurements that a rate is looked for in: each takes many forecasts
-Kind = Literal["decode", "prefill"]
+RateKind = Literal["decode", "prefill"]
 
 
 def calibration(
-    speeds: Sequence[Speed],
+    speeds: Sequence[SpeedRecord],
     plan: Plan,
     *,
     machine_id: str,
     model_id: str | None,
     engines: Sequence[str],
-    families: Mapping[str, Family] | None = None,
+    families: Mapping[str, QuantFamily] | None = None,
 ) -> Calibration | None:
     """What the records of this machine and these engines say of a plan's forecast; None: nothing.
 
@@ -63,14 +63,14 @@ def calibration(
     return Calibration(rates, decode, prefill)
 
 
-def newest_builds(speeds: Iterable[Speed]) -> list[Speed]:
+def newest_builds(speeds: Iterable[SpeedRecord]) -> list[SpeedRecord]:
     """Those of each engine's newest build, oldest first."""
     ordered = sorted(speeds, key=lambda one: one.when)
     builds = {one.engine: one.build for one in ordered}
     return [one for one in ordered if one.build == builds[one.engine]]
 
 
-def predicted(plan: Plan, speed: Speed, known: Calibration | None = None) -> Figures:
+def predicted(plan: Plan, speed: SpeedRecord, known: Calibration | None = None) -> Figures:
     """What is forecast for the settings that a speed was measured at; None where the machine states too little."""
     dials = speed.dials
     depth = speed.depth
@@ -82,12 +82,12 @@ def predicted(plan: Plan, speed: Speed, known: Calibration | None = None) -> Fig
     return Figures(write.tok_s if write is not None else None, read.tok_s if read is not None else None)
 
 
-def main_family(types: Mapping[str, int]) -> Family | None:
+def main_family(types: Mapping[str, int]) -> QuantFamily | None:
     """The kind of weights that most of a model's bytes are; None: nothing is known of them."""
-    sizes: dict[Family, int] = {}
+    sizes: dict[QuantFamily, int] = {}
     for name, count in types.items():
         sizes[family(name)] = sizes.get(family(name), 0) + count
-    found: list[Family] = sorted(sizes, key=lambda one: sizes[one])
+    found: list[QuantFamily] = sorted(sizes, key=lambda one: sizes[one])
     return found[-1] if found else None
 
 
@@ -102,14 +102,16 @@ def correction(ratios: Sequence[float], *, expected: float, of: str, last: str |
     return Correction(math.exp(max(-bound, min(bound, middle))), min(spread, bound), len(logs), of, last)
 
 
-def _own(kind: Kind, own: Sequence[Speed], plan: Plan, known: Calibration | None) -> Correction | None:
+def _own(kind: RateKind, own: Sequence[SpeedRecord], plan: Plan, known: Calibration | None) -> Correction | None:
     found = [(one, ratio) for one in own if (ratio := _ratio(kind, one, predicted(plan, one, known))) is not None]
     if not found:
         return None
     return correction([ratio for _, ratio in found], expected=OWN, of="this model", last=found[-1][0].when)
 
 
-def _of_others(kind: Kind, others: Sequence[Speed], plan: Plan, families: Mapping[str, Family]) -> Correction | None:
+def _of_others(
+    kind: RateKind, others: Sequence[SpeedRecord], plan: Plan, families: Mapping[str, QuantFamily]
+) -> Correction | None:
     counts: dict[str, int] = {}
     first = []
     for one in others:
@@ -133,7 +135,7 @@ def _of_others(kind: Kind, others: Sequence[Speed], plan: Plan, families: Mappin
     )
 
 
-def _ratio(kind: Kind, speed: Speed, forecast: Figures) -> float | None:
+def _ratio(kind: RateKind, speed: SpeedRecord, forecast: Figures) -> float | None:
     """Seconds measured over seconds forecast."""
     name = f"{kind}_tok_s"
     measured = getattr(speed.figures, name)
@@ -143,7 +145,7 @@ def _ratio(kind: Kind, speed: Speed, forecast: Figures) -> float | None:
     return float(computed / measured)
 
 
-def _rates(own: Sequence[Speed], plan: Plan) -> dict[str, float]:
+def _rates(own: Sequence[SpeedRecord], plan: Plan) -> dict[str, float]:
     """The rate of host memory by what decoding took, where the machine states none and nothing else is missing."""
     written = [one for one in own if one.figures.decode_tok_s][-_SOLVED:]
     if not written or any(predicted(plan, one).decode_tok_s is not None for one in written):
@@ -155,7 +157,7 @@ def _rates(own: Sequence[Speed], plan: Plan) -> dict[str, float]:
     return {}
 
 
-def _rate(tier: str, speed: Speed, plan: Plan) -> float | None:
+def _rate(tier: str, speed: SpeedRecord, plan: Plan) -> float | None:
     """The rate at which the computed speed is the measured one, or the nearest to it; None: others are missing too."""
 
     def at(rate: float) -> float | None:

@@ -22,7 +22,7 @@ FLAT = -0.05  # exponents below this are a fall
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WorthCurve:
     """Worth by value along one dial."""
 
     values: tuple[int, ...]  # ascending
@@ -41,7 +41,7 @@ def exponent(low: int, low_worth: float, high: int, high_worth: float) -> float:
     return log(high_worth / low_worth) / log(high / low)
 
 
-def bound(line: Line, at: int) -> float:
+def bound(line: WorthCurve, at: int) -> float:
     """The most that a value could be worth; infinite where nothing measured limits it."""
     below = [value for value in line.values if value < at and line.seen.get(value, 0.0) > 0]
     above = [value for value in line.values if value > at and line.seen.get(value, 0.0) > 0]
@@ -62,7 +62,7 @@ def bound(line: Line, at: int) -> float:
     return most
 
 
-def probe(line: Line, bar: float, guess: Callable[[int], float | None] | None = None) -> int | None:
+def probe(line: WorthCurve, bar: float, guess: Callable[[int], float | None] | None = None) -> int | None:
     """The value to try next; None: none can be worth more than `bar`.
 
     `guess` may lower the bound of a value: what a fitted forecast says it is worth at the very most.
@@ -86,7 +86,7 @@ def probe(line: Line, bar: float, guess: Callable[[int], float | None] | None = 
     return run[len(run) // 2]
 
 
-def _widest(line: Line, free: list[int]) -> int | None:
+def _widest(line: WorthCurve, free: list[int]) -> int | None:
     """A value inside the widest gap that may hide a cliff; gaps where even proportional growth is not enough stay."""
     known = sorted(value for value in line.values if value in line.seen)
     best = max(line.seen.values())
@@ -111,7 +111,7 @@ def _widest(line: Line, free: list[int]) -> int | None:
     return max(found)[1] if found else None
 
 
-def _hardly_rises(line: Line, known: list[int]) -> bool:
+def _hardly_rises(line: WorthCurve, known: list[int]) -> bool:
     """Whether the lowest measured values say nothing against a peak below them: it may end in a cliff."""
     if len(known) < 2:
         return True
@@ -119,7 +119,7 @@ def _hardly_rises(line: Line, known: list[int]) -> bool:
     return min(line.seen[low], line.seen[high]) <= 0 or exponent(low, line.seen[low], high, line.seen[high]) < CLIMBS
 
 
-def _run(line: Line, hopeful: list[int], best: int) -> list[int]:
+def _run(line: WorthCurve, hopeful: list[int], best: int) -> list[int]:
     """The values around `best` that are hopeful too, with nothing measured between them."""
     known = [value for value in line.values if value in line.seen]
     low = max((value for value in known if value < best), default=0)

@@ -8,7 +8,7 @@ from tokenmill.planner.plan import Plan
 from tokenmill.tuner.engine_rig import most_starts
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
 from tokenmill.tuner.space import Space
-from tokenmill.tuner.trial_run import Step
+from tokenmill.tuner.trial_run import TrialStep
 from tokenmill.units import format_bytes, format_seconds, number_of
 
 AROUND_S = 4.0  # that a trial takes beside what it measures: another context, the warm-up, the head
@@ -78,7 +78,7 @@ def announced(
     )
 
 
-def progress_line(step: Step) -> str:
+def progress_line(step: TrialStep) -> str:
     """A trial on a line of 80 columns."""
     trial = step.trial
     head = f"{step.number:3}  {dials_words(trial.dials)}: "

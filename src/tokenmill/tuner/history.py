@@ -11,7 +11,7 @@ Source = Literal["tune", "bench", "run", "soak"]
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class SpeedRecord:
     """One measurement."""
 
     when: str  # ISO 8601, UTC
@@ -28,13 +28,15 @@ class Speed:
     predicted: Figures  # nothing but None where no forecast was made
 
 
-def append(state: Path, speed: Speed) -> None:
+def append(state: Path, speed: SpeedRecord) -> None:
     """Store a measurement."""
     measurements.append(state, "speed", speed)
 
 
 def read(
     state: Path, *, machine_id: str | None = None, model_id: str | None = None, engine: str | None = None
-) -> tuple[Speed, ...]:
+) -> tuple[SpeedRecord, ...]:
     """Stored measurements, oldest first."""
-    return tuple(measurements.read(state, "speed", Speed, machine_id=machine_id, model_id=model_id, engine=engine))
+    return tuple(
+        measurements.read(state, "speed", SpeedRecord, machine_id=machine_id, model_id=model_id, engine=engine)
+    )

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tokenmill.engine.engine import Answer, Engine, Piece, Request, answer
 from tokenmill.errors import EngineError
 from tokenmill.tuner.point import Figures
-from tokenmill.tuner.work import Work
+from tokenmill.tuner.work import TuneRequests
 
 SHARING = 64  # jobs that one head is computed for, where its time is counted in
 LEAST_STEPS = 12  # that all lanes write together, however slow they are
@@ -37,7 +37,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class MeasureOptions:
     """How thoroughly to measure."""
 
     seconds: float = 5.0  # for the waves of one trial
@@ -109,7 +109,7 @@ def settled(values: Sequence[float], noise: float) -> bool:
     return len(values) > LEAST_WAVES and spread is not None and spread / len(values) ** 0.5 <= noise / 2
 
 
-async def prepare(engine: Engine, work: Work, trial: int, lanes: int) -> float | None:
+async def prepare(engine: Engine, work: TuneRequests, trial: int, lanes: int) -> float | None:
     """Warm up, then compute the head: the seconds it takes; None where there is none."""
     short = [replace(work.job(trial, -1 - at), max_tokens=WARM_TOKENS) for at in range(lanes)]
     head = work.head(trial)
@@ -129,7 +129,15 @@ async def prepare(engine: Engine, work: Work, trial: int, lanes: int) -> float |
 
 
 async def measure(
-    engine: Engine, work: Work, how: How, *, trial: int, lanes: int, ubatch: int, context: int, head_s: float | None
+    engine: Engine,
+    work: TuneRequests,
+    how: MeasureOptions,
+    *,
+    trial: int,
+    lanes: int,
+    ubatch: int,
+    context: int,
+    head_s: float | None,
 ) -> Measured:
     """The waves of a trial on an engine that is prepared, and what comes of all."""
     room = max(1, context - work.depth - 1)
@@ -169,7 +177,12 @@ def _some(jobs: Iterator[Request], number: int, most: int) -> list[Request]:
 
 
 def _figures(
-    work: Work, waves: Sequence[Wave], decode_tok_s: float, lanes: int, head_s: float | None, first_s: float | None
+    work: TuneRequests,
+    waves: Sequence[Wave],
+    decode_tok_s: float,
+    lanes: int,
+    head_s: float | None,
+    first_s: float | None,
 ) -> Figures:
     begun_s = median(wave.begun_s for wave in waves)
     jobs = batch_rate(

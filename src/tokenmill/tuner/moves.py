@@ -7,7 +7,7 @@ not asked for. The points of a step differ in nothing that needs a load, but for
 from collections.abc import Callable, Generator, Iterable
 from math import sqrt
 
-from tokenmill.tuner.curves import Line, bound, probe
+from tokenmill.tuner.curves import WorthCurve, bound, probe
 from tokenmill.tuner.point import TrialSettings
 from tokenmill.tuner.space import ORDERED, RELOAD, Space, cache_bytes, setting
 from tokenmill.tuner.trial_log import Fit, TrialLog
@@ -25,7 +25,7 @@ STRIDES = 8  # a long dial is stepped along in so many
 GAPS = {"sequences": 4.0, "threads": 2.0, "ubatch": 4.0, "threads_batch": 2.0, "context": 8.0}
 
 
-class Spent(Exception):
+class TrialsSpent(Exception):
     """No trials are left for looking around. Never leaves the search."""
 
 
@@ -45,7 +45,7 @@ class Moves:
         held = [dials for dials in dict.fromkeys(points) if self.space.holds(dials)]
         while wanting := [dials for dials in held if self.book.wants(dials, times)]:
             if self.exploring and not self.may_explore():
-                raise Spent
+                raise TrialsSpent
             yield wanting
 
     def better(self, base: TrialSettings, *others: TrialSettings) -> TrialSettings:
@@ -86,7 +86,7 @@ class Moves:
         while True:
             seen = {value: worth for value, there in points.items() if (worth := book.worth(there)) is not None}
             shut = frozenset(value for value, there in points.items() if value not in seen and book.shut(there))
-            line = Line(tuple(points), seen, shut, GAPS[dial], from_first=dial == "sequences")
+            line = WorthCurve(tuple(points), seen, shut, GAPS[dial], from_first=dial == "sequences")
             best = max((book.rank(points[value]) for value in seen), default=(False, 0.0))
             value = probe(line, best[1] * (1 + book.noise / 2), self._guess(points))
             if value is None:
@@ -135,7 +135,7 @@ class Moves:
         """Smaller cache types where memory, and nothing else, keeps more sequences from being tried."""
         points = {count: self.space.turned(base, "sequences", count) for count in self.space.sequences}
         seen = {count: worth for count, there in points.items() if (worth := self.book.worth(there)) is not None}
-        line = Line(tuple(points), seen)
+        line = WorthCurve(tuple(points), seen)
         bar = self.book.rank(base)[1] * (1 + self.book.noise)
         kept_out = [c for c in points if c > base.sequences and c not in seen and self.book.shut(points[c])]
         if not any(bound(line, count) > bar for count in kept_out):

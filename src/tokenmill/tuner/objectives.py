@@ -10,7 +10,7 @@ from typing import Literal
 from tokenmill.tuner.noise import Standing
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
 
-Throughput = Literal["jobs_tok_s", "decode_tok_s"]
+ThroughputMetric = Literal["jobs_tok_s", "decode_tok_s"]
 LATENESS = 3  # the power with which coming late counts
 
 
@@ -19,7 +19,7 @@ class Yardstick:
     """An aim, and which figures there are to judge by."""
 
     aim: Aim
-    throughput_figure: Throughput
+    throughput_figure: ThroughputMetric
     by: Literal["throughput", "first token", "in time", "joules"]  # what is raised
 
     def tok_s(self, figures: Figures) -> float | None:

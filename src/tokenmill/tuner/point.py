@@ -6,7 +6,7 @@ from typing import Literal
 from tokenmill.engine.engine import KvLayout
 
 AimKind = Literal["throughput", "latency", "cores", "context", "energy"]
-Outcome = Literal["measured", "out of memory", "died", "hung", "refused"]
+TrialOutcome = Literal["measured", "out of memory", "died", "hung", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Trial:
     """Dials that were tried: a crash is a result too."""
 
     dials: TrialSettings
-    outcome: Outcome
+    outcome: TrialOutcome
     figures: Figures = Figures()
     seconds: float = 0.0  # that it took, a load included
     loaded: bool = False  # whether the weights were loaded for it

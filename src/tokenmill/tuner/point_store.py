@@ -23,7 +23,7 @@ class StoredTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundPoint:
     """A point that holds here, or why one that is there does not."""
 
     point: OperatingPoint | None = None
@@ -41,7 +41,7 @@ def load_point(state: Path, place: PointScope) -> OperatingPoint | None:
     return find(state, place).point
 
 
-def find(state: Path, place: PointScope) -> Found:
+def find(state: Path, place: PointScope) -> FoundPoint:
     """The same, with the reason where a point of another place is all there is."""
     stored = points(state)
     for point in stored:
@@ -49,16 +49,16 @@ def find(state: Path, place: PointScope) -> Found:
         if (own.machine_id, own.model_id, own.engine) != (place.machine_id, place.model_id, place.engine):
             continue
         if own.build == place.build:
-            return Found(point)
-        return Found(why_not=f"the {_named(point)} is of {own.build}, and this is {place.build}")
+            return FoundPoint(point)
+        return FoundPoint(why_not=f"the {_named(point)} is of {own.build}, and this is {place.build}")
     for other in sorted(stored, key=lambda point: point.when, reverse=True):
         if other.place.engine != place.engine or other.place.model != place.model:
             continue
         if other.place.model_id == place.model_id:
-            return Found(why_not=f"the {_named(other)} is of another machine, {other.place.machine}")
+            return FoundPoint(why_not=f"the {_named(other)} is of another machine, {other.place.machine}")
         if other.place.machine_id == place.machine_id:
-            return Found(why_not=f"the {_named(other)} is of another file of {place.model}")
-    return Found()
+            return FoundPoint(why_not=f"the {_named(other)} is of another file of {place.model}")
+    return FoundPoint()
 
 
 def has_points(state: Path) -> bool:

@@ -10,7 +10,7 @@ not ask for what it was told already, so an interrupted search that is told its 
 from collections.abc import Callable, Generator, Iterable
 
 from tokenmill.tuner import secondary_objectives
-from tokenmill.tuner.moves import CONTENDERS, Asking, Leading, Moves, Spent, same_load, words
+from tokenmill.tuner.moves import CONTENDERS, Asking, Leading, Moves, TrialsSpent, same_load, words
 from tokenmill.tuner.point import Aim, Trial, TrialSettings
 from tokenmill.tuner.space import KINDS, ORDERED, Space, setting
 from tokenmill.tuner.trial_log import TrialLog
@@ -125,7 +125,7 @@ class Search:
             base = yield from self._whole(base)
             for dial, value in self._variants:
                 base = yield from self._loaded(base, dial, value)
-        except Spent:
+        except TrialsSpent:
             spent = True
             yield from self._walk.settle(self._last_load())
         if spent:

@@ -22,10 +22,10 @@ from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.energy import Joules, Meter
 from tokenmill.tuner.engine_rig import EngineRig
 from tokenmill.tuner.forecasts import fits
-from tokenmill.tuner.measure import How, Measured, measure, prepare
+from tokenmill.tuner.measure import Measured, MeasureOptions, measure, prepare
 from tokenmill.tuner.noise_monitor import NoiseMonitor
-from tokenmill.tuner.point import Outcome, Trial, TrialSettings
-from tokenmill.tuner.work import Work, WorkFor
+from tokenmill.tuner.point import Trial, TrialOutcome, TrialSettings
+from tokenmill.tuner.work import TuneRequests, WorkFor
 
 MOST_FAILED_LOADS = 3  # in a row
 MOST_KILLS = 5  # of the engine by other processes, during one trial
@@ -66,7 +66,7 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     """A trial that has ended, for whoever watches."""
 
     number: int
@@ -81,7 +81,7 @@ class TrialContext:
 
     plan: Plan
     stand: EngineRig
-    how: How
+    how: MeasureOptions
     watch: Callable[[], NoiseMonitor] | None = (
         NoiseMonitor  # None: trials count although something else uses the machine
     )
@@ -91,7 +91,7 @@ class TrialContext:
     depth: int = 0  # tokens of the prompts that were measured with last
 
 
-def outcome_of(error: TokenmillError) -> Outcome:
+def outcome_of(error: TokenmillError) -> TrialOutcome:
     """What an error says became of a trial."""
     text = f"{error.message}\n{error.hint or ''}".lower()
     if any(words in text for words in _MEMORY) and "not for memory" not in text:
@@ -157,7 +157,7 @@ async def drive(
     *,
     known: Iterable[Trial] = (),
     keep: Callable[[Trial], None],
-    tell: Callable[[Step], None],
+    tell: Callable[[TrialStep], None],
 ) -> tuple[Trial, ...]:
     """Try what the search asks for until it is done; `known` are trials from before, which count as well."""
     trials = list(known)
@@ -168,7 +168,7 @@ async def drive(
         keep(trial)  # before it counts: what is told next may be interrupted
         search.tell(trial)
         trials.append(trial)
-        tell(Step(len(trials), trial, search.best(), search.remaining()))
+        tell(TrialStep(len(trials), trial, search.best(), search.remaining()))
     return tuple(trials)
 
 
@@ -184,7 +184,7 @@ async def _loaded(bed: TrialContext, dials: TrialSettings) -> Engine:
     return engine
 
 
-async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, work: Work, number: int) -> Trial:
+async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, work: TuneRequests, number: int) -> Trial:
     pids = pids_of(engine)
     bed.depth = work.depth
     head_s = await prepare(engine, work, number, dials.sequences)

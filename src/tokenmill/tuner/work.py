@@ -25,7 +25,7 @@ _LEAST_VOCABULARY = 16
 _COUNTED = 32  # jobs whose tokens are counted
 
 
-class Work(Protocol):
+class TuneRequests(Protocol):
     """Requests to measure with. The same numbers give the same requests."""
 
     @property
@@ -46,7 +46,7 @@ class Work(Protocol):
         """What each lane writes in a wave, so that all of them write together for long enough."""
 
 
-WorkFor = Callable[[Engine], Awaitable[Work]]
+WorkFor = Callable[[Engine], Awaitable[TuneRequests]]
 """The work for an engine: what it is made of may be the engine's own."""
 
 
@@ -119,7 +119,7 @@ def drawing(aim: Aim) -> WorkFor:
     """Drawn work; every life of an engine has the same vocabulary, so the first is asked for it."""
     words: list[tuple[int, ...]] = []
 
-    async def work(engine: Engine) -> Work:
+    async def work(engine: Engine) -> TuneRequests:
         if not words:
             words.append(await vocabulary(engine))
         return Drawn(aim, words[0])
@@ -139,7 +139,7 @@ def handing(jobs: Sequence[Request], aim: Aim) -> WorkFor:
     output = max(1, round(sum(ceilings) / len(ceilings)))
     lengths: list[int] = []
 
-    async def work(engine: Engine) -> Work:
+    async def work(engine: Engine) -> TuneRequests:
         if not lengths:
             lengths.extend([len(await engine.tokenize(job.prompt)) for job in jobs[:_COUNTED]])
         return Given(tuple(jobs), output, round(sum(lengths) / len(lengths)))

@@ -22,7 +22,7 @@ from tokenmill.gateway.batch_files import write_results
 from tokenmill.gateway.files import FileStore
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.http_batches import HttpBatch
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.worker.async_store import AsyncStore
 
@@ -167,7 +167,7 @@ def test_a_backend_that_dies_is_drained_to_the_next(tmp_path: Path) -> None:
         done = until(client, batch, "completed")
         assert done.request_counts.completed == 20
         assert two.seen.streams
-        with Reader(tmp_path / "batches") as reader:
+        with StoreReader(tmp_path / "batches") as reader:
             assert reader.named(batch.id).totals.computed == 20
 
 
@@ -212,7 +212,7 @@ def test_stopping_puts_back_and_starting_goes_on(tmp_path: Path) -> None:
     with faked(tmp_path, grace_s=0.0) as (gateway, (engine,)):
         batch = until(gateway.client(), created(gateway.client(), *lines), "in_progress", done=2)
         assert engine.at_work == {"gated 1", "gated 2"}
-    with Reader(tmp_path / "batches") as reader:
+    with StoreReader(tmp_path / "batches") as reader:
         counts = reader.named(batch.id).counts
         assert (counts.running, counts.pending, counts.done) == (0, 2, 2)
     with faked(tmp_path) as (gateway, (engine,)):
@@ -340,7 +340,7 @@ def test_text_that_is_none(tmp_path: Path) -> None:
 def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, tried = write_results, threading.Event()
 
-    def full(files: FileStore, reader: Reader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
+    def full(files: FileStore, reader: StoreReader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
         write(files, reader, jobs, batch, now_s=now_s)  # half of it is done, and done again
         tried.set()
         raise StoreFull("no room is left")

@@ -17,7 +17,7 @@ from support import gateway_process, patient
 from support.batches import CHAT, chat_line, created, events, lines_of, until, uploaded
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.gateway import app, batches
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_killed_in_the_middle_and_started_again(smollm2_path: Path, tmp_path: Pa
         until(client, batch, "in_progress", done=1)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(LIMIT_S)
-    with Reader(tmp_path / "batches") as reader:
+    with StoreReader(tmp_path / "batches") as reader:
         stored = reader.named(batch.id)
         kept = {one.number: one.body for one in reader.results(stored.id, 0, 100) if one.body is not None}
     assert 1 <= len(kept) < 8
@@ -247,5 +247,5 @@ def test_killed_in_the_middle_and_started_again(smollm2_path: Path, tmp_path: Pa
     assert (done.request_counts.completed, done.request_counts.failed) == (8, 0)
     assert [json.loads(line)["custom_id"] for line in content.splitlines()] == [f"r{n}" for n in range(8)]
     assert all(body in content for body in kept.values())
-    with Reader(tmp_path / "batches") as reader:
+    with StoreReader(tmp_path / "batches") as reader:
         assert reader.named(batch.id).totals.computed == 8  # each once, over both lives

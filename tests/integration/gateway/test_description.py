@@ -13,7 +13,7 @@ from starlette.routing import Route
 from support import patient
 from support.gateway_clients import faked
 from tokenmill.gateway import app
-from tokenmill.gateway.parts import Part
+from tokenmill.gateway.parts import RouteGroup
 
 
 def test_every_route_is_described_and_every_description_is_served(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_bug_is_answered_and_told(
     async def broken(_request: Request) -> Response:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(app, "parts", lambda _state: (Part([Route("/broken", broken)]),))
+    monkeypatch.setattr(app, "parts", lambda _state: (RouteGroup([Route("/broken", broken)]),))
     with faked(tmp_path) as (gateway, _), caplog.at_level(logging.ERROR):
         answer = patient.get(f"{gateway.url}/broken")
         assert answer.status_code == 500

@@ -17,9 +17,9 @@ from tokenmill.config import EngineEntry, RouteEntry
 from tokenmill.errors import EngineError
 from tokenmill.gateway import managed_backend
 from tokenmill.gateway.managed_backend import ManagedBackend
-from tokenmill.gateway.vitals import Pace
+from tokenmill.gateway.vitals import PollPace
 
-PACE, HASTY = Pace(timeout_s=LIMIT_S), Pace(timeout_s=0.2)
+PACE, HASTY = PollPace(timeout_s=LIMIT_S), PollPace(timeout_s=0.2)
 
 
 class Chain:
@@ -39,7 +39,7 @@ class Chain:
         assert answer.status_code == 200, answer.text
         return str(answer.headers["x-tokenmill-engine"])
 
-    def check(self, pace: Pace = PACE) -> str:
+    def check(self, pace: PollPace = PACE) -> str:
         """Look at the first now, as is done every few seconds; its state."""
         self.gateway.call(self.guards[0].check(pace))
         return self.guards[0].state

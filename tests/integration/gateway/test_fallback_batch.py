@@ -9,7 +9,7 @@ from typing import Any, cast
 from support.faulty_server import CHAT, LIMIT_S, FaultyServer, engines_at, faulty
 from support.gateway import Served, config_in, served
 from tokenmill.gateway.managed_backend import ManagedBackend
-from tokenmill.gateway.vitals import Pace
+from tokenmill.gateway.vitals import PollPace
 
 JOBS = 12
 
@@ -67,7 +67,7 @@ def test_what_is_left_goes_to_the_next(tmp_path: Path) -> None:
         first.dies_after = None
         first.end()
         first.begin()
-        gateway.call(guard.check(Pace(timeout_s=LIMIT_S)))
+        gateway.call(guard.check(PollPace(timeout_s=LIMIT_S)))
         assert guard.state == "ready"
         worked(gateway, "whole")
         assert chats(first, "whole") == JOBS

@@ -12,7 +12,7 @@ import pytest
 from support import patient
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.engine.engine import Chat
-from tokenmill.engine.pinned_prefixes import Head
+from tokenmill.engine.pinned_prefixes import PinnedPrefix
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(20))
 TOOLS = [
@@ -34,7 +34,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    head = Head("rules", Chat(({"role": "system", "content": RULES},)))
+    head = PinnedPrefix("rules", Chat(({"role": "system", "content": RULES},)))
     state = tmp_path_factory.mktemp("state")
     with served(native_engine(smollm2_path, heads=[head]), config_in(state)) as one:
         yield one

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from support.servers import misbehaving, run
-from tokenmill.gateway.upstream import Lost, Response, Unreachable, Upstream
+from tokenmill.gateway.upstream import Response, Upstream, UpstreamLost, UpstreamUnreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
 MOST = 1 << 26
@@ -64,7 +64,7 @@ def test_what_breaks_off_is_lost(data: bytes, words: str) -> None:
     async def read(response: Response) -> None:
         await response.all(MOST)
 
-    with pytest.raises(Lost, match=words):
+    with pytest.raises(UpstreamLost, match=words):
         answered(data, read)
 
 
@@ -72,7 +72,7 @@ def test_an_answer_that_is_too_large() -> None:
     async def read(response: Response) -> None:
         await response.all(3)
 
-    with pytest.raises(Lost, match="larger than 3 bytes"):
+    with pytest.raises(UpstreamLost, match="larger than 3 bytes"):
         answered(OK + b"Content-Length: 5\r\n\r\nhello", read)
 
 
@@ -83,7 +83,7 @@ def test_nothing_listens() -> None:
 
         async with misbehaving(reply) as url:
             pass
-        with pytest.raises(Unreachable):
+        with pytest.raises(UpstreamUnreachable):
             await Upstream(url).send("GET", "/health")
 
     run(scene)

@@ -13,7 +13,7 @@ from support.crews import LIMIT_S, Counting, Gated, crewed, hand
 from support.fake_engine import CRASH, KILLED, FakeEngine, Seen, restarting
 from support.jobs_store import submitted
 from support.worked import QUICK
-from tokenmill.engine.engine import Status
+from tokenmill.engine.engine import EngineStatus
 from tokenmill.errors import EngineError, StoreError
 from tokenmill.jobs.models import Batch, JobId, State, Waiting
 from tokenmill.jobs.store.store import Store, ask_to_cancel
@@ -297,7 +297,7 @@ def test_who_waits_for_its_engine_does_not_keep_the_others(tmp_path: Path) -> No
     """An engine that is being restarted when all is done."""
 
     class Restarting(FakeEngine):
-        async def status(self) -> Status:
+        async def status(self) -> EngineStatus:
             return replace(await super().status(), state="starting")
 
     async def run() -> PoolReport:

@@ -10,7 +10,7 @@ import pytest
 from support.crews import crewed, hand
 from support.jobs_store import submitted
 from support.native_engine import native, plan_for, run
-from tokenmill.engine.engine import Answer, Capabilities, Engine, Identity, Piece, Request, Status
+from tokenmill.engine.engine import Answer, Capabilities, Engine, EngineStatus, Identity, Piece, Request
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.pool import PoolReport
@@ -47,7 +47,7 @@ class Noting(ForwardingEngine):
         async for event in self._engine.stream(request):
             yield event
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         return await self._engine.status()
 
     async def close(self) -> None:

@@ -12,18 +12,18 @@ import pytest
 from support.jobs_store import Clock, answer, pending, submitted
 from support.postgres import asked
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs.models import Totals
+from tokenmill.jobs.models import BatchTotals
 from tokenmill.jobs.store import http_batches
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.http_batches import (
     STATUSES,
     BadLine,
-    File,
     HttpBatch,
     HttpBatches,
     HttpBatchRequest,
     Outcome,
     Page,
+    StoredFile,
     batches_by_status,
     new_file_id,
 )
@@ -47,17 +47,19 @@ def rows(address: Address, clock: Clock) -> Iterator[HttpBatches]:
     opened.close()
 
 
-def added(rows: HttpBatches, name: str = "a", *, owner: str | None = None, expires_s: float | None = None) -> File:
-    file = File(new_file_id(), owner, name, "batch", len(name), "", rows.now_s(), expires_s)
+def added(
+    rows: HttpBatches, name: str = "a", *, owner: str | None = None, expires_s: float | None = None
+) -> StoredFile:
+    file = StoredFile(new_file_id(), owner, name, "batch", len(name), "", rows.now_s(), expires_s)
     rows.add_file(file)
     return file
 
 
-def request(file: File, **more: object) -> HttpBatchRequest:
+def request(file: StoredFile, **more: object) -> HttpBatchRequest:
     return replace(HttpBatchRequest("/v1/completions", "24h", 86400.0, file.id), **more)  # type: ignore[arg-type]
 
 
-def created(rows: HttpBatches, file: File, owner: str | None = None, **more: object) -> HttpBatch:
+def created(rows: HttpBatches, file: StoredFile, owner: str | None = None, **more: object) -> HttpBatch:
     batch = rows.create(request(file, **more), owner)
     assert batch is not None
     return batch
@@ -122,7 +124,7 @@ def test_the_life_of_a_batch(rows: HttpBatches, address: Address, clock: Clock, 
         running = rows.batch(batch.id)
         assert running is not None
         assert (running.status, running.in_progress_s, running.model) == ("in_progress", 1001.0, "small")
-        assert running.outcome == Outcome(0, 0, 2, Totals())
+        assert running.outcome == Outcome(0, 0, 2, BatchTotals())
         first, second = pending(store, jobs)
         store.start([first])
         store.commit([answer(first)])
@@ -133,7 +135,7 @@ def test_the_life_of_a_batch(rows: HttpBatches, address: Address, clock: Clock, 
         assert not rows.cancel(batch.id)  # too late
         done = store.batch(jobs.id)
         outcome = Outcome.of(done.counts, done.totals)
-        assert outcome == Outcome(1, 1, 2, Totals(1, 0, 10, 4, 2, 0.5))
+        assert outcome == Outcome(1, 1, 2, BatchTotals(1, 0, 10, 4, 2, 0.5))
         clock.now_s = 1003.0
         assert rows.end(batch.id, "completed", even_cancelling=True, outcome=outcome)
         assert not rows.end(batch.id, "expired", even_cancelling=True)

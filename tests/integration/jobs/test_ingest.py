@@ -24,10 +24,10 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest import Ingest
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import Hooks
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
 JOBS = 200
 PROMPTS = [f"{number} " + "x" * 60 for number in range(JOBS)]
@@ -51,8 +51,8 @@ class Gate:
         self.lines.append(line)
 
 
-def run(store: Store, ingest: Ingest, tell: Callable[[Snapshot], None] | None = None) -> tuple[Report, FakeEngine]:
-    async def once() -> tuple[Report, FakeEngine]:
+def run(store: Store, ingest: Ingest, tell: Callable[[Snapshot], None] | None = None) -> tuple[RunReport, FakeEngine]:
+    async def once() -> tuple[RunReport, FakeEngine]:
         engine = FakeEngine()
         return await worked(store, ingest, engine, tell=tell), engine
 
@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_while_storing_continues(tmp_path: Path, address: 
     write_jobs(tmp_path / "jobs.jsonl", PROMPTS)
     gate = Gate()
 
-    async def stopped(store: Store, ingest: Ingest) -> tuple[Report, FakeEngine]:
+    async def stopped(store: Store, ingest: Ingest) -> tuple[RunReport, FakeEngine]:
         engine, stop = FakeEngine(), asyncio.Event()
 
         def tell(now: Snapshot) -> None:
@@ -178,7 +178,7 @@ def test_a_batch_is_cancelled_when_all_its_lines_are_stored(tmp_path: Path, addr
     write_jobs(tmp_path / "jobs.jsonl", [f"gated {prompt}" for prompt in PROMPTS])
     gate = Gate()
 
-    async def cancelled(store: Store, ingest: Ingest) -> Report:
+    async def cancelled(store: Store, ingest: Ingest) -> RunReport:
         running = asyncio.create_task(worked(store, ingest, engine := FakeEngine()))
         await engine.changed.wait()
         await asyncio.to_thread(ask_to_cancel, address, ingest.found.batch.name)
@@ -196,14 +196,14 @@ def test_killed_again_and_again_each_line_is_answered_once(tmp_path: Path, addre
     chance, done = random.Random(3), 0
     for held in (True, False):  # on a server, a job that is in flight at a third kill is set aside
         _killed(address, tmp_path, done + 1, chance, held=held)
-        with Reader(address) as reader:
+        with StoreReader(address) as reader:
             (batch,) = reader.batches()
             assert batch.sealed_s is None or not held
             assert batch.counts.done > done
             assert batch.totals.computed == batch.counts.done
             done = batch.counts.done
     assert _killed(address, tmp_path, JOBS + 1, chance, held=False)
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         (batch,) = reader.batches()
         assert batch.counts == Counts(done=JOBS)
         assert batch.totals.computed == JOBS

@@ -12,7 +12,7 @@ from support.run_cli import said
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.queries import migrations
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite import APPLICATION_ID, Database
 from tokenmill.jobs.store.store import Store
 
@@ -108,7 +108,7 @@ def test_half_a_line_at_the_end_is_removed_silently(
 )
 def test_every_kind_of_damage_is_found_and_repaired(tmp_path: Path, finished: Batch, damage: str) -> None:
     change(tmp_path / "s", damage)
-    with Reader(tmp_path / "s") as reader:
+    with StoreReader(tmp_path / "s") as reader:
         assert [result.number for result in reader.results(finished.id, 0, 10) if not result.state.final] == [2]
         report = reader.check()
         assert not report.clean

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support import killed_worker
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 
 JOBS = 1500
 PROMPTS = 1400  # the rest are the same again
@@ -73,7 +73,7 @@ def _check(folder: Path, acknowledged: dict[str, str]) -> None:
     if not (folder / "store" / "store.db").exists():
         assert not acknowledged
         return
-    with Reader(folder / "store") as reader:
+    with StoreReader(folder / "store") as reader:
         batches = reader.batches()
         assert len(batches) <= 1
         kept = {

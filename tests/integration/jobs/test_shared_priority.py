@@ -15,10 +15,10 @@ from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options, work
+from tokenmill.jobs.worker.loop import WorkOptions, work
 
 LOW, HIGH, LANES = 6000, 1500, 4
-OPTIONS = Options(tick_s=0.05)
+OPTIONS = WorkOptions(tick_s=0.05)
 Share = Callable[[Store], ShardView]
 
 

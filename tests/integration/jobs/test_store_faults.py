@@ -17,7 +17,7 @@ from support.jobs_store import answer, pending, submitted, write_jobs
 from tokenmill.errors import StoreError, StoreFull, StoreInUse, TokenmillError
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.store import sqlite as database
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite import PAGE_BYTES, Database
 from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, _mapped, unusable
 from tokenmill.jobs.store.store import Store
@@ -86,7 +86,7 @@ def test_the_folder_is_gone(tmp_path: Path, how: str) -> None:
 
 def test_nothing_there_to_look_at(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no batches in") as caught:
-        Reader(tmp_path)
+        StoreReader(tmp_path)
     assert caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
@@ -155,7 +155,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "s" / "store.db")
     other.execute("PRAGMA user_version = 99")
     other.close()
-    for opening in (Store, Reader):
+    for opening in (Store, StoreReader):
         with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
             opening(tmp_path / "s")
 
@@ -167,12 +167,12 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(database, "newest", lambda: 99)
     monkeypatch.setattr(database, "migrations", lambda: {3: "nonsense", 99: step})
     with pytest.raises(StoreError, match="has version 3 of the store"):
-        Reader(tmp_path / "s")
+        StoreReader(tmp_path / "s")
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts.total == 1
         assert isinstance(store._database, Database)
         assert store._database._connection.execute("SELECT colour FROM batches").fetchall() == [(None,)]
-    with Reader(tmp_path / "s") as reader:
+    with StoreReader(tmp_path / "s") as reader:
         assert reader.batch(batch.id).counts.total == 1
 
 
@@ -193,7 +193,7 @@ def test_the_log_is_short_after_opening_and_closing(tmp_path: Path) -> None:
         store.start(pending(store, batch))
         store.flush()
         shutil.copytree(tmp_path / "s", tmp_path / "killed")  # as a kill would leave it
-        with Reader(tmp_path / "s"):  # keeps SQLite from removing the log at the end
+        with StoreReader(tmp_path / "s"):  # keeps SQLite from removing the log at the end
             assert log.stat().st_size > 0
             store.close()
             assert log.stat().st_size == 0
@@ -217,7 +217,7 @@ def test_the_limit_of_the_log_depends_on_free_space(
 
 def test_a_started_job_is_committed_with_the_next_answer(tmp_path: Path) -> None:
     """One transaction for both; until then only this process sees that it runs, and others can read."""
-    with Store(tmp_path / "s") as store, Reader(tmp_path / "s") as reader:
+    with Store(tmp_path / "s") as store, StoreReader(tmp_path / "s") as reader:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         first, second = pending(store, batch)
         store.start([first])
@@ -240,14 +240,14 @@ def test_a_failing_transaction_keeps_the_deferred_one_before_it(tmp_path: Path) 
             raise InterruptedError
         assert store.batch(batch.id).counts == Counts(pending=1, running=1)
         store.flush()
-    with Reader(tmp_path / "s") as reader:
+    with StoreReader(tmp_path / "s") as reader:
         assert reader.batch(batch.id).counts == Counts(pending=1, running=1)
 
 
 def test_a_store_whose_creation_failed_has_no_batches(tmp_path: Path) -> None:
     (tmp_path / "store.db").touch()
     with pytest.raises(StoreError, match="no batches in"):
-        Reader(tmp_path)
+        StoreReader(tmp_path)
 
 
 def test_a_disk_that_is_full_is_told_from_one_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

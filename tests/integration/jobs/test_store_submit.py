@@ -13,7 +13,7 @@ from support.postgres import asked, text_of
 from support.processes import command_lines
 from tokenmill.errors import StoreError, TokenmillError, UsageError
 from tokenmill.jobs import submit as submit_module
-from tokenmill.jobs.line import Reading
+from tokenmill.jobs.line import ParseOptions
 from tokenmill.jobs.models import Counts, JobId, State, Submission
 from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.store.address import Address
@@ -209,7 +209,7 @@ def test_processes_give_the_same_rows_in_order(tmp_path: Path) -> None:
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 900 for number in range(8000)], temperature=1)
     with path.open("ab") as file:
         file.write(b'\xff\n{"bad": 1}\n')
-    reading = Reading(1, "m", 3, True, {"max_tokens": 7})
+    reading = ParseOptions(1, "m", 3, True, {"max_tokens": 7})
     found = []
     for processes in (0, 1, 2):
         with open_source(path) as source:
@@ -224,7 +224,7 @@ def test_processes_give_the_same_rows_in_order(tmp_path: Path) -> None:
 def test_no_process_is_left(tmp_path: Path) -> None:
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 900 for number in range(2000)])
     with open_source(path) as source:
-        lines = parsed(source.chunks(), Reading(1, "m"), 2)
+        lines = parsed(source.chunks(), ParseOptions(1, "m"), 2)
         next(lines)
         assert _children()
         lines.close()
@@ -235,7 +235,7 @@ def test_a_parser_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = write_jobs(tmp_path / "j", ["a"])
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with open_source(path) as source, pytest.raises(TokenmillError, match="ended with status 1") as caught:
-        list(parsed(source.chunks(), Reading(1, "m"), 1))
+        list(parsed(source.chunks(), ParseOptions(1, "m"), 1))
     assert caught.value.hint
 
 

@@ -14,11 +14,11 @@ from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
-from tokenmill.jobs.models import Counts, Failure, JobId, Outcome, State, Submission, Waiting
-from tokenmill.jobs.scheduler.estimates import Lengths
+from tokenmill.jobs.models import Counts, Failure, JobId, JobOutcome, State, Submission, Waiting
+from tokenmill.jobs.scheduler.estimates import AnswerLengths
 from tokenmill.jobs.scheduler.prefix_groups import shared_bytes
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.submit import submit
 
@@ -41,7 +41,7 @@ def test_a_job_from_line_to_answer(tmp_path: Path, address: Address) -> None:
         assert job.id == first
         assert json.loads(job.line)["max_tokens"] == 5
         assert store.batch(batch.id).counts == Counts(pending=1, running=1)
-        assert store.commit([answer(first)]) == (Outcome(first, State.DONE),)
+        assert store.commit([answer(first)]) == (JobOutcome(first, State.DONE),)
         store.start([second])
         store.commit([answer(second, "no")])
         batch = store.batch(batch.id)
@@ -87,12 +87,12 @@ def test_equal_jobs_are_computed_once(tmp_path: Path, address: Address) -> None:
         assert [job.id for job in started.running] == jobs[:1]
         assert started.held == (jobs[1],)
         assert set(store.commit([answer(jobs[0])])) == {
-            Outcome(jobs[0], State.DONE),
-            Outcome(jobs[1], State.DONE, reused=True),
+            JobOutcome(jobs[0], State.DONE),
+            JobOutcome(jobs[1], State.DONE, reused=True),
         }
         # The third was not asked for yet: the answer is there when it is.
         started = store.start(jobs[2:])
-        assert started.answered == (Outcome(jobs[2], State.DONE, reused=True),)
+        assert started.answered == (JobOutcome(jobs[2], State.DONE, reused=True),)
         assert [job.id for job in started.running] == jobs[3:]
         assert store.batch(batch.id).totals.reused == 2
         assert len({result.body for result in store.results(batch.id, 0, 3)}) == 1
@@ -104,8 +104,8 @@ def test_equals_are_free_again_when_the_first_fails(tmp_path: Path, address: Add
         one, other = JobId.of(batch.id, 1), JobId.of(batch.id, 2)
         store.start([one, other])
         assert store.fail(one, Failure("timeout", "too slow")) == (
-            Outcome(one, State.FAILED),
-            Outcome(other, State.PENDING),
+            JobOutcome(one, State.FAILED),
+            JobOutcome(other, State.PENDING),
         )
         assert [job.id for job in store.start([other]).running] == [other]
 
@@ -133,7 +133,7 @@ def test_retries_wait_their_time(tmp_path: Path, address: Address) -> None:
         batch = submitted(store, tmp_path / "j", ["a"])
         (job,) = pending(store, batch)
         store.start([job])
-        assert store.fail(job, BROKE, retry_at_s=clock.now_s + 10) == (Outcome(job, State.PENDING),)
+        assert store.fail(job, BROKE, retry_at_s=clock.now_s + 10) == (JobOutcome(job, State.PENDING),)
         assert pending(store, batch) == []
         assert store.next_retry_s() == clock.now_s + 10
         assert store.batch(batch.id).counts == Counts(pending=1)
@@ -153,7 +153,7 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path, address: Address)
         assert {item.state for item in store.died([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {State.PENDING}
         assert {item.deaths for item in store.waiting([batch.id], limit=9)} == {1}
         store.start([poison])
-        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (Outcome(poison, State.SET_ASIDE),)
+        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (JobOutcome(poison, State.SET_ASIDE),)
         assert states(store, batch.id) == ["set aside", "pending"]
         assert store.failures(batch.id, 0, 9)[0].message == BROKE.message
         assert store.retry(batch.id) == 1
@@ -265,7 +265,7 @@ def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, addr
         while page := store.waiting([batch.id], after=after, limit=7):
             found += page
             after = page[-1].key
-        records = [Lengths().pending(item) for item in found]
+        records = [AnswerLengths().pending(item) for item in found]
         assert sorted(item.id & 0xFFFF for item in found) == list(range(1, 61))
         shared = [shared_bytes(*pair) for pair in pairwise(records)]
         groups = 3 if old == 60 else 6
@@ -276,13 +276,13 @@ def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, addr
 def test_readers_see_and_never_wait(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
-        with Reader(address) as reader, store._database.writing(durable=True):
+        with StoreReader(address) as reader, store._database.writing(durable=True):
             store._database.run("start", job=JobId.of(batch.id, 1), runner=None)
             assert reader.batch(batch.id).counts == Counts(pending=2)  # a transaction is under way
-        with Reader(address) as reader:
+        with StoreReader(address) as reader:
             assert [item.counts for item in reader.batches()] == [Counts(pending=1, running=1)]
             assert reader.named(batch.name).id == batch.id
-    with Reader(address) as reader:  # nobody is at work
+    with StoreReader(address) as reader:  # nobody is at work
         assert reader.batch(batch.id).counts.total == 2
 
 

@@ -18,8 +18,8 @@ from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.models import Batch, Failure, JobId, State
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker.loop import Options, work
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
 
 def error_of(line: dict[str, dict[str, str]]) -> str:
@@ -90,10 +90,10 @@ def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> N
     with Store(tmp_path / "store", clock=clock) as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "b", "broken 3 times"])
 
-        async def run() -> Report:
+        async def run() -> RunReport:
             engine = FakeEngine(seen)
             shape = shape_of(engine.capabilities, engine.identity)
-            options = Options(attempts=4, tick_s=0.01)
+            options = WorkOptions(attempts=4, tick_s=0.01)
             async with asyncio.timeout(LIMIT_S):
                 return await work(store, [batch], engine, shape, options=options, tell=tell, clock=clock)
 
@@ -208,7 +208,7 @@ def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path:
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["a", "poison 1", "poison 2", "poison 3", "b"])
 
-        async def run(most_restarts: int) -> Report:
+        async def run(most_restarts: int) -> RunReport:
             engine = restarting(seen, most_restarts=most_restarts)
             try:
                 return await worked(store, batch, engine)
@@ -236,7 +236,7 @@ def test_a_server_that_cannot_be_reached_for_a_while_costs_no_job_an_attempt(tmp
     seen = Seen()
     prompts = [f"p{number}" for number in range(24)]
 
-    async def run() -> Report:
+    async def run() -> RunReport:
         engine, told = Unreachable(seen), list[str]()
 
         def tell(now: Snapshot) -> None:
@@ -308,7 +308,7 @@ def test_a_batch_that_another_process_cancels_ends_within_seconds(tmp_path: Path
 
 async def worked_with(
     store: Store, batch: int, engine: type[FakeEngine], tell: Callable[[Snapshot], None] | None
-) -> Report:
+) -> RunReport:
     return await worked(store, store.batch(batch), engine(), tell=tell)
 
 
@@ -393,7 +393,7 @@ def test_a_job_that_died_in_one_run_is_tried_alone_in_the_next(tmp_path: Path) -
         with pytest.raises(EngineError):
             asyncio.run(worked_with(store, batch.id, FakeEngine, None))
 
-        async def again() -> Report:
+        async def again() -> RunReport:
             engine = restarting(seen)
             try:
                 return await worked(store, batch, engine, options=QUICK)

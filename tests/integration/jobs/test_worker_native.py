@@ -20,7 +20,7 @@ from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import work
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.native.launching import start_restarting
 
 DIGEST = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(16))
@@ -57,7 +57,7 @@ def submitted(store: Store, folder: Path) -> tuple[Batch, list[str]]:
 
 
 def test_a_shared_head_is_computed_once_and_nothing_twice(moe: Path, tmp_path: Path) -> None:
-    async def once() -> Report:
+    async def once() -> RunReport:
         async with native(moe, tmp_path / "state") as engine:
             cells = (await engine.status()).counters.cells_total
             shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
@@ -87,7 +87,7 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(
     monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
     killed: list[int] = []
 
-    async def once() -> Report:
+    async def once() -> RunReport:
         engine = await start_restarting(
             plan_for(moe), model_path=moe, config=EngineConfig(), state=tmp_path / "state", name="dies"
         )
@@ -130,11 +130,11 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(
     assert found == names
 
 
-def worked_alone(model: Path, folder: Path, lines: list[dict[str, object]], *, context: int, lanes: int) -> Report:
+def worked_alone(model: Path, folder: Path, lines: list[dict[str, object]], *, context: int, lanes: int) -> RunReport:
     """A whole run on an engine of its own."""
     (folder / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    async def once() -> Report:
+    async def once() -> RunReport:
         plan = plan_for(model, context=context, sequences=lanes)
         async with native(model, folder / "state", plan=plan) as engine:
             cells = (await engine.status()).counters.cells_total

@@ -15,7 +15,7 @@ from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import work
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.model.synthetic import generate
 
 TEMPLATE = (
@@ -46,12 +46,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return write_moe(tmp_path_factory.mktemp("model"))
 
 
-def worked(model: Path, folder: Path, lines: list[dict[str, Any]]) -> tuple[Report, dict[str, dict[str, Any]]]:
+def worked(model: Path, folder: Path, lines: list[dict[str, Any]]) -> tuple[RunReport, dict[str, dict[str, Any]]]:
     """The report of a run on an engine of its own, and the output lines by custom_id."""
     asked = {"messages": [{"role": "user", "content": "Rome?"}], "tools": TOOLS, "max_tokens": 300}
     (folder / "jobs.jsonl").write_text("".join(json.dumps(asked | line) + "\n" for line in lines))
 
-    async def once() -> Report:
+    async def once() -> RunReport:
         async with native(model, folder / "state") as engine:
             assert engine.capabilities.shows_tools
             shape = shape_of(engine.capabilities, engine.identity)

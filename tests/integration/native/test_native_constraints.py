@@ -16,21 +16,21 @@ from support.spm_model import write_spm
 from tokenmill.engine.engine import Sampling
 from tokenmill.native.constraints import Constraint
 from tokenmill.native.grammar import grammar_of
-from tokenmill.native.llama.context import Context
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.context import LlamaContext
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.sampler import Sampler
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_path: Path) -> Iterator[Model]:
+def model(smollm2_path: Path) -> Iterator[LlamaModel]:
     with loaded(smollm2_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     with loaded(write_spm(tmp_path_factory.mktemp("models") / "spm.gguf")) as made:
         yield made
 
@@ -46,7 +46,7 @@ def allowed(made: Constraint, vocab: Vocab) -> NDArray[np.bool_]:
 class LlamaGrammar:
     """llama.cpp's own sampler of grammars, as the reference."""
 
-    def __init__(self, model: Model, text: str) -> None:
+    def __init__(self, model: LlamaModel, text: str) -> None:
         self._ffi, self._lib = model.library.ffi, model.library.lib
         self._ffi.cdef(
             "llama_sampler * llama_sampler_init_grammar(const llama_vocab *, const char *, const char *);",
@@ -80,7 +80,7 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_grammar_has_the_masks_of_llama_cpp(model: Model, name: str) -> None:
+def test_a_grammar_has_the_masks_of_llama_cpp(model: LlamaModel, name: str) -> None:
     vocab = model.vocab
     ours, reference = constraint(vocab, grammar=GRAMMARS[name]), LlamaGrammar(model, GRAMMARS[name])
     control = np.array([not vocab.piece(token) and token not in vocab.ends for token in range(vocab.n_tokens)])
@@ -146,13 +146,13 @@ SHAPES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def context(model: Model) -> Iterator[Context]:
-    made = Context(model, ContextSettings(cells=1024, context=1024, sequences=1, threads=1, threads_batch=1))
+def context(model: LlamaModel) -> Iterator[LlamaContext]:
+    made = LlamaContext(model, ContextSettings(cells=1024, context=1024, sequences=1, threads=1, threads_batch=1))
     yield made
     made.close()
 
 
-def generated(model: Model, context: Context, sampling: Sampling, most: int = 160) -> str | None:
+def generated(model: LlamaModel, context: LlamaContext, sampling: Sampling, most: int = 160) -> str | None:
     """An answer of the real model; None where it was not at its end after `most` tokens."""
     vocab = model.vocab
     context.clear()
@@ -173,7 +173,9 @@ def generated(model: Model, context: Context, sampling: Sampling, most: int = 16
 
 
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.5) for name in SHAPES), ("person", 0.0), ("tagged", 0.0)])
-def test_answers_are_valid_at_any_temperature(model: Model, context: Context, name: str, temperature: float) -> None:
+def test_answers_are_valid_at_any_temperature(
+    model: LlamaModel, context: LlamaContext, name: str, temperature: float
+) -> None:
     compact = {**SHAPES[name], "x-guidance": {"whitespace_flexible": False}}
     ended = 0
     for seed in range(2):
@@ -199,19 +201,19 @@ def written(vocab: Vocab, schema: Any, seed: int = 0) -> str:
 
 
 @pytest.mark.parametrize("text", ["<|im_end|>", " <s>word", "hello wörld", "\u65e5\u672c \U0001f986", 'a "b"\n'])
-def test_a_constant_is_written_as_it_is(model: Model, spm: Model, text: str) -> None:
+def test_a_constant_is_written_as_it_is(model: LlamaModel, spm: LlamaModel, text: str) -> None:
     for vocab in (model.vocab, spm.vocab):
         assert json.loads(written(vocab, {"const": [text, 5]})) == [text, 5]
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_vocabulary_with_byte_tokens_and_spaces_before_words(spm: Model, seed: int) -> None:
+def test_a_vocabulary_with_byte_tokens_and_spaces_before_words(spm: LlamaModel, seed: int) -> None:
     schema = closed(kind={"enum": ["hello word", "é"]}, n={"type": "integer", "minimum": 3, "maximum": 17})
     found = json.loads(written(spm.vocab, schema, seed))
     assert Draft202012Validator(schema).is_valid(found), found
 
 
-def test_equal_tokens_are_allowed_alike(model: Model) -> None:
+def test_equal_tokens_are_allowed_alike(model: LlamaModel) -> None:
     """A vocabulary may have the same bytes more than once."""
     vocab = model.vocab
     may = allowed(constraint(vocab, grammar="root ::= [^a-z]+"), vocab)

@@ -12,8 +12,8 @@ from support.native import Work, loaded, opened
 from support.odd_models import VOCAB, recurrent, windowed
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model.synthetic import generate
-from tokenmill.native.llama.context import Context, Decoded, Logits
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.context import Decoded, LlamaContext, Logits
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 
 SMALL = ContextSettings(cells=512, context=512, sequences=6, batch=256, ubatch=128, threads=1, threads_batch=1)
@@ -21,7 +21,7 @@ IDENTITY = {"model": "m1"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
     generate.write(
         "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path
@@ -31,8 +31,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.fixture
-def context(model: Model) -> Iterator[Context]:
-    made = Context(model, SMALL)
+def context(model: LlamaModel) -> Iterator[LlamaContext]:
+    made = LlamaContext(model, SMALL)
     yield made
     made.close()
 
@@ -42,7 +42,7 @@ def words(count: int, seed: int = 0, most: int = VOCAB) -> list[int]:
     return found
 
 
-def fresh(context: Context, tokens: list[int]) -> Logits:
+def fresh(context: LlamaContext, tokens: list[int]) -> Logits:
     """Logits after tokens computed alone, from nothing."""
     context.clear()
     for start in range(0, len(tokens), context.batch):
@@ -57,7 +57,7 @@ def same(found: Logits, wanted: Logits) -> bool:
     return bool(np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max())
 
 
-def test_rows_of_one_batch_do_not_see_each_other(context: Context) -> None:
+def test_rows_of_one_batch_do_not_see_each_other(context: LlamaContext) -> None:
     prompts = [words(7, 1), words(31, 2), words(1, 3)]
     wanted = [fresh(context, prompt) for prompt in prompts]
     assert context.decode([Work(number, prompt, 0) for number, prompt in enumerate(prompts)]) is Decoded.OK
@@ -67,7 +67,7 @@ def test_rows_of_one_batch_do_not_see_each_other(context: Context) -> None:
     assert not same(wanted[0], wanted[1])
 
 
-def test_a_shared_head_takes_no_cells_and_gives_the_same(context: Context) -> None:
+def test_a_shared_head_takes_no_cells_and_gives_the_same(context: LlamaContext) -> None:
     head, tails = words(300, 1), [words(5, seed) for seed in (2, 3, 4)]
     wanted = [fresh(context, head + tail) for tail in tails]
     assert context.decode([Work(0, head[:250], 0, False)]) is Decoded.OK
@@ -84,7 +84,7 @@ def test_a_shared_head_takes_no_cells_and_gives_the_same(context: Context) -> No
     assert context.decode([Work(5, [3], 0)]) is Decoded.NO_ROOM
 
 
-def test_a_cut_sequence_goes_on_from_there(context: Context) -> None:
+def test_a_cut_sequence_goes_on_from_there(context: LlamaContext) -> None:
     first, second = words(40, 1), words(10, 2)
     want = fresh(context, first[:25] + second)
     context.decode([Work(2, first, 0, False)])
@@ -94,7 +94,7 @@ def test_a_cut_sequence_goes_on_from_there(context: Context) -> None:
     assert same(context.logits(9), want)
 
 
-def test_no_room_computes_nothing(context: Context) -> None:
+def test_no_room_computes_nothing(context: LlamaContext) -> None:
     context.decode([Work(0, words(250), 0, False)])
     context.decode([Work(1, words(200), 0, False)])
     assert context.decode([Work(2, words(63), 0), Work(0, [5], 250)]) is Decoded.NO_ROOM
@@ -106,12 +106,12 @@ def test_no_room_computes_nothing(context: Context) -> None:
     assert context.decode([Work(2, words(63), 0), Work(0, [5], 250)]) is Decoded.OK
 
 
-def test_the_probe_tries_it(context: Context) -> None:
+def test_the_probe_tries_it(context: LlamaContext) -> None:
     assert context.can_cut_and_share() == (True, None)
     assert [context.length(number) for number in range(SMALL.sequences)] == [0] * SMALL.sequences
 
 
-def test_logits_that_nobody_asked_for(context: Context) -> None:
+def test_logits_that_nobody_asked_for(context: LlamaContext) -> None:
     context.decode([Work(0, [5, 6], 0)])
     assert context.logits(1).shape == (context.model.vocab.n_tokens,)
     for place in (0, 2, -1):
@@ -119,7 +119,7 @@ def test_logits_that_nobody_asked_for(context: Context) -> None:
             context.logits(place)
 
 
-def test_a_batch_that_llama_cpp_refuses_says_why(context: Context) -> None:
+def test_a_batch_that_llama_cpp_refuses_says_why(context: LlamaContext) -> None:
     context.decode([Work(0, [5, 6], 0)])
     with pytest.raises(EngineError, match="inconsistent sequence positions"):
         context.decode([Work(0, [5], 7)])
@@ -128,8 +128,8 @@ def test_a_batch_that_llama_cpp_refuses_says_why(context: Context) -> None:
     assert context.decode([Work(0, [5], 2)]) is Decoded.OK
 
 
-def test_aborted_from_another_thread(model: Model) -> None:
-    context = Context(model, replace(SMALL, cells=16384, batch=16384, ubatch=64, threads=1, threads_batch=1))
+def test_aborted_from_another_thread(model: LlamaModel) -> None:
+    context = LlamaContext(model, replace(SMALL, cells=16384, batch=16384, ubatch=64, threads=1, threads_batch=1))
     context.decode([Work(1, words(10), 0, False)])
     timer = threading.Timer(0.05, context.abort)
     timer.start()
@@ -140,13 +140,13 @@ def test_aborted_from_another_thread(model: Model) -> None:
     context.close()
 
 
-def test_threads_change_between_batches(context: Context) -> None:
+def test_threads_change_between_batches(context: LlamaContext) -> None:
     want = fresh(context, words(20))
     context.set_threads(2, 2)
     assert same(fresh(context, words(20)), want)
 
 
-def test_buffers_are_told_by_device(context: Context) -> None:
+def test_buffers_are_told_by_device(context: LlamaContext) -> None:
     buffers = context.buffers()
     cache = 2 * 2 * 512 * 2 * 32 * 2  # layers x K and V x cells x heads x elements x bytes
     assert sum(buffer.context_bytes for buffer in buffers) == cache
@@ -163,14 +163,14 @@ def test_buffers_are_told_by_device(context: Context) -> None:
         (replace(SMALL, cache_type_v="q8_0", flash_attention=False), "quantized V cache"),
     ],
 )
-def test_contexts_that_cannot_be(model: Model, settings: ContextSettings, told: str) -> None:
+def test_contexts_that_cannot_be(model: LlamaModel, settings: ContextSettings, told: str) -> None:
     with pytest.raises(EngineError, match=told):
-        Context(model, settings)
+        LlamaContext(model, settings)
 
 
-def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: Model) -> None:
+def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: LlamaModel) -> None:
     def compute(sequences: int) -> int:
-        context = Context(model, replace(SMALL, sequences=sequences))
+        context = LlamaContext(model, replace(SMALL, sequences=sequences))
         found = sum(buffer.compute_bytes for buffer in context.buffers())
         context.close()
         return found
@@ -237,9 +237,9 @@ def test_a_recurrent_model_runs_whole_sequences(tmp_path: Path) -> None:
 # ---- saved heads
 
 
-def test_a_saved_head_comes_back_in_another_context(model: Model, tmp_path: Path) -> None:
+def test_a_saved_head_comes_back_in_another_context(model: LlamaModel, tmp_path: Path) -> None:
     head, tail, path = words(150, 1), words(4, 2), tmp_path / "digest.head"
-    context = Context(model, SMALL)
+    context = LlamaContext(model, SMALL)
     want = fresh(context, head + tail)
     short = fresh(context, head[:70] + tail)
     context.decode([Work(0, head, 0, False)])
@@ -249,7 +249,7 @@ def test_a_saved_head_comes_back_in_another_context(model: Model, tmp_path: Path
     assert size == path.stat().st_size
     context.close()
 
-    other = Context(model, replace(SMALL, cells=768, sequences=3, threads=1))
+    other = LlamaContext(model, replace(SMALL, cells=768, sequences=3, threads=1))
     other.decode([Work(0, words(11, 7), 0, False)])
     assert other.restore_sequence(2, path, IDENTITY) == tuple(head)
     assert other.length(2) == 150
@@ -263,9 +263,9 @@ def test_a_saved_head_comes_back_in_another_context(model: Model, tmp_path: Path
     other.close()
 
 
-def test_a_head_is_only_restored_where_it_belongs(model: Model, tmp_path: Path) -> None:
+def test_a_head_is_only_restored_where_it_belongs(model: LlamaModel, tmp_path: Path) -> None:
     path = tmp_path / "x.head"
-    context = Context(model, SMALL)
+    context = LlamaContext(model, SMALL)
     context.decode([Work(0, words(50), 0, False)])
     context.save_sequence(0, path, words(50), IDENTITY)
     with pytest.raises(EngineError, match="does not have 51 tokens"):
@@ -277,15 +277,15 @@ def test_a_head_is_only_restored_where_it_belongs(model: Model, tmp_path: Path) 
         (replace(SMALL, cache_type_k="q8_0"), "cache_type_k"),
         (replace(SMALL, flash_attention=False), "flash_attention"),
     ):
-        other = Context(model, settings)
+        other = LlamaContext(model, settings)
         with pytest.raises(ForeignState, match=told):
             other.restore_sequence(1, path, IDENTITY)
         other.close()
 
 
-def test_a_full_cache_leaves_a_saved_head_for_later(model: Model, tmp_path: Path) -> None:
+def test_a_full_cache_leaves_a_saved_head_for_later(model: LlamaModel, tmp_path: Path) -> None:
     path = tmp_path / "x.head"
-    context = Context(model, SMALL)
+    context = LlamaContext(model, SMALL)
     context.decode([Work(0, words(100), 0, False)])
     context.save_sequence(0, path, words(100), IDENTITY)
     for sequence in (1, 2):

@@ -11,7 +11,7 @@ import pytest
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
-from tokenmill.engine.pinned_prefixes import Head, Held, digest_in, hold, saved_at
+from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix, digest_in, hold, saved_at
 from tokenmill.errors import UsageError
 from tokenmill.native.launching import adopt, launch_engine
 
@@ -20,18 +20,18 @@ OTHER = "You are a careful mill that grinds nothing at all, and rests. " * 6
 
 
 @pytest.fixture
-def digests(tmp_path: Path) -> list[Head]:
+def digests(tmp_path: Path) -> list[PinnedPrefix]:
     for name, text in (("digest.md", DIGEST), ("other.md", OTHER)):
         (tmp_path / name).write_text(text)
     return [digest_in(tmp_path / "digest.md"), digest_in(tmp_path / "other.md")]
 
 
 def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
-    smollm2_path: Path, tmp_path: Path, digests: list[Head]
+    smollm2_path: Path, tmp_path: Path, digests: list[PinnedPrefix]
 ) -> None:
     folder = tmp_path / "heads"
 
-    async def start() -> tuple[Held, int | None]:
+    async def start() -> tuple[HeldPrefixes, int | None]:
         async with native(smollm2_path, tmp_path) as engine:
             held = await hold(engine, digests, folder)
             return held, (await answer(engine, chat("What grinds?", system=DIGEST, tokens=1))).usage.cached_tokens
@@ -49,7 +49,7 @@ def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
 
 
 def test_a_head_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_the_engine_up(
-    smollm2_path: Path, tmp_path: Path, digests: list[Head]
+    smollm2_path: Path, tmp_path: Path, digests: list[PinnedPrefix]
 ) -> None:
     folder = tmp_path / "heads"
 
@@ -78,7 +78,7 @@ def test_a_head_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_th
 
 
 def test_an_engine_that_was_started_again_holds_its_digests(
-    smollm2_path: Path, tmp_path: Path, digests: list[Head]
+    smollm2_path: Path, tmp_path: Path, digests: list[PinnedPrefix]
 ) -> None:
     async def scene() -> None:
         up = await launch_engine(

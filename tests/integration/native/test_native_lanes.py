@@ -16,11 +16,11 @@ from support.native import loaded
 from tokenmill.engine.engine import Priority, Request, Sampling
 from tokenmill.errors import EngineError
 from tokenmill.model.synthetic import generate
-from tokenmill.native.ipc_server import Cancelled, IpcServer, Message, Submitted
+from tokenmill.native.ipc_server import Cancelled, InboundMessage, IpcServer, SubmittedRequest
 from tokenmill.native.kv.prefix_cache import PrefixCache
-from tokenmill.native.llama.batch import Row
-from tokenmill.native.llama.context import Context, Decoded
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.batch import BatchRow
+from tokenmill.native.llama.context import Decoded, LlamaContext
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
@@ -33,23 +33,23 @@ BATCH_CLIENT, CHAT_CLIENT = 1, 2
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
     generate.write("moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": VOCAB}), path)
     with loaded(path) as made:
         yield made
 
 
-class Watched(Context):
+class Watched(LlamaContext):
     """A context that notes every step, and during some of them lets something happen."""
 
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
+    def __init__(self, model: LlamaModel, settings: ContextSettings) -> None:
         super().__init__(model, settings)
-        self.rows: list[Sequence[Row]] = []  # by step
-        self.happens: dict[int, list[Message]] = {}  # during the step of that number, counted from 1
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
+        self.rows: list[Sequence[BatchRow]] = []  # by step
+        self.happens: dict[int, list[InboundMessage]] = {}  # during the step of that number, counted from 1
+        self.inbox: SimpleQueue[InboundMessage | None] = SimpleQueue()
 
-    def decode(self, rows: Sequence[Row]) -> Decoded:
+    def decode(self, rows: Sequence[BatchRow]) -> Decoded:
         self.rows.append(rows)
         for order in self.happens.pop(len(self.rows), ()):
             self.inbox.put(order)
@@ -83,15 +83,15 @@ class Told(IpcServer):
                 self.session.stopping = True
 
 
-def order(client: int, number: int, tokens: int, most: int, priority: Priority = "batch") -> Submitted:
+def order(client: int, number: int, tokens: int, most: int, priority: Priority = "batch") -> SubmittedRequest:
     """A prompt like no other."""
     prompt = tuple(np.random.default_rng([client, number]).integers(3, VOCAB, tokens).tolist())
     request = Request(prompt, Sampling(temperature=0.0), max_tokens=most, priority=priority, ignore_eos=True)
-    return Submitted(client, number, request, prompt, (), time.monotonic())
+    return SubmittedRequest(client, number, request, prompt, (), time.monotonic())
 
 
 def run(
-    model: Model, first: list[Submitted], happens: dict[int, list[Message]], *, lanes: int = LANES
+    model: LlamaModel, first: list[SubmittedRequest], happens: dict[int, list[InboundMessage]], *, lanes: int = LANES
 ) -> tuple[Watched, Told]:
     """Work until all that was not cancelled is answered."""
     later = [each for orders in happens.values() for each in orders]
@@ -124,7 +124,7 @@ def run(
 )
 @pytest.mark.parametrize("during", [2, 17])
 def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
-    model: Model, during: int, tokens: int, steps: int
+    model: LlamaModel, during: int, tokens: int, steps: int
 ) -> None:
     batch = [order(BATCH_CLIENT, number, 300, 6) for number in range(10)]
     chat = order(CHAT_CLIENT, 1, tokens, 4, "interactive")
@@ -140,13 +140,13 @@ def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
     assert sum(context.tokens(step) for step in range(1, len(context.rows) + 1)) == 10 * (300 + 5) + tokens + 3
 
 
-def test_clients_are_told_once_a_step_just_before_it_is_computed(model: Model) -> None:
+def test_clients_are_told_once_a_step_just_before_it_is_computed(model: LlamaModel) -> None:
     batch = [order(BATCH_CLIENT, number, 40 + number, 6) for number in range(10)]
     context, told = run(model, batch, {})
     assert told.sent_before == [0, *range(len(context.rows))], "and when it had nothing to do"
 
 
-def test_pinned_heads_leave_an_id_to_work_with(model: Model) -> None:
+def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
     context = Watched(model, replace(SETTINGS, sequences=3))
     told = Told(context, 1)
     forest = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
@@ -164,7 +164,9 @@ def test_pinned_heads_leave_an_id_to_work_with(model: Model) -> None:
 
 
 @pytest.mark.parametrize("number", [7, None])
-def test_a_cancelled_or_disconnected_request_frees_its_lane_within_a_step(model: Model, number: int | None) -> None:
+def test_a_cancelled_or_disconnected_request_frees_its_lane_within_a_step(
+    model: LlamaModel, number: int | None
+) -> None:
     waiting = order(BATCH_CLIENT, 1, 20, 3)
     context, told = run(
         model, [order(CHAT_CLIENT, 7, 30, 900), waiting], {5: [Cancelled(CHAT_CLIENT, number)]}, lanes=1

@@ -8,10 +8,10 @@ from support.native import loaded
 from support.odd_models import chunked, recurrent, windowed
 from tokenmill.errors import EngineError
 from tokenmill.model.synthetic import generate
-from tokenmill.native.llama.context import Context, most_sequences
+from tokenmill.native.llama.context import LlamaContext, most_sequences
 from tokenmill.native.llama.library import Library, open_running
-from tokenmill.native.llama.log import Log
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.log import LlamaLog
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 
@@ -34,7 +34,7 @@ def test_facts_of_a_real_model(library: Library, smollm2_path: Path) -> None:
         shares.append(share)
         return True
 
-    model = Model.load(library, smollm2_path, ModelSettings(), progress)
+    model = LlamaModel.load(library, smollm2_path, ModelSettings(), progress)
     facts = model.facts
     assert (facts.architecture, facts.parameters, facts.trained_context) == ("llama", 134_515_008, 8192)
     assert (facts.window, facts.shares, facts.why_not) == (None, True, None)
@@ -53,7 +53,7 @@ def test_facts_of_a_real_model(library: Library, smollm2_path: Path) -> None:
 
 def test_a_load_can_be_stopped(library: Library, smollm2_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot load"):
-        Model.load(library, smollm2_path, ModelSettings(), lambda share: share < 0.3)
+        LlamaModel.load(library, smollm2_path, ModelSettings(), lambda share: share < 0.3)
 
 
 def test_an_error_of_the_progress_ends_the_load(library: Library, smollm2_path: Path) -> None:
@@ -61,16 +61,16 @@ def test_an_error_of_the_progress_ends_the_load(library: Library, smollm2_path: 
         raise EngineError("nobody is waiting any more")
 
     with pytest.raises(EngineError, match="nobody is waiting"):
-        Model.load(library, smollm2_path, ModelSettings(), progress)
+        LlamaModel.load(library, smollm2_path, ModelSettings(), progress)
 
 
 @pytest.mark.parametrize(
     "settings", [ModelSettings(mmap=False), ModelSettings(repack=False), ModelSettings(overrides=(("exps", "CPU"),))]
 )
 def test_ways_to_load(library: Library, moe: Path, settings: ModelSettings) -> None:
-    model = Model.load(library, moe, settings)
+    model = LlamaModel.load(library, moe, settings)
     assert model.facts.architecture == "deepseek2"
-    context = Context(model, ContextSettings(cells=256, context=256, sequences=2))
+    context = LlamaContext(model, ContextSettings(cells=256, context=256, sequences=2))
     names = {buffer.name for buffer in context.buffers() if buffer.model_bytes}
     assert ("CPU_Mapped" in names) == settings.mmap
     assert ("CPU_REPACK" in names) == settings.repack  # a second copy of what is mapped
@@ -104,7 +104,7 @@ def test_a_file_that_is_none(library: Library, tmp_path: Path, content: bytes, t
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(EngineError, match=told) as caught:
-        Model.load(library, path, ModelSettings())
+        LlamaModel.load(library, path, ModelSettings())
     assert hint in (caught.value.hint or "")
 
 
@@ -112,21 +112,21 @@ def test_an_unknown_architecture(library: Library, tmp_path: Path) -> None:
     path = windowed(tmp_path / "new.gguf")
     path.write_bytes(path.read_bytes().replace(b"cohere2", b"cohere9"))
     with pytest.raises(EngineError, match="unknown model architecture: 'cohere9'") as caught:
-        Model.load(library, path, ModelSettings())
+        LlamaModel.load(library, path, ModelSettings())
     assert "newer" in (caught.value.hint or "")
 
 
 def test_no_file_and_no_such_device(library: Library, tmp_path: Path, moe: Path) -> None:
     with pytest.raises(EngineError, match="no model file"):
-        Model.load(library, tmp_path / "none.gguf", ModelSettings())
+        LlamaModel.load(library, tmp_path / "none.gguf", ModelSettings())
     with pytest.raises(EngineError, match="has no GPU3"):
-        Model.load(library, moe, ModelSettings(overrides=(("exps", "GPU3"),)))
+        LlamaModel.load(library, moe, ModelSettings(overrides=(("exps", "GPU3"),)))
 
 
 def test_the_log_is_kept_short_and_handed_on(library: Library, smollm2_path: Path) -> None:
     heard: list[str] = []
-    log = Log(library, keep_lines=5, sink=lambda _level, line: heard.append(line))
-    model = Model.load(library, smollm2_path, ModelSettings(), log=log)
+    log = LlamaLog(library, keep_lines=5, sink=lambda _level, line: heard.append(line))
+    model = LlamaModel.load(library, smollm2_path, ModelSettings(), log=log)
     model.close()
     assert len(heard) > 50
     assert any("SmolLM2" in line for line in heard)

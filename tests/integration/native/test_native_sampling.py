@@ -11,8 +11,8 @@ import pytest
 from support.native import Work, loaded
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import NonFiniteLogits, RequestRefused
-from tokenmill.native.llama.context import Context, Logits
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.context import LlamaContext, Logits
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.sampler import Sampler
 
@@ -20,13 +20,13 @@ HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_path: Path) -> Iterator[Model]:
+def model(smollm2_path: Path) -> Iterator[LlamaModel]:
     with loaded(smollm2_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def logits(model: Model) -> list[Logits]:
+def logits(model: LlamaModel) -> list[Logits]:
     random = np.random.default_rng(0)
     return [random.normal(size=model.vocab.n_tokens).astype(np.float32) * 3 for _ in range(16)]
 
@@ -35,7 +35,7 @@ def drawn(sampler: Sampler, logits: list[Logits]) -> list[int]:
     return [sampler.choose(each) for each in logits]
 
 
-def test_what_runs_beside_it_changes_no_draw(model: Model, logits: list[Logits]) -> None:
+def test_what_runs_beside_it_changes_no_draw(model: LlamaModel, logits: list[Logits]) -> None:
     alone = drawn(Sampler(model.vocab, HOT), logits)
     one = Sampler(model.vocab, HOT)
     beside = [Sampler(model.vocab, Sampling(temperature=1.0, seed=seed)) for seed in (42, 7, 8)]
@@ -48,21 +48,21 @@ def test_what_runs_beside_it_changes_no_draw(model: Model, logits: list[Logits])
     assert drawn(Sampler(model.vocab, HOT, seed=43), logits) != alone
 
 
-def test_the_drawn_seed_draws_the_same_again(model: Model, logits: list[Logits]) -> None:
+def test_the_drawn_seed_draws_the_same_again(model: LlamaModel, logits: list[Logits]) -> None:
     first = Sampler(model.vocab, Sampling(temperature=1.5, top_k=0))
     assert drawn(first, logits) == drawn(
         Sampler(model.vocab, Sampling(temperature=1.5, top_k=0), seed=first.seed), logits
     )
 
 
-def test_the_logits_are_left_as_they_were(model: Model, logits: list[Logits]) -> None:
+def test_the_logits_are_left_as_they_were(model: LlamaModel, logits: list[Logits]) -> None:
     before = logits[0].copy()
     for sampling in (Sampling(temperature=0), HOT, Sampling(logit_bias=((5, -9.0),), grammar='root ::= "a"')):
         Sampler(model.vocab, sampling).choose(logits[0])
     assert np.array_equal(logits[0], before)
 
 
-def test_greedy_takes_the_largest(model: Model, logits: list[Logits]) -> None:
+def test_greedy_takes_the_largest(model: LlamaModel, logits: list[Logits]) -> None:
     plain = Sampler(model.vocab, Sampling(temperature=0))
     assert plain.greedy
     best = int(logits[0].argmax())
@@ -74,7 +74,7 @@ def test_greedy_takes_the_largest(model: Model, logits: list[Logits]) -> None:
     assert raised.choose(logits[0]) == 17
 
 
-def test_top_k_one_is_greedy_whatever_the_seed(model: Model, logits: list[Logits]) -> None:
+def test_top_k_one_is_greedy_whatever_the_seed(model: LlamaModel, logits: list[Logits]) -> None:
     sampler = Sampler(model.vocab, Sampling(temperature=2.0, top_k=1, seed=5))
     assert drawn(sampler, logits) == [int(each.argmax()) for each in logits]
 
@@ -82,7 +82,7 @@ def test_top_k_one_is_greedy_whatever_the_seed(model: Model, logits: list[Logits
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("top_k", [1, 40, 100])
 def test_the_k_largest_alone_give_the_same_draws(
-    model: Model, logits: list[Logits], monkeypatch: pytest.MonkeyPatch, top_k: int, ignore_eos: bool
+    model: LlamaModel, logits: list[Logits], monkeypatch: pytest.MonkeyPatch, top_k: int, ignore_eos: bool
 ) -> None:
     hot = replace(HOT, top_k=top_k, top_p=0.9, min_p=0.01)
     quick = drawn(Sampler(model.vocab, hot, ignore_eos=ignore_eos), logits)
@@ -90,14 +90,14 @@ def test_the_k_largest_alone_give_the_same_draws(
     assert quick == drawn(Sampler(model.vocab, hot, ignore_eos=ignore_eos), logits)
 
 
-def test_a_forbidden_token_is_not_among_the_largest(model: Model) -> None:
+def test_a_forbidden_token_is_not_among_the_largest(model: LlamaModel) -> None:
     logits = np.zeros(model.vocab.n_tokens, np.float32)
     logits[[5, 9]], logits[list(model.vocab.ends)] = 20.0, 30.0
     sampler = Sampler(model.vocab, replace(HOT, top_k=2), ignore_eos=True)
     assert {sampler.choose(logits) for _ in range(40)} == {5, 9}
 
 
-def test_penalties_see_the_prompt_and_the_answer(model: Model, logits: list[Logits]) -> None:
+def test_penalties_see_the_prompt_and_the_answer(model: LlamaModel, logits: list[Logits]) -> None:
     order = np.argsort(-logits[0]).tolist()
     strong = Sampling(temperature=0, presence_penalty=100.0, penalty_last_n=3)
     sampler = Sampler(model.vocab, strong, prompt=[order[0]])
@@ -105,7 +105,7 @@ def test_penalties_see_the_prompt_and_the_answer(model: Model, logits: list[Logi
     assert [sampler.choose(logits[0]) for _ in range(4)] == [order[1], order[2], order[3], order[0]]
 
 
-def test_the_end_can_be_ignored(model: Model, logits: list[Logits]) -> None:
+def test_the_end_can_be_ignored(model: LlamaModel, logits: list[Logits]) -> None:
     end = model.vocab.eos
     assert end is not None
     ending = logits[0].copy()
@@ -115,7 +115,7 @@ def test_the_end_can_be_ignored(model: Model, logits: list[Logits]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_grammar_holds_at_any_temperature(model: Model, logits: list[Logits], seed: int) -> None:
+def test_a_grammar_holds_at_any_temperature(model: LlamaModel, logits: list[Logits], seed: int) -> None:
     sampler = Sampler(model.vocab, Sampling(temperature=3.0, seed=seed, grammar='root ::= ("yes" | "no") "!"'))
     text = b""
     for each in logits:
@@ -129,7 +129,7 @@ def test_a_grammar_holds_at_any_temperature(model: Model, logits: list[Logits], 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
+def test_a_schema_holds_on_any_logits(model: LlamaModel, seed: int) -> None:
     schema = {
         "type": "object",
         "required": ["kind", "ok", "n"],
@@ -176,7 +176,7 @@ def test_a_schema_holds_on_any_logits(model: Model, seed: int) -> None:
     ],
 )
 def test_what_cannot_be_sampled_is_refused_and_prints_nothing(
-    model: Model, sampling: Sampling, capfd: pytest.CaptureFixture[str]
+    model: LlamaModel, sampling: Sampling, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RequestRefused) as caught:
         Sampler(model.vocab, sampling)
@@ -184,7 +184,7 @@ def test_what_cannot_be_sampled_is_refused_and_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> None:
+def test_a_grammar_that_no_token_fits(model: LlamaModel, logits: list[Logits]) -> None:
     everything = tuple((token, float("-inf")) for token in range(model.vocab.n_tokens))
     with pytest.raises(RequestRefused):
         Sampler(model.vocab, Sampling(grammar='root ::= "a"', logit_bias=everything)).choose(logits[0])
@@ -195,7 +195,7 @@ def test_a_grammar_that_no_token_fits(model: Model, logits: list[Logits]) -> Non
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0), HOT, Sampling(temperature=1.0, top_k=0)])
 def test_one_logit_that_is_not_finite_is_an_error(
-    model: Model, logits: list[Logits], sampling: Sampling, value: float
+    model: LlamaModel, logits: list[Logits], sampling: Sampling, value: float
 ) -> None:
     broken = logits[0].copy()
     broken[len(broken) // 2] = value
@@ -205,8 +205,8 @@ def test_one_logit_that_is_not_finite_is_an_error(
     sampler.close()
 
 
-def test_log_probabilities_of_a_row(model: Model) -> None:
-    context = Context(model, ContextSettings(cells=256, context=256, sequences=1, threads=1, threads_batch=1))
+def test_log_probabilities_of_a_row(model: LlamaModel) -> None:
+    context = LlamaContext(model, ContextSettings(cells=256, context=256, sequences=1, threads=1, threads_batch=1))
     tokens = model.vocab.tokenise("The capital of France is")
     context.decode([Work(0, tokens, 0)])
     place = len(tokens) - 1

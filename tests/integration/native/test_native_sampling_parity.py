@@ -11,8 +11,8 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.llama.context import Context, Decoded
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.context import Decoded, LlamaContext
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.sampler import Sampler
 
@@ -31,7 +31,7 @@ def server(smollm2_path: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="module")
-def context(smollm2_path: Path) -> Iterator[Context]:
+def context(smollm2_path: Path) -> Iterator[LlamaContext]:
     settings = ContextSettings(cells=1024, context=1024, sequences=2, threads=1, threads_batch=1)
     with opened(smollm2_path, settings) as made:
         yield made
@@ -89,8 +89,8 @@ CASES = [
 ]
 
 
-def generate(context: Context, case: Case) -> list[int]:
-    model: Model = context.model
+def generate(context: LlamaContext, case: Case) -> list[int]:
+    model: LlamaModel = context.model
     tokens = model.vocab.tokenise(PROMPT)
     sampler = Sampler(model.vocab, case.sampling, prompt=tokens, ignore_eos=case.ignore_eos)
     context.clear()
@@ -109,7 +109,7 @@ def generate(context: Context, case: Case) -> list[int]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_tokens_of_llama_server(case: Case, server: EmbeddedServer, context: Context) -> None:
+def test_the_tokens_of_llama_server(case: Case, server: EmbeddedServer, context: LlamaContext) -> None:
     answer = server.post(
         "/completion", prompt=PROMPT, n_predict=COUNT, return_tokens=True, cache_prompt=False, **case.body()
     )

@@ -12,7 +12,7 @@ from support.native import loaded
 from support.spm_model import write_spm
 from tokenmill.errors import RequestRefused
 from tokenmill.native.llama import vocab as vocab_file
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.vocab import BPE, SPM, Vocab
 
 DIGEST = "The town council met on Tuesday.\n\n  - item  one: café, 12 345 €\n" * 200
@@ -20,13 +20,13 @@ CHAT = f"<|im_start|>system\n{DIGEST}<|im_end|>\n<|im_start|>user\nWho met?<|im_
 
 
 @pytest.fixture(scope="module")
-def model(smollm2_path: Path) -> Iterator[Model]:
+def model(smollm2_path: Path) -> Iterator[LlamaModel]:
     with loaded(smollm2_path) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     """A tiny model with a SentencePiece vocabulary, which puts a space before each part."""
     path = tmp_path_factory.mktemp("models") / "spm.gguf"
     with loaded(write_spm(path)) as made:
@@ -62,7 +62,7 @@ texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=20)), max_s
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts, st.booleans(), st.booleans())
 def test_parts_give_what_the_whole_gives(
-    model: Model, spm: Model, text: str, parse_special: bool, add_special: bool
+    model: LlamaModel, spm: LlamaModel, text: str, parse_special: bool, add_special: bool
 ) -> None:
     for vocab in (model.vocab, spm.vocab):
         given_ = {"parse_special": parse_special, "add_special": add_special}
@@ -72,14 +72,14 @@ def test_parts_give_what_the_whole_gives(
                 assert vocab.tokenise(text, **given_) == plain(vocab, text, **given_)
 
 
-def test_kinds(model: Model, spm: Model) -> None:
+def test_kinds(model: LlamaModel, spm: LlamaModel) -> None:
     assert (model.vocab.kind, spm.vocab.kind) == (BPE, SPM)
     assert (model.vocab.bos_text, model.vocab.eos_text) == ("<|im_start|>", "<|im_end|>")
     assert (model.vocab.adds_bos, spm.vocab.adds_bos) == (False, True)
     assert spm.vocab.tokenise("hi")[0] == spm.vocab.bos
 
 
-def test_a_chat_with_a_long_digest(model: Model) -> None:
+def test_a_chat_with_a_long_digest(model: LlamaModel) -> None:
     vocab = model.vocab
     tokens = vocab.tokenise(CHAT)
     assert tokens == plain(vocab, CHAT)
@@ -88,13 +88,13 @@ def test_a_chat_with_a_long_digest(model: Model) -> None:
     assert b"".join(vocab.piece(token, special=True) for token in tokens).decode() == CHAT
 
 
-def test_special_tokens_that_overlap_go_to_llama_cpp(spm: Model) -> None:
+def test_special_tokens_that_overlap_go_to_llama_cpp(spm: LlamaModel) -> None:
     """`<a><b` and `<b>` share letters: which is cut out first is llama.cpp's rule, not ours."""
     text = "word " * 60 + "<a><b>" + " word" * 60
     assert spm.vocab.tokenise(text) == plain(spm.vocab, text)
 
 
-def test_pieces(model: Model) -> None:
+def test_pieces(model: LlamaModel) -> None:
     vocab = model.vocab
     end = vocab.eos
     assert end is not None
@@ -108,14 +108,14 @@ def test_pieces(model: Model) -> None:
             vocab.piece(wrong)
 
 
-def test_text_that_is_none(model: Model) -> None:
+def test_text_that_is_none(model: LlamaModel) -> None:
     assert model.vocab.tokenise("") == ()
     assert model.vocab.tokenise("a\0b") == plain(model.vocab, "a\0b")
     with pytest.raises(RequestRefused, match="surrogate"):
         model.vocab.tokenise("\ud800")
 
 
-def test_the_cache_stays_small(model: Model) -> None:
+def test_the_cache_stays_small(model: LlamaModel) -> None:
     vocab = Vocab(model.library, model.pointer, model.log, cache_bytes=100_000)
     for number in range(50):
         text = f"{number} " + "some words of it " * 100
@@ -123,7 +123,7 @@ def test_the_cache_stays_small(model: Model) -> None:
     assert 0 < vocab.cached_bytes <= 100_000
 
 
-def test_two_threads_at_once(model: Model) -> None:
+def test_two_threads_at_once(model: LlamaModel) -> None:
     wanted = plain(model.vocab, CHAT)
     wrong: list[int] = []
 

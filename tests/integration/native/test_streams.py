@@ -17,8 +17,8 @@ from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.kv.streams import apart
-from tokenmill.native.llama.context import Context, Decoded, Logits
-from tokenmill.native.llama.model import Model
+from tokenmill.native.llama.context import Decoded, LlamaContext, Logits
+from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 
 LANES = 4
@@ -36,14 +36,14 @@ def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(moe_path: Path) -> Iterator[Model]:
+def model(moe_path: Path) -> Iterator[LlamaModel]:
     with loaded(moe_path) as made:
         yield made
 
 
 @pytest.fixture
-def pair(model: Model) -> Iterator[tuple[Context, Context]]:
-    made = Context(model, TOGETHER), Context(model, apart(TOGETHER, LANES))
+def pair(model: LlamaModel) -> Iterator[tuple[LlamaContext, LlamaContext]]:
+    made = LlamaContext(model, TOGETHER), LlamaContext(model, apart(TOGETHER, LANES))
     yield made
     for context in made:
         context.close()
@@ -54,7 +54,7 @@ def words(count: int, seed: int) -> list[int]:
     return found
 
 
-def computed(context: Context, rows: Sequence[Work]) -> list[Logits]:
+def computed(context: LlamaContext, rows: Sequence[Work]) -> list[Logits]:
     """Logits of the last token of every row."""
     assert context.decode(rows) is Decoded.OK
     ends = np.cumsum([len(row.tokens) for row in rows]) - 1
@@ -64,7 +64,7 @@ def computed(context: Context, rows: Sequence[Work]) -> list[Logits]:
 # ---- contexts
 
 
-def test_streams_compute_what_one_cache_computes(pair: tuple[Context, Context]) -> None:
+def test_streams_compute_what_one_cache_computes(pair: tuple[LlamaContext, LlamaContext]) -> None:
     """Prompts of all lengths at once, then decodes beside a new prompt, then with a lane missing between them."""
     steps = [
         [Work(0, words(40, 1), 0), Work(1, words(55, 2), 0), Work(3, words(60, 3), 0)],
@@ -77,7 +77,7 @@ def test_streams_compute_what_one_cache_computes(pair: tuple[Context, Context]) 
     assert [pair[1].length(lane) for lane in range(LANES)] == [42, 56, 32, 261]
 
 
-def test_a_stream_begins_with_a_copy_of_anothers_head(pair: tuple[Context, Context]) -> None:
+def test_a_stream_begins_with_a_copy_of_anothers_head(pair: tuple[LlamaContext, LlamaContext]) -> None:
     """Though both have gone on since, and the one that is copied to held something else."""
     together, streams = pair
     head, tail = words(50, 1), words(20, 2)
@@ -92,14 +92,14 @@ def test_a_stream_begins_with_a_copy_of_anothers_head(pair: tuple[Context, Conte
     assert [streams.length(lane) for lane in range(LANES)] == [82, 0, 72, 0]
 
 
-def test_streams_take_no_more_memory(pair: tuple[Context, Context]) -> None:
+def test_streams_take_no_more_memory(pair: tuple[LlamaContext, LlamaContext]) -> None:
     together, streams = ([(each.context_bytes, each.compute_bytes) for each in made.buffers()] for made in pair)
     assert sum(cells for cells, _ in together) == sum(cells for cells, _ in streams) > 0
     assert sum(compute for _, compute in streams) <= sum(compute for _, compute in together)
     assert pair[1].cells == TOGETHER.cells
 
 
-def test_a_lane_is_full_when_its_own_cells_are(pair: tuple[Context, Context]) -> None:
+def test_a_lane_is_full_when_its_own_cells_are(pair: tuple[LlamaContext, LlamaContext]) -> None:
     streams = pair[1]
     for start in range(0, 512, 128):
         computed(streams, [Work(1, words(128, start), start)])
@@ -114,7 +114,7 @@ def test_models_with_another_memory_cannot(make: object, why: str, tmp_path: Pat
     assert callable(make)
     path = make(tmp_path / "odd.gguf")
     with loaded(path) as odd, pytest.raises(EngineError, match=why):
-        Context(odd, apart(TOGETHER, LANES))
+        LlamaContext(odd, apart(TOGETHER, LANES))
     with opened(path, TOGETHER) as context:
         computed(context, [Work(0, [3, 4, 5], 0)])
 

@@ -6,7 +6,7 @@ import pytest
 
 from support.postgres import Cluster
 from tokenmill.jobs.sharding import leases
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 
 
@@ -17,13 +17,13 @@ def unkept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def server(postgres: Cluster) -> Server:
+def server(postgres: Cluster) -> PostgresAddress:
     """A database that nobody has used."""
     return postgres.fresh()
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[Store]:
+def store(server: PostgresAddress) -> Iterator[Store]:
     """A store in it."""
     with Store(server) as opened:
         yield opened

@@ -14,9 +14,9 @@ from tokenmill.errors import StoreInUse
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.sharding import leases
 from tokenmill.jobs.sharding.leases import Leased
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.postgres import Postgres
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
 LIMIT_S = 120
@@ -62,36 +62,36 @@ def keepers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "lease"]
 
 
-def test_a_process_that_only_reads_or_loads_keeps_its_lease(server: Server, rounds: Rounds) -> None:
+def test_a_process_that_only_reads_or_loads_keeps_its_lease(server: PostgresAddress, rounds: Rounds) -> None:
     with Store(server) as reading:
         reading.submissions.begin(Submission("m"), source="stdin", key=None)
         asked(server, EXPIRE)
         rounds.another()
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             assert [runner.alive for runner in reader.runners()] == [True]
         with Store(server) as other:
             assert len(other.batches()) == 1  # half a batch of one that lives
 
 
-def test_one_that_was_taken_for_lost_takes_its_place_again(server: Server, rounds: Rounds) -> None:
+def test_one_that_was_taken_for_lost_takes_its_place_again(server: PostgresAddress, rounds: Rounds) -> None:
     with Store(server) as store:
         asked(server, "DELETE FROM runners")
         rounds.another()
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             assert [runner.id for runner in reader.runners()] == [store._standing.id]
 
 
-def test_a_connection_that_broke_while_nothing_was_asked_is_made_anew(server: Server, rounds: Rounds) -> None:
+def test_a_connection_that_broke_while_nothing_was_asked_is_made_anew(server: PostgresAddress, rounds: Rounds) -> None:
     with Store(server) as store:
         assert isinstance(store._database, Postgres)
         asked(server, "SELECT pg_terminate_backend(?, 60000)", store._database._connection.info.backend_pid)
         asked(server, "DELETE FROM runners")
         rounds.another()
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             assert [runner.id for runner in reader.runners()] == [store._standing.id]
 
 
-def test_who_left_does_not_stand_up_again(server: Server, rounds: Rounds) -> None:
+def test_who_left_does_not_stand_up_again(server: PostgresAddress, rounds: Rounds) -> None:
     with Store(server) as store:
         rounds.another()
         assert isinstance(store._standing, Leased)
@@ -100,7 +100,7 @@ def test_who_left_does_not_stand_up_again(server: Server, rounds: Rounds) -> Non
         assert asked(server, "SELECT id FROM runners") == []
 
 
-def test_it_does_not_keep_a_process_from_its_end(server: Server) -> None:
+def test_it_does_not_keep_a_process_from_its_end(server: PostgresAddress) -> None:
     text = (
         "import sys; from tokenmill.jobs.store.address import address_of; from tokenmill.jobs.store.store import Store\n"
         "store = Store(address_of(sys.argv[1])); sys.exit(7)"
@@ -110,7 +110,9 @@ def test_it_does_not_keep_a_process_from_its_end(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("unkept")
-def test_an_output_that_another_took_meanwhile_stays_its_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_another_took_meanwhile_stays_its_own(
+    server: PostgresAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever finds that out, and however often the connection is made anew."""
     monkeypatch.setattr(leases, "TEND_S", 0.0)
     with Store(server) as one, Store(server) as other:

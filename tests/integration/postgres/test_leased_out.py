@@ -10,7 +10,7 @@ from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.models import Batch, JobId, Waiting
 from tokenmill.jobs.sharding.allocator import ShardView
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("unkept")
 
 
 @pytest.fixture
-def stores(server: Server) -> Iterator[tuple[Store, Store, Store]]:
+def stores(server: PostgresAddress) -> Iterator[tuple[Store, Store, Store]]:
     with Store(server) as one, Store(server) as two, Store(server) as three:
         yield one, two, three
 
@@ -48,7 +48,7 @@ def digests(rows: Sequence[Waiting]) -> set[bytes]:
 
 
 def test_every_head_is_one_runners_and_every_job_is_given_out_once(
-    stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
+    stores: tuple[Store, Store, Store], server: PostgresAddress, tmp_path: Path
 ) -> None:
     batch = batch_of(stores[0], tmp_path, *[4] * 9)
     views = [view(store) for store in stores]
@@ -101,7 +101,7 @@ def test_what_another_got_in_advance_is_taken_whole(stores: tuple[Store, Store, 
 
 
 def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
-    stores: tuple[Store, Store, Store], server: Server, tmp_path: Path
+    stores: tuple[Store, Store, Store], server: PostgresAddress, tmp_path: Path
 ) -> None:
     one, two, three = stores
     batch = batch_of(one, tmp_path, *[4] * 4)

@@ -7,9 +7,9 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked
-from tokenmill.jobs.models import Counts, Failure, Outcome, State, Submission
-from tokenmill.jobs.store.address import Address, Server
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.models import Counts, Failure, JobOutcome, State, Submission
+from tokenmill.jobs.store.address import Address, PostgresAddress
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -23,7 +23,7 @@ def runner_of(store: Store) -> int:
     return store._standing.id
 
 
-def away(server: Server, store: Store) -> None:
+def away(server: PostgresAddress, store: Store) -> None:
     """As if that runner were on another host, which has not been heard of for too long."""
     asked(
         server,
@@ -32,16 +32,16 @@ def away(server: Server, store: Store) -> None:
     )
 
 
-def gathered(server: Server) -> None:
+def gathered(server: PostgresAddress) -> None:
     """Somebody looks around."""
     Store(server).close()
 
 
-def states(store: Reader, batch: int) -> list[str]:
+def states(store: StoreReader, batch: int) -> list[str]:
     return [result.state.word for result in store.results(batch, 0, 1000)]
 
 
-def test_a_job_is_one_runners(server: Server, tmp_path: Path) -> None:
+def test_a_job_is_one_runners(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one, Store(server) as other:
         batch = submitted(one, tmp_path / "j", [f"p{number}" for number in range(6)])
         jobs = pending(one, batch)
@@ -54,7 +54,7 @@ def test_a_job_is_one_runners(server: Server, tmp_path: Path) -> None:
         assert one.batch(batch.id).totals.computed == 6
 
 
-def test_a_job_that_another_is_taking_is_left_to_it(server: Server, tmp_path: Path) -> None:
+def test_a_job_that_another_is_taking_is_left_to_it(server: PostgresAddress, tmp_path: Path) -> None:
     """Nobody waits for a transaction that is under way."""
     with Store(server) as one, Store(server) as other:
         batch = submitted(one, tmp_path / "j", ["a", "b"])
@@ -64,7 +64,7 @@ def test_a_job_that_another_is_taking_is_left_to_it(server: Server, tmp_path: Pa
             assert [job.id for job in other.start([first, second]).running] == [second]
 
 
-def test_equal_jobs_are_computed_once_by_all_together(server: Server, tmp_path: Path) -> None:
+def test_equal_jobs_are_computed_once_by_all_together(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one, Store(server) as other:
         batch = submitted(one, tmp_path / "j", ["same", "same", "same"])
         first, second, third = pending(one, batch)
@@ -72,12 +72,12 @@ def test_equal_jobs_are_computed_once_by_all_together(server: Server, tmp_path: 
         assert one.start([second]).held == (second,)
         assert other.start([third]).held == (third,)
         assert {item.job for item in one.commit([answer(first)])} == {first, second}
-        assert other.start([third]).answered == (Outcome(third, State.DONE, reused=True),)
+        assert other.start([third]).answered == (JobOutcome(third, State.DONE, reused=True),)
         found = one.batch(batch.id)
         assert (found.totals.computed, found.totals.reused) == (1, 2)
 
 
-def test_equal_jobs_started_in_the_same_moment_run_once(server: Server, tmp_path: Path) -> None:
+def test_equal_jobs_started_in_the_same_moment_run_once(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one, Store(server) as other:
         batch = submitted(one, tmp_path / "j", ["same", "same"])
         first, second = pending(one, batch)
@@ -90,7 +90,7 @@ def test_equal_jobs_started_in_the_same_moment_run_once(server: Server, tmp_path
         assert [job.id for job in other.start([second]).running] == [second]
 
 
-def test_what_a_lost_runner_had_is_pending_again_and_done_once(server: Server, tmp_path: Path) -> None:
+def test_what_a_lost_runner_had_is_pending_again_and_done_once(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as lost, Store(server) as other:
         batch = submitted(lost, tmp_path / "j", ["a", "b", "c"])
         jobs = pending(lost, batch)
@@ -110,7 +110,9 @@ def test_what_a_lost_runner_had_is_pending_again_and_done_once(server: Server, t
         assert {item.body for item in other.results(batch.id, 0, 9)} == {b'{"text": "anew"}', None}
 
 
-def test_a_runner_that_wakes_first_has_the_answer_and_the_other_changes_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_runner_that_wakes_first_has_the_answer_and_the_other_changes_nothing(
+    server: PostgresAddress, tmp_path: Path
+) -> None:
     with Store(server) as slept, Store(server) as other:
         batch = submitted(slept, tmp_path / "j", ["a"])
         (job,) = pending(slept, batch)
@@ -118,14 +120,16 @@ def test_a_runner_that_wakes_first_has_the_answer_and_the_other_changes_nothing(
         away(server, slept)
         gathered(server)
         assert len(other.start([job]).running) == 1
-        assert slept.commit([answer(job, "first")]) == (Outcome(job, State.DONE),)
+        assert slept.commit([answer(job, "first")]) == (JobOutcome(job, State.DONE),)
         assert other.commit([answer(job, "second")]) == ()
         (result,) = other.results(batch.id, 0, 9)
         assert result.body == b'{"text": "first"}'
         assert other.batch(batch.id).totals.computed == 1
 
 
-def test_a_runner_that_wakes_takes_nothing_from_whoever_has_its_jobs_now(server: Server, tmp_path: Path) -> None:
+def test_a_runner_that_wakes_takes_nothing_from_whoever_has_its_jobs_now(
+    server: PostgresAddress, tmp_path: Path
+) -> None:
     with Store(server) as slept, Store(server) as other:
         batch = submitted(slept, tmp_path / "j", ["a", "b", "c", "d"])
         jobs = pending(slept, batch)
@@ -143,7 +147,7 @@ def test_a_runner_that_wakes_takes_nothing_from_whoever_has_its_jobs_now(server:
         assert len(other.commit([answer(job) for job in jobs])) == 4
 
 
-def test_a_job_that_every_runner_dies_with_is_set_aside(server: Server, tmp_path: Path) -> None:
+def test_a_job_that_every_runner_dies_with_is_set_aside(server: PostgresAddress, tmp_path: Path) -> None:
     """Done once more as if nothing had been, then as a suspect, which is tried alone, and no more."""
     with Store(server) as watching:
         batch = submitted(watching, tmp_path / "j", ["poison"])
@@ -172,7 +176,7 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: Server, tmp_path
         assert (again.state, again.deaths) == (State.PENDING, 0)  # all its chances are new
 
 
-def test_opening_leaves_those_alone_that_live(server: Server, tmp_path: Path) -> None:
+def test_opening_leaves_those_alone_that_live(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one:
         batch = submitted(one, tmp_path / "j", ["a"])
         one.start(pending(one, batch))
@@ -184,25 +188,25 @@ def test_opening_leaves_those_alone_that_live(server: Server, tmp_path: Path) ->
         assert [item.attempts for item in later.waiting([batch.id], limit=9)] == [0]
 
 
-def test_a_lease_is_renewed_as_work_goes_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_as_work_goes_on(server: PostgresAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(server) as store:
         asked(server, "UPDATE runners SET lease_until = clock_timestamp() - interval '1 second'")
         store.tend()  # it was renewed a moment ago, as far as it knows
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             assert [runner.alive for runner in reader.runners()] == [False]
         monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
         store.tend()
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             (runner,) = reader.runners()
         assert (runner.alive, runner.pid, runner.running) == (True, os.getpid(), 0)
         asked(server, "DELETE FROM runners")  # others took it for lost
         store.tend()
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             assert [each.id for each in reader.runners()] == [runner.id]
 
 
 def test_sums_stay_the_same_when_they_are_folded(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
     monkeypatch.setattr("tokenmill.jobs.sharding.leases.FOLD_S", 0.0)
@@ -218,7 +222,7 @@ def test_sums_stay_the_same_when_they_are_folded(
         assert asked(server, "SELECT computed FROM totals") == [(3,)]
 
 
-def test_one_runner_writes_the_output(server: Server, tmp_path: Path) -> None:
+def test_one_runner_writes_the_output(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one:
         batch = submitted(one, tmp_path / "j", ["a"])
         with Store(server) as other:
@@ -230,7 +234,7 @@ def test_one_runner_writes_the_output(server: Server, tmp_path: Path) -> None:
 
 
 def test_one_process_stores_the_lines_of_a_batch(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another that is given the same file meanwhile waits, and says for whom; when that one is gone, it goes on."""
     monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1000)
@@ -256,7 +260,7 @@ def test_one_process_stores_the_lines_of_a_batch(
         assert done.batch.counts == Counts(pending=5000)
 
 
-def test_half_a_stream_of_one_that_lives_is_kept(server: Server) -> None:
+def test_half_a_stream_of_one_that_lives_is_kept(server: PostgresAddress) -> None:
     with Store(server) as one:
         one.submissions.begin(Submission("m"), source="stdin", key=None)
         with Store(server) as other:
@@ -276,7 +280,9 @@ def test_a_retry_is_waited_for_where_it_is_ones_own(address: Address, tmp_path: 
         assert found == [5.0, 7.0, 5.0, None, None]
 
 
-def test_a_batch_cancelled_by_another_process_is_told_to_who_works_on_it(server: Server, tmp_path: Path) -> None:
+def test_a_batch_cancelled_by_another_process_is_told_to_who_works_on_it(
+    server: PostgresAddress, tmp_path: Path
+) -> None:
     with Store(server) as one, Store(server) as other:
         batch = submitted(one, tmp_path / "j", ["a", "b"])
         jobs = pending(one, batch)

@@ -10,8 +10,8 @@ from support.jobs_store import submitted
 from support.postgres import past
 from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.sharding.allocator import ShardView
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.backend import Rows
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.backend import QueryResult
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.store import Store
 
@@ -20,7 +20,7 @@ FEW, MANY, EACH = 3, 40, 6
 pytestmark = pytest.mark.usefixtures("unkept")
 
 
-def beside(server: Server, rows: Sequence[Waiting], others: int) -> None:
+def beside(server: PostgresAddress, rows: Sequence[Waiting], others: int) -> None:
     """So many runners with the first jobs, in stretches."""
     with past(server) as ask:
         ask("DELETE FROM runners WHERE host = 'elsewhere'")
@@ -46,7 +46,7 @@ def chosen(view: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tupl
     """What a runner gets, and the queries that it took."""
     names, run = list[str](), Postgres.run
 
-    def noted(self: Postgres, name: str, /, **values: Any) -> Rows:
+    def noted(self: Postgres, name: str, /, **values: Any) -> QueryResult:
         names.append(name)
         return run(self, name, **values)
 
@@ -58,7 +58,7 @@ def chosen(view: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tupl
 
 @pytest.mark.parametrize("free", [EACH, 0])
 def test_a_choice_takes_as_many_queries_beside_many(
-    server: Server, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+    server: PostgresAddress, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
     """Also where nothing is free, and another's stretch is divided."""
     taken = dict[int, list[str]]()

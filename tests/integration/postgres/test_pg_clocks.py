@@ -8,7 +8,7 @@ import pytest
 from support.jobs_store import pending, submitted
 from support.postgres import cut
 from tokenmill.jobs.models import Counts, Failure
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
@@ -33,7 +33,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     return one
 
 
-def test_a_host_with_a_clock_that_is_ahead_gives_nothing_up(server: Server, host: Host, tmp_path: Path) -> None:
+def test_a_host_with_a_clock_that_is_ahead_gives_nothing_up(
+    server: PostgresAddress, host: Host, tmp_path: Path
+) -> None:
     with Store(server) as right:
         batch = submitted(right, tmp_path / "j", ["a", "b"], {"deadline_s": time.time() + MINUTES_S})
         own = submitted(right, tmp_path / "k", ["c", "d"], deadline=int(time.time() + MINUTES_S))
@@ -48,7 +50,7 @@ def test_a_host_with_a_clock_that_is_ahead_gives_nothing_up(server: Server, host
     assert counts == [Counts(pending=2), Counts(pending=2)]
 
 
-def test_one_with_a_clock_that_is_behind_gives_up_in_time(server: Server, host: Host, tmp_path: Path) -> None:
+def test_one_with_a_clock_that_is_behind_gives_up_in_time(server: PostgresAddress, host: Host, tmp_path: Path) -> None:
     with Store(server) as right:
         batch = submitted(right, tmp_path / "j", ["a"], {"deadline_s": time.time() - MINUTES_S})
     host.ahead_s = -HOUR_S
@@ -60,7 +62,7 @@ def test_one_with_a_clock_that_is_behind_gives_up_in_time(server: Server, host: 
 
 @pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
 def test_a_retry_is_due_after_its_delay_for_everybody(
-    server: Server, host: Host, tmp_path: Path, ahead_s: float
+    server: PostgresAddress, host: Host, tmp_path: Path, ahead_s: float
 ) -> None:
     with Store(server) as right:
         batch = submitted(right, tmp_path / "j", ["a", "b", "c"])

@@ -16,7 +16,7 @@ from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Failure, Submission
 from tokenmill.jobs.output import Output, written_to
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import Shutdown
 from tokenmill.jobs.store.postgres_errors import Stopped
 from tokenmill.jobs.store.store import Store
@@ -63,7 +63,7 @@ def test_ctrl_c_ends_the_waiting_for_a_server(tmp_path: Path) -> None:
     assert "the same command goes on" in str(ends[0].hint)
 
 
-def test_what_is_not_ours_by_now_is_not_changed(server: Server, tmp_path: Path) -> None:
+def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_path: Path) -> None:
     """Asked of each job in the statement that changes it: in between another may have taken it."""
     broke = Failure("timeout", "slow")
     with Store(server) as one, Store(server) as two:
@@ -83,7 +83,7 @@ def test_what_is_not_ours_by_now_is_not_changed(server: Server, tmp_path: Path) 
                 assert found.rowcount == 0
 
 
-def status(server: Server, *words: str, capsys: pytest.CaptureFixture[str]) -> Any:
+def status(server: PostgresAddress, *words: str, capsys: pytest.CaptureFixture[str]) -> Any:
     capsys.readouterr()
     assert run(["status", *words, "--store", server.url]) == 0
     said = capsys.readouterr().out
@@ -91,7 +91,7 @@ def status(server: Server, *words: str, capsys: pytest.CaptureFixture[str]) -> A
 
 
 def test_status_names_the_runners_of_a_batch(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: PostgresAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Store(server) as one, Store(server) as two:
         asked(server, "UPDATE runners SET host = 'h' || id")
@@ -116,7 +116,7 @@ def test_status_names_the_runners_of_a_batch(
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_an_output_that_nobody_wrote_is_said_to_be_missing(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
+    server: PostgresAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
 ) -> None:
     out, errors = tmp_path / "j.out", tmp_path / "j.err"
     with Store(server) as one:
@@ -149,8 +149,8 @@ def test_an_output_that_nobody_wrote_is_said_to_be_missing(
     assert "written to it yet" not in status(server, "last", capsys=capsys)
 
 
-def test_how_a_line_is_kept_may_be_said_in_the_url(server: Server) -> None:
-    with Store(Server(f"{server.url}&application_name=night&connect_timeout=3&keepalives_idle=7")) as store:
+def test_how_a_line_is_kept_may_be_said_in_the_url(server: PostgresAddress) -> None:
+    with Store(PostgresAddress(f"{server.url}&application_name=night&connect_timeout=3&keepalives_idle=7")) as store:
         found = database_of(store)._connection.info.get_parameters()
         assert (found["application_name"], found["connect_timeout"], found["keepalives_idle"]) == ("night", "3", "7")
         assert found["tcp_user_timeout"] == "25000"  # what it leaves open is ours
@@ -158,7 +158,7 @@ def test_how_a_line_is_kept_may_be_said_in_the_url(server: Server) -> None:
         assert database_of(store)._connection.info.get_parameters()["application_name"] == "tokenmill"
 
 
-def test_a_newer_store_asks_for_a_newer_tokenmill(server: Server) -> None:
+def test_a_newer_store_asks_for_a_newer_tokenmill(server: PostgresAddress) -> None:
     Store(server).close()
     asked(server, "UPDATE tokenmill SET version = 99")
     with pytest.raises(StoreError, match="newer tokenmill") as caught:

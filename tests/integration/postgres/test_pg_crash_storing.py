@@ -16,7 +16,7 @@ from support.postgres import Cluster, asked, cluster, database_of
 from tokenmill.jobs import submit as module
 from tokenmill.jobs.models import Batch, Counts, JobId, Submission
 from tokenmill.jobs.sharding.coordination import LinesLost
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -54,7 +54,7 @@ def crashing(own: Cluster, at: set[int]) -> Callable[[int], None]:
     return progress
 
 
-def all_there(server: Server, batch: Batch) -> None:
+def all_there(server: PostgresAddress, batch: Batch) -> None:
     assert batch.sealed_s is not None
     assert (batch.counts, batch.lines) == (Counts(pending=LINES), 2 * LINES - 1)
     found = asked(server, "SELECT id & 4294967295, custom_id FROM jobs WHERE batch = ? ORDER BY id", batch.id)

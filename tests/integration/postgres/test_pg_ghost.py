@@ -11,8 +11,8 @@ from support.postgres import Cluster, asked, database_of
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.store import postgres
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.postgres_session import Backend, end
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.postgres_session import PostgresBackend, end
 from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
@@ -25,9 +25,11 @@ def wire(postgres: Cluster) -> Iterator[Line]:
 
 
 @pytest.fixture
-def store(server: Server, wire: Line) -> Iterator[Store]:
+def store(server: PostgresAddress, wire: Line) -> Iterator[Store]:
     schema = server.url.rpartition("%3D")[2]
-    with Store(Server(f"postgresql://mill@127.0.0.1:{wire.port}/postgres?options=-csearch_path%3D{schema}")) as one:
+    with Store(
+        PostgresAddress(f"postgresql://mill@127.0.0.1:{wire.port}/postgres?options=-csearch_path%3D{schema}")
+    ) as one:
         yield one
 
 
@@ -38,12 +40,14 @@ def writing(store: Store, path: Path) -> Batch:
     return batch
 
 
-def holders(server: Server) -> int:
+def holders(server: PostgresAddress) -> int:
     text = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 'batches'::regclass::oid"
     return int(asked(server, text)[0][0])
 
 
-def test_the_output_stays_ours_when_the_line_is_cut(server: Server, wire: Line, store: Store, tmp_path: Path) -> None:
+def test_the_output_stays_ours_when_the_line_is_cut(
+    server: PostgresAddress, wire: Line, store: Store, tmp_path: Path
+) -> None:
     batch = writing(store, tmp_path / "j")
     for _ in range(2):
         before = database_of(store)._backend
@@ -56,7 +60,7 @@ def test_the_output_stays_ours_when_the_line_is_cut(server: Server, wire: Line, 
 
 
 def test_a_ghost_that_only_the_server_can_end_is_waited_for(
-    server: Server, wire: Line, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresAddress, wire: Line, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, ghost = writing(store, tmp_path / "j"), database_of(store)._backend
     monkeypatch.setattr(postgres, "end", lambda *_: None)
@@ -74,7 +78,7 @@ def test_a_ghost_that_only_the_server_can_end_is_waited_for(
     assert holders(server) == 1
 
 
-def test_an_output_that_another_has_by_now_is_not_ours(server: Server, store: Store, tmp_path: Path) -> None:
+def test_an_output_that_another_has_by_now_is_not_ours(server: PostgresAddress, store: Store, tmp_path: Path) -> None:
     batch, gone = writing(store, tmp_path / "j"), database_of(store)._backend
     asked(server, "SELECT pg_terminate_backend(?, 60000)", gone.pid)
     with Store(server) as other:
@@ -84,12 +88,12 @@ def test_an_output_that_another_has_by_now_is_not_ours(server: Server, store: St
                 store.batch(batch.id)
 
 
-def test_a_process_of_the_same_number_is_left_alone(server: Server) -> None:
+def test_a_process_of_the_same_number_is_left_alone(server: PostgresAddress) -> None:
     """Numbers are used again: it is ours only if it began when ours did."""
     with Store(server) as one, Store(server) as two:
         mine = database_of(one)._backend
         other = database_of(two)._backend
-        wrong = Backend(other.pid, mine.began, 0.0)
+        wrong = PostgresBackend(other.pid, mine.began, 0.0)
         end(database_of(one)._connection, wrong)
         assert asked(server, "SELECT 1 FROM pg_stat_activity WHERE pid = ?", other.pid) == [(1,)]
         end(database_of(one)._connection, other)

@@ -10,7 +10,7 @@ from support.postgres import Cluster, asked
 from support.run_cli import said
 from tokenmill.jobs.models import Counts, JobId
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
 
@@ -54,7 +54,7 @@ def test_answers_without_a_checksum_are_accepted(postgres: Cluster, tmp_path: Pa
         store.start(pending(store, batch))
         store.commit([answer(JobId.of(batch.id, 1))])
     asked(server, "UPDATE answers SET checksum = NULL")
-    with Reader(server) as reader:
+    with StoreReader(server) as reader:
         report = reader.check()
         assert (report.clean, report.without_checksum) == (True, 1)
         assert reader.results(batch.id, 0, 10)[0].body is not None

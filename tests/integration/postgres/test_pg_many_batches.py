@@ -11,7 +11,7 @@ from support.postgres import Cluster, asked, database_of
 from tokenmill.jobs.models import Batch, Counts, Submission
 from tokenmill.jobs.sharding.leases import Leased
 from tokenmill.jobs.store import reader as module
-from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.store import Store
 
@@ -100,7 +100,7 @@ def fold(store: Store) -> None:
     database_of(store).whole(store._standing._fold)
 
 
-def places(server: Server) -> list[tuple[str, int, int]]:
+def places(server: PostgresAddress) -> list[tuple[str, int, int]]:
     """Where every row lies; one that is written anew lies elsewhere."""
     return [(str(row[0]), row[1], row[2]) for row in asked(server, "SELECT ctid, batch, state FROM counts")]
 

@@ -14,7 +14,7 @@ from support.jobs_store import answer, pending, submitted
 from support.postgres import PASSWORD, cluster, database_of
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
-from tokenmill.jobs.store.address import Server, address_of
+from tokenmill.jobs.store.address import PostgresAddress, address_of
 from tokenmill.jobs.store.store import Store
 
 WRONG = "a wrong word"
@@ -53,7 +53,7 @@ def test_the_password_is_used_and_never_said(
     caplog.set_level(logging.DEBUG)
     there = url(place, PASSWORD)
     server = address_of(there)
-    assert isinstance(server, Server)
+    assert isinstance(server, PostgresAddress)
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         first, second = pending(store, batch)

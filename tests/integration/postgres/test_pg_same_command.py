@@ -16,7 +16,7 @@ from support.postgres import asked
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts, JobId, Submission
 from tokenmill.jobs.sharding.coordination import BeingStored
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import Submitted, submit
 
@@ -41,7 +41,7 @@ def beside(work: Callable[[], Submitted]) -> Iterator["Future[Submitted]"]:
         yield thread.submit(work)
 
 
-def test_both_find_nothing_and_one_begins(server: Server, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_find_nothing_and_one_begins(server: PostgresAddress, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2)
     first = threading.local()
 
@@ -64,7 +64,7 @@ def test_both_find_nothing_and_one_begins(server: Server, path: Path, monkeypatc
         assert len(one.batches()) == 1
 
 
-def test_one_that_comes_in_between_waits_for_the_other(server: Server, path: Path) -> None:
+def test_one_that_comes_in_between_waits_for_the_other(server: PostgresAddress, path: Path) -> None:
     waiting, said = threading.Event(), list[str]()
 
     def tell(words: str) -> None:
@@ -91,7 +91,7 @@ def test_one_that_comes_in_between_waits_for_the_other(server: Server, path: Pat
 
 
 def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
-    server: Server, path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresAddress, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)  # whoever waits looks around each time
     said = list[str]()
@@ -117,7 +117,7 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
             one.submissions.add(there.batch.id, [(0,) * 10 + (JobId.of(there.batch.id, 61),)], [])
 
 
-def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path) -> None:
+def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: PostgresAddress, path: Path) -> None:
     waiting = threading.Event()
     out, into = os.pipe()
     with os.fdopen(into, "wb") as pipe:
@@ -144,7 +144,7 @@ def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: Server, path: Path
         assert [batch.id for batch in one.batches()] == [here.batch.id]
 
 
-def test_what_the_server_says_of_its_index_is_not_shown(server: Server) -> None:
+def test_what_the_server_says_of_its_index_is_not_shown(server: PostgresAddress) -> None:
     with Store(server) as one, Store(server) as two:
         one.submissions.seal(one.submissions.begin(HOW, source="x", key=None), b"key")
         with pytest.raises(StoreError, match="another process stores the same") as said:

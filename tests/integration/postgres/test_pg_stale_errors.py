@@ -10,7 +10,7 @@ import pytest
 from support.jobs_store import answer, write_jobs
 from tokenmill.jobs.models import Counts, Failure, JobId, Submission
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -26,7 +26,7 @@ def said(path: Path) -> list[Any]:
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("then", ["answered", "failed"])
 def test_a_later_deadline_from_elsewhere_leaves_no_old_errors(
-    server: Server, tmp_path: Path, apart: bool, then: str
+    server: PostgresAddress, tmp_path: Path, apart: bool, then: str
 ) -> None:
     out, errors = tmp_path / "out", tmp_path / "errors"
     path = write_jobs(tmp_path / "j", ["a", "b", "c"])
@@ -62,7 +62,7 @@ def test_a_later_deadline_from_elsewhere_leaves_no_old_errors(
         assert one.batch(batch.id).finished
 
 
-def test_a_pipe_is_written_once(server: Server, tmp_path: Path) -> None:
+def test_a_pipe_is_written_once(server: PostgresAddress, tmp_path: Path) -> None:
     path = write_jobs(tmp_path / "j", ["a"])
     how = Submission("m", output="/dev/null")
     with Store(server) as one:

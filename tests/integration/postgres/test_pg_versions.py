@@ -7,9 +7,9 @@ import pytest
 from support.postgres import Cluster, asked
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.http_batches import File, HttpBatches, HttpBatchRequest
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.http_batches import HttpBatches, HttpBatchRequest, StoredFile
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 
-def without_http_batches(server: Server) -> None:
+def without_http_batches(server: PostgresAddress) -> None:
     """Make a store of version 3 of one of version 4."""
     asked(server, "DROP VIEW http_batch_states")
     asked(server, "DROP TABLE files, http_batches")
@@ -35,7 +35,7 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(postgres: Cluster, t
     asked(server, "ALTER TABLE answers DROP COLUMN checksum")
     asked(server, "UPDATE tokenmill SET version = 1")
     with pytest.raises(StoreError, match="older version, 1") as refused:
-        Reader(server)
+        StoreReader(server)
     assert "tokenmill run or work" in (refused.value.hint or "")
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text('{"prompt": "one"}\n')
@@ -43,7 +43,7 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(postgres: Cluster, t
         assert submit(store, jobs, Submission("model")).batch.counts.total == 1
     assert asked(server, COLUMNS) == wanted
     assert asked(server, "SELECT version FROM tokenmill") == [(4,)]
-    Reader(server).close()
+    StoreReader(server).close()
 
 
 def test_a_store_of_version_3_gets_http_batches(postgres: Cluster, tmp_path: Path) -> None:
@@ -54,12 +54,12 @@ def test_a_store_of_version_3_gets_http_batches(postgres: Cluster, tmp_path: Pat
         name = submit(store, jobs, Submission("model")).batch.name
     without_http_batches(server)
     rows = HttpBatches(server)
-    rows.add_file(File("file-1", None, "f", "batch", 1, "", 0.0))
+    rows.add_file(StoredFile("file-1", None, "f", "batch", 1, "", 0.0))
     batch = rows.create(HttpBatchRequest("/v1/completions", "24h", 86400.0, "file-1"), None)
     assert batch is not None
     assert rows.unfinished() == [batch]
     rows.close()
-    with Reader(server) as reader:
+    with StoreReader(server) as reader:
         assert reader.named(name).counts.total == 1
 
 
@@ -67,6 +67,6 @@ def test_a_store_of_a_newer_version_is_refused(postgres: Cluster) -> None:
     server = postgres.fresh()
     Store(server).close()
     asked(server, "UPDATE tokenmill SET version = 99")
-    for opening in (Store, Reader, HttpBatches):
+    for opening in (Store, StoreReader, HttpBatches):
         with pytest.raises(StoreError, match="newer tokenmill: the store's version is 99"):
             opening(server)

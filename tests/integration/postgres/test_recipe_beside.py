@@ -14,15 +14,15 @@ from support.worked import LIMIT_S
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options, work
-from tokenmill.jobs.worker.progress import Report, Snapshot
-from tokenmill.jobs.worker.stats import Tell
+from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
+from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions
-from tokenmill.recipes.runner import Line, Origin
+from tokenmill.recipes.runner import AnswerOrigin, Line
 
-QUICK = Options(attempts=1, tick_s=0.05)
+QUICK = WorkOptions(attempts=1, tick_s=0.05)
 TURNS = 3  # of the worker's loop with nothing left but what another has: one that does not wait ends before
 
 
@@ -34,7 +34,7 @@ class Beside:
         self.taken: int | None = None
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         return self._engine.origin
 
     async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
@@ -44,7 +44,7 @@ class Beside:
 
 
 @pytest.mark.parametrize("how", ["answered", "given back"])
-def test_a_stage_ends_with_what_other_runners_have_of_it(server: Server, tmp_path: Path, how: str) -> None:
+def test_a_stage_ends_with_what_other_runners_have_of_it(server: PostgresAddress, tmp_path: Path, how: str) -> None:
     lines: list[Line] = [
         {"custom_id": f"l{at}", "method": "POST", "url": "/v1/completions", "body": {"prompt": f"say {at}"}}
         for at in range(4)
@@ -63,7 +63,7 @@ def test_a_stage_ends_with_what_other_runners_have_of_it(server: Server, tmp_pat
                     other.release([crew.taken])
 
         @contextmanager
-        def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
+        def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
             yield told
 
         mill = LocalRunner(store, tmp_path, crew, RunnerOptions(worker=QUICK, watch=watch))
@@ -82,7 +82,7 @@ class AtWork:
     """A runner at work."""
 
     engine: FakeEngine
-    task: "asyncio.Task[Report]"
+    task: "asyncio.Task[RunReport]"
     joining: "asyncio.Queue[Batch]"
     turned: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -115,7 +115,7 @@ def at_work(store: Store, *batches: Batch) -> AtWork:
     return AtWork(engine, task, joining, turned)
 
 
-def test_a_batch_that_somebody_removes_is_worked_no_more(server: Server, tmp_path: Path) -> None:
+def test_a_batch_that_somebody_removes_is_worked_no_more(server: PostgresAddress, tmp_path: Path) -> None:
     async def scenario(store: Store, other: Store) -> None:
         batches = [submitted(store, tmp_path / name, [f"gated {name}"]) for name in ("gone", "kept")]
         async with asyncio.timeout(LIMIT_S):
@@ -131,7 +131,9 @@ def test_a_batch_that_somebody_removes_is_worked_no_more(server: Server, tmp_pat
         asyncio.run(scenario(store, other))
 
 
-def test_a_batch_that_is_taken_up_again_after_it_was_cancelled_is_worked_on(server: Server, tmp_path: Path) -> None:
+def test_a_batch_that_is_taken_up_again_after_it_was_cancelled_is_worked_on(
+    server: PostgresAddress, tmp_path: Path
+) -> None:
     async def scenario(store: Store, other: Store) -> None:
         batches = [submitted(store, tmp_path / name, [f"gated {name}"]) for name in ("back", "kept")]
         async with asyncio.timeout(LIMIT_S):
@@ -149,7 +151,9 @@ def test_a_batch_that_is_taken_up_again_after_it_was_cancelled_is_worked_on(serv
         asyncio.run(scenario(store, other))
 
 
-def test_a_batch_that_is_taken_up_again_after_it_was_finished_is_worked_on(server: Server, tmp_path: Path) -> None:
+def test_a_batch_that_is_taken_up_again_after_it_was_finished_is_worked_on(
+    server: PostgresAddress, tmp_path: Path
+) -> None:
     """One that joins makes the finished ones forgotten; this one has jobs again."""
 
     async def scenario(store: Store, other: Store) -> None:
@@ -170,7 +174,7 @@ def test_a_batch_that_is_taken_up_again_after_it_was_finished_is_worked_on(serve
         asyncio.run(scenario(store, other))
 
 
-def test_a_batch_that_stays_cancelled_keeps_nobody(server: Server, tmp_path: Path) -> None:
+def test_a_batch_that_stays_cancelled_keeps_nobody(server: PostgresAddress, tmp_path: Path) -> None:
     async def scenario(store: Store, other: Store) -> None:
         batches = [submitted(store, tmp_path / name, [f"gated {name}"]) for name in ("over", "kept")]
         async with asyncio.timeout(LIMIT_S):

@@ -10,7 +10,7 @@ from support.jobs_store import submitted
 from support.postgres import Cluster, text_of
 from support.run_cli import SMALL, said, write
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.store.submissions import Submissions
 
@@ -43,7 +43,7 @@ def test_a_run_without_a_plan_stores_nothing_that_others_could_join(
         os.close(coming)
     assert done.returncode == code, done.stderr
     assert sealed == []
-    with Reader(address) as reader:
+    with StoreReader(address) as reader:
         assert reader.batches() == []
 
 

@@ -15,8 +15,8 @@ from support import runner_process
 from support.jobs_store import submitted
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
 HEADS, EACH, LANES = 9, 12, 3
@@ -72,7 +72,7 @@ class Runner:
 
 
 @contextmanager
-def runner(server: Server) -> Iterator[Runner]:
+def runner(server: PostgresAddress) -> Iterator[Runner]:
     command = [sys.executable, runner_process.__file__, server.url, str(LANES)]
     pipe = subprocess.PIPE
     environment = os.environ | {"PYTHONPATH": str(Path(runner_process.__file__).parents[1])}
@@ -103,7 +103,7 @@ def written(store: Store, batch: Batch) -> list[str]:
     return [line.partition('"custom_id":"')[2].partition("-")[0] for line in lines]
 
 
-def test_three_runners_do_everything_once(server: Server, store: Store, batch: Batch) -> None:
+def test_three_runners_do_everything_once(server: PostgresAddress, store: Store, batch: Batch) -> None:
     with ExitStack() as stack:
         runners = [stack.enter_context(runner(server)) for _ in range(3)]
         for one in runners:
@@ -124,7 +124,7 @@ def test_three_runners_do_everything_once(server: Server, store: Store, batch: B
 
 
 def test_what_a_killed_runner_had_is_done_once_more_and_nothing_else(
-    server: Server, store: Store, batch: Batch
+    server: PostgresAddress, store: Store, batch: Batch
 ) -> None:
     with ExitStack() as stack:
         killed, *others = [stack.enter_context(runner(server)) for _ in range(3)]
@@ -140,11 +140,13 @@ def test_what_a_killed_runner_had_is_done_once_more_and_nothing_else(
     found = store.batch(batch.id)
     assert (found.counts, found.totals.computed) == (Counts(done=len(PROMPTS)), len(PROMPTS))
     assert written(store, batch) == [str(number) for number in range(1, len(PROMPTS) + 1)]
-    with Reader(server) as reader:
+    with StoreReader(server) as reader:
         assert [one.pid for one in reader.runners()] == [os.getpid()]
 
 
-def test_a_job_that_kills_runners_does_not_go_round_for_ever(server: Server, store: Store, tmp_path: Path) -> None:
+def test_a_job_that_kills_runners_does_not_go_round_for_ever(
+    server: PostgresAddress, store: Store, tmp_path: Path
+) -> None:
     prompts = ["poison", *(f"harmless {number}" for number in range(10))]
     batch = submitted(store, tmp_path / "jobs.jsonl", prompts, max_tokens=2)
     deaths = 0

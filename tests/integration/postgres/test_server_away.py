@@ -15,10 +15,10 @@ from support.run_cli import until
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import Shutdown, has_batches
-from tokenmill.jobs.store.postgres_errors import Lost
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.postgres_errors import ConnectionLost
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("unkept")
 
 
 def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "IDLE_S", 1)
     with Store(server) as asleep, Store(server) as other:
@@ -40,7 +40,7 @@ def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
                 # Returns when the server has ended this one.
                 taken.append(len(view.window([batch.id], again=True, limit=5)))
 
-        with pytest.raises(Lost, match="idle-in-transaction"):
+        with pytest.raises(ConnectionLost, match="idle-in-transaction"):
             sleep_in_turn()
         assert len(taken) == 1
         assert taken[0] > 0
@@ -48,8 +48,8 @@ def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
         assert {runner.id for runner in asleep.runners()} == {asleep._standing.id, other._standing.id}
 
 
-def test_the_server_is_told_when_to_let_go(server: Server) -> None:
-    with Store(server) as store, Reader(server) as reader:
+def test_the_server_is_told_when_to_let_go(server: PostgresAddress) -> None:
+    with Store(server) as store, StoreReader(server) as reader:
         for one in (store, reader):
             found = database_of(one)._connection.execute("SHOW idle_in_transaction_session_timeout").fetchone()
             assert found == ("20s",)
@@ -141,7 +141,7 @@ def test_a_server_that_stays_starting_up_is_an_error_after_a_minute(monkeypatch:
     with cluster() as own:
         server = own.fresh()
         with own.starting_up():
-            with pytest.raises(Lost, match="cannot connect"):
+            with pytest.raises(ConnectionLost, match="cannot connect"):
                 Store(server, shutdown=clock)
             assert 1050 < clock.now_s <= 1060
 
@@ -150,16 +150,16 @@ def test_a_server_that_refuses_us_or_is_not_there_is_not_waited_for(monkeypatch:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     with cluster() as own:
-        with pytest.raises(Lost, match="cannot connect"):
-            Store(Server(own.url(user="nobody_here")), shutdown=clock)
+        with pytest.raises(ConnectionLost, match="cannot connect"):
+            Store(PostgresAddress(own.url(user="nobody_here")), shutdown=clock)
         server = own.fresh()
         own.stop()
-        with pytest.raises(Lost, match="cannot connect"):
+        with pytest.raises(ConnectionLost, match="cannot connect"):
             Store(server, shutdown=clock)
     assert clock.now_s < 1001
 
 
-def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server, tmp_path: Path) -> None:
+def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as store:
         cut(store)
         assert store.shards(2) is not None
@@ -185,7 +185,7 @@ def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Server
 
 @pytest.mark.parametrize("which", range(5))
 def test_what_was_done_and_not_acknowledged_is_not_done_twice(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+    server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     """Of the transactions that store a batch one is committed, and the connection breaks before that is said."""
     with Store(server) as store:
@@ -199,7 +199,7 @@ def test_what_was_done_and_not_acknowledged_is_not_done_twice(
             left[0] -= 1
             if left[0] == -1:
                 cut(store)
-                raise Lost("gone", hint="")
+                raise ConnectionLost("gone", hint="")
 
         monkeypatch.setattr(database, "writing", cut_off)
         monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1)

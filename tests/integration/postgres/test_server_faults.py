@@ -16,15 +16,15 @@ from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
-from tokenmill.jobs.store.address import Address, Server
+from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.backend import has_batches
-from tokenmill.jobs.store.postgres_errors import Lost
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.postgres_errors import ConnectionLost
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
 
-def test_a_connection_that_breaks_is_made_anew(server: Server, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_is_made_anew(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
         first, second, third = pending(store, batch)
@@ -46,7 +46,7 @@ def test_a_connection_that_breaks_is_made_anew(server: Server, tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["add_answer", "answer_job", "add_totals"])
 def test_one_that_breaks_in_the_middle_of_a_commit_leaves_half_of_nothing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
@@ -67,7 +67,7 @@ def test_one_that_breaks_in_the_middle_of_a_commit_leaves_half_of_nothing(
         assert (found.counts, found.totals.computed) == (Counts(done=2), 2)
 
 
-def test_a_start_whose_acknowledgement_was_lost_is_taken_back(server: Server, tmp_path: Path) -> None:
+def test_a_start_whose_acknowledgement_was_lost_is_taken_back(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         first, second = pending(store, batch)
@@ -103,10 +103,10 @@ def test_a_server_that_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert "goes on from there" in (caught.value.hint or "")
         store.close()
         with pytest.raises(StoreError, match="cannot connect to postgresql://"):
-            Store(Server(own.url()))
+            Store(PostgresAddress(own.url()))
 
 
-def test_two_in_each_others_way_both_get_through(server: Server, tmp_path: Path) -> None:
+def test_two_in_each_others_way_both_get_through(server: PostgresAddress, tmp_path: Path) -> None:
     with Store(server) as one, Store(server) as other:
         batches = [submitted(one, tmp_path / name, [name]).id for name in "ab"]
         both = threading.Barrier(2, timeout=60)
@@ -135,7 +135,7 @@ def test_two_in_each_others_way_both_get_through(server: Server, tmp_path: Path)
         assert len({batch.priority for batch in one.batches()}) == 1
 
 
-def test_several_that_come_first_make_one_store(server: Server) -> None:
+def test_several_that_come_first_make_one_store(server: PostgresAddress) -> None:
     failed: list[BaseException] = []
 
     def opened() -> None:
@@ -153,18 +153,18 @@ def test_several_that_come_first_make_one_store(server: Server) -> None:
     assert asked(server, "SELECT version FROM tokenmill") == [(module.VERSION,)]
 
 
-def test_nothing_there_to_look_at(server: Server) -> None:
+def test_nothing_there_to_look_at(server: PostgresAddress) -> None:
     assert not has_batches(server)
     with pytest.raises(StoreError, match="no batches in"):
-        Reader(server)
+        StoreReader(server)
     Store(server).close()
     assert has_batches(server)
-    with Reader(server) as reader, pytest.raises(StoreError, match="read-only"):
+    with StoreReader(server) as reader, pytest.raises(StoreError, match="read-only"):
         reader.ask_cancel(1)
 
 
 @pytest.mark.parametrize("what", ["TABLE jobs", "TABLE totals", "TABLE runners", "TABLE stretches", "VIEW runners"])
-def test_tables_of_others_are_left_alone(server: Server, what: str) -> None:
+def test_tables_of_others_are_left_alone(server: PostgresAddress, what: str) -> None:
     asked(server, f"CREATE {what} AS SELECT 1 AS theirs")
     with pytest.raises(StoreError, match="tables of another program"):
         Store(server)
@@ -174,19 +174,19 @@ def test_what_is_not_ours(postgres: Cluster) -> None:
     newer = postgres.fresh()
     Store(newer).close()
     asked(newer, "UPDATE tokenmill SET version = 99")
-    for opening in (Store, Reader):
+    for opening in (Store, StoreReader):
         with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
             opening(newer)
     for change in ("UPDATE tokenmill SET version = 0", "DELETE FROM tokenmill"):
         asked(newer, change)
-        for opening in (Store, Reader):
+        for opening in (Store, StoreReader):
             with pytest.raises(StoreError, match="is of an older version, 0"):
                 opening(newer)
     with pytest.raises(StoreError, match="names no schema that is there"):
-        Store(Server(postgres.url("nowhere")))
+        Store(PostgresAddress(postgres.url("nowhere")))
 
 
-def test_a_statement_that_a_timeout_ends_is_not_repeated(server: Server) -> None:
+def test_a_statement_that_a_timeout_ends_is_not_repeated(server: PostgresAddress) -> None:
     with Store(server) as store:
         database, tries = database_of(store), list[int]()
 
@@ -198,13 +198,13 @@ def test_a_statement_that_a_timeout_ends_is_not_repeated(server: Server) -> None
 
         with pytest.raises(StoreError, match="statement timeout") as caught:
             database.whole(work)
-        assert not isinstance(caught.value, Lost)
+        assert not isinstance(caught.value, ConnectionLost)
         assert "statement_timeout = 0" in (caught.value.hint or "")
         assert tries == [1]
         assert store.batches() == []
 
 
-def test_what_has_to_be_on_the_disk_is_whatever_the_role_is_set_to(server: Server) -> None:
+def test_what_has_to_be_on_the_disk_is_whatever_the_role_is_set_to(server: PostgresAddress) -> None:
     with Store(server) as store:
         database = database_of(store)
         for role in ("off", "on"):
@@ -220,7 +220,7 @@ def test_a_database_that_cannot_hold_every_text(postgres: Cluster) -> None:
     with psycopg.connect(postgres.url(), autocommit=True) as connection:
         connection.execute("CREATE DATABASE old ENCODING 'SQL_ASCII' TEMPLATE template0")
     with pytest.raises(StoreError, match="not in UTF-8"):
-        Store(Server(postgres.url().replace("/postgres?", "/old?")))
+        Store(PostgresAddress(postgres.url().replace("/postgres?", "/old?")))
 
 
 def test_every_text_that_json_has_is_kept(address: Address, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_no_password_is_shown(postgres: Cluster, capsys: pytest.CaptureFixture[s
         url.replace("/postgres?", "/x?"),
     ):
         assert run(["status", "--store", wrong]) == 1
-        assert PASSWORD not in repr(Server(wrong)) + str(Server(wrong))
+        assert PASSWORD not in repr(PostgresAddress(wrong)) + str(PostgresAddress(wrong))
     said = "".join(capsys.readouterr())
     assert "postgresql://" in said
     assert "tell" not in said

@@ -8,8 +8,8 @@ from typing import Any
 from support.postgres import Cluster, asked
 from support.run_cli import command, environment, read, until, write
 from tokenmill.errors import StoreError
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.reader import StoreReader
 
 OPTIONS = ("--sequences", "2", "--threads", "1", "--threads-batch", "1", "--no-warm", "--json")
 LINES = [
@@ -23,10 +23,10 @@ def begun(home: Path, *words: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command(*words), env=environment(home), stdout=pipe, stderr=pipe, text=True)
 
 
-def announced(server: Server) -> bool:
+def announced(server: PostgresAddress) -> bool:
     """Whether a runner has said what it will do."""
     try:
-        with Reader(server):
+        with StoreReader(server):
             return asked(server, "SELECT count(*) FROM runners WHERE model_id IS NOT NULL") == [(1,)]
     except StoreError:  # it is being made
         return False

@@ -13,22 +13,22 @@ from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.sharding.allocator import WorkerSpec
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import work
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.worker.progress import RunReport
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
 SHORT = [prompt(f"s{number}", 20) for number in range(24)]
 
 
 @pytest.fixture
-def stores(server: Server) -> Iterator[tuple[Store, Store]]:
+def stores(server: PostgresAddress) -> Iterator[tuple[Store, Store]]:
     with Store(server) as one, Store(server) as two:
         yield one, two
 
 
-async def runner(store: Store, batch: Batch, engine: Roomy, stop: asyncio.Event | None = None) -> Report:
+async def runner(store: Store, batch: Batch, engine: Roomy, stop: asyncio.Event | None = None) -> RunReport:
     shape = shape_of(engine.capabilities, engine.identity)
     async with asyncio.timeout(LIMIT_S):
         return await work(store, [batch], engine, shape, options=QUICK, stop=stop, shards=store.shards(shape.width))
@@ -77,7 +77,7 @@ def test_it_fails_where_nobody_else_can_do_it(
     if other is not None:
         stores[1].announce(other)
 
-    async def run() -> Report:
+    async def run() -> RunReport:
         return await runner(stores[0], batch, Roomy(30))
 
     assert asyncio.run(run()).end == "finished"
@@ -87,7 +87,7 @@ def test_it_fails_where_nobody_else_can_do_it(
     assert all("60 tokens" in words and f" {room}: {60 - room} " in words for words in said), said
 
 
-def test_it_fails_when_the_one_with_room_leaves(server: Server, tmp_path: Path) -> None:
+def test_it_fails_when_the_one_with_room_leaves(server: PostgresAddress, tmp_path: Path) -> None:
     async def run(store: Store, other: Store, batch: Batch) -> Roomy:
         small, large, stop = Roomy(30), Roomy(100), asyncio.Event()
         away = asyncio.create_task(runner(other, batch, large, stop))
@@ -115,7 +115,7 @@ def test_a_runner_stopped_while_others_are_to_do_the_rest_leaves_it_to_them(
     batch = submitted(stores[0], tmp_path / "jobs.jsonl", LONG)
     stores[1].announce(WorkerSpec("m", 100))
 
-    async def run() -> Report:
+    async def run() -> RunReport:
         small, stop = Roomy(30), asyncio.Event()
         working = asyncio.create_task(runner(stores[0], batch, small, stop))
         await refused(small, 24)

@@ -20,7 +20,7 @@ from tokenmill.api.stopping import Stop
 from tokenmill.api.workers import BatchWorker
 from tokenmill.config import Config, EngineConfig
 from tokenmill.jobs.models import Batch, Counts
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.async_store import AsyncStore
 
@@ -58,7 +58,7 @@ async def until(there: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_lost(
-    server: Server, store: Store, loaded: Loaded, tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: bool
+    server: PostgresAddress, store: Store, loaded: Loaded, tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: bool
 ) -> None:
     """Without an engine as long as that has nothing to do."""
     caplog.set_level(logging.INFO, "tokenmill")
@@ -86,7 +86,7 @@ def test_it_waits_while_another_has_all_that_is_left_and_takes_over_if_that_is_l
 
 
 def test_a_batch_that_was_done_and_is_retried_joins_again(
-    store: Store, server: Server, loaded: Loaded, tmp_path: Path
+    store: Store, server: PostgresAddress, loaded: Loaded, tmp_path: Path
 ) -> None:
     held = submitted(store, tmp_path / "held", ["gated"])
     done = submitted(store, tmp_path / "done", ["late", "fine"])

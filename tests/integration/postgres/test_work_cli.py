@@ -16,8 +16,8 @@ from tokenmill.cli import run
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.sharding.coordination import Runner
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
 DIGESTS = [
@@ -38,9 +38,9 @@ def begun(home: Path, *words: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command(*words), env=environment(home), stdout=pipe, stderr=pipe, text=True)
 
 
-def runners(server: Server) -> list[Runner]:
+def runners(server: PostgresAddress) -> list[Runner]:
     try:
-        with Reader(server) as reader:
+        with StoreReader(server) as reader:
             return reader.runners()
     except StoreError:  # it is being made
         return []

@@ -16,7 +16,7 @@ from tokenmill.native.llama.vocab import Vocab
 from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distillation.recipe import Distilled, distill
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine
-from tokenmill.recipes.runner import Spent
+from tokenmill.recipes.runner import RecipeCost
 
 TEXTS = ("Why is the sky blue?", "Write one line of Python that prints ü and 漢.", "Name three fruits.")
 GREEDY = DistillOptions(max_tokens=40, top_logprobs=20)
@@ -30,7 +30,7 @@ class Taught:
     rows: list[dict[str, Any]]
     drawn: list[dict[str, Any]]
     table: Path
-    spent: tuple[Spent, ...]  # greedy, the same again, without probabilities, drawn
+    spent: tuple[RecipeCost, ...]  # greedy, the same again, without probabilities, drawn
     found: Distilled
     again: bytes
 
@@ -42,7 +42,7 @@ def teach(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Taugh
     source.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS))
 
     async def work() -> Taught:
-        spent = list[Spent]()
+        spent = list[RecipeCost]()
         async with native(smollm2_path, folder / "state", plan=plan_for(smollm2_path, context=512)) as engine:
             with Store(folder / "batches") as store:
                 done = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from support.run_cli import command, environment, tokenmill, until, write
 from tokenmill.errors import StoreError
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 
 EXACT = (
     "--context",
@@ -72,7 +72,7 @@ def words(folder: Path, model: Path, name: str) -> list[object]:
 def answers(store: Path) -> int:
     """How many are in the store now, of all batches."""
     try:
-        with Reader(store) as reader:
+        with StoreReader(store) as reader:
             found = [reader.results(batch.id, 0, 100) for batch in reader.batches()]
     except StoreError:  # it is not there yet
         return 0

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS
-from tokenmill.recipes.export import Format, Wanted, export
+from tokenmill.recipes.export import ExportFormat, ExportRequest, export
 from tokenmill.recipes.export_check import check
 from tokenmill.storage.rows import write_rows
 
@@ -75,8 +75,8 @@ def make_teacher(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_every_row_comes_back(teacher: Path, format: Format, name: str, features: dict[str, str]) -> None:
-    target, wanted = teacher.with_name(name), Wanted(format)
+def test_every_row_comes_back(teacher: Path, format: ExportFormat, name: str, features: dict[str, str]) -> None:
+    target, wanted = teacher.with_name(name), ExportRequest(format)
     assert export(teacher, target, wanted).rows == 4
     found = check(teacher, target, wanted)
     assert found.rows == 4
@@ -88,7 +88,7 @@ def test_what_trainers_get(teacher: Path, tmp_path: Path) -> None:
     import datasets
 
     target = teacher.with_name("train.parquet")
-    export(teacher, target, Wanted("parquet", cut_too=True, with_reasoning=True))
+    export(teacher, target, ExportRequest("parquet", cut_too=True, with_reasoning=True))
     datasets.disable_progress_bars()
     found = datasets.load_dataset("parquet", data_files=str(target), split="train", cache_dir=str(tmp_path / "cache"))
     assert found.num_rows == len(TEXTS)
@@ -109,7 +109,7 @@ def test_what_trainers_get(teacher: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_told(teacher: Path, spoil: Any, says: str) -> None:
-    target, wanted = teacher.with_name("out.jsonl"), Wanted("messages")
+    target, wanted = teacher.with_name("out.jsonl"), ExportRequest("messages")
     export(teacher, target, wanted)
     target.write_text("".join(line + "\n" for line in spoil(target.read_text().split("\n")[:-1])))
     with pytest.raises(TokenmillError, match=says) as told:
@@ -118,7 +118,7 @@ def test_a_file_that_is_not_what_was_written_is_told(teacher: Path, spoil: Any, 
 
 
 def test_without_the_library_it_says_what_to_do(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, wanted = teacher.with_name("out.jsonl"), Wanted("messages")
+    target, wanted = teacher.with_name("out.jsonl"), ExportRequest("messages")
     export(teacher, target, wanted)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match="not installed") as told:

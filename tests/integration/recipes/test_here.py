@@ -16,15 +16,15 @@ from tokenmill.engine.engine import Answer as EngineAnswer
 from tokenmill.engine.engine import Chat, Engine, Piece, Request
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import EngineShape
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import WorkOptions
 from tokenmill.jobs.worker.progress import Snapshot
-from tokenmill.jobs.worker.stats import Tell
+from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions, Stage
-from tokenmill.recipes.runner import Answered, BatchRunner, Budget, Line, Origin, Spent, chat_line, text_of
+from tokenmill.recipes.runner import Answered, AnswerOrigin, BatchRunner, Budget, Line, RecipeCost, chat_line, text_of
 
-QUICK = Options(first_delay_s=0.01, tick_s=0.05)
+QUICK = WorkOptions(first_delay_s=0.01, tick_s=0.05)
 HOUR_S = 3600.0
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 ENOUGH_FOR_ONE = 245  # tokens: the rules, one question and its answer are 235, and another 20 each
@@ -59,7 +59,7 @@ class Nobody:
     """A crew that must not be needed."""
 
     def __init__(self, model_id: str) -> None:
-        self.origin = Origin("none", model_id, "native", "none")
+        self.origin = AnswerOrigin("none", model_id, "native", "none")
 
     async def ready(self, _batch: Batch) -> NoReturn:
         raise AssertionError("there was work")
@@ -68,7 +68,7 @@ class Nobody:
 class Late:
     """A crew whose engine never comes up."""
 
-    origin = Origin("late", "m", "native", "late")
+    origin = AnswerOrigin("late", "m", "native", "late")
 
     def __init__(self) -> None:
         self.asked, self.broken_off = asyncio.Event(), False
@@ -111,7 +111,7 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
     told: list[tuple[str, str]] = []
 
     @contextmanager
-    def watch(stage: str, batch: Batch) -> Iterator[Tell]:
+    def watch(stage: str, batch: Batch) -> Iterator[OnSnapshot]:
         told.append((stage, batch.source))
         yield lambda _now: None
 
@@ -151,14 +151,14 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
     assert sorted(path.name for path in folder.iterdir() if path.suffix == ".jsonl") == []
 
     async def morning() -> None:
-        with Reader(folder) as reader:
+        with StoreReader(folder) as reader:
             model_id = reader.batches()[0].model_id
             assert [batch.counts.total for batch in reader.batches()] == [8, 1]
         with Store(folder) as store:
             mill = LocalRunner(store, folder, Nobody(model_id))
             stage = await mill.run("write", asked(THINGS, tokens=12))
             assert stage.end == "finished"
-            assert mill.spent == Spent(reused=8)
+            assert mill.spent == RecipeCost(reused=8)
             assert all(text_of(answer) for answer in stage.answers())
 
     run(morning)
@@ -202,8 +202,8 @@ def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
 def test_no_lines_are_no_batch(tmp_path: Path) -> None:
     async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await mill.run("write", iter(()))
-        assert (stage.end, stage.total, names(stage), mill.spent) == ("finished", 0, [], Spent())
-        with Reader(tmp_path) as reader:
+        assert (stage.end, stage.total, names(stage), mill.spent) == ("finished", 0, [], RecipeCost())
+        with StoreReader(tmp_path) as reader:
             assert reader.batches() == []
 
     with_fake(tmp_path, work)
@@ -227,7 +227,7 @@ def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path
 
 def test_hours_end_what_never_would(tmp_path: Path) -> None:
     @contextmanager
-    def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
+    def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
         yield lambda now: pass_by(HOUR_S) if now.counts.done == 1 else None
 
     async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
@@ -275,7 +275,7 @@ def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
         lines = asked(["slow"])
         running = asyncio.create_task(mill.run("write", lines))
         await engine.changed.wait()
-        with Reader(tmp_path) as reader:
+        with StoreReader(tmp_path) as reader:
             (batch,) = reader.batches()
         await asyncio.to_thread(ask_to_cancel, tmp_path, batch.name)
         stage = await running
@@ -291,7 +291,7 @@ def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
 def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
     async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         await mill.run("write", asked(["one"]))
-        with Reader(tmp_path) as reader:
+        with StoreReader(tmp_path) as reader:
             (batch,) = reader.batches()
         assert (batch.priority, batch.source, batch.output) == (5, "distill a.jsonl: write", None)
 
@@ -303,7 +303,7 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
     seen: list[Snapshot] = []
 
     @contextmanager
-    def watch(_stage: str, _batch: Batch) -> Iterator[Tell]:
+    def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
         yield seen.append
 
     async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
@@ -319,6 +319,6 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
 def test_it_is_a_mill(tmp_path: Path) -> None:
     async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         typed: BatchRunner = mill
-        assert typed.origin == Origin("fake", "m", "native", "fake 1", 4096)
+        assert typed.origin == AnswerOrigin("fake", "m", "native", "fake 1", 4096)
 
     with_fake(tmp_path, work)

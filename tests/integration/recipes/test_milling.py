@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli.options import EngineOptions
+from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common
 from tokenmill.cli.recipe_run import (
     RecipeOptions,
@@ -23,16 +23,16 @@ from tokenmill.cli.recipe_run import (
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.model.identity import identity_of
 from tokenmill.recipes.runner import BatchRunner, Line, Prospect, StageProspect, chat_line, text_of
 from tokenmill.tuner import history
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 ENOUGH_FOR_ONE = 245  # tokens: the rules, one question and its answer are 235, and another 20 each
-SMALL = EngineOptions(context=1024, sequences=4, threads=1, threads_batch=1)
+SMALL = EngineFlags(context=1024, sequences=4, threads=1, threads_batch=1)
 Recipe = Callable[[BatchRunner, Callable[[str], None]], Any]
 
 
@@ -80,7 +80,7 @@ class Here:
         recipe: Recipe = recipe,
         *,
         json: bool = False,
-        options: EngineOptions = SMALL,
+        options: EngineFlags = SMALL,
         prospect: Callable[[Tokens], Prospect] = prospect,
         **limits: Any,
     ) -> RecipeResult[Any] | int:
@@ -140,7 +140,7 @@ def test_from_a_forecast_over_a_budget_to_the_end(here: Here, capsys: pytest.Cap
     assert "6 jobs more, which cost nothing" in later
     assert "of what answers may have, as 12 of this model had" in later  # fewer than eight of the stage
     assert "predicted (estimated)" in " ".join(later.split())  # too few tokens were written for a rate
-    with Reader(here.state / "batches") as reader:
+    with StoreReader(here.state / "batches") as reader:
         assert [batch.source for batch in reader.batches()] == ["expand things.csv: write", "expand things.csv: judge"]
 
 
@@ -197,7 +197,7 @@ def test_the_forecast_as_data(here: Here, capsys: pytest.CaptureFixture[str]) ->
 def test_what_was_measured_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     machine = find("epyc-9175f")
     dials = TrialSettings(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
-    speed = Speed(
+    speed = SpeedRecord(
         "2026-11-01T01:02:03+00:00",
         machine.name,
         machine_id(machine),
@@ -265,7 +265,7 @@ def test_without_a_speed_it_is_said_what_helps(here: Here, capsys: pytest.Captur
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_stored(here: Here) -> None:
-    huge = EngineOptions(context=1024, sequences=4, reserve_ram=10**14)
+    huge = EngineFlags(context=1024, sequences=4, reserve_ram=10**14)
     with pytest.raises(DoesNotFit):
         here(options=huge)
     assert not here.state.exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs_store import pending
-from tokenmill.jobs.models import Batch, Failure, Finished, JobId, Submission
+from tokenmill.jobs.models import Batch, Failure, FinishedJob, JobId, Submission
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 from tokenmill.recipes.history import Lengths, lengths, settled_lines, stored_answer
@@ -26,7 +26,7 @@ def answer(store: Store, batch: Batch, count: int, tokens: int | None) -> None:
     jobs = pending(store, batch)[:count]
     store.start(jobs)
     usage: dict[str, Any] = {} if tokens is None else {"usage": {"completion_tokens": tokens}}
-    store.commit([Finished(job, json.dumps({"choices": [], **usage}).encode()) for job in jobs])
+    store.commit([FinishedJob(job, json.dumps({"choices": [], **usage}).encode()) for job in jobs])
 
 
 def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
         batch = stored(store, tmp_path, "write", lines)
         second, fourth = (JobId.of(batch.id, number) for number in (2, 4))
         store.start([second, fourth])
-        store.commit([Finished(second, b"{}")])
+        store.commit([FinishedJob(second, b"{}")])
         store.fail(fourth, Failure("too_long", "by much"))
         assert settled_lines(store, "m", lines) == {1, 3}
         assert settled_lines(store, "another", lines) == frozenset()

@@ -9,8 +9,8 @@ from support.native_engine import native, plan_for, run
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.store.store import Store
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
-from tokenmill.recipes.runner import Line, Origin, Spent
-from tokenmill.recipes.summarization.documents import Reading, gather
+from tokenmill.recipes.runner import AnswerOrigin, Line, RecipeCost
+from tokenmill.recipes.summarization.documents import ReadOptions, gather
 from tokenmill.recipes.summarization.manifest import read_manifest
 from tokenmill.recipes.summarization.prompts import KINDS, Prompts
 from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, summarize
@@ -30,11 +30,11 @@ class WatchedMill:
         self._mill, self.stages = mill, list[Stage]()
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         return self._mill.origin
 
     @property
-    def spent(self) -> Spent:
+    def spent(self) -> RecipeCost:
         return self._mill.spent
 
     async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
@@ -49,7 +49,7 @@ class WatchedMill:
 
 def order(folder: Path) -> SummarizeRequest:
     sampling = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
-    return SummarizeRequest(gather([folder / "docs"], Reading()), folder / "out", PROMPTS, sampling)
+    return SummarizeRequest(gather([folder / "docs"], ReadOptions()), folder / "out", PROMPTS, sampling)
 
 
 def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:

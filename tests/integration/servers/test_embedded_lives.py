@@ -16,7 +16,7 @@ from support.tiny_models import write_moe
 from tokenmill.engine import restart
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.pinned_prefixes import Head, hold
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, hold
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
 from tokenmill.engine.server.client import ServerEngine
@@ -130,7 +130,7 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
 
     async def life(how: str) -> None:
         engine = await start(small_plan(model), model_path=model, config=EMBEDDED, state=tmp_path, name="a")
-        held = await hold(engine, [Head("rules", Chat((system,)))], slots=slots)
+        held = await hold(engine, [PinnedPrefix("rules", Chat((system,)))], slots=slots)
         assert ([head.how for head in held.heads], held.notes) == ([how], ())
         for lane in range(2):
             asked = Request(Chat((system, {"role": "user", "content": "Why?"})), GREEDY, max_tokens=1, lane=lane)
@@ -147,7 +147,10 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
         engine = await start(
             small_plan(model, sequences=1), model_path=model, config=EMBEDDED, state=tmp_path, name="a"
         )
-        two = [Head("rules", Chat((system,))), Head("more", Chat(({"role": "system", "content": "Rest."},)))]
+        two = [
+            PinnedPrefix("rules", Chat((system,))),
+            PinnedPrefix("more", Chat(({"role": "system", "content": "Rest."},))),
+        ]
         held = await hold(engine, two, slots=slots)
         assert [head.how for head in held.heads] == ["computed", "not held"]
         assert "rules is computed again" in held.notes[0]

@@ -18,7 +18,7 @@ from tokenmill.engine.limits.scheduling import Preparation
 from tokenmill.engine.process import process as module
 from tokenmill.engine.process import supervisor
 from tokenmill.engine.process.identity import Pid, descendants
-from tokenmill.engine.process.ports import Holder, free_port, holder_of
+from tokenmill.engine.process.ports import PortHolder, free_port, holder_of
 from tokenmill.engine.process.process import Process, last_lines, refused
 from tokenmill.engine.process.supervisor import older
 from tokenmill.errors import EngineError
@@ -361,7 +361,7 @@ def test_cancelled_while_starting(tmp_path: Path, detach: bool) -> None:
 def test_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        assert holder_of(taken) == Holder(os.getpid(), Path("/proc/self/comm").read_text().strip())
+        assert holder_of(taken) == PortHolder(os.getpid(), Path("/proc/self/comm").read_text().strip())
         assert free_port("127.0.0.1", taken) != taken
     assert holder_of(taken) is None
     assert free_port("127.0.0.1", taken) == taken

@@ -10,10 +10,10 @@ from support.native_engine import native, plan_for, run
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 from tokenmill.tuner.bench.rig import Rig, pids_of
-from tokenmill.tuner.bench.run import Order, Part, bench
+from tokenmill.tuner.bench.run import BenchSection, Order, bench
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak.judge import Limit, Step
+from tokenmill.tuner.soak.judge import Limit, SoakStep
 from tokenmill.tuner.soak.memory_watch import Gauge
 from tokenmill.tuner.soak.run import fill
 
@@ -29,7 +29,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_part_on_the_served_path(moe: Path, tmp_path: Path) -> None:
     plan = plan_for(moe, context=256, sequences=2, ubatch=64)
-    parts: tuple[Part, ...] = ("first", "cache", "sweep", "threads", "sequences")
+    parts: tuple[BenchSection, ...] = ("first", "cache", "sweep", "threads", "sequences")
 
     async def scene() -> None:
         async with native(moe, tmp_path, plan=plan) as engine:
@@ -75,7 +75,7 @@ def test_every_part_on_the_served_path(moe: Path, tmp_path: Path) -> None:
 
 def test_a_soak_fills_one_sequence_and_then_all_lanes(moe: Path, tmp_path: Path) -> None:
     plan = plan_for(moe, context=256, sequences=2, ubatch=64)
-    told: list[Step] = []
+    told: list[SoakStep] = []
 
     async def scene() -> None:
         async with native(moe, tmp_path, plan=plan) as engine:
@@ -103,7 +103,7 @@ def test_an_engine_that_is_killed_is_a_result(moe: Path, tmp_path: Path) -> None
         async with native(moe, tmp_path, plan=plan) as engine:
             rig = Rig(engine, Prose(engine, 5), 1)
 
-            def tell(step: Step) -> None:
+            def tell(step: SoakStep) -> None:
                 assert engine.identity.pid is not None
                 os.kill(engine.identity.pid, signal.SIGKILL if step.depth == 128 else 0)
 

@@ -11,7 +11,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
 from tokenmill.native.launching import start
 from tokenmill.tuner.qualify.agreement import Reading, compare, read_texts
-from tokenmill.tuner.qualify.result import MOST_KL, Step, agreed
+from tokenmill.tuner.qualify.result import MOST_KL, QualifyStep, agreed
 from tokenmill.tuner.qualify.run import needles
 from tokenmill.tuner.qualify.tasks import asks
 
@@ -81,7 +81,7 @@ def test_another_vocabulary_cannot_be_compared(reading: Reading) -> None:
 
 
 def test_questions_find_the_document_again(smollm2_path: Path, tmp_path: Path) -> None:
-    steps: list[Step] = []
+    steps: list[QualifyStep] = []
 
     async def work() -> None:
         async with native(smollm2_path, tmp_path, plan=plan_for(smollm2_path, context=768, sequences=2)) as engine:

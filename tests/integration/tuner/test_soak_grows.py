@@ -11,7 +11,7 @@ from support.prefix_engine import GrowingEngine
 from tokenmill.measurements import journal_path, read_json
 from tokenmill.tuner.bench.rig import Rig, pids_of
 from tokenmill.tuner.bench.served import Prose
-from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, growth
+from tokenmill.tuner.soak.judge import Limit, SoakResult, SoakStep, growth
 from tokenmill.tuner.soak.memory_watch import Gauge
 from tokenmill.tuner.soak.run import Filled, fill
 from tokenmill.tuner.soak.store import load, save
@@ -89,7 +89,7 @@ def test_a_result_is_kept_whole_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_step_that_would_break_the_limit_is_broken_off() -> None:
-    steps: list[Step] = []
+    steps: list[SoakStep] = []
 
     async def scene() -> Filled:
         engine = GrowingEngine(MIB)

@@ -17,10 +17,10 @@ from tokenmill.engine.loading import load_history
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.tuner.engine_rig import NativeRig, Starter
-from tokenmill.tuner.measure import How
+from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.point import Aim, Trial, TrialSettings
 from tokenmill.tuner.trial_run import TrialContext, attempt
-from tokenmill.tuner.work import Work, drawing
+from tokenmill.tuner.work import TuneRequests, drawing
 
 AIM = Aim(prompt_tokens=48, tail_tokens=4, output_tokens=8)
 DIALS = TrialSettings(1, 1, 2, 128, 512)
@@ -41,7 +41,7 @@ async def bed(
     starter = Starter(moe, EngineConfig(warm=False, step_limit_s=step_limit_s), state, "tune-test")
     stand = NativeRig(plan, starter, most_sequences=4)
     try:
-        yield TrialContext(plan, stand, How(seconds=0.2, latency=latency), watch=None)
+        yield TrialContext(plan, stand, MeasureOptions(seconds=0.2, latency=latency), watch=None)
     finally:
         await stand.close()
 
@@ -148,7 +148,7 @@ def test_a_worker_that_dies_or_hangs_in_a_trial_is_an_outcome_and_comes_back(
         async with bed(moe, tmp_path, step_limit_s=5.0 if outcome == "hung" else 60.0) as on:
             hit: list[int] = []
 
-            async def struck(engine: Engine) -> Work:
+            async def struck(engine: Engine) -> TuneRequests:
                 found = await drawing(AIM)(engine)
                 if not hit and engine.identity.pid is not None:
                     hit.append(engine.identity.pid)
@@ -176,7 +176,7 @@ def test_a_trial_whose_worker_another_process_kills_is_repeated(
         async with bed(moe, tmp_path) as on:
             hit: list[int] = []
 
-            async def struck(engine: Engine) -> Work:
+            async def struck(engine: Engine) -> TuneRequests:
                 found = await drawing(AIM)(engine)
                 if len(hit) < 2 and engine.identity.pid is not None:
                     hit.append(engine.identity.pid)

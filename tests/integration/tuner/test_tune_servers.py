@@ -10,7 +10,7 @@ from tokenmill.model.synthetic import generate
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.tuner.engine_rig import ServerRig, Starter
-from tokenmill.tuner.measure import How
+from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.trial_run import TrialContext, attempt
 from tokenmill.tuner.work import drawing
@@ -28,7 +28,7 @@ def test_a_server_is_started_once_for_all_widths(tmp_path: Path) -> None:
     async def work() -> None:
         config = EngineConfig(kind="llama-server", warm=False)
         stand = ServerRig(plan, Starter(path, config, tmp_path / "state", "tune-test"), most_sequences=2)
-        on = TrialContext(plan, stand, How(seconds=0.2), watch=None)
+        on = TrialContext(plan, stand, MeasureOptions(seconds=0.2), watch=None)
         try:
             for number, (dials, loads) in enumerate(
                 ((DIALS, 1), (replace(DIALS, sequences=2), 1), (replace(DIALS, ubatch=64), 2))

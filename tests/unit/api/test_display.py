@@ -16,10 +16,10 @@ from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.worker.progress import Snapshot
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 
 SNAPSHOT = Snapshot(
-    1.0, Counts(pending=2, running=1, done=3, failed=1), Tokens(), 0, 1, 1, 0, None, None, None, None, None
+    1.0, Counts(pending=2, running=1, done=3, failed=1), RunTokens(), 0, 1, 1, 0, None, None, None, None, None
 )
 DRAW = """
 from tokenmill.api.display import display

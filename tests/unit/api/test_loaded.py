@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill
-from tokenmill.api.background import Background, Task
+from tokenmill.api.background import Background, BackgroundTask
 from tokenmill.api.loaded import Prompt, _body, _engine_folder, _InOrder
 from tokenmill.engine.engine import Answer, Usage
 from tokenmill.errors import EngineDied, RequestRefused, TokenmillError
@@ -33,7 +33,7 @@ class Fake:
         self._running = 0
         self._slow_first = slow_first
 
-    def submit(self, prompt: Prompt) -> Task[Answer]:
+    def submit(self, prompt: Prompt) -> BackgroundTask[Answer]:
         self.submitted += 1
         if prompt == "refused":
             raise RequestRefused("no")
@@ -54,7 +54,7 @@ class Fake:
         return Answer(str(prompt), "stop", Usage(1, 1, None))
 
 
-def texts(prompts: Iterable[Prompt], submit: Callable[[Prompt], Task[Answer]]) -> list[str]:
+def texts(prompts: Iterable[Prompt], submit: Callable[[Prompt], BackgroundTask[Answer]]) -> list[str]:
     with _InOrder(prompts, submit, SLOTS) as requests:
         return [found.code if isinstance(found, TokenmillError) else found.text for found in requests.results()]
 
@@ -112,7 +112,7 @@ def test_nothing_is_left_running(background: Background) -> None:
     async def now() -> Answer:
         return Answer("a", "stop", Usage(1, 1, None))
 
-    def submit(prompt: Prompt) -> Task[Answer]:
+    def submit(prompt: Prompt) -> BackgroundTask[Answer]:
         return background.submit(now() if prompt == "a" else forever(prompt))
 
     with _InOrder(["a", "b", "c"], submit, SLOTS) as requests:

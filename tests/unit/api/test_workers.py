@@ -17,7 +17,7 @@ from tokenmill.api.workers import BatchWorker
 from tokenmill.config import Config, EngineConfig
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import Options
+from tokenmill.jobs.worker.loop import WorkOptions
 
 
 def test_a_batch_of_an_earlier_round_can_join_and_none_joins_twice(
@@ -29,7 +29,7 @@ def test_a_batch_of_an_earlier_round_can_join_and_none_joins_twice(
     async def scenario(store: Store) -> list[str]:
         choice = EngineChoice("m", "m", EngineConfig(), tmp_path)
         setup = EngineSetup(choice, EngineOptions(), Config())
-        runner = BatchWorker(store, setup, Options(), tmp_path, Stop(), stay=False)
+        runner = BatchWorker(store, setup, WorkOptions(), tmp_path, Stop(), stay=False)
         before, at_work = (submitted(store, tmp_path / name, ["a"]) for name in ("before", "at work"))
         runner.names = {each.id: each.name for each in (before, at_work)}
         joining = asyncio.Queue[Batch]()

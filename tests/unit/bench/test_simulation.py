@@ -24,9 +24,9 @@ from bench.simulation.store import Queue, StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
 from tokenmill.jobs.identity import shared_bytes  # noqa: E402
-from tokenmill.jobs.scheduler.estimates import Rates  # noqa: E402
+from tokenmill.jobs.scheduler.estimates import MeasuredRates  # noqa: E402
 
-RATES = Rates(100.0, ((1, 10.0), (4, 20.0)))
+RATES = MeasuredRates(100.0, ((1, 10.0), (4, 20.0)))
 HEAD = ((1, 200.0),)
 MANY = "four digests for each 48 jobs"
 

@@ -9,10 +9,10 @@ import pytest
 from tokenmill.cli import expand as command
 from tokenmill.cli import run
 from tokenmill.cli.views.recipe import RecipeResult
-from tokenmill.recipes.expansion.request import Expanded, Tally
-from tokenmill.recipes.runner import End, Origin, Spent
+from tokenmill.recipes.expansion.request import Expanded, LineTally
+from tokenmill.recipes.runner import AnswerOrigin, RecipeCost, RecipeEnd
 
-ORIGIN = Origin("smollm2", "id", "native", "build 7", 1024)
+ORIGIN = AnswerOrigin("smollm2", "id", "native", "build 7", 1024)
 LIMIT = "the limit of tokens for this run is reached; the same command goes on from here"
 
 
@@ -40,15 +40,15 @@ def test_rows_and_the_end_are_told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    end: End,
+    end: RecipeEnd,
     why: str,
     more: dict[str, Any],
     words: str,
 ) -> None:
-    made = replace(Expanded(Path("out.jsonl"), 5, 3, {"harder": Tally(4, 3)}, 1, end, why), **more)
+    made = replace(Expanded(Path("out.jsonl"), 5, 3, {"harder": LineTally(4, 3)}, 1, end, why), **more)
 
     def milled(*_: object, **__: object) -> RecipeResult[Expanded]:
-        return RecipeResult(made, end, Spent(answers=4), ORIGIN, None, 1.0, 0)
+        return RecipeResult(made, end, RecipeCost(answers=4), ORIGIN, None, 1.0, 0)
 
     (tmp_path / "seeds.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
     monkeypatch.chdir(tmp_path)

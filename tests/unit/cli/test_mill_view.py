@@ -3,21 +3,21 @@
 import pytest
 
 from tokenmill.cli.views.recipe import RecipeResult, summary_rows
-from tokenmill.recipes.runner import Origin, Spent
+from tokenmill.recipes.runner import AnswerOrigin, RecipeCost
 
 
 @pytest.mark.parametrize(
     ("spent", "answers"),
     [
-        (Spent(), "none"),
-        (Spent(reused=32), "32, all of which were there: nothing was computed"),
-        (Spent(answers=3, prompt_tokens=9, completion_tokens=9), "3 computed"),
-        (Spent(answers=3, reused=2, prompt_tokens=9, completion_tokens=9), "3 computed, 2 were there"),
-        (Spent(reused=32, prompt_tokens=325), "none was finished, 32 were there"),  # broken off by a limit
-        (Spent(prompt_tokens=325), "none was finished"),
+        (RecipeCost(), "none"),
+        (RecipeCost(reused=32), "32, all of which were there: nothing was computed"),
+        (RecipeCost(answers=3, prompt_tokens=9, completion_tokens=9), "3 computed"),
+        (RecipeCost(answers=3, reused=2, prompt_tokens=9, completion_tokens=9), "3 computed, 2 were there"),
+        (RecipeCost(reused=32, prompt_tokens=325), "none was finished, 32 were there"),  # broken off by a limit
+        (RecipeCost(prompt_tokens=325), "none was finished"),
     ],
 )
-def test_answers_agree_with_what_was_computed(spent: Spent, answers: str) -> None:
-    rows = summary_rows(RecipeResult(None, "tokens", spent, Origin("tiny", "m", "native", "b2"), None, 1.0, 0))
+def test_answers_agree_with_what_was_computed(spent: RecipeCost, answers: str) -> None:
+    rows = summary_rows(RecipeResult(None, "tokens", spent, AnswerOrigin("tiny", "m", "native", "b2"), None, 1.0, 0))
     assert rows["answers"] == answers
     assert ("prompts" in rows) == bool(spent.tokens)

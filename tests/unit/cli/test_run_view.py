@@ -8,17 +8,17 @@ from rich.console import Console
 
 from tokenmill.api.batches import counts_text
 from tokenmill.api.summary import Summary
-from tokenmill.cli.views.run import Speeds, document, drawn, line, summary
-from tokenmill.jobs.models import Batch, Counts, Failure, Totals
-from tokenmill.jobs.scheduler.estimates import Rates
-from tokenmill.jobs.worker.progress import Failed, Least, Report, Snapshot
+from tokenmill.cli.views.run import RecentSpeeds, document, drawn, line, summary
+from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.progress import Failed, Least, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 
 NOW = Snapshot(
     elapsed_s=100.0,
     counts=Counts(pending=700, running=8, done=480, failed=12),
-    tokens=Tokens(90_000, 80_000, 4_000),
+    tokens=RunTokens(90_000, 80_000, 4_000),
     prompt_tokens_live=10_500,
     busy=8,
     width=8,
@@ -47,7 +47,7 @@ BATCH = Batch(
     None,
     36,
     Counts(done=34, failed=1, set_aside=1),
-    Totals(),
+    BatchTotals(),
 )
 
 
@@ -59,15 +59,15 @@ def printed(*parts: object) -> str:
     return capture.get()
 
 
-def report(**changes: object) -> Report:
-    whole = Report(
+def report(**changes: object) -> RunReport:
+    whole = RunReport(
         "finished",
         41.0,
         40.0,
         BATCH.counts,
         34,
-        Tokens(33_840, 31_200, 1_780),
-        Rates(1_080.0),
+        RunTokens(33_840, 31_200, 1_780),
+        MeasuredRates(1_080.0),
         7.6,
         Misses(),
         Least(2_610, exact=True),
@@ -78,7 +78,7 @@ def report(**changes: object) -> Report:
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def ended(report: Report | None, load_s: float | None = None) -> Summary:
+def ended(report: RunReport | None, load_s: float | None = None) -> Summary:
     codes = {"too_long": 1, "engine_died": 1}
     return Summary(BATCH, Path("store"), 44.0, report, load_s, codes)
 
@@ -111,10 +111,10 @@ def test_a_line_of_a_log_says_the_same() -> None:
 
 
 def test_now_is_the_last_seconds() -> None:
-    speeds = Speeds()
+    speeds = RecentSpeeds()
     assert speeds.now() is None
     for second in range(100):
-        tokens = Tokens(0, 0, generated=10 * second if second < 80 else 800 + 50 * (second - 80))
+        tokens = RunTokens(0, 0, generated=10 * second if second < 80 else 800 + 50 * (second - 80))
         speeds.add(replace(NOW, elapsed_s=float(second), prompt_tokens_live=3 * second, tokens=tokens))
     found = speeds.now()
     assert found is not None

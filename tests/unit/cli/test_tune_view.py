@@ -10,7 +10,7 @@ from tokenmill.cli.views.tune import outcome_shown
 from tokenmill.tuner.describe import announced, dials_words, figures_words, progress_line
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
 from tokenmill.tuner.space import Space
-from tokenmill.tuner.trial_run import Step
+from tokenmill.tuner.trial_run import TrialStep
 
 DIALS = TrialSettings(13, 16, 12, 512, 16384, "q8_0", "q8_0")
 FIGURES = Figures(91.2, 1234.5, 80.4, 1.25, 3.21, 20 << 30, 10 << 30)
@@ -75,13 +75,13 @@ def test_old_trials_and_starts_of_servers_are_counted() -> None:
 
 def test_each_trial_is_a_line_or_two() -> None:
     best = replace(TRIAL, dials=replace(DIALS, sequences=16))
-    line = progress_line(Step(3, TRIAL, best, 4))
+    line = progress_line(TrialStep(3, TRIAL, best, 4))
     assert line.startswith("  3  12 seqs, 13 threads/16, ubatch 512, q8_0: 80.4 tok/s, first token 1.2 s")
     assert "(best 80.4)" in line
-    assert "best" not in progress_line(Step(3, TRIAL, TRIAL, 4))
-    disturbed = progress_line(Step(4, replace(TRIAL, disturbed="python3 (pid 7) used 0.8 cores"), None, 4))
+    assert "best" not in progress_line(TrialStep(3, TRIAL, TRIAL, 4))
+    disturbed = progress_line(TrialStep(4, replace(TRIAL, disturbed="python3 (pid 7) used 0.8 cores"), None, 4))
     assert "does not count: python3 (pid 7)" in " ".join(disturbed.split())
-    died = progress_line(Step(5, Trial(DIALS, "out of memory", detail="word " * 100), None, 4))
+    died = progress_line(TrialStep(5, Trial(DIALS, "out of memory", detail="word " * 100), None, 4))
     assert "out of memory, word" in died
     assert died.endswith("...")
     for text in (line, disturbed, died):

@@ -25,10 +25,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.recipes.runner import Answered, Origin, chat_line
+from tokenmill.recipes.runner import Answered, AnswerOrigin, chat_line
 
 BATCH = Batch("batch_1", "completed", 10, 9, 1, Usage(1000, 750, 300), 100, 103, 133, "file-o", "file-e", "m")
-ORIGIN = Origin("m", "m", "gateway, native", "b1")
+ORIGIN = AnswerOrigin("m", "m", "gateway, native", "b1")
 
 
 def keyed(model: str | None, *scope: str, lines: list[dict[str, Any]]) -> tuple[str, bytes]:

@@ -12,7 +12,7 @@ import pytest
 from tokenmill.cli import run
 from tokenmill.cli.plan_hosts import spell_hosts
 from tokenmill.errors import UsageError
-from tokenmill.hardware.fleet import Fleet, Host, Link
+from tokenmill.hardware.fleet import Fleet, FleetHost, NetworkLink
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, Rate
 from tokenmill.launch.layers import devices
 from tokenmill.launch.rpc import HostCommand
@@ -44,8 +44,8 @@ def box(dram_gib: float, *vram_gib: float) -> Machine:
 
 
 def planned(model: str, *machines: Machine, layers: tuple[int, ...] | None = None, **goal: Any) -> HostsPlan:
-    hosts = tuple(Host(f"h{i}", one, f"10.0.0.{i + 1}") for i, one in enumerate(machines))
-    fleet = Fleet(hosts, Link(3.125, 50e-6))
+    hosts = tuple(FleetHost(f"h{i}", one, f"10.0.0.{i + 1}") for i, one in enumerate(machines))
+    fleet = Fleet(hosts, NetworkLink(3.125, 50e-6))
     plan = make_over(fleet, read(model), Goal(**{"context": 8192, **goal}), layers=layers)
     assert plan.fits
     return plan

@@ -11,14 +11,14 @@ from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, sto
 from tokenmill.doctor.check_result import CheckResult, Severity, sysctl, sysfs
 from tokenmill.doctor.examine import CHECKS
 from tokenmill.doctor.facts import (
+    CgroupFacts,
     Clocks,
-    EngineState,
+    CounterSample,
+    DoctorEngine,
     Facts,
     GpuState,
-    Group,
-    Holder,
     Kernel,
-    Look,
+    MemoryHolder,
     Pool,
 )
 from tokenmill.engine.process.identity import Pid
@@ -55,7 +55,7 @@ def said(check: Check, given: Facts) -> CheckResult:
 
 def swapping(coming: int, going: int, used: int | None = GIB) -> Facts:
     machine = replace(MACHINE, swap=Swap(128 * GIB, used))
-    return facts(machine, before=Look(0.0, 0, 0), after=Look(2.0, coming, going))
+    return facts(machine, before=CounterSample(0.0, 0, 0), after=CounterSample(2.0, coming, going))
 
 
 def modules(rated: int | None, runs: int | None, machine: Machine = MACHINE) -> Machine:
@@ -125,14 +125,14 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (memory.oom_kills, facts(), "unknown"),
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=0)), "fine"),
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=1)), "advice"),
-    (memory.oom_kills, facts(groups=(Group("/a", oom_kills=1),)), "advice"),
+    (memory.oom_kills, facts(groups=(CgroupFacts("/a", oom_kills=1),)), "advice"),
     (bounds.memory_limit, facts(groups_seen=False), "unknown"),
     (bounds.memory_limit, facts(), "fine"),
     (bounds.memory_limit, facts(limited(cgroup_memory_bytes=64 * GIB)), "advice"),
     (bounds.memory_limit, facts(limited(cgroup_memory_bytes=700 * GIB), model=model()), "fine"),
     (bounds.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), model=model()), "problem"),
-    (bounds.memory_limit, facts(groups=(Group("/a", high_bytes=16 * GIB),), model=model()), "problem"),
-    (bounds.memory_limit, facts(groups=(Group("/a", high_bytes=2000 * GIB),)), "fine"),  # more than there is
+    (bounds.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=16 * GIB),), model=model()), "problem"),
+    (bounds.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=2000 * GIB),)), "fine"),  # more than there is
     (bounds.cpu_limit, facts(groups_seen=False), "unknown"),
     (bounds.cpu_limit, facts(), "fine"),
     (bounds.cpu_limit, facts(limited(cgroup_cpus=4.0)), "advice"),
@@ -144,8 +144,8 @@ CASES: list[tuple[Check, Facts, Severity]] = [
         facts(
             limited(cgroup_cpus=8.0),
             model=model(),
-            before=Look(0.0, quota_throttles=0, quota_periods=0),
-            after=Look(1.0, quota_throttles=3, quota_periods=10),
+            before=CounterSample(0.0, quota_throttles=0, quota_periods=0),
+            after=CounterSample(1.0, quota_throttles=3, quota_periods=10),
         ),
         "problem",
     ),
@@ -177,9 +177,21 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (processor.governor, facts(clocks=Clocks({"powersave": 8}, {"intel_pstate": 8}, {"balance_power": 8})), "advice"),
     (processor.governor, facts(clocks=Clocks({"powersave": 8}, {"acpi-cpufreq": 8})), "advice"),
     (processor.cpu_throttling, facts(), "unknown"),
-    (processor.cpu_throttling, facts(before=Look(0.0, throttles=0), after=Look(1.0, throttles=0)), "fine"),
-    (processor.cpu_throttling, facts(before=Look(0.0, throttles=9), after=Look(1.0, throttles=9)), "advice"),
-    (processor.cpu_throttling, facts(before=Look(0.0, throttles=8), after=Look(1.0, throttles=9)), "problem"),
+    (
+        processor.cpu_throttling,
+        facts(before=CounterSample(0.0, throttles=0), after=CounterSample(1.0, throttles=0)),
+        "fine",
+    ),
+    (
+        processor.cpu_throttling,
+        facts(before=CounterSample(0.0, throttles=9), after=CounterSample(1.0, throttles=9)),
+        "advice",
+    ),
+    (
+        processor.cpu_throttling,
+        facts(before=CounterSample(0.0, throttles=8), after=CounterSample(1.0, throttles=9)),
+        "problem",
+    ),
     (processor.instruction_set, facts(replace(MACHINE, cpu=Cpu())), "unknown"),
     (processor.instruction_set, facts(), "fine"),
     (processor.instruction_set, facts(replace(MACHINE, cpu=Cpu(isa=("avx2", "fma", "f16c", "avx512f")))), "advice"),
@@ -299,19 +311,19 @@ def test_a_fuller_card_names_who_filled_it() -> None:
     given = facts(
         card(vram_bytes=96 * GIB, free_bytes=20 * GIB),
         model=model(planned(1)),
-        gpu_states=(GpuState(0, holders=(Holder("vllm", 77, 76 * GIB),)),),
+        gpu_states=(GpuState(0, holders=(MemoryHolder("vllm", 77, 76 * GIB),)),),
     )
     finding = said(gpus.gpu_memory, given)
     assert "20.0 GiB of 96.0 GiB free, taken by vllm (77) 76.0 GiB" in finding.seen
     assert [remedy.command for remedy in finding.remedies] == ["kill 77"]
 
 
-def engine(*, alive: bool, minded: bool) -> EngineState:
+def engine(*, alive: bool, minded: bool) -> DoctorEngine:
     pid = Pid(4711, 1, "boot")
     record = Record(
         "kimi", "native", pid, pid, "socket", "Kimi", "id", "b1", ("x",), 0.0, "/state/its log", detached=True
     )
-    return EngineState(record, alive, minded)
+    return DoctorEngine(record, alive, minded)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +341,7 @@ def test_engines_on_record(alive: bool, minded: bool, severity: Severity, comman
 
 
 def test_a_card_filled_by_our_own_engine_is_as_it_should_be() -> None:
-    states = (GpuState(0, holders=(Holder("python3", 4711, 14 * GIB),)),)
+    states = (GpuState(0, holders=(MemoryHolder("python3", 4711, 14 * GIB),)),)
     given = facts(card(free_bytes=10 * GIB), gpu_states=states, engines=(engine(alive=True, minded=True),))
     assert said(gpus.gpu_memory, given).severity == "fine"
 
@@ -345,9 +357,9 @@ def test_a_cold_split_model_is_read_with_one_command() -> None:
 
 def test_a_limit_is_taken_away_where_it_was_set() -> None:
     groups = (
-        Group("/mill.slice/x.service/worker"),
-        Group("/mill.slice/x.service"),
-        Group("/mill.slice", max_bytes=16 * GIB),
+        CgroupFacts("/mill.slice/x.service/worker"),
+        CgroupFacts("/mill.slice/x.service"),
+        CgroupFacts("/mill.slice", max_bytes=16 * GIB),
     )
     finding = said(bounds.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), groups=groups))
     assert finding.remedies[0].command == "sudo systemctl set-property --runtime mill.slice MemoryMax=infinity"

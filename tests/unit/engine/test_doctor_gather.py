@@ -10,7 +10,7 @@ import pytest
 from support.doctor_machines import DOCTOR, MACHINE, captured, looked_at
 from tokenmill.config import Config, EngineConfig
 from tokenmill.doctor import nvidia_smi
-from tokenmill.doctor.facts import Group, Holder, Pool
+from tokenmill.doctor.facts import CgroupFacts, MemoryHolder, Pool
 from tokenmill.doctor.gather import engine_states, gather, parse_open_files
 from tokenmill.doctor.model import LEAST_BYTES, model_facts, read_gb_s
 from tokenmill.engine.process import registry
@@ -36,7 +36,7 @@ def test_drivers_before_and_after_the_renaming_are_read_alike() -> None:
     assert (old[0].power_limit_w, old[0].default_power_limit_w) == (250.0, 350.0)
     assert old[0].utilisation == pytest.approx(0.61)
     # the largest first; a command line is cut to its program, and what the driver does not say is not zero
-    assert old[1].holders == (Holder("llama-server", 4711, 21962 * MIB), Holder("gnome-shell", 2001, None))
+    assert old[1].holders == (MemoryHolder("llama-server", 4711, 21962 * MIB), MemoryHolder("gnome-shell", 2001, None))
     assert new[0].slowed_s == {}
 
 
@@ -53,7 +53,7 @@ def test_a_card_that_says_nothing_is_unknown() -> None:
     )
     assert states is not None
     assert (states[0].persistent, states[0].power_limit_w, states[0].utilisation) == (None, None, None)
-    assert states[0].holders == (Holder("a process", 7, None),)
+    assert states[0].holders == (MemoryHolder("a process", 7, None),)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_open_files(text: str, expected: tuple[int | None, int | None]) -> None:
 
 def test_groups_are_read_up_to_the_top(tmp_path: Path) -> None:
     found = looked_at(captured(tmp_path, "epyc-dual", "epyc-dual-untuned"))
-    assert found.groups[0] == Group("/mill.slice/tokenmill.service/worker", oom_kills=1)
+    assert found.groups[0] == CgroupFacts("/mill.slice/tokenmill.service/worker", oom_kills=1)
     assert found.groups[1].high_bytes == 850 * GIB
     assert found.groups[1].cpus == 120.0
     assert found.groups[2].max_bytes == 900 * GIB

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from support.doctor_machines import captured, looked_at
-from tokenmill.cli.doctor import Line, render
+from tokenmill.cli.doctor import CopyLine, render
 from tokenmill.doctor.check_result import SEVERITIES, CheckResult
 from tokenmill.doctor.examine import CHECKS, examine
-from tokenmill.doctor.facts import Facts, Holder
-from tokenmill.hardware.gpu.nvml import Reading
+from tokenmill.doctor.facts import Facts, MemoryHolder
+from tokenmill.hardware.gpu.nvml import NvmlReading
 from tokenmill.units import GIB, MIB
 from unit.hardware.conftest import DATA, load_nvml
 
@@ -65,13 +65,13 @@ def test_the_h200_really_captured(tmp_path: Path) -> None:
     (state,) = facts.gpu_states
     assert (state.persistent, state.power_limit_w, state.default_power_limit_w) == (True, 700.0, 700.0)
     assert (state.slowed_by, state.device_generation, state.temperature_c) == ((), 5, 36.0)
-    assert state.holders == (Holder("python3", 460, 4614 * MIB),)
+    assert state.holders == (MemoryHolder("python3", 460, 4614 * MIB),)
     findings = found(facts)
     for check in ("gpu-link", "gpu-power", "gpu-persistence", "gpu-throttling", "gpu-memory", "shared-memory"):
         assert findings[check].severity == "fine", findings[check]
 
 
-def full_cards() -> Reading:
+def full_cards() -> NvmlReading:
     """The eight cards of the report with the model on them."""
     reading = load_nvml(DATA / "eight-3090" / "nvml.json")
     used = (22303, 21962, 21961, 21744, 22248, 21744, 21962, 22933)
@@ -135,7 +135,7 @@ def test_two_sockets_with_everything_as_it_should_not_be(tmp_path: Path) -> None
 def test_reads_well_at_eighty_columns(name: str, tmp_path: Path) -> None:
     extra = {"eight-3090": "eight-3090-loading", "epyc-dual": "epyc-dual-untuned"}[name]
     findings = examine(looked_at(captured(tmp_path, name, extra)))
-    lines = [str(part) for part in render(findings) if isinstance(part, Line)]
+    lines = [str(part) for part in render(findings) if isinstance(part, CopyLine)]
     assert lines
     # commands are never folded; those few that are longer stay whole
     assert sum(len(line) > 80 for line in lines) <= len(lines) // 4

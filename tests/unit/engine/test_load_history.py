@@ -8,13 +8,16 @@ import pytest
 
 from support.plans import placed, settings
 from tokenmill.engine.loading.load_history import LoadRecord, append, read, record
-from tokenmill.engine.reconcile import Observed, Reconciliation, Row, reconcile
+from tokenmill.engine.reconcile import ObservedMemory, ReconciledItem, Reconciliation, reconcile
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read as read_model
 from tokenmill.units import GIB
 
-ROWS = (Row("host", "kv", 10, 12, "engine"), Row("gpu0", "total", GIB, None, "driver", None, "why"))
+ROWS = (
+    ReconciledItem("host", "kv", 10, 12, "engine"),
+    ReconciledItem("gpu0", "total", GIB, None, "driver", None, "why"),
+)
 
 
 def kept(model: str = "kimi") -> LoadRecord:
@@ -26,7 +29,7 @@ def kept(model: str = "kimi") -> LoadRecord:
 def test_what_is_kept_of_a_load() -> None:
     plan = placed(read_model("kimi-k2.5:Q4_K_S"), settings())
     plan = replace(plan, forecast=replace(plan.forecast, load_cold_s=180.0))
-    found = Reconciliation(reconcile(plan, Observed()).rows + ROWS, "b11549 (abc)")
+    found = Reconciliation(reconcile(plan, ObservedMemory()).rows + ROWS, "b11549 (abc)")
     when = datetime(2026, 11, 15, 8, 0, tzinfo=timezone(timedelta(hours=2)))
     made = record(plan, found, model_id="sha", load_s=200.0, when=when)
     assert (made.when, made.model, made.build) == ("2026-11-15T06:00:00+00:00", "Kimi-K2.5", "b11549 (abc)")

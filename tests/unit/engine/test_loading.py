@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.loading.progress import (
     LoadProgress,
+    LoadWork,
     Point,
     Sample,
-    Work,
     points,
     progress,
     since_growth,
@@ -23,13 +23,13 @@ from tokenmill.units import GIB
 READING = Hint("reading", None, "the weights")
 
 
-def shown(samples: Sequence[Sample], work: Work) -> list[int]:
+def shown(samples: Sequence[Sample], work: LoadWork) -> list[int]:
     return [point.bytes for point in points(samples, work)]
 
 
 def test_nothing_seen() -> None:
-    assert progress([], Work(100)) == LoadProgress("starting", None, 100)
-    assert progress([Sample(0.0)], Work(None)) == LoadProgress("starting")
+    assert progress([], LoadWork(100)) == LoadProgress("starting", None, 100)
+    assert progress([Sample(0.0)], LoadWork(None)) == LoadProgress("starting")
 
 
 def test_pages_of_a_mapped_file_count_from_before_it_was_mapped() -> None:
@@ -39,8 +39,8 @@ def test_pages_of_a_mapped_file_count_from_before_it_was_mapped() -> None:
         Sample(2.0, file_bytes=160, mapped=True, hint=READING),
         Sample(3.0, file_bytes=1060, mapped=True, hint=READING),
     ]
-    assert shown(samples, Work(2000)) == [100, 1000]
-    found = progress(samples, Work(2000))
+    assert shown(samples, LoadWork(2000)) == [100, 1000]
+    found = progress(samples, LoadWork(2000))
     assert (found.phase, found.bytes_loaded, found.share, found.detail) == ("reading", 1000, 0.5, "the weights")
     assert found.rate_bytes_s == pytest.approx(900)
     assert found.eta_s == pytest.approx(1000 / 900)
@@ -53,12 +53,12 @@ def test_reads_count_from_the_last_look_before_the_weights() -> None:
         Sample(1.0, read_bytes=500, mapped=False, hint=starting),  # a program reads itself first
         Sample(2.0, read_bytes=700, mapped=False, hint=READING),
     ]
-    assert shown(samples, Work(1000)) == [0, 0, 200]
+    assert shown(samples, LoadWork(1000)) == [0, 0, 200]
 
 
 def test_without_any_word_reads_count_from_the_first_look() -> None:
     samples = [Sample(0.0, read_bytes=10), Sample(1.0, read_bytes=500), Sample(2.0, read_bytes=700)]
-    assert shown(samples, Work(1000)) == [0, 490, 690]
+    assert shown(samples, LoadWork(1000)) == [0, 490, 690]
 
 
 def test_what_is_copied_out_of_a_mapped_file_comes_on_top() -> None:
@@ -68,36 +68,36 @@ def test_what_is_copied_out_of_a_mapped_file_comes_on_top() -> None:
         Sample(2.0, file_bytes=1000, mapped=True, anon_bytes=405),
         Sample(3.0, file_bytes=1000, mapped=True, anon_bytes=2005),
     ]
-    assert shown(samples, Work(1000, copied_bytes=800)) == [0, 1000, 1400, 1800]
-    assert progress(samples[:3], Work(1000, copied_bytes=800)).bytes_total == 1800
+    assert shown(samples, LoadWork(1000, copied_bytes=800)) == [0, 1000, 1400, 1800]
+    assert progress(samples[:3], LoadWork(1000, copied_bytes=800)).bytes_total == 1800
 
 
 def test_memory_counts_where_reads_are_hidden() -> None:
     samples = [Sample(0.0, anon_bytes=100, vram_bytes=7), Sample(1.0, anon_bytes=400, vram_bytes=57)]
-    assert shown(samples, Work(1000)) == [0, 350]
+    assert shown(samples, LoadWork(1000)) == [0, 350]
 
 
 def test_the_log_s_share_counts_where_it_is_more() -> None:
     samples = [Sample(0.0, read_bytes=0), Sample(1.0, read_bytes=100, hint=Hint("reading", 0.4, "the weights"))]
-    found = progress(samples, Work(1000))
+    found = progress(samples, LoadWork(1000))
     assert (found.bytes_loaded, found.detail) == (400, "the weights, 40%")
 
 
 @pytest.mark.parametrize("phase", ["context", "compiling", "warming", "ready"])
 def test_all_of_it_is_there_once_the_engine_is_past_it(phase: str) -> None:
     samples = [Sample(0.0, read_bytes=0), Sample(1.0, read_bytes=900, hint=Hint(phase))]  # type: ignore[arg-type]
-    found = progress(samples, Work(1000))
+    found = progress(samples, LoadWork(1000))
     assert (found.phase, found.bytes_loaded, found.eta_s) == (phase, 1000, 0.0)
 
 
 def test_the_rate_of_a_finished_load_stays() -> None:
     samples = [Sample(float(second), read_bytes=min(1000, 100 * second)) for second in range(60)]
-    assert progress(samples, Work(1000)).rate_bytes_s == pytest.approx(100)
+    assert progress(samples, LoadWork(1000)).rate_bytes_s == pytest.approx(100)
 
 
 def test_a_stalled_load_has_no_end() -> None:
     samples = [Sample(float(second), read_bytes=100) for second in range(5)]
-    found = progress(samples, Work(1000))
+    found = progress(samples, LoadWork(1000))
     assert (found.rate_bytes_s, found.eta_s) == (0.0, None)
 
 
@@ -133,7 +133,7 @@ def test_invariants(
     file_bytes: int | None,
     copied_bytes: int,
 ) -> None:
-    work = Work(file_bytes, copied_bytes)
+    work = LoadWork(file_bytes, copied_bytes)
     time_s, before = 0.0, 0
     samples: list[Sample] = []
     for span, pages, mapped, anon, read, vram, hint in taken:

@@ -5,7 +5,7 @@ from pathlib import Path
 from support.plans import placed, settings
 from support.written_host import WrittenHost
 from tokenmill.engine.loading.system import Pressure, System, read_system
-from tokenmill.engine.loading.watch import Tail, Watch, copied_bytes, size_of
+from tokenmill.engine.loading.watch import LoadWatch, Tail, copied_bytes, size_of
 from tokenmill.engine.logs import Hint
 from tokenmill.model.read import read
 from tokenmill.units import GIB, KIB, MIB
@@ -27,7 +27,7 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
     def tree(_pid: int) -> tuple[int, ...]:
         return (11, 12)
 
-    watch = Watch(
+    watch = LoadWatch(
         10,
         [tmp_path],
         log=log,

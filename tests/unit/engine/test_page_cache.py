@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine import page_cache, residency
-from tokenmill.engine.page_cache import READ_BYTES, Filled, Range, Residency, fill
+from tokenmill.engine.page_cache import READ_BYTES, CacheFill, Range, Residency, fill
 from tokenmill.errors import ModelError
 from tokenmill.units import GIB, MIB
 
@@ -48,8 +48,8 @@ def test_joined_ranges_hold_the_same_bytes(blocks: list[tuple[int, str]]) -> Non
 
 
 def test_a_rate_needs_something_read() -> None:
-    assert Filled(GIB, 0, 0, 0.0).gb_s is None
-    assert Filled(GIB, GIB, GIB, 0.5).as_words() == "1.0 GiB of 1.0 GiB read in 0.5 s, 2.1 GB/s"
+    assert CacheFill(GIB, 0, 0, 0.0).gb_s is None
+    assert CacheFill(GIB, GIB, GIB, 0.5).as_words() == "1.0 GiB of 1.0 GiB read in 0.5 s, 2.1 GB/s"
 
 
 def test_unknown_residency_is_not_cold() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from support.fake_nodes import FakeActor, FakeHandle
-from tokenmill.engine.engine import Answer, Capabilities, Piece, Request, Runtime, Status, answer
+from tokenmill.engine.engine import Answer, Capabilities, EngineStatus, Piece, Request, Runtime, answer
 from tokenmill.engine.ray import NodeLost
 from tokenmill.engine.ray_engine import RayEngine
 from tokenmill.errors import EngineDied, EngineError, TooLong
@@ -177,7 +177,7 @@ def test_slots_can_be_changed_where_the_engine_can() -> None:
         assert (engine.capabilities.max_slots, engine.runtime) == (16, Runtime(2, 2))
         await engine.set_slots(9)
         assert native.slots == 9
-        status: Status = await engine.status()
+        status: EngineStatus = await engine.status()
         assert status.identity == engine.identity
         assert not engine.capabilities.changes_threads  # not offered from another machine
         with pytest.raises(EngineError, match="does not support"):

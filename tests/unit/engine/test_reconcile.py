@@ -15,9 +15,9 @@ from tokenmill.engine.logs import Asked
 from tokenmill.engine.reconcile import (
     FLOOR_BYTES,
     TOLERANCE,
-    Observed,
+    ObservedMemory,
+    ReconciledItem,
     Reconciliation,
-    Row,
     differs,
     observed,
     reconcile,
@@ -44,7 +44,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return read(str(path))
 
 
-def rows(found: Reconciliation) -> dict[tuple[str, str], Row]:
+def rows(found: Reconciliation) -> dict[tuple[str, str], ReconciledItem]:
     return {(row.tier, row.item): row for row in found.rows}
 
 
@@ -66,7 +66,7 @@ def test_a_real_log_agrees_with_its_plan(moe: Profile) -> None:
     assert not any(row.flagged for row in found.values())  # some differ by more, but by a few MiB only
 
 
-def seen(plan: Plan, **changes: object) -> Observed:
+def seen(plan: Plan, **changes: object) -> ObservedMemory:
     """An engine that took what the plan said."""
     host = Buffer("CPU_Mapped", spanned_bytes(plan) or of(plan, "dram", "weights"))
     parts = [
@@ -77,7 +77,7 @@ def seen(plan: Plan, **changes: object) -> Observed:
     for index, tier in enumerate(plan.placement.gpus):
         sizes = (of(plan, tier, "weights"), of(plan, tier, "kv"), of(plan, tier, "compute", "staging"))
         parts.append(Buffer(f"CUDA{index}", *sizes))
-    return replace(Observed(tuple(parts), mapped=True), **changes)  # type: ignore[arg-type]
+    return replace(ObservedMemory(tuple(parts), mapped=True), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cards", [0, 1, 2])
@@ -149,7 +149,7 @@ def test_a_split_buffer_is_compared_over_all_gpus() -> None:
     plan = placed(KIMI, replace(settings(), engine="ik_llama"), cards=2, resident=range(2))
     weights = of(plan, "gpu0", "weights") + of(plan, "gpu1", "weights")
     buffers = (Buffer("CPU", of(plan, "dram", "weights")), Buffer("CUDA_Split", weights - GIB), Buffer("CUDA1", GIB))
-    found = rows(reconcile(plan, Observed(buffers)))
+    found = rows(reconcile(plan, ObservedMemory(buffers)))
     assert found["gpus", "weights"].difference_bytes == 0
     assert not {tier for tier, _ in found} & {"gpu0", "gpu1"}
 
@@ -206,7 +206,7 @@ def test_the_driver() -> None:
 
 def test_nothing_seen_is_nothing_compared() -> None:
     plan = placed(KIMI, settings(), cards=1)
-    assert reconcile(plan, Observed()).rows == ()
+    assert reconcile(plan, ObservedMemory()).rows == ()
 
 
 def test_vllm_is_compared_in_what_it_says() -> None:
@@ -223,7 +223,7 @@ INFO 03-13 08:56:40 [worker.py:267] PyTorch activation peak memory takes 1.39GiB
 
 def test_what_vllm_does_not_say_is_unknown_and_not_nothing() -> None:
     plan = make(find("epyc-7763"), read("llama-4-scout:Q6_K"), Goal(engine="vllm", context=8192, cpu_only=True))
-    found = rows(reconcile(plan, Observed((Buffer("CPU", context_bytes=4 * GIB),))))  # all that it logs there
+    found = rows(reconcile(plan, ObservedMemory((Buffer("CPU", context_bytes=4 * GIB),))))  # all that it logs there
     assert found["host", "kv"].measured_bytes == 4 * GIB
     assert found["host", "weights"].predicted_bytes > 0
     assert found["host", "weights"].measured_bytes is None
@@ -232,7 +232,7 @@ def test_what_vllm_does_not_say_is_unknown_and_not_nothing() -> None:
 
 @given(st.integers(0, 1 << 42), st.integers(0, 1 << 42))
 def test_flags(predicted: int, measured: int) -> None:
-    row = Row("host", "kv", predicted, measured, "engine")
+    row = ReconciledItem("host", "kv", predicted, measured, "engine")
     gap = abs(predicted - measured)
     assert row.flagged == differs(predicted, measured)
     assert not row.flagged or gap > FLOOR_BYTES

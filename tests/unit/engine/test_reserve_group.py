@@ -9,7 +9,7 @@ from tokenmill.engine.limits import cgroup
 from tokenmill.engine.limits.cgroup import (
     COMMAND,
     ENGINES,
-    Group,
+    Cgroup,
     Home,
     find_home,
     make_group,
@@ -57,7 +57,7 @@ def test_a_delegated_group_is_left_before_it_is_divided(tmp_path: Path, monkeypa
     home = tree.home()
     assert home == Home(own, crowded=True)
     made = make_group(home, "kimi", memory_max_bytes=700 * GIB, cpus=(0, 1, 2))
-    assert isinstance(made, Group)
+    assert isinstance(made, Cgroup)
     assert (made.memory_max_bytes, made.cpuset) == (700 * GIB, False)  # nothing was handed down to what is no kernel's
     assert (own / COMMAND / "cgroup.procs").read_text() == str(os.getpid())
     assert (own / ENGINES / "memory.max").read_text() == str(700 * GIB)
@@ -73,7 +73,7 @@ def test_cpus_are_the_groups_where_it_was_given_them(tmp_path: Path) -> None:
     home = tree.group("/mill", delegated=True)
     tree.group(f"/mill/{ENGINES}")
     made = make_group(Home(home, crowded=False), "kimi", memory_max_bytes=None, cpus=(0, 1, 2, 5))
-    assert isinstance(made, Group)
+    assert isinstance(made, Cgroup)
     assert made.cpuset
     assert (made.folder / "cpuset.cpus").read_text() == "0-2,5"
     assert (home / "cgroup.subtree_control").read_text() == "+cpuset"
@@ -135,7 +135,7 @@ def test_engines_together_leave_the_largest_reserve_of_those_that_run(tmp_path: 
     limits = []
     for wanted in (500 * GIB, 400 * GIB, 600 * GIB, None):
         made = make_group(home, "kimi", memory_max_bytes=wanted, cpus=None)
-        assert isinstance(made, Group)
+        assert isinstance(made, Cgroup)
         limits.append(made.memory_max_bytes)
     assert limits == [500 * GIB, 400 * GIB, 400 * GIB, 400 * GIB]
 

@@ -11,11 +11,11 @@ from tokenmill.engine.engine import (
     Capabilities,
     Counters,
     Engine,
+    EngineStatus,
     Identity,
     Piece,
     Prompt,
     Request,
-    Status,
     Usage,
     answer,
 )
@@ -53,8 +53,8 @@ class OneLife(Engine):
     async def set_slots(self, slots: int) -> None:
         self.slots = slots
 
-    async def status(self) -> Status:
-        return Status("ready", self.identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self.identity, Counters())
 
     async def close(self) -> None:
         self.closed = True

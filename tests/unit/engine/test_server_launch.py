@@ -11,7 +11,7 @@ import pytest
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.config import EngineConfig
 from tokenmill.engine.server import embedded
-from tokenmill.engine.server.launch import Prepared, container_argv, llama_extras, prepare, vllm_program
+from tokenmill.engine.server.launch import PreparedServer, container_argv, llama_extras, prepare, vllm_program
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch import spell
 from tokenmill.launch.files.launch import Launch
@@ -42,7 +42,7 @@ def hybrid(engine: DialectName = "llama.cpp") -> Plan:
     )
 
 
-def prepared(plan: Plan, slots: Path | None = None, **config: Any) -> Prepared:
+def prepared(plan: Plan, slots: Path | None = None, **config: Any) -> PreparedServer:
     return prepare(plan, model=MODEL, config=EngineConfig(**config), port=9001, name="a", slots=slots)
 
 

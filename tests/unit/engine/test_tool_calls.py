@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from support.fake_engine import CAPABILITIES
 from tokenmill.engine.engine import Answer, Capabilities, Chat, FinishReason, Request, Sampling, Usage
-from tokenmill.engine.tool_calls import Call, Reader, ToolUse, adapt
+from tokenmill.engine.tool_calls import ToolCall, ToolCallParser, ToolUse, adapt
 from tokenmill.errors import RequestRefused
 
 NAMES = frozenset(("weather", "time"))
@@ -52,10 +52,10 @@ TEXTS = [
 ]
 
 
-def read(parts: list[str], *, parallel: bool = True) -> tuple[str, list[Call]]:
-    reader = Reader(NAMES, parallel=parallel)
+def read(parts: list[str], *, parallel: bool = True) -> tuple[str, list[ToolCall]]:
+    reader = ToolCallParser(NAMES, parallel=parallel)
     out = [item for part in parts for item in reader.feed(part)] + reader.end()
-    return "".join(item for item in out if isinstance(item, str)), [item for item in out if isinstance(item, Call)]
+    return "".join(item for item in out if isinstance(item, str)), [item for item in out if isinstance(item, ToolCall)]
 
 
 @pytest.mark.parametrize(("text", "said", "names"), CASES)
@@ -78,10 +78,10 @@ def test_text_stays_text(text: str, data: st.DataObject) -> None:
 
 
 def test_words_are_not_held_back() -> None:
-    reader = Reader(NAMES)
+    reader = ToolCallParser(NAMES)
     assert reader.feed("Hello <") == ["Hello "]
     assert reader.feed("b>") == ["<b>"]
-    assert Reader(NAMES).feed('{"answer": ') == ['{"answer": ']
+    assert ToolCallParser(NAMES).feed('{"answer": ') == ['{"answer": ']
 
 
 def test_one_call_only() -> None:

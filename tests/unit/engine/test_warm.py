@@ -10,9 +10,9 @@ import pytest
 
 from support.doctor_machines import captured, planned
 from support.fake_engine import FakeEngine
-from tokenmill.engine.page_cache import Filled
-from tokenmill.engine.pinned_prefixes import Head, Held
-from tokenmill.engine.warm import ColdAgainstWarm, Run, WarmProgress, WarmReport, fill_ahead, hold_told, room_bytes
+from tokenmill.engine.page_cache import CacheFill
+from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix
+from tokenmill.engine.warm import ColdAgainstWarm, WarmProgress, WarmReport, WarmRun, fill_ahead, hold_told, room_bytes
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.launch.binding import mapped_bytes
 from tokenmill.planner.plan import Forecast, LedgerRow, Plan, Speed
@@ -29,9 +29,9 @@ def plan(**changes: Any) -> Plan:
 
 def test_a_head_is_announced_with_what_it_will_take() -> None:
     seen: list[WarmProgress] = []
-    heads = (Head("digest", "text", 8000), Head("rules", "text"))
+    heads = (PinnedPrefix("digest", "text", 8000), PinnedPrefix("rules", "text"))
 
-    async def told() -> Held:
+    async def told() -> HeldPrefixes:
         return await hold_told(FakeEngine(), plan(), heads, None, None, seen.append)
 
     held = asyncio.run(told())
@@ -52,12 +52,12 @@ def test_weights_that_were_rewritten_are_not_read_from_the_file_again() -> None:
     assert mapped_bytes(plan(mmap=False)) == 0
 
 
-def run(seconds: float) -> Run:
-    return Run(seconds, None, None, None, 8)
+def run(seconds: float) -> WarmRun:
+    return WarmRun(seconds, None, None, None, 8)
 
 
 def test_cold_is_reading_and_the_first_request() -> None:
-    filled = Filled(93 * GIB, 93 * GIB, 93 * GIB, 38.0)
+    filled = CacheFill(93 * GIB, 93 * GIB, 93 * GIB, 38.0)
     report = WarmReport(filled, None, run(4.0), run(2.0))
     beside = report.cold_against_warm
     assert (beside.cold_s, beside.read_s, beside.warm_s, beside.times) == (42.0, 38.0, 2.0, 21.0)
@@ -73,7 +73,7 @@ def test_nothing_gained_is_said_as_such() -> None:
 
 
 def test_rates_are_the_engines_own() -> None:
-    assert Run(9.0, 1.0, 0.5, 2.0, 8).decode_tok_s == 4.0
+    assert WarmRun(9.0, 1.0, 0.5, 2.0, 8).decode_tok_s == 4.0
     assert run(9.0).decode_tok_s is None
 
 
@@ -115,7 +115,7 @@ def test_filling_tells_its_progress_in_the_callers_loop(tmp_path: Path) -> None:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     seen: list[WarmProgress] = []
 
-    async def filling() -> Filled | None:
+    async def filling() -> CacheFill | None:
         done = await fill_ahead(plan(), [path], progress=seen.append)
         await asyncio.sleep(0)  # what the thread handed over is told in the next turn
         return done

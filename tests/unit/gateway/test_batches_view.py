@@ -9,10 +9,19 @@ from openai.types import Batch, FileObject
 
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.batches import batch_body, batch_request, metadata_wanted, window_s
-from tokenmill.gateway.faults import Fault, param_of, status_of
+from tokenmill.gateway.faults import GatewayFault, param_of, status_of
 from tokenmill.gateway.files import file_body, list_body, page_of, upload_terms
-from tokenmill.jobs.models import Totals
-from tokenmill.jobs.store.http_batches import FINAL, BadLine, File, HttpBatch, HttpBatchRequest, Outcome, Page, Status
+from tokenmill.jobs.models import BatchTotals
+from tokenmill.jobs.store.http_batches import (
+    FINAL,
+    BadLine,
+    HttpBatch,
+    HttpBatchRequest,
+    Outcome,
+    Page,
+    Status,
+    StoredFile,
+)
 
 GIVEN = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 BATCH = HttpBatch(
@@ -70,7 +79,7 @@ def test_a_request() -> None:
     ],
 )
 def test_requests_that_are_wrong(wrong: dict[str, Any], param: str) -> None:
-    with pytest.raises((Fault, RequestRefused)) as caught:
+    with pytest.raises((GatewayFault, RequestRefused)) as caught:
         batch_request({**GIVEN, **wrong})
     assert param_of(caught.value) == param
     assert status_of(caught.value) == 400
@@ -103,13 +112,13 @@ def test_terms_of_an_upload() -> None:
     ],
 )
 def test_terms_that_are_wrong(fields: dict[str, str]) -> None:
-    with pytest.raises(Fault):
+    with pytest.raises(GatewayFault):
         upload_terms(fields)
 
 
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}, {"page": "2"}])
 def test_pages_that_are_wrong(query: dict[str, str]) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(GatewayFault) as caught:
         page_of(query, usual=20, most=100, known=("after", "limit", "order"))
     assert caught.value.param in query
 
@@ -119,7 +128,7 @@ def test_pages() -> None:
     assert page_of({}, usual=20, most=100, known=known) == Page(20)
     asked = page_of({"limit": "3", "after": "a", "order": "asc"}, usual=20, most=100, known=known)
     assert asked == Page(3, "a", newest_first=False)
-    files = [File(f"file-{number}", None, "f", "batch", 1, "", 5.9) for number in range(3)]
+    files = [StoredFile(f"file-{number}", None, "f", "batch", 1, "", 5.9) for number in range(3)]
     part = list_body(files, Page(2), file_body)
     assert (part["first_id"], part["last_id"], part["has_more"]) == ("file-0", "file-1", True)
     assert list_body(files[:0], Page(2), file_body)["first_id"] is None
@@ -138,7 +147,7 @@ def test_pages() -> None:
 def test_a_batch_names_the_files_that_are_there(
     status: Status, done: int | None, failed: int | None, output: str | None, errors: str | None
 ) -> None:
-    outcome = None if done is None or failed is None else Outcome(done, failed, 2, Totals(1, 1, 10, 4, 6, 0.5))
+    outcome = None if done is None or failed is None else Outcome(done, failed, 2, BatchTotals(1, 1, 10, 4, 6, 0.5))
     ended_s = 12.5 if status in FINAL else None
     batch = replace(BATCH, status=status, ended_s=ended_s, errors=(BadLine("c", "m", 3),), outcome=outcome)
     body: Mapping[str, Any] = batch_body(batch)
@@ -154,13 +163,15 @@ def test_a_batch_names_the_files_that_are_there(
 
 
 def test_a_file_as_the_client_reads_it() -> None:
-    seen = FileObject.model_validate(file_body(File("file-1", "eva", "f", "batch", 5, "sum", 9.9, 20.2)), strict=True)
+    seen = FileObject.model_validate(
+        file_body(StoredFile("file-1", "eva", "f", "batch", 5, "sum", 9.9, 20.2)), strict=True
+    )
     assert (seen.created_at, seen.expires_at, seen.bytes) == (9, 20, 5)
 
 
 def test_metadata_in_a_query() -> None:
     assert metadata_wanted({"limit": "5", "metadata[a]": "b", "metadata[x[y]]": ""}) == {"a": "b", "x[y]": ""}
     assert metadata_wanted({"metadata": "a", "metadata[]": "b", "metadata[a": "c"}) == {}
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(GatewayFault) as caught:
         metadata_wanted({f"metadata[{number}]": "" for number in range(17)})
     assert caught.value.param == "metadata"

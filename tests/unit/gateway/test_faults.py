@@ -14,7 +14,7 @@ from tokenmill.errors import (
     TooLong,
     UnknownModel,
 )
-from tokenmill.gateway.faults import Busy, Fault, Stopping, error_body, error_headers, param_of, status_of
+from tokenmill.gateway.faults import Busy, GatewayFault, Stopping, error_body, error_headers, param_of, status_of
 
 ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
 
@@ -48,7 +48,7 @@ def test_an_engines_last_words_stay_in_the_house() -> None:
 def test_waiting_is_rounded_up() -> None:
     assert error_headers(Busy("m", retry_after_s=0.2)) == {"retry-after": "1"}
     assert error_headers(Busy("m", retry_after_s=7.01)) == {"retry-after": "8"}
-    assert error_headers(Fault("m")) == {}
+    assert error_headers(GatewayFault("m")) == {}
     assert status_of(Stopping()) == 503
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.errors import StoreError
 from tokenmill.gateway.files import FOLDER, FileStore
-from tokenmill.jobs.store.http_batches import File, HttpBatches, HttpBatchRequest, new_file_id
+from tokenmill.jobs.store.http_batches import HttpBatches, HttpBatchRequest, StoredFile, new_file_id
 
 
 @pytest.fixture
@@ -19,10 +19,10 @@ def rows(tmp_path: Path) -> Iterator[HttpBatches]:
     opened.close()
 
 
-def kept(files: FileStore, *, expires_s: float | None = None) -> File:
+def kept(files: FileStore, *, expires_s: float | None = None) -> StoredFile:
     file = new_file_id()
     files.draft(file).write_bytes(b"x")
-    return files.keep(File(file, None, "x.jsonl", "batch", 1, "sum", 5.0, expires_s))
+    return files.keep(StoredFile(file, None, "x.jsonl", "batch", 1, "sum", 5.0, expires_s))
 
 
 def test_a_file_is_there_when_its_row_is(tmp_path: Path, rows: HttpBatches) -> None:
@@ -30,7 +30,7 @@ def test_a_file_is_there_when_its_row_is(tmp_path: Path, rows: HttpBatches) -> N
     file = new_file_id()
     files.draft(file).write_bytes(b"x")
     assert rows.file(file) is None
-    made = files.keep(File(file, None, "x.jsonl", "batch", 1, "sum", 5.0))
+    made = files.keep(StoredFile(file, None, "x.jsonl", "batch", 1, "sum", 5.0))
     assert not files.draft(file).exists()
     assert FileStore(tmp_path, rows).keep(made) == made  # a kill may have come before it was noted elsewhere
     assert rows.file(file) == made

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from tokenmill.gateway import uploads
-from tokenmill.gateway.faults import Fault
+from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.uploads import Upload, label, receive
 
 BOUNDARY = "x0x"
@@ -101,7 +101,7 @@ FILE = part("file", b"x" * 20, "f")
     ],
 )
 def test_bad_forms_leave_nothing(tmp_path: Path, body: bytes, status: int, code: str, words: str) -> None:
-    with pytest.raises(Fault, match=words) as caught:
+    with pytest.raises(GatewayFault, match=words) as caught:
         send(body, tmp_path / "f", pieces=50, most_bytes=1000)
     assert (caught.value.answer_status, caught.value.code) == (status, code)
     assert list(tmp_path.iterdir()) == []
@@ -116,16 +116,16 @@ def test_bad_forms_leave_nothing(tmp_path: Path, body: bytes, status: int, code:
     ],
 )
 def test_bad_headers(tmp_path: Path, headers: dict[str, str], status: int) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(GatewayFault) as caught:
         send(form(FILE), tmp_path / "f", headers=headers)
     assert caught.value.answer_status == status
 
 
 def test_who_stops_sending(tmp_path: Path) -> None:
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(GatewayFault) as caught:
         send(FILE, tmp_path / "f", hangs=True)
     assert (caught.value.answer_status, caught.value.code) == (408, "body_timeout")
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(GatewayFault) as caught:
         send(FILE, tmp_path / "f", leaves=True)
     assert caught.value.code == "client_left"
     assert list(tmp_path.iterdir()) == []

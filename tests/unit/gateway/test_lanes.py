@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tokenmill.gateway.admission import AdmissionGate, Lanes
+from tokenmill.gateway.admission import AdmissionGate, AdmissionGates
 from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.recorder import PriorityClass
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
@@ -32,7 +32,7 @@ class Guests:
         self.leave: dict[str, asyncio.Event] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def come(self, name: str, lane: Lane = "interactive") -> None:
+    async def come(self, name: str, lane: PriorityClass = "interactive") -> None:
         self.leave[name] = asyncio.Event()
 
         async def visit() -> None:
@@ -97,7 +97,7 @@ def test_leaving_while_waiting_and_with_the_place_in_hand() -> None:
 
 def test_an_engine_that_orders_by_itself_gets_all_up_to_the_bound() -> None:
     async def work() -> None:
-        lanes = Lanes(queue=2)
+        lanes = AdmissionGates(queue=2)
         gate = lanes.open("native", lanes=2, interactive_first=True)
         guests = Guests(gate)
         for name in "abcd":
@@ -117,7 +117,7 @@ def test_an_engine_that_orders_by_itself_gets_all_up_to_the_bound() -> None:
 
 def test_a_queue_of_none_still_lets_work_be_done() -> None:
     async def work() -> None:
-        gate = Lanes(queue=0).open("x", lanes=1, interactive_first=False)
+        gate = AdmissionGates(queue=0).open("x", lanes=1, interactive_first=False)
         async with gate.enter("interactive"):
             with pytest.raises(Busy):
                 async with gate.enter("interactive"):
@@ -130,7 +130,7 @@ def test_a_queue_of_none_still_lets_work_be_done() -> None:
 
 def test_an_engine_that_does_not_say_how_many_lanes_it_has() -> None:
     async def work() -> None:
-        gate = Lanes(queue=0).open("url", lanes=None, interactive_first=False)
+        gate = AdmissionGates(queue=0).open("url", lanes=None, interactive_first=False)
         async with gate.enter("interactive"), gate.enter("batch"):
             assert gate.running == 2
 

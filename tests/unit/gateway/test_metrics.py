@@ -15,18 +15,18 @@ from support.fake_engine import FakeEngine
 from support.gateway import config_in
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Timings, Usage
-from tokenmill.engine.reconcile import Reconciliation, Row
+from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
 from tokenmill.gateway.metrics import Metrics
 from tokenmill.gateway.monitor import Monitor
-from tokenmill.gateway.recorder import Finished, Missed, Seen
+from tokenmill.gateway.recorder import FinishedRequest, Missed, Seen
 from tokenmill.gateway.serving import EngineWanted, state_for
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "tokenmill.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 HELD = Reconciliation(
     (
-        Row("gpu0", "weights", 1000, 900, "engine"),
-        Row("host", "kv", 50, None, "engine"),
+        ReconciledItem("gpu0", "weights", 1000, 900, "engine"),
+        ReconciledItem("host", "kv", 50, None, "engine"),
     )
 )
 
@@ -96,8 +96,8 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
         metrics.request(Seen("b", "POST", "/v1/chat/completions", 429, 0.001, error="queue_full"))
         metrics.request(Seen("c", "GET", "/api/events", 200, 3600.0))
         metrics.first_token(0.3, "here", "interactive")
-        metrics.finished(Finished(usage, Timings(), "here", "interactive", 1.3, 0.3))
-        metrics.finished(Finished(Usage(5, 1, None), Timings(), "here", "batch", 0.2, 0.1))  # no second token
+        metrics.finished(FinishedRequest(usage, Timings(), "here", "interactive", 1.3, 0.3))
+        metrics.finished(FinishedRequest(Usage(5, 1, None), Timings(), "here", "batch", 0.2, 0.1))  # no second token
         metrics.refused("queue")
         metrics.missed(Missed("here", 90, 30, "evicted"))
 

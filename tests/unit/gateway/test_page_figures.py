@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Counters
-from tokenmill.engine.reconcile import Reconciliation, Row
+from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
 from tokenmill.gateway.memory_view import Room, memory_view
-from tokenmill.gateway.pace import Pace, quantile
+from tokenmill.gateway.pace import CounterPace, quantile
 from tokenmill.gateway.view import MOST_HEADS, _parents, _worth_showing, named
 
 GENERATED = "generated_tokens"
 
 
-def paced(*looks: tuple[float, Counters]) -> Pace:
-    pace = Pace(window_s=3.0)
+def paced(*looks: tuple[float, Counters]) -> CounterPace:
+    pace = CounterPace(window_s=3.0)
     for now_s, counters in looks:
         pace.seen(now_s, counters)
     return pace
@@ -47,7 +47,7 @@ def test_where_there_is_no_rate(looks: list[tuple[float, Counters]]) -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=40))
 def test_rates_are_never_negative(grown: list[int]) -> None:
-    total, pace = 0, Pace(window_s=3.0)
+    total, pace = 0, CounterPace(window_s=3.0)
     for at, more in enumerate(grown):
         total += more
         pace.seen(float(at), Counters(generated_tokens=total))
@@ -63,15 +63,15 @@ def test_quantiles(values: list[float], share: float, found: float | None) -> No
     assert quantile(values, share) == found
 
 
-def ups(*rows: Row) -> Any:
+def ups(*rows: ReconciledItem) -> Any:
     return {"here": SimpleNamespace(held=Reconciliation(rows))}
 
 
 def test_pages_of_a_mapped_model_are_not_free() -> None:
     rows = (
-        Row("host", "weights", 100, 100, "engine"),
-        Row("host", "kv", 50, 60, "engine"),
-        Row("host", "mapped", 100, 110, "process"),
+        ReconciledItem("host", "weights", 100, 100, "engine"),
+        ReconciledItem("host", "kv", 50, 60, "engine"),
+        ReconciledItem("host", "mapped", 100, 110, "process"),
     )
     (host,) = memory_view(ups(*rows), {"host": Room(1000, 700)})
     assert (host["free_bytes"], host["other_bytes"]) == (590, 250)
@@ -81,10 +81,10 @@ def test_pages_of_a_mapped_model_are_not_free() -> None:
 
 def test_unknown_rooms_stay_unknown_and_gpus_come_first() -> None:
     rows = (
-        Row("host", "weights", 100, None, "engine"),
-        Row("gpu1", "weights", 70, 70, "engine"),
-        Row("gpu0", "kv", 5, 5, "engine"),
-        Row("gpu0", "compute", 0, 0, "engine"),
+        ReconciledItem("host", "weights", 100, None, "engine"),
+        ReconciledItem("gpu1", "weights", 70, 70, "engine"),
+        ReconciledItem("gpu0", "kv", 5, 5, "engine"),
+        ReconciledItem("gpu0", "compute", 0, 0, "engine"),
     )
     tiers = memory_view(ups(*rows), {"gpu0": Room(80, 60)})
     assert [tier["tier"] for tier in tiers] == ["gpu0", "gpu1", "host"]

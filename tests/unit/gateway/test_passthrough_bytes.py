@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tokenmill.engine.engine import Usage
 from tokenmill.engine.server.request import Speech
 from tokenmill.gateway.passthrough import (
-    Observed,
+    ObservedAnswer,
     hides_usage,
     relayed_body,
     relayed_headers,
     says_something,
     spent_in,
 )
-from tokenmill.gateway.recorder import Lane
+from tokenmill.gateway.recorder import PriorityClass
 from tokenmill.gateway.request import parsed_request
 
 LLAMA, VLLM, ANY = Speech("llama-server", "m"), Speech("vllm", "m"), Speech("url", "m")
@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def sent(
-    body: dict[str, Any], speech: Speech, *, lane: Lane = "interactive", text: bytes | None = None
+    body: dict[str, Any], speech: Speech, *, lane: PriorityClass = "interactive", text: bytes | None = None
 ) -> bytes | None:
     data = json.dumps(body).encode() if text is None else text
     endpoint: Any = "chat" if "messages" in body else "completion"
@@ -65,7 +65,7 @@ def test_a_body_without_a_model_gets_one() -> None:
 
 
 @pytest.mark.parametrize(("lane", "priority"), [("interactive", 0), ("batch", 1)])
-def test_the_lane_as_vllm_has_it(lane: Lane, priority: int) -> None:
+def test_the_lane_as_vllm_has_it(lane: PriorityClass, priority: int) -> None:
     body = {"model": "m", "messages": HELLO}
     made = sent(body, Speech("vllm", "m", priorities=True), lane=lane)
     assert made is not None
@@ -115,7 +115,7 @@ DONE = b"data: [DONE]\n\n"
 @given(st.lists(st.integers(1, 40)))
 def test_usage_that_only_we_asked_for_is_taken_out(sizes: list[int]) -> None:
     """However the bytes are cut."""
-    stream, observed, out = CHUNK * 2 + USED + DONE, Observed(hide_usage=True), b""
+    stream, observed, out = CHUNK * 2 + USED + DONE, ObservedAnswer(hide_usage=True), b""
     for size in sizes:
         out += observed.take(stream[:size]) if stream[:size] else b""
         stream = stream[size:]
@@ -126,13 +126,13 @@ def test_usage_that_only_we_asked_for_is_taken_out(sizes: list[int]) -> None:
 
 
 def test_carriage_returns_are_kept() -> None:
-    observed = Observed(hide_usage=True)
+    observed = ObservedAnswer(hide_usage=True)
     stream = (CHUNK + USED + DONE).replace(b"\n", b"\r\n")
     assert observed.take(stream) + observed.end() == (CHUNK + DONE).replace(b"\n", b"\r\n")
 
 
 def test_usage_that_was_asked_for_goes_by() -> None:
-    observed = Observed()
+    observed = ObservedAnswer()
     assert observed.take(CHUNK + USED + DONE) == CHUNK + USED + DONE
     assert observed.spent().usage == Usage(7, 2, 3)
     body = {"model": "m", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}

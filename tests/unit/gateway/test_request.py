@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestRefused
-from tokenmill.gateway.faults import Fault, param_of
+from tokenmill.gateway.faults import GatewayFault, param_of
 from tokenmill.gateway.request import MOST_DEPTH, ParsedRequest, deeper_than, lane_of, parse_json, parsed_request
 
 JSON = st.recursive(
@@ -33,7 +33,7 @@ def test_bounds_of_json() -> None:
     assert parse_json(b'{"a":' * MOST_DEPTH + b"1" + b"}" * MOST_DEPTH)
     assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
     for bad in (b'{"a":' * (MOST_DEPTH + 1) + b"1" + b"}" * (MOST_DEPTH + 1), b'{"a": 1} x', b'{"a": Infinity}'):
-        with pytest.raises(Fault):
+        with pytest.raises(GatewayFault):
             parse_json(bad)
 
 
@@ -83,7 +83,7 @@ def test_streams() -> None:
     ],
 )
 def test_what_is_wrong_is_named(more: dict[str, Any], param: str) -> None:
-    with pytest.raises((Fault, RequestRefused)) as caught:
+    with pytest.raises((GatewayFault, RequestRefused)) as caught:
         chat(**more)
     assert param_of(caught.value) == param
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.config import RouteEntry
-from tokenmill.gateway.recorder import Lane
-from tokenmill.gateway.routes import Choice, Wanted, chosen, holds, is_pattern
+from tokenmill.gateway.recorder import PriorityClass
+from tokenmill.gateway.routes import Choice, RouteQuery, chosen, holds, is_pattern
 
 NAMES = {"gpu": ("qwen", "qwen3", "gpu"), "cpu": ("qwen", "cpu"), "away": ("big", "away")}
 RULES = (
@@ -36,27 +36,29 @@ RULES = (
     ],
 )
 def test_the_first_rule_that_holds(
-    model: str | None, lane: Lane, tokens: int | None, key: str | None, engines: tuple[str, ...], reason: str
+    model: str | None, lane: PriorityClass, tokens: int | None, key: str | None, engines: tuple[str, ...], reason: str
 ) -> None:
-    assert chosen(RULES, NAMES, Wanted(model, lane, tokens, key)) == Choice(engines, reason)
+    assert chosen(RULES, NAMES, RouteQuery(model, lane, tokens, key)) == Choice(engines, reason)
 
 
 def test_a_name_that_nothing_has() -> None:
-    assert chosen(RULES, NAMES, Wanted("claude", "interactive", 5, None)) is None
-    assert chosen((), NAMES, Wanted("claude", "interactive", 5, None)) is None
+    assert chosen(RULES, NAMES, RouteQuery("claude", "interactive", 5, None)) is None
+    assert chosen((), NAMES, RouteQuery("claude", "interactive", 5, None)) is None
     everything = (RouteEntry(("cpu",), model="*"),)
-    assert chosen(everything, NAMES, Wanted("claude", "interactive", 5, None)) == Choice(("cpu",), "route 1: model *")
+    assert chosen(everything, NAMES, RouteQuery("claude", "interactive", 5, None)) == Choice(
+        ("cpu",), "route 1: model *"
+    )
 
 
 def test_without_rules_whoever_has_the_model() -> None:
-    assert chosen((), NAMES, Wanted("qwen", "batch", None, None)) == Choice(("gpu", "cpu"), None)
-    assert chosen((), NAMES, Wanted(None, "batch", None, None)) == Choice(("gpu", "cpu"), None)
+    assert chosen((), NAMES, RouteQuery("qwen", "batch", None, None)) == Choice(("gpu", "cpu"), None)
+    assert chosen((), NAMES, RouteQuery(None, "batch", None, None)) == Choice(("gpu", "cpu"), None)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_lengths_are_inclusive(low: int, high: int, tokens: int) -> None:
     rule = RouteEntry(("cpu",), min_prompt_tokens=low, max_prompt_tokens=high)
-    assert holds(rule, Wanted(None, "batch", tokens, None)) == (low <= tokens <= high)
+    assert holds(rule, RouteQuery(None, "batch", tokens, None)) == (low <= tokens <= high)
 
 
 @pytest.mark.parametrize(("model", "pattern"), [("qwen", False), ("gpt-*", True), ("gpt-?", True), ("a[bc]", True)])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.hardware.gpu.nvml import Card, Link, Reading
-from tokenmill.hardware.host import Host, Ran, natural
+from tokenmill.hardware.gpu.nvml import NvmlCard, NvmlLink, NvmlReading
+from tokenmill.hardware.host import CommandResult, Host, natural
 
 DATA = Path(__file__).parents[2] / "data" / "hardware"
 SECTION = re.compile(r"^-- (?:(link|hex|run|failed|space) )?(.+) --\n", re.MULTILINE)
@@ -19,9 +19,9 @@ SECTION = re.compile(r"^-- (?:(link|hex|run|failed|space) )?(.+) --\n", re.MULTI
 class CapturedHost:
     """A `Host` over a folder that a capture was unpacked into; a command it does not hold is not installed."""
 
-    def __init__(self, root: Path, nvml: Reading) -> None:
+    def __init__(self, root: Path, nvml: NvmlReading) -> None:
         self.root = root
-        self.commands: dict[str, Ran] = {}
+        self.commands: dict[str, CommandResult] = {}
         self.spaces: dict[str, tuple[int, int]] = {}
         self.reading = nvml
         self.asked: list[str] = []
@@ -32,7 +32,7 @@ class CapturedHost:
         for kind, name, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             place = self._at(name)
             if kind in ("run", "failed"):
-                self.commands[name] = Ran(0, body) if kind == "run" else Ran(1, "", body)
+                self.commands[name] = CommandResult(0, body) if kind == "run" else CommandResult(1, "", body)
             elif kind == "space":
                 self.spaces[name] = (int(body.split()[0]), int(body.split()[1]))
             else:
@@ -72,21 +72,23 @@ class CapturedHost:
     def space(self, path: str) -> tuple[int, int] | None:
         return self.spaces.get(path)
 
-    def run(self, *command: str) -> Ran | None:
+    def run(self, *command: str) -> CommandResult | None:
         self.asked.append(" ".join(command))
         return self.commands.get(" ".join(command))
 
-    def nvml(self) -> Reading:
+    def nvml(self) -> NvmlReading:
         return self.reading
 
 
-def load_nvml(path: Path) -> Reading:
+def load_nvml(path: Path) -> NvmlReading:
     """Read a recorded NVML reading; without one there is no driver."""
     if not path.exists():
-        return Reading(library=False)
+        return NvmlReading(library=False)
     document = json.loads(path.read_text())
-    cards = (Card(**{**card, "links": tuple(Link(**link) for link in card["links"])}) for card in document["cards"])
-    return Reading(tuple(cards), document["error"], document["library"])
+    cards = (
+        NvmlCard(**{**card, "links": tuple(NvmlLink(**link) for link in card["links"])}) for card in document["cards"]
+    )
+    return NvmlReading(tuple(cards), document["error"], document["library"])
 
 
 @pytest.fixture
@@ -105,8 +107,8 @@ def captured(tmp_path: Path) -> Callable[[str], Host]:
 def made(tmp_path: Path) -> Callable[..., Host]:
     """Make a machine out of capture text, for one fact at a time."""
 
-    def make(capture: str = "", nvml: Reading | None = None) -> CapturedHost:
-        host = CapturedHost(tmp_path, nvml or Reading(library=False))
+    def make(capture: str = "", nvml: NvmlReading | None = None) -> CapturedHost:
+        host = CapturedHost(tmp_path, nvml or NvmlReading(library=False))
         host.unpack(capture)
         return host
 

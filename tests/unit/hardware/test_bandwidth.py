@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from tokenmill.errors import ProbeError, UsageError
 from tokenmill.hardware.bandwidth import disk, measure
 from tokenmill.hardware.bandwidth import gpu as bandwidth_gpu
-from tokenmill.hardware.bandwidth.memory import Memory, copying, peak_bytes, reading, slice_bytes, working_set_bytes
+from tokenmill.hardware.bandwidth.memory import (
+    StreamBuffers,
+    copying,
+    peak_bytes,
+    reading,
+    slice_bytes,
+    working_set_bytes,
+)
 from tokenmill.hardware.bandwidth.threads import (
+    CpuPlace,
     Pass,
-    Place,
     as_rate,
     best_window_gb_s,
     climb,
@@ -115,13 +122,13 @@ def test_no_window_is_faster_than_every_threads_fastest_pass_together(shapes: li
     assert 0 < best_window_gb_s(threads) <= ceiling * (1 + 1e-9)
 
 
-def _epyc(packages: int, caches: int, cores: int) -> dict[int, Place]:
+def _epyc(packages: int, caches: int, cores: int) -> dict[int, CpuPlace]:
     """Logical CPUs as Linux numbers them: every core once, then every core's second thread."""
-    places: dict[int, Place] = {}
+    places: dict[int, CpuPlace] = {}
     total = packages * caches * cores
     for cpu in range(2 * total):
         core = cpu % total
-        places[cpu] = Place(str(core // (caches * cores)), f"l3-{core // cores}", f"core-{core}")
+        places[cpu] = CpuPlace(str(core // (caches * cores)), f"l3-{core // cores}", f"core-{core}")
     return places
 
 
@@ -130,12 +137,12 @@ def _epyc(packages: int, caches: int, cores: int) -> dict[int, Place]:
     [
         (_epyc(1, 2, 3), (0, 3, 1, 4, 2, 5)),
         (_epyc(2, 2, 2), (0, 4, 2, 6, 1, 5, 3, 7)),
-        ({7: Place("0", "a", "7"), 3: Place("0", "a", "3")}, (3, 7)),
-        ({0: Place("0", "a", "0,1"), 1: Place("0", "a", "0,1")}, (0,)),
+        ({7: CpuPlace("0", "a", "7"), 3: CpuPlace("0", "a", "3")}, (3, 7)),
+        ({0: CpuPlace("0", "a", "0,1"), 1: CpuPlace("0", "a", "0,1")}, (0,)),
     ],
 )
 def test_cores_are_dealt_over_packages_and_caches_once_each(
-    places: dict[int, Place], expected: tuple[int, ...]
+    places: dict[int, CpuPlace], expected: tuple[int, ...]
 ) -> None:
     assert spread_cores(places) == expected
 
@@ -157,7 +164,7 @@ def test_places_come_from_the_last_cache_and_the_siblings(tmp_path: Path) -> Non
             "cpu4/cache/index3/shared_cpu_list": "0-7,16-23",
         },
     )
-    assert read_places([4, 5], root) == {4: Place("1", "0-7,16-23", "4,20"), 5: Place("0", "0", "5")}
+    assert read_places([4, 5], root) == {4: CpuPlace("1", "0-7,16-23", "4,20"), 5: CpuPlace("0", "0", "5")}
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,7 @@ def test_never_more_than_a_quarter_of_what_is_free_and_always_past_the_caches(
 
 
 def test_blocks_are_made_once_and_shrink() -> None:
-    memory = Memory(128 * MIB)
+    memory = StreamBuffers(128 * MIB)
     first = memory.block(0, 1)
     again = memory.block(0, 4)
     assert (first.size, again.size) == (128 * MIB, 32 * MIB)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.hardware.disk import Mount, mount_of, parse_mountinfo, read_disk
+from tokenmill.hardware.disk import MountPoint, mount_of, parse_mountinfo, read_disk
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Disk, Note
 
@@ -67,7 +67,7 @@ def test_a_virtual_machines_disk_is_not_believed(captured: Captured) -> None:
     ],
 )
 def test_filesystems_without_a_disk(filesystem: str, source: str, words: str, made: Callable[..., Host]) -> None:
-    mount = Mount("0:50", "/", "/", filesystem, source)
+    mount = MountPoint("0:50", "/", "/", filesystem, source)
     disk, notes = read_disk(made(), Path("/models"), (mount,), virtual=False)
     assert (disk.kind, disk.device, disk.filesystem) == (None, None, filesystem)
     assert words in notes[0].text
@@ -83,7 +83,7 @@ DEVNAME=md0
 -- /sys/block/nvme0n1/queue/rotational --
 0
 """)
-    disk, notes = read_disk(host, Path("/"), (Mount("9:0", "/", "/", "ext4", "/dev/md0"),), virtual=False)
+    disk, notes = read_disk(host, Path("/"), (MountPoint("9:0", "/", "/", "ext4", "/dev/md0"),), virtual=False)
     assert disk.kind == "hdd"
     assert "several kinds" in " ".join(note.text for note in notes)
 
@@ -95,9 +95,9 @@ def test_unknown_mount(made: Callable[..., Host]) -> None:
 
 
 def test_deepest_mount_and_last_of_equals() -> None:
-    first = Mount("1:1", "/", "/data", "ext4", "/dev/a")
-    second = Mount("1:2", "/", "/data", "xfs", "/dev/b")
-    root = Mount("1:0", "/", "/", "ext4", "/dev/r")
+    first = MountPoint("1:1", "/", "/data", "ext4", "/dev/a")
+    second = MountPoint("1:2", "/", "/data", "xfs", "/dev/b")
+    root = MountPoint("1:0", "/", "/", "ext4", "/dev/r")
     assert mount_of("/data/models", (first, root, second)) == second
     assert mount_of("/database", (first, root, second)) == root
     assert mount_of("/data", ()) is None

@@ -7,7 +7,7 @@ import pytest
 
 from tokenmill.hardware.gpu import cards as known_cards
 from tokenmill.hardware.gpu.nvidia import make_gpu, make_links, nominal_gb_s, read_nvidia
-from tokenmill.hardware.gpu.nvml import Card, Link, Reading, bus_id, read
+from tokenmill.hardware.gpu.nvml import NvmlCard, NvmlLink, NvmlReading, bus_id, read
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import NvLink
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 class RecordedNvml:
     """pynvml's functions over recorded cards; constants and errors are pynvml's own."""
 
-    def __init__(self, cards: tuple[Card, ...]) -> None:
+    def __init__(self, cards: tuple[NvmlCard, ...]) -> None:
         self.cards = cards
         self.open = 0
 
@@ -34,66 +34,66 @@ class RecordedNvml:
     def nvmlDeviceGetCount(self) -> int:
         return len(self.cards)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
-        if self.cards[index] == Card(index):
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> NvmlCard:
+        if self.cards[index] == NvmlCard(index):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         return self.cards[index]
 
-    def nvmlDeviceGetName(self, card: Card) -> str:
+    def nvmlDeviceGetName(self, card: NvmlCard) -> str:
         return _or_refuse(card.name)
 
-    def nvmlDeviceGetUUID(self, card: Card) -> str:
+    def nvmlDeviceGetUUID(self, card: NvmlCard) -> str:
         return _or_refuse(card.uuid)
 
-    def nvmlDeviceGetPciInfo(self, card: Card) -> SimpleNamespace:
+    def nvmlDeviceGetPciInfo(self, card: NvmlCard) -> SimpleNamespace:
         return SimpleNamespace(busId=f"0000{_or_refuse(card.bus_id).upper()}".encode())
 
-    def nvmlDeviceGetMemoryInfo(self, card: Card, version: int | None = None) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, card: NvmlCard, version: int | None = None) -> SimpleNamespace:
         if version is not None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)  # an older driver
         return SimpleNamespace(total=_or_refuse(card.memory_total_bytes), free=card.memory_free_bytes)
 
-    def nvmlDeviceGetMemoryBusWidth(self, card: Card) -> int:
+    def nvmlDeviceGetMemoryBusWidth(self, card: NvmlCard) -> int:
         return _or_refuse(card.memory_bus_bits)
 
-    def nvmlDeviceGetMaxClockInfo(self, card: Card, kind: int) -> int:
+    def nvmlDeviceGetMaxClockInfo(self, card: NvmlCard, kind: int) -> int:
         assert kind == pynvml.NVML_CLOCK_MEM
         return _or_refuse(card.memory_clock_mhz)
 
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, card: Card) -> int:
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, card: NvmlCard) -> int:
         return _or_refuse(card.pcie_generation)
 
-    def nvmlDeviceGetCurrPcieLinkWidth(self, card: Card) -> int:
+    def nvmlDeviceGetCurrPcieLinkWidth(self, card: NvmlCard) -> int:
         return _or_refuse(card.pcie_width)
 
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, card: Card) -> int:
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, card: NvmlCard) -> int:
         return _or_refuse(card.pcie_max_generation)
 
-    def nvmlDeviceGetMaxPcieLinkWidth(self, card: Card) -> int:
+    def nvmlDeviceGetMaxPcieLinkWidth(self, card: NvmlCard) -> int:
         return _or_refuse(card.pcie_max_width)
 
-    def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> tuple[int, ...]:
+    def nvmlDeviceGetCudaComputeCapability(self, card: NvmlCard) -> tuple[int, ...]:
         return tuple(int(part) for part in _or_refuse(card.compute_capability).split("."))
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, card: Card) -> int:
+    def nvmlDeviceGetEnforcedPowerLimit(self, card: NvmlCard) -> int:
         return _or_refuse(card.power_limit_mw)
 
-    def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:
+    def nvmlDeviceGetMigMode(self, card: NvmlCard) -> list[int]:
         return [int(card.mig), 0]
 
-    def nvmlDeviceGetNvLinkState(self, card: Card, link: int) -> int:
+    def nvmlDeviceGetNvLinkState(self, card: NvmlCard, link: int) -> int:
         if link >= 4 or not card.links:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return int(link < len(card.links))
 
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, card: Card, link: int) -> SimpleNamespace:
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, card: NvmlCard, link: int) -> SimpleNamespace:
         return SimpleNamespace(busId=_or_refuse(card.links[link].remote_bus_id).encode())
 
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, card: Card, link: int) -> int:
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, card: NvmlCard, link: int) -> int:
         switch = card.links[link].remote_is_switch
         return int(pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH if switch else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
 
-    def nvmlDeviceGetFieldValues(self, card: Card, fields: list[int]) -> list[SimpleNamespace]:
+    def nvmlDeviceGetFieldValues(self, card: NvmlCard, fields: list[int]) -> list[SimpleNamespace]:
         assert fields == [pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON]
         known = card.nvlink_mb_s is not None
         code = pynvml.NVML_SUCCESS if known else pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -115,8 +115,8 @@ def test_recorded_cards_read_back(machine: str, captured: Callable[[str], Host])
 
 
 def test_every_refusal_is_a_none() -> None:
-    silent = Card(0, bus_id="0000:01:00.0")
-    assert read(RecordedNvml((silent, Card(1)))) == Reading((silent, Card(1)))
+    silent = NvmlCard(0, bus_id="0000:01:00.0")
+    assert read(RecordedNvml((silent, NvmlCard(1)))) == NvmlReading((silent, NvmlCard(1)))
 
 
 def test_a_broken_driver_is_told() -> None:
@@ -132,7 +132,7 @@ def test_no_driver_at_all() -> None:
         def nvmlInit(self) -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    assert read(Missing(())) == Reading(library=False)
+    assert read(Missing(())) == NvmlReading(library=False)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_no_driver_at_all() -> None:
     ],
 )
 def test_bandwidth_follows_from_bus_and_clock(name: str, bits: int, mhz: int, gb_s: float) -> None:
-    assert nominal_gb_s(Card(0, name, memory_bus_bits=bits, memory_clock_mhz=mhz)) == pytest.approx(gb_s, rel=0.005)
+    assert nominal_gb_s(NvmlCard(0, name, memory_bus_bits=bits, memory_clock_mhz=mhz)) == pytest.approx(gb_s, rel=0.005)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_bandwidth_follows_from_bus_and_clock(name: str, bits: int, mhz: int, gb
     ],
 )
 def test_known_cards_by_exact_name(name: str, gb_s: float | None) -> None:
-    assert nominal_gb_s(Card(0, name)) == gb_s
+    assert nominal_gb_s(NvmlCard(0, name)) == gb_s
 
 
 def test_every_known_card_has_a_figure_and_a_source() -> None:
@@ -180,7 +180,7 @@ def test_every_known_card_has_a_figure_and_a_source() -> None:
 
 
 def test_zeros_of_a_hidden_link_are_unknown() -> None:
-    link = make_gpu(Card(0, pcie_generation=0, pcie_width=0, pcie_max_generation=4, pcie_max_width=16)).pcie
+    link = make_gpu(NvmlCard(0, pcie_generation=0, pcie_width=0, pcie_max_generation=4, pcie_max_width=16)).pcie
     assert (link.generation, link.width, link.max_generation, link.max_width) == (None, None, 4, 16)
 
 
@@ -190,8 +190,8 @@ def test_bus_ids_as_sysfs_spells_them(raw: bytes | str, text: str) -> None:
 
 
 def test_switched_cards_are_all_pairs() -> None:
-    links = tuple(Link("0000:c5:00.0", remote_is_switch=True) for _ in range(18))
-    cards = [Card(index, bus_id=f"0000:{index}b:00.0", nvlink_mb_s=26562, links=links) for index in range(4)]
+    links = tuple(NvmlLink("0000:c5:00.0", remote_is_switch=True) for _ in range(18))
+    cards = [NvmlCard(index, bus_id=f"0000:{index}b:00.0", nvlink_mb_s=26562, links=links) for index in range(4)]
     pairs, notes = make_links(cards)
     assert [pair.gpus for pair in pairs] == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert pairs[0] == NvLink((0, 1), 18, 478.1)
@@ -200,9 +200,11 @@ def test_switched_cards_are_all_pairs() -> None:
 
 def test_links_without_a_speed_are_noted() -> None:
     cards = [
-        Card(0, bus_id="0000:01:00.0", links=(Link("0000:02:00.0"),)),
-        Card(1, bus_id="0000:02:00.0", links=(Link("0000:01:00.0"),)),
-        Card(2, bus_id="0000:03:00.0", links=(Link(None), Link("0000:99:00.0"))),  # to a card that is not ours
+        NvmlCard(0, bus_id="0000:01:00.0", links=(NvmlLink("0000:02:00.0"),)),
+        NvmlCard(1, bus_id="0000:02:00.0", links=(NvmlLink("0000:01:00.0"),)),
+        NvmlCard(
+            2, bus_id="0000:03:00.0", links=(NvmlLink(None), NvmlLink("0000:99:00.0"))
+        ),  # to a card that is not ours
     ]
     pairs, (note,) = make_links(cards)
     assert pairs == (NvLink((0, 1), 1, None),)
@@ -223,12 +225,12 @@ DEVICES = """-- /sys/bus/pci/devices/0000:01:00.0/vendor --
 @pytest.mark.parametrize(
     ("reading", "words"),
     [
-        (Reading(library=False), "no driver library (libnvidia-ml.so.1) is installed"),
-        (Reading(error="Driver/library version mismatch"), "NVML says: Driver/library version mismatch"),
-        (Reading(), "NVML lists none"),
+        (NvmlReading(library=False), "no driver library (libnvidia-ml.so.1) is installed"),
+        (NvmlReading(error="Driver/library version mismatch"), "NVML says: Driver/library version mismatch"),
+        (NvmlReading(), "NVML lists none"),
     ],
 )
-def test_a_card_without_a_working_driver_is_noted(reading: Reading, words: str, made: Made) -> None:
+def test_a_card_without_a_working_driver_is_noted(reading: NvmlReading, words: str, made: Made) -> None:
     gpus, links, (note,) = read_nvidia(made(DEVICES, nvml=reading))
     assert (gpus, links) == ((), ())
     assert words in note.text
@@ -240,8 +242,8 @@ def test_no_card_no_note(made: Made) -> None:
 
 
 def test_numbering_and_hidden_cards_are_noted(made: Made) -> None:
-    reading = Reading(
-        (Card(0, "NVIDIA GeForce RTX 3090", memory_total_bytes=1, mig=True), Card(1, "NVIDIA GeForce RTX 3060"))
+    reading = NvmlReading(
+        (NvmlCard(0, "NVIDIA GeForce RTX 3090", memory_total_bytes=1, mig=True), NvmlCard(1, "NVIDIA GeForce RTX 3060"))
     )
     host = made("-- /proc/self/environ --\nHOME=/root\0CUDA_VISIBLE_DEVICES=1\0\n", nvml=reading)
     notes: dict[str, list[str]] = {}
@@ -255,6 +257,6 @@ def test_numbering_and_hidden_cards_are_noted(made: Made) -> None:
 
 
 def test_cuda_in_bus_order_needs_no_note(made: Made) -> None:
-    reading = Reading((Card(0, "NVIDIA GeForce RTX 3090"), Card(1, "NVIDIA GeForce RTX 3060")))
+    reading = NvmlReading((NvmlCard(0, "NVIDIA GeForce RTX 3090"), NvmlCard(1, "NVIDIA GeForce RTX 3060")))
     host = made("-- /proc/self/environ --\nCUDA_DEVICE_ORDER=PCI_BUS_ID\0\n", nvml=reading)
     assert "gpus.index" not in [note.about for note in read_nvidia(host)[2]]

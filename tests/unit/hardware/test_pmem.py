@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.hardware.disk import Mount
+from tokenmill.hardware.disk import MountPoint
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Dimm, Dram
@@ -130,7 +130,10 @@ def test_one_namespace_and_the_older_nesting() -> None:
 
 def test_a_partition_of_a_namespace_is_its_mount() -> None:
     text = '[{"dev": "namespace0.0", "mode": "fsdax", "size": 1024, "blockdev": "pmem0"}]'
-    others = [Mount("259:8", "/", "/other", "ext4", "/dev/pmem01"), Mount("259:9", "/", "/p", "xfs", "/dev/pmem0p1")]
+    others = [
+        MountPoint("259:8", "/", "/other", "ext4", "/dev/pmem01"),
+        MountPoint("259:9", "/", "/p", "xfs", "/dev/pmem0p1"),
+    ]
     assert parse_ndctl(text, others)[0].mount == "/p"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.store.address import Server, address_of
+from tokenmill.jobs.store.address import PostgresAddress, address_of
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from tokenmill.jobs.store.address import Server, address_of
 )
 def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
     found = address_of(text)
-    assert isinstance(found, Server)
+    assert isinstance(found, PostgresAddress)
     assert found.url == text
     assert str(found) == f"{found}" == shown
     assert repr(found) == f"Server('{shown}')"
@@ -39,14 +39,14 @@ def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
 
 @pytest.mark.parametrize("text", ["postgresql://m:w%40rd@host/b", "postgresql://m@host/b?password=w%40rd"])
 def test_words_about_it_do_not_say_the_password(text: str) -> None:
-    server = Server(text)
+    server = PostgresAddress(text)
     for said in ("w@rd", "w%40rd"):
         assert server.unsaid(f"cannot use {said}: refused") == "cannot use ***: refused"
 
 
 def test_a_piece_that_is_taken_for_a_host_is_not_said_either() -> None:
     """libpq ends a password at its first @."""
-    assert Server("postgresql://m:ge@heim@host/b").unsaid('no host "heim@host"') == 'no host "***@host"'
+    assert PostgresAddress("postgresql://m:ge@heim@host/b").unsaid('no host "heim@host"') == 'no host "***@host"'
 
 
 def test_a_folder_is_a_folder() -> None:

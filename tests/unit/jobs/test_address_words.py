@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.store.address import Server, address_of
+from tokenmill.jobs.store.address import PostgresAddress, address_of
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_a_folder_may_have_such_a_name(text: str) -> None:
 @pytest.mark.parametrize("scheme", ["PostgreSQL", "POSTGRESQL", "Postgres", "POSTGRES"])
 def test_the_scheme_may_be_in_capitals(scheme: str) -> None:
     found = address_of(f"{scheme}://Mill:Word@Host/Batches")
-    assert isinstance(found, Server)
+    assert isinstance(found, PostgresAddress)
     assert found.url == f"{scheme.lower()}://Mill:Word@Host/Batches"
     assert str(found) == f"{scheme.lower()}://Mill:***@Host/Batches"

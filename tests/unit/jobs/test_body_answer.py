@@ -5,7 +5,7 @@ from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.openai.answers import answer_body
-from tokenmill.recipes.runner import Answered, Origin, made_by
+from tokenmill.recipes.runner import Answered, AnswerOrigin, made_by
 from tokenmill.storage.json_text import encode
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)
@@ -43,8 +43,8 @@ def test_who_made_it_stays_with_it() -> None:
     body = answer_body("chat", Answer("a", "stop", USAGE), id="x", model="m", created_s=1, made_by="native llama.cpp 1")
     assert body["system_fingerprint"] == "native llama.cpp 1"
     answered = Answered("c", body)
-    here = Origin("m", "sha", "vllm", "0.9", 512)
-    assert made_by(answered, here) == Origin("m", "sha", "native", "llama.cpp 1", 512)
+    here = AnswerOrigin("m", "sha", "vllm", "0.9", 512)
+    assert made_by(answered, here) == AnswerOrigin("m", "sha", "native", "llama.cpp 1", 512)
     assert made_by(Answered("c", {}), here) == here
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, FINE_BYTES, head_key
 from tokenmill.jobs.scheduler.prefix_groups import (
-    Group,
     Minimum,
     Pending,
+    PrefixGroup,
     common_length,
     groups,
     minimum,
@@ -91,7 +91,7 @@ def test_inner_groups_come_before_those_around_them() -> None:
     texts = [digest + one + b"1", digest + one + b"2", digest + other + b"3", digest + other + b"4", CHUNKS[3] + b"5"]
     found = list(groups(in_head_order(texts)))
     assert [(group.shared_bytes, group.jobs) for group in found] == [(2048, 2), (2048, 2), (1536, 4)]
-    assert all(isinstance(group, Group) and group.first in range(4) for group in found)
+    assert all(isinstance(group, PrefixGroup) and group.first in range(4) for group in found)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=6).map(lambda text: bytes(byte % 3 for byte in text)), max_size=20))

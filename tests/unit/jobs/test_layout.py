@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.column_order import arrange, by_column, by_value
-from tokenmill.jobs.layout import Layout, lay_out
+from tokenmill.jobs.layout import JobLayout, lay_out
 from tokenmill.jobs.line import call_of
 from tokenmill.jobs.table import Table
 from tokenmill.jobs.template import read_template
@@ -23,7 +23,7 @@ TABLES = st.integers(1, 4).flatmap(
 )
 
 
-def prompts(layout: Layout) -> dict[str, str]:
+def prompts(layout: JobLayout) -> dict[str, str]:
     found = {}
     for line in layout:
         parsed = json.loads(line)

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from tokenmill.errors import UsageError
 from tokenmill.jobs.layout import lay_out
 from tokenmill.jobs.table import Table, custom_ids, read_table
-from tokenmill.jobs.template import Field, Template, read_template
+from tokenmill.jobs.template import Field, JobTemplate, read_template
 
 COLUMNS = ("id", "name", "note")
 ROWS = (("1", 'Ann, "A"', "two\nlines"), ("2", "Bé", ""))
@@ -127,7 +127,7 @@ def test_keys_that_cannot_be(key: str, rows: int, message: str, hint: str | None
     ],
 )
 def test_templates_are_read(text: str, pieces: tuple[object, ...]) -> None:
-    assert read_template(text) == Template(pieces)  # type: ignore[arg-type]
+    assert read_template(text) == JobTemplate(pieces)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,20 @@
 import pytest
 
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
-from tokenmill.jobs.worker.progress import Least, Report, Snapshot
+from tokenmill.jobs.worker.progress import Least, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 
 COUNTS = Counts(pending=10, done=5)
-NO_RATES = Rates()
+NO_RATES = MeasuredRates()
 
 
 def now(
     generated: int = 8, *, eta_s: float | None = None, engine: str | None = None, says: str | None = None
 ) -> Snapshot:
-    tokens = Tokens(100, 40, generated)
+    tokens = RunTokens(100, 40, generated)
     return Snapshot(9.0, Counts(), tokens, 70, 3, 4, 1, eta_s, engine, says, None, None)
 
 
@@ -29,7 +29,7 @@ def combined(
 def test_snapshots_add_up_and_counts_are_of_the_batches() -> None:
     both = combined({"a": now(), "b": now(16)})
     assert (both.elapsed_s, both.counts) == (3.0, COUNTS)
-    assert (both.tokens, both.prompt_tokens_live) == (Tokens(200, 80, 24), 140)
+    assert (both.tokens, both.prompt_tokens_live) == (RunTokens(200, 80, 24), 140)
     assert (both.busy, both.width, both.retrying) == (6, 8, 2)
 
 
@@ -65,26 +65,40 @@ def test_nothing_can_be_used_only_when_no_engine_can() -> None:
     assert combined({}, {"a": (now(), None)}).engine is None
 
 
-def report(answers: int, *, least: Least | None, rates: Rates = NO_RATES, head_tok_s: float | None = None) -> Report:
+def report(
+    answers: int, *, least: Least | None, rates: MeasuredRates = NO_RATES, head_tok_s: float | None = None
+) -> RunReport:
     misses = Misses()
     misses.add(Miss(1, "evicted", "dropped", 50, 20))
-    return Report(
-        "finished", 9.0, 4.0, Counts(), answers, Tokens(10, 4, 2), rates, 2.0, misses, least, 1, ("a note",), head_tok_s
+    return RunReport(
+        "finished",
+        9.0,
+        4.0,
+        Counts(),
+        answers,
+        RunTokens(10, 4, 2),
+        rates,
+        2.0,
+        misses,
+        least,
+        1,
+        ("a note",),
+        head_tok_s,
     )
 
 
-def summed(*every: Report) -> Report:
+def summed(*every: RunReport) -> RunReport:
     return combined_report(every, end="finished", seconds=5.0, counts=COUNTS, notes=["first"])
 
 
 def test_reports_add_up() -> None:
-    rates = Rates(100.0, ((1, 20.0),))
+    rates = MeasuredRates(100.0, ((1, 20.0),))
     whole = summed(
         report(2, least=Least(7, exact=True), rates=rates), report(3, least=Least(8, exact=False), rates=rates)
     )
     assert (whole.end, whole.seconds, whole.busy_s, whole.counts) == ("finished", 5.0, 4.0, COUNTS)
-    assert (whole.answers, whole.tokens, whole.deaths, whole.lanes) == (5, Tokens(20, 8, 4), 2, 4.0)
-    assert whole.rates == Rates(200.0, ((1, 40.0),))
+    assert (whole.answers, whole.tokens, whole.deaths, whole.lanes) == (5, RunTokens(20, 8, 4), 2, 4.0)
+    assert whole.rates == MeasuredRates(200.0, ((1, 40.0),))
     assert whole.least == Least(15, exact=False)
     assert whole.notes == ("first", "a note")
     assert (whole.misses.lost_tokens, whole.misses.by_cost()[0].jobs) == (60, 2)
@@ -100,4 +114,4 @@ def test_what_one_does_not_know_all_do_not() -> None:
 
 def test_nobody_did_nothing() -> None:
     whole = summed()
-    assert (whole.answers, whole.busy_s, whole.lanes, whole.least, whole.rates) == (0, 0.0, 0.0, None, Rates())
+    assert (whole.answers, whole.busy_s, whole.lanes, whole.least, whole.rates) == (0, 0.0, 0.0, None, MeasuredRates())

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.job_file import job_lines
-from tokenmill.jobs.line import BLOCK_BYTES, Reading, blocks, call_of, line_in, row, rows
+from tokenmill.jobs.line import BLOCK_BYTES, ParseOptions, blocks, call_of, line_in, row, rows
 from tokenmill.jobs.models import JobId
 from tokenmill.storage.lines import LONGEST_LINE_BYTES, BadLine, Chunk, chunks, open_source, split
 
 PLAIN = b'{"prompt": "a"}\n{"prompt": "b"}\n'
-READING = Reading(1, "m")
+READING = ParseOptions(1, "m")
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:
@@ -250,7 +250,7 @@ def test_both_forms_are_one() -> None:
 
 def test_defaults_fill_what_a_line_lacks() -> None:
     defaults = {"max_tokens": 9, "temperature": 0}
-    reading = Reading(1, "m", defaults=defaults)
+    reading = ParseOptions(1, "m", defaults=defaults)
     assert row('{"prompt": "a"}', 1, reading).max_tokens == 9
     assert row('{"prompt": "a", "max_tokens": 2}', 1, reading).max_tokens == 2
     assert (
@@ -264,7 +264,7 @@ def test_defaults_fill_what_a_line_lacks() -> None:
 
 
 def test_without_reuse_no_two_lines_are_equal() -> None:
-    reading = Reading(1, "m", reuse=False)
+    reading = ParseOptions(1, "m", reuse=False)
     assert row('{"prompt": "a"}', 1, reading).identity != row('{"prompt": "a"}', 2, reading).identity
     assert row('{"prompt": "a"}', 1, reading).identity == row('{"prompt": "a"}', 1, reading).identity
 

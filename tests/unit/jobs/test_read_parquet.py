@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.job_file import job_lines
-from tokenmill.jobs.line import Reading, row
+from tokenmill.jobs.line import ParseOptions, row
 from tokenmill.storage.lines import BadLine
 
 
@@ -30,7 +30,7 @@ def test_prompts_with_settings(tmp_path: Path) -> None:
         {"custom_id": "b", "prompt": "y", "max_tokens": 4},
     ]
     assert [number for number, _ in found] == [1, 2]
-    assert all(row(text, number, Reading(1, "m")).state == 0 for number, text in found)
+    assert all(row(text, number, ParseOptions(1, "m")).state == 0 for number, text in found)
 
 
 def test_messages_as_lists_and_as_json(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_messages_as_lists_and_as_json(tmp_path: Path) -> None:
     for column in (lists, [json.dumps(messages)]):
         ((number, text),) = job_lines(table(tmp_path, {"messages": column}))
         assert (
-            row(str(text), int(number), Reading(1, "m")).identity
-            == row(json.dumps({"messages": messages}), 1, Reading(1, "m")).identity
+            row(str(text), int(number), ParseOptions(1, "m")).identity
+            == row(json.dumps({"messages": messages}), 1, ParseOptions(1, "m")).identity
         )
 
 
@@ -57,7 +57,7 @@ def test_openai_form(tmp_path: Path) -> None:
         },
     )
     ((_, text),) = job_lines(path)
-    assert row(str(text), 1, Reading(1, "m")).custom_id == "a"
+    assert row(str(text), 1, ParseOptions(1, "m")).custom_id == "a"
 
 
 def test_maps(tmp_path: Path) -> None:

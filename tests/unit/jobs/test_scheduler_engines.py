@@ -7,14 +7,14 @@ import pytest
 from support.slot_engine import DECODE_S, CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.identity import CHUNK_BYTES
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
 
 HEAD = 5200  # bytes: not a whole number of chunks
-BYTE_RATES = Rates(1000.0, ((1, 50.0), (2, 100.0), (4, 200.0), (8, 400.0)))
-FLAT_RATES = Rates(1000.0, ((1, 50.0), (8, 50.0)))
+BYTE_RATES = MeasuredRates(1000.0, ((1, 50.0), (2, 100.0), (4, 200.0), (8, 400.0)))
+FLAT_RATES = MeasuredRates(1000.0, ((1, 50.0), (8, 50.0)))
 
 
 def digests(count: int = 4, jobs: int = 48, *, head: int = HEAD, output: int = 48, seed: int = 1) -> list[Work]:
@@ -45,16 +45,16 @@ def least(works: list[Work]) -> int:
 
 
 def scheduler(
-    reuse: Reuse, width: int, *, cells: int | None = None, window: int = 4096, rates: Rates | None = None
+    reuse: Reuse, width: int, *, cells: int | None = None, window: int = 4096, rates: MeasuredRates | None = None
 ) -> Scheduler:
     lanes = width if reuse == "slots" else None
     ahead = 4 if reuse == "shares" else 0
-    return Scheduler(EngineShape(reuse, width, lanes, ahead, cells, rates or Rates()), window=window)
+    return Scheduler(EngineShape(reuse, width, lanes, ahead, cells, rates or MeasuredRates()), window=window)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8])
 @pytest.mark.parametrize("rates", [None, BYTE_RATES, FLAT_RATES], ids=["no rates", "rates", "flat rates"])
-def test_slots_compute_shuffled_digests_once_for_each_lane_at_most(lanes: int, rates: Rates | None) -> None:
+def test_slots_compute_shuffled_digests_once_for_each_lane_at_most(lanes: int, rates: MeasuredRates | None) -> None:
     works = digests()
     night = Night(scheduler("slots", lanes, rates=rates), SlotEngine(lanes), works).run()
     extra = max(0, len(night.engine.lanes_used) - 4)
@@ -82,7 +82,7 @@ def test_slots_in_file_order_are_what_this_is_against() -> None:
         (FLAT_RATES, 1),  # another lane writes nothing more
     ],
 )
-def test_one_digest_is_spread_over_lanes_only_where_it_pays(rates: Rates | None, lanes: int) -> None:
+def test_one_digest_is_spread_over_lanes_only_where_it_pays(rates: MeasuredRates | None, lanes: int) -> None:
     works = digests(1, 24, output=100)
     night = Night(scheduler("slots", 4, rates=rates), SlotEngine(4), works).run()
     assert len(night.engine.lanes_used) == lanes
@@ -113,7 +113,7 @@ def test_what_a_run_has_measured_spreads_a_head_where_that_pays(
 ) -> None:
     works = digests(1, 24, output=100)
     night = Night(scheduler("slots", 4), SlotEngine(4), works)
-    night.scheduler.measured(Rates(1000.0, rates))
+    night.scheduler.measured(MeasuredRates(1000.0, rates))
     night.run()
     assert len(night.engine.lanes_used) == lanes
     hoped = any("another lane was tried" in note for note in night.scheduler.notes)
@@ -123,7 +123,7 @@ def test_what_a_run_has_measured_spreads_a_head_where_that_pays(
 def test_what_was_measured_before_stands_where_the_run_tells_nothing() -> None:
     works = digests(1, 24, output=100)
     night = Night(scheduler("slots", 4, rates=FLAT_RATES), SlotEngine(4), works)
-    night.scheduler.measured(Rates(None, ((8, 50.0),)))
+    night.scheduler.measured(MeasuredRates(None, ((8, 50.0),)))
     night.run()
     assert len(night.engine.lanes_used) == 1
 

@@ -6,23 +6,25 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Capabilities, EngineKind, Identity, Usage
 from tokenmill.jobs.models import Waiting
-from tokenmill.jobs.scheduler.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, Costs
-from tokenmill.jobs.scheduler.estimates import ASSUMED_TOKENS_PER_BYTE, Left, Lengths, Rates, eta_s
+from tokenmill.jobs.scheduler.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, EngineCosts
+from tokenmill.jobs.scheduler.estimates import ASSUMED_TOKENS_PER_BYTE, AnswerLengths, Left, MeasuredRates, eta_s
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.prefix_tree import Tree
 from tokenmill.jobs.scheduler.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
 
 HEAD, OTHER = b"headtail", b"elsewise"
-RATES = Rates(1000.0, ((2, 100.0), (4, 180.0), (8, 200.0)))
+RATES = MeasuredRates(1000.0, ((2, 100.0), (4, 180.0), (8, 200.0)))
 
 
-def finished(lengths: Lengths, tokens: int, *, head: bytes = HEAD, ceiling: int | None = None, times: int = 1) -> None:
+def finished(
+    lengths: AnswerLengths, tokens: int, *, head: bytes = HEAD, ceiling: int | None = None, times: int = 1
+) -> None:
     for _ in range(times):
         lengths.finished(Pending(1, head, 2000, max_tokens=ceiling), Usage(600, tokens, 450))
 
 
 def test_the_ceiling_is_all_that_is_known_at_first() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     assert lengths.expect(HEAD, None) is None
     assert lengths.expect(HEAD, 256) == 256
     assert lengths.mean_tokens is None
@@ -31,7 +33,7 @@ def test_the_ceiling_is_all_that_is_known_at_first() -> None:
 
 
 def test_jobs_of_a_kind_are_expected_alike_once_a_few_have_finished() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     finished(lengths, 10, times=40)
     finished(lengths, 200, head=OTHER, times=40)
     assert lengths.mean_tokens == 105
@@ -43,7 +45,7 @@ def test_jobs_of_a_kind_are_expected_alike_once_a_few_have_finished() -> None:
 
 
 def test_short_prompts_are_told_apart_by_their_ceiling() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     finished(lengths, 10, head=b"one_", ceiling=20, times=50)
     finished(lengths, 300, head=b"two_", ceiling=400, times=50)
     short, long = lengths.expect(b"new1", 20), lengths.expect(b"new2", 400)
@@ -53,7 +55,7 @@ def test_short_prompts_are_told_apart_by_their_ceiling() -> None:
 
 
 def test_kinds_that_were_used_long_ago_are_forgotten() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     for number in range(3000):
         finished(lengths, 10, head=number.to_bytes(4, "big") + b"tail")
     assert len(lengths._kinds) == 1024
@@ -62,7 +64,7 @@ def test_kinds_that_were_used_long_ago_are_forgotten() -> None:
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=30), st.none() | st.integers(1, 400))
 def test_an_expectation_lies_among_what_was_seen(tokens: list[int], ceiling: int | None) -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     for count in tokens:
         finished(lengths, count, ceiling=ceiling)
     expected = lengths.expect(HEAD, ceiling)
@@ -72,9 +74,9 @@ def test_an_expectation_lies_among_what_was_seen(tokens: list[int], ceiling: int
 
 def test_a_record_is_made_of_what_the_store_has() -> None:
     waiting = Waiting(7, -3, HEAD + b"ide", 900, 64, 50.0, 0, 0)
-    assert Lengths().pending(waiting) == Pending(7, HEAD, 900, 64, 3, 50.0, 64)
-    assert Lengths().pending(waiting, deadline_s=40.0).deadline_s == 40.0
-    assert Lengths().pending(waiting._replace(deadline_s=None, max_tokens=None)) == Pending(7, HEAD, 900, None, 3)
+    assert AnswerLengths().pending(waiting) == Pending(7, HEAD, 900, 64, 3, 50.0, 64)
+    assert AnswerLengths().pending(waiting, deadline_s=40.0).deadline_s == 40.0
+    assert AnswerLengths().pending(waiting._replace(deadline_s=None, max_tokens=None)) == Pending(7, HEAD, 900, None, 3)
 
 
 @pytest.mark.parametrize(
@@ -82,26 +84,26 @@ def test_a_record_is_made_of_what_the_store_has() -> None:
 )
 def test_rates_between_measured_widths(lanes: int, rate: float | None) -> None:
     assert RATES.decode_at(lanes) == rate
-    assert Rates().decode_at(lanes) is None
+    assert MeasuredRates().decode_at(lanes) is None
 
 
 @pytest.mark.parametrize(
     ("left", "rates", "expected_s"),
     [
         (Left(5000, 3600), RATES, 5 + 20),
-        (Left(0, 3600), Rates(None, ((4, 180.0),)), 20),
-        (Left(5000, 0), Rates(1000.0), 5),
-        (Left(5000, 3600), Rates(None, ((4, 180.0),)), None),
-        (Left(5000, 3600), Rates(1000.0), None),
-        (Left(0, 0), Rates(), 0),
+        (Left(0, 3600), MeasuredRates(None, ((4, 180.0),)), 20),
+        (Left(5000, 0), MeasuredRates(1000.0), 5),
+        (Left(5000, 3600), MeasuredRates(None, ((4, 180.0),)), None),
+        (Left(5000, 3600), MeasuredRates(1000.0), None),
+        (Left(0, 0), MeasuredRates(), 0),
     ],
 )
-def test_the_time_that_is_left(left: Left, rates: Rates, expected_s: float | None) -> None:
+def test_the_time_that_is_left(left: Left, rates: MeasuredRates, expected_s: float | None) -> None:
     assert eta_s(left, rates, 4) == expected_s
 
 
 def test_what_is_left_is_like_what_was_done() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     finished(lengths, 20)
     finished(lengths, 40)
     assert lengths.left(10) == Left(1500, 300), "450 of 600 prompt tokens were reused"
@@ -117,34 +119,34 @@ def group(jobs: int, output: float | None) -> Tree:
 @pytest.mark.parametrize(
     ("jobs", "output", "rates", "pays", "assumed"),
     [
-        (10, None, Rates(), False, AGAIN_UNKNOWN),
-        (10, 99.0, Rates(), False, AGAIN_WITHOUT_RATES),  # 990 tokens for two lanes, the head has 500
-        (10, 101.0, Rates(), True, AGAIN_WITHOUT_RATES),
-        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 51.0))), False, None),  # 0.4 s gained, 0.5 s paid
-        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 60.0))), True, None),
-        (10, 99.0, Rates(10.0, ((1, 50.0), (2, 60.0))), False, None),  # 50 s for the head
-        (10, 99.0, Rates(1000.0, ((1, 50.0), (2, 40.0))), False, None),
+        (10, None, MeasuredRates(), False, AGAIN_UNKNOWN),
+        (10, 99.0, MeasuredRates(), False, AGAIN_WITHOUT_RATES),  # 990 tokens for two lanes, the head has 500
+        (10, 101.0, MeasuredRates(), True, AGAIN_WITHOUT_RATES),
+        (10, 99.0, MeasuredRates(1000.0, ((1, 50.0), (2, 51.0))), False, None),  # 0.4 s gained, 0.5 s paid
+        (10, 99.0, MeasuredRates(1000.0, ((1, 50.0), (2, 60.0))), True, None),
+        (10, 99.0, MeasuredRates(10.0, ((1, 50.0), (2, 60.0))), False, None),  # 50 s for the head
+        (10, 99.0, MeasuredRates(1000.0, ((1, 50.0), (2, 40.0))), False, None),
     ],
 )
 def test_when_a_head_is_computed_again(
-    jobs: int, output: float | None, rates: Rates, pays: bool, assumed: str | None
+    jobs: int, output: float | None, rates: MeasuredRates, pays: bool, assumed: str | None
 ) -> None:
-    costs = Costs(EngineShape("slots", 2, 2, rates=rates), Lengths())
+    costs = EngineCosts(EngineShape("slots", 2, 2, rates=rates), AnswerLengths())
     assert costs.again_pays(group(jobs, output).root, 2000, at=1, busy=1) == (pays, assumed)
 
 
 def test_answers_that_came_count_more_than_ceilings() -> None:
-    lengths = Lengths()
+    lengths = AnswerLengths()
     finished(lengths, 5, ceiling=1000)
-    costs = Costs(EngineShape("slots", 2, 2), lengths)
+    costs = EngineCosts(EngineShape("slots", 2, 2), lengths)
     assert costs.again_pays(group(10, 1000.0).root, 2000, at=1, busy=1)[0] is False
 
 
 def test_a_job_takes_its_share_of_the_engine_and_a_lane_for_longer() -> None:
-    costs = Costs(EngineShape("shares", 4, rates=RATES), Lengths())
+    costs = EngineCosts(EngineShape("shares", 4, rates=RATES), AnswerLengths())
     assert costs.seconds(Pending(1, HEAD, 4000, 90.0, max_tokens=90), 4) == (1.5, 3.0)
     assert costs.seconds(Pending(1, HEAD, 4000), 4) is None
-    assert Costs(EngineShape("shares", 4), Lengths()).seconds(Pending(1, HEAD, 4000, 90.0), 4) is None
+    assert EngineCosts(EngineShape("shares", 4), AnswerLengths()).seconds(Pending(1, HEAD, 4000, 90.0), 4) is None
     assert costs.cells(4000, [Pending(1, HEAD, 4000, 90.0), Pending(2, HEAD, 4000)]) == 1090
 
 

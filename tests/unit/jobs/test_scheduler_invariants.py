@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.head_keys import long_key
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
@@ -22,7 +22,7 @@ JOBS = st.lists(
     ),
     max_size=12,
 )
-RATES = st.sampled_from([Rates(), Rates(1000.0, ((1, 40.0), (4, 90.0)))])
+RATES = st.sampled_from([MeasuredRates(), MeasuredRates(1000.0, ((1, 40.0), (4, 90.0)))])
 
 
 class NightMachine(RuleBasedStateMachine):
@@ -44,7 +44,7 @@ class NightMachine(RuleBasedStateMachine):
         lanes: int,
         cells: int | None,
         window: int,
-        rates: Rates,
+        rates: MeasuredRates,
         late: list[tuple[bytes, int | None, int, float | None]],
     ) -> None:
         ahead = 2 if reuse == "shares" else 0

@@ -10,14 +10,14 @@ from support.slot_engine import CachingEngine, Engine, Night, SharingEngine, Slo
 from tokenmill.jobs.identity import CHUNK_BYTES, FINE_BYTES
 from tokenmill.jobs.scheduler.cache_model import CacheModel
 from tokenmill.jobs.scheduler.decisions import Dispatch
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, Pending, minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
 
 PIECES = [bytes([65 + number]) * FINE_BYTES for number in range(3)]
 SHORT = st.lists(st.lists(st.sampled_from(PIECES), max_size=4).map(b"".join), min_size=1, max_size=30)
-RATES = Rates(1000.0, ((1, 50.0), (4, 200.0)))
+RATES = MeasuredRates(1000.0, ((1, 50.0), (4, 200.0)))
 
 
 def rows(count: int = 980) -> list[Work]:

@@ -10,12 +10,12 @@ from support.slot_engine import CachingEngine, Night, SharingEngine, Work
 from tokenmill.jobs.identity import CHUNK_BYTES
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.backlog import BLIND_S, Backlog
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending, minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
 
-RATES = Rates(1000.0, ((1, 50.0), (4, 200.0)))
+RATES = MeasuredRates(1000.0, ((1, 50.0), (4, 200.0)))
 DRAW = random.Random(13)
 HEADS = sorted(DRAW.randbytes(2 * CHUNK_BYTES) for _ in range(5))
 
@@ -42,8 +42,8 @@ def heads_in_order(night: Night) -> list[int]:
     ]
 
 
-def shape(rates: Rates | None = None, width: int = 1) -> EngineShape:
-    return EngineShape("shares", width, rates=rates or Rates())
+def shape(rates: MeasuredRates | None = None, width: int = 1) -> EngineShape:
+    return EngineShape("shares", width, rates=rates or MeasuredRates())
 
 
 def test_higher_priorities_go_first_and_each_in_head_order() -> None:
@@ -119,7 +119,9 @@ def test_a_new_job_of_higher_priority_is_next() -> None:
         (None, 10_000.0 - BLIND_S + 1, True),
     ],
 )
-def test_a_deadline_jumps_the_queue_when_it_is_in_danger(rates: Rates | None, now_s: float, jumps: bool) -> None:
+def test_a_deadline_jumps_the_queue_when_it_is_in_danger(
+    rates: MeasuredRates | None, now_s: float, jumps: bool
+) -> None:
     night = Night(Scheduler(shape(rates)), SharingEngine(1), works(urgent=range(17, 18), deadline_s=10_000.0))
     night.act()
     first = night.order[0]
@@ -154,11 +156,11 @@ def test_jobs_in_danger_are_worked_by_head_and_the_nearest_group_first() -> None
 
 def test_what_is_due_before_a_job_in_danger_is_in_danger_too() -> None:
     """A hundred jobs of one second each, all due in 200: alone none would be late, together the last would."""
-    scheduler = Scheduler(EngineShape("shares", 1, rates=Rates(1e9, ((1, 50.0),))))
+    scheduler = Scheduler(EngineShape("shares", 1, rates=MeasuredRates(1e9, ((1, 50.0),))))
     records = [Pending(job, bytes([job] * 4), 10, 50.0, deadline_s=200.0, max_tokens=50) for job in range(1, 101)]
     first = Pending(0, b"\0\0\0\0", 10, 50.0, max_tokens=50)
     for now_s, next_job in ((0.0, 0), (20.0, 1)):
-        scheduler = Scheduler(EngineShape("shares", 1, rates=Rates(1e9, ((1, 50.0),))))
+        scheduler = Scheduler(EngineShape("shares", 1, rates=MeasuredRates(1e9, ((1, 50.0),))))
         scheduler.available([first, *records], more=False)
         scheduler.clock(now_s)
         (sent,) = scheduler.decide()

@@ -10,18 +10,18 @@ import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.model import catalog, quant_mix
-from tokenmill.model.catalog import Entry
+from tokenmill.model.catalog import CatalogEntry
 from tokenmill.model.tensor_types import tensor_bytes
 
 CHOICES = Path(__file__).parents[2] / "data" / "quantize" / "choices.tsv"
 
 
-def _with_keys(name: str, **keys: int) -> Entry:
+def _with_keys(name: str, **keys: int) -> CatalogEntry:
     entry = catalog.entry(name)
     return replace(entry, keys={**entry.keys, **keys})
 
 
-VARIANTS: dict[str, Callable[[], Entry]] = {
+VARIANTS: dict[str, Callable[[], CatalogEntry]] = {
     "eight-experts": lambda: _with_keys("qwen3-235b-a22b", expert_count=8, block_count=32),
     "tied-output": lambda: replace(
         catalog.entry("qwen3-32b"), extras=replace(catalog.entry("qwen3-32b").extras, tied_output=True)
@@ -60,7 +60,7 @@ def test_every_tensor_gets_the_type_that_llama_quantize_gives_it(model: str) -> 
 
 def test_the_first_matching_pattern_decides() -> None:
     slots = [("blk.0.ffn_up_exps.weight", (256, 256, 4)), ("blk.0.attn_q.weight", (256, 256))]
-    traits = quant_mix.Traits(layers=1, experts=4)
+    traits = quant_mix.MixTraits(layers=1, experts=4)
     assert quant_mix.choose("Q8_0", slots, traits, {"_exps": "Q4_0", "ffn": "Q2_K"}) == ["Q4_0", "Q8_0"]
 
 
@@ -71,7 +71,7 @@ def test_patterns_never_touch_norms_biases_and_routers() -> None:
         ("blk.0.ffn_gate_exps.bias", (256, 4)),
         ("blk.0.ffn_gate_inp.weight", (256, 4)),
     ]
-    traits = quant_mix.Traits(layers=1)
+    traits = quant_mix.MixTraits(layers=1)
     assert quant_mix.choose("Q4_K_M", slots, traits, {".": "Q4_0"}) == ["F32"] * 4
 
 
@@ -85,5 +85,5 @@ def test_the_layers_that_get_more_bits(layers: int, raised: list[int]) -> None:
 
 def test_an_unknown_mix_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        quant_mix.choose("Q9_K", [], quant_mix.Traits(layers=1), {})
+        quant_mix.choose("Q9_K", [], quant_mix.MixTraits(layers=1), {})
     assert "Q4_K_M" in str(caught.value.hint)

@@ -7,9 +7,9 @@ import pytest
 from tokenmill.errors import TokenmillError, UnknownModel, UsageError
 from tokenmill.model import catalog
 from tokenmill.model.pull import pull
-from tokenmill.model.pull.fetch import Refused
+from tokenmill.model.pull.fetch import DownloadRefused
 from tokenmill.model.pull.hub import parse
-from tokenmill.model.pull.index import Found, read_settings
+from tokenmill.model.pull.index import FoundWheel, read_settings
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ a line that is no setting
 def test_settings_that_we_cannot_use_leave_the_way_to_pip_open(tmp_path: Path, setting: str, message: str) -> None:
     file = tmp_path / "not.pem"
     file.write_text("nothing like a certificate")
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(DownloadRefused, match=message):
         read_settings(setting.format(file=file)).client("https://host/x.whl")
 
 
@@ -109,5 +109,5 @@ def test_logins_go_to_their_host_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_wheel_on_this_machine_has_a_path() -> None:
-    assert Found("a==1", "file:///opt/my%20wheels/a.whl", None).local_path == Path("/opt/my wheels/a.whl")
-    assert Found("a==1", "https://host/a.whl", None).local_path is None
+    assert FoundWheel("a==1", "file:///opt/my%20wheels/a.whl", None).local_path == Path("/opt/my wheels/a.whl")
+    assert FoundWheel("a==1", "https://host/a.whl", None).local_path is None

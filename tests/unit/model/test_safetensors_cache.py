@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.model.huggingface.config import Settings, declared_experts, declared_heads, language_model
+from tokenmill.model.huggingface.config import ConfigReader, declared_experts, declared_heads, language_model
 from tokenmill.model.huggingface.kv_layout import Projections, layout
-from tokenmill.model.huggingface.safetensors_header import Stored
-from tokenmill.model.huggingface.tensors import Place, projections
+from tokenmill.model.huggingface.safetensors_header import StoredTensor
+from tokenmill.model.huggingface.tensors import TensorRole, projections
 from tokenmill.model.profile import LayerCache, TensorClass
 
 FULL, WIDE = LayerCache("full", 1024, 1024), {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
@@ -24,7 +24,7 @@ def recurrent(state_bytes: int) -> LayerCache:
 
 
 def runs(config: dict[str, Any], layers: int, seen: Projections | None = None) -> list[tuple[int, LayerCache]]:
-    found = layout(Settings(config), layers, seen or Projections())
+    found = layout(ConfigReader(config), layers, seen or Projections())
     return [(len([*group]), cache) for cache, group in groupby(found.layers)]
 
 
@@ -162,7 +162,7 @@ def test_layers_of_known_families(case: str) -> None:
     config, expected = FAMILIES[case]
     layers = sum(count for count, _ in expected)
     assert runs(config, layers) == expected
-    found = layout(Settings(config), layers, Projections())
+    found = layout(ConfigReader(config), layers, Projections())
     assert [guess for guess in found.guesses if "recurrent state is counted" not in guess] == []
 
 
@@ -180,7 +180,7 @@ def test_layers_of_known_families(case: str) -> None:
     ],
 )
 def test_what_is_assumed_is_said(config: dict[str, Any], said: str) -> None:
-    guesses = layout(Settings(config), 3, Projections()).guesses
+    guesses = layout(ConfigReader(config), 3, Projections()).guesses
     assert [guess for guess in guesses if said in guess]
 
 
@@ -221,8 +221,8 @@ def test_projections_are_collected_from_the_table() -> None:
         "model.layers.3.linear_attn.A_log": ("F32", (32,)),
         "model.layers.4.self_attn.k_proj.weight": ("U8", (2097152, 1)),
     }
-    place = {name: Place(TensorClass.ATTENTION, int(name.split(".")[2])) for name in table}
-    assert projections((name, Stored(*kept), place[name]) for name, kept in table.items()) == Projections(
+    place = {name: TensorRole(TensorClass.ATTENTION, int(name.split(".")[2])) for name in table}
+    assert projections((name, StoredTensor(*kept), place[name]) for name, kept in table.items()) == Projections(
         k_rows={0: 1024, 1: 1024},
         v_rows={0: 512},
         query_only=frozenset({2}),
@@ -244,7 +244,7 @@ def test_projections_are_collected_from_the_table() -> None:
     ],
 )
 def test_experts_by_many_names(config: dict[str, Any], expected: tuple[int | None, ...]) -> None:
-    assert declared_experts(Settings(config)) == expected
+    assert declared_experts(ConfigReader(config)) == expected
 
 
 def test_the_language_model_is_found_inside_a_multimodal_config() -> None:
@@ -266,4 +266,4 @@ def test_the_language_model_is_found_inside_a_multimodal_config() -> None:
 
 @pytest.mark.parametrize("value", [True, "8", -8, 0, 8.0, None, 1 << 60, [], ["8"], {"a": 1}])
 def test_a_count_of_the_wrong_kind_is_no_count(value: object) -> None:
-    assert Settings({"num_hidden_layers": value}).count("num_hidden_layers") is None
+    assert ConfigReader({"num_hidden_layers": value}).count("num_hidden_layers") is None

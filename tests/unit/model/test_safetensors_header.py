@@ -11,7 +11,7 @@ import pytest
 
 from support.safetensors_folder import header, write_file, write_raw
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError
-from tokenmill.model.huggingface.safetensors_header import MAX_TENSORS, Stored, read_header
+from tokenmill.model.huggingface.safetensors_header import MAX_TENSORS, StoredTensor, read_header
 
 
 def declared(dtype: object = "U8", shape: object = (2,), offsets: object = (0, 2)) -> dict[str, object]:
@@ -25,16 +25,18 @@ def test_a_true_header(tmp_path: Path) -> None:
     assert found.data_offset == 8 + len(raw)
     assert found.file_bytes == 8 + len(raw) + 30 + 0 + 4 + 3
     assert [(e.name, e.stored, e.begin, e.end) for e in found.entries] == [
-        ("a", Stored("BF16", (3, 5)), 0, 30),
-        ("b.weight", Stored("F8_E4M3", (2, 0, 4)), 30, 30),
-        ("scalar", Stored("F32", ()), 30, 34),
-        ("half", Stored("F4", (2, 3)), 34, 37),
+        ("a", StoredTensor("BF16", (3, 5)), 0, 30),
+        ("b.weight", StoredTensor("F8_E4M3", (2, 0, 4)), 30, 30),
+        ("scalar", StoredTensor("F32", ()), 30, 34),
+        ("half", StoredTensor("F4", (2, 3)), 34, 37),
     ]
 
 
 def test_an_unknown_type_is_believed_about_its_place(tmp_path: Path) -> None:
     raw = json.dumps({"a": declared("F3_WOBBLE", [10], [0, 4])}).encode()
-    assert read_header(write_raw(tmp_path / "x.safetensors", raw, 4)).entries[0].stored == Stored("F3_WOBBLE", (10,))
+    assert read_header(write_raw(tmp_path / "x.safetensors", raw, 4)).entries[0].stored == StoredTensor(
+        "F3_WOBBLE", (10,)
+    )
 
 
 def test_fields_that_the_format_may_add_do_no_harm(tmp_path: Path) -> None:

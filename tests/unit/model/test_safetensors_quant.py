@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.model.huggingface.quantization import Group, Meaning, Scheme, meaning, scheme_of
-from tokenmill.model.huggingface.safetensors_header import Stored
+from tokenmill.model.huggingface.quantization import Meaning, QuantGroup, Scheme, meaning, scheme_of
+from tokenmill.model.huggingface.safetensors_header import StoredTensor
 
 
 def compressed(*groups: tuple[int, str, int | None, int | None]) -> dict[str, Any]:
@@ -64,11 +64,11 @@ def test_name_of_a_scheme(declared: dict[str, Any], name: str) -> None:
 
 def test_modelopt_keeps_its_scheme_in_a_file_of_its_own() -> None:
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
-    assert scheme_of({}, beside) == Scheme("nvfp4", (Group(4, 16, is_float=True),))
+    assert scheme_of({}, beside) == Scheme("nvfp4", (QuantGroup(4, 16, is_float=True),))
 
 
 def test_mlx_keeps_its_scheme_under_another_key() -> None:
-    assert scheme_of({"quantization": {"bits": 6, "group_size": 64}}) == Scheme("mlx-6bit", (Group(6, 64),))
+    assert scheme_of({"quantization": {"bits": 6, "group_size": 64}}) == Scheme("mlx-6bit", (QuantGroup(6, 64),))
 
 
 @pytest.mark.parametrize(
@@ -79,27 +79,31 @@ def test_no_scheme(config: dict[str, Any]) -> None:
 
 
 AWQ = {
-    "m.qweight": Stored("I32", (4096, 512)),
-    "m.qzeros": Stored("I32", (32, 512)),
-    "m.scales": Stored("F16", (32, 4096)),
+    "m.qweight": StoredTensor("I32", (4096, 512)),
+    "m.qzeros": StoredTensor("I32", (32, 512)),
+    "m.scales": StoredTensor("F16", (32, 4096)),
 }
 GPTQ_3BIT = {
-    "m.qweight": Stored("I32", (384, 4096)),
-    "m.qzeros": Stored("I32", (32, 384)),
-    "m.scales": Stored("F16", (32, 4096)),
+    "m.qweight": StoredTensor("I32", (384, 4096)),
+    "m.qzeros": StoredTensor("I32", (32, 384)),
+    "m.scales": StoredTensor("F16", (32, 4096)),
 }
-NVFP4 = {"m.weight": Stored("U8", (64, 32)), "m.weight_scale": Stored("F8_E4M3", (64, 4))}
-FUSED = {"m": Stored("U8", (8, 32, 64)), "m_weight_scale": Stored("F8_E4M3", (8, 4, 64))}
-PACKED = {"m.weight_packed": Stored("I32", (64, 16)), "m.weight_scale": Stored("BF16", (64, 4))}
-MX_SPLIT = {"m.weight": Stored("I8", (64, 32)), "m.scale": Stored("F8_E8M0", (64, 2))}
-MX8 = {"m.weight": Stored("U8", (64, 64)), "m.weight_scale": Stored("U8", (64, 2))}
-BLOCKS = {"m_blocks": Stored("U8", (8, 64, 2, 16)), "m_scales": Stored("U8", (8, 64, 2))}
-INT8 = {"m.weight": Stored("I8", (64, 64)), "m.weight_scale": Stored("BF16", (64, 1))}
-FP8 = {"m.weight": Stored("F8_E4M3", (256, 256)), "m.weight_scale_inv": Stored("F32", (2, 2))}
-NF4 = {"m.weight": Stored("U8", (2048, 1)), "m.weight.absmax": Stored("U8", (64,))}
-MLX = {"m.weight": Stored("U32", (64, 16)), "m.scales": Stored("BF16", (64, 2)), "m.biases": Stored("BF16", (64, 2))}
-BITNET = {"m.weight": Stored("U8", (16, 64)), "m.weight_scale": Stored("BF16", (1,))}
-INT4 = Scheme("compressed-tensors w4a16", (Group(8, None), Group(4, 32)))
+NVFP4 = {"m.weight": StoredTensor("U8", (64, 32)), "m.weight_scale": StoredTensor("F8_E4M3", (64, 4))}
+FUSED = {"m": StoredTensor("U8", (8, 32, 64)), "m_weight_scale": StoredTensor("F8_E4M3", (8, 4, 64))}
+PACKED = {"m.weight_packed": StoredTensor("I32", (64, 16)), "m.weight_scale": StoredTensor("BF16", (64, 4))}
+MX_SPLIT = {"m.weight": StoredTensor("I8", (64, 32)), "m.scale": StoredTensor("F8_E8M0", (64, 2))}
+MX8 = {"m.weight": StoredTensor("U8", (64, 64)), "m.weight_scale": StoredTensor("U8", (64, 2))}
+BLOCKS = {"m_blocks": StoredTensor("U8", (8, 64, 2, 16)), "m_scales": StoredTensor("U8", (8, 64, 2))}
+INT8 = {"m.weight": StoredTensor("I8", (64, 64)), "m.weight_scale": StoredTensor("BF16", (64, 1))}
+FP8 = {"m.weight": StoredTensor("F8_E4M3", (256, 256)), "m.weight_scale_inv": StoredTensor("F32", (2, 2))}
+NF4 = {"m.weight": StoredTensor("U8", (2048, 1)), "m.weight.absmax": StoredTensor("U8", (64,))}
+MLX = {
+    "m.weight": StoredTensor("U32", (64, 16)),
+    "m.scales": StoredTensor("BF16", (64, 2)),
+    "m.biases": StoredTensor("BF16", (64, 2)),
+}
+BITNET = {"m.weight": StoredTensor("U8", (16, 64)), "m.weight_scale": StoredTensor("BF16", (1,))}
+INT4 = Scheme("compressed-tensors w4a16", (QuantGroup(8, None), QuantGroup(4, 32)))
 
 
 @pytest.mark.parametrize(
@@ -108,8 +112,13 @@ INT4 = Scheme("compressed-tensors w4a16", (Group(8, None), Group(4, 32)))
         (AWQ, "m.qweight", Scheme(), Meaning(4096 * 4096, "INT4")),
         (AWQ, "m.qzeros", Scheme(), Meaning(0, "I32")),
         (AWQ, "m.scales", Scheme(), Meaning(0, "F16")),
-        (GPTQ_3BIT, "m.qweight", Scheme("gptq-3bit", (Group(3),)), Meaning(4096 * 4096, "INT3")),
-        ({"m.qweight": AWQ["m.qweight"]}, "m.qweight", Scheme("awq-4bit", (Group(4),)), Meaning(4096 * 4096, "INT4")),
+        (GPTQ_3BIT, "m.qweight", Scheme("gptq-3bit", (QuantGroup(3),)), Meaning(4096 * 4096, "INT3")),
+        (
+            {"m.qweight": AWQ["m.qweight"]},
+            "m.qweight",
+            Scheme("awq-4bit", (QuantGroup(4),)),
+            Meaning(4096 * 4096, "INT4"),
+        ),
         ({"m.qweight": AWQ["m.qweight"]}, "m.qweight", Scheme(), Meaning(4096 * 4096, "INT4", guessed=True)),
         (NVFP4, "m.weight", Scheme(), Meaning(64 * 64, "NVFP4")),
         (NVFP4, "m.weight_scale", Scheme(), Meaning(0, "F8_E4M3")),
@@ -127,18 +136,18 @@ INT4 = Scheme("compressed-tensors w4a16", (Group(8, None), Group(4, 32)))
         (FP8, "m.weight_scale_inv", Scheme(), Meaning(0, "F32")),
         (NF4, "m.weight", Scheme("bnb-nf4"), Meaning(4096, "NF4")),
         (NF4, "m.weight.absmax", Scheme("bnb-nf4"), Meaning(0, "U8")),
-        (MLX, "m.weight", Scheme("mlx-4bit", (Group(4, 64),)), Meaning(64 * 128, "INT4")),
-        (MLX, "m.biases", Scheme("mlx-4bit", (Group(4, 64),)), Meaning(0, "BF16")),
-        (BITNET, "m.weight", Scheme("bitnet", (Group(2),)), Meaning(64 * 64, "INT2")),
-        ({"m.weight": Stored("BF16", (3, 5))}, "m.weight", Scheme(), Meaning(15, "BF16")),
-        ({"router.scale": Stored("BF16", (64,))}, "router.scale", Scheme(), Meaning(64, "BF16")),
-        ({"m.weight": Stored("U8", (3, 5))}, "m.weight", Scheme(), Meaning(15, "U8")),
-        ({"position_ids": Stored("I64", (1, 512))}, "position_ids", Scheme(), Meaning(0, "I64")),
-        ({"m.weight": Stored("F99", (3, 5))}, "m.weight", Scheme(), Meaning(15, "F99")),
-        ({"m.weight": Stored("BF16", ())}, "m.weight", Scheme(), Meaning(1, "BF16")),
+        (MLX, "m.weight", Scheme("mlx-4bit", (QuantGroup(4, 64),)), Meaning(64 * 128, "INT4")),
+        (MLX, "m.biases", Scheme("mlx-4bit", (QuantGroup(4, 64),)), Meaning(0, "BF16")),
+        (BITNET, "m.weight", Scheme("bitnet", (QuantGroup(2),)), Meaning(64 * 64, "INT2")),
+        ({"m.weight": StoredTensor("BF16", (3, 5))}, "m.weight", Scheme(), Meaning(15, "BF16")),
+        ({"router.scale": StoredTensor("BF16", (64,))}, "router.scale", Scheme(), Meaning(64, "BF16")),
+        ({"m.weight": StoredTensor("U8", (3, 5))}, "m.weight", Scheme(), Meaning(15, "U8")),
+        ({"position_ids": StoredTensor("I64", (1, 512))}, "position_ids", Scheme(), Meaning(0, "I64")),
+        ({"m.weight": StoredTensor("F99", (3, 5))}, "m.weight", Scheme(), Meaning(15, "F99")),
+        ({"m.weight": StoredTensor("BF16", ())}, "m.weight", Scheme(), Meaning(1, "BF16")),
     ],
 )
 def test_parameters_behind_stored_numbers(
-    table: dict[str, Stored], name: str, scheme: Scheme, expected: Meaning
+    table: dict[str, StoredTensor], name: str, scheme: Scheme, expected: Meaning
 ) -> None:
     assert meaning(name, table[name], table.get, scheme) == expected

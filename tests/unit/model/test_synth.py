@@ -14,10 +14,10 @@ from tokenmill.errors import UsageError
 from tokenmill.model.gguf import read_header
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate, weights
-from tokenmill.model.synthetic.generate import Kind
+from tokenmill.model.synthetic.generate import SyntheticKind
 from tokenmill.units import MIB
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[SyntheticKind, ...] = get_args(SyntheticKind)
 
 
 def _digest(path: Path) -> str:
@@ -25,7 +25,7 @@ def _digest(path: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_make_a_small_file_of_the_length_its_header_says(kind: Kind, tmp_path: Path) -> None:
+def test_defaults_make_a_small_file_of_the_length_its_header_says(kind: SyntheticKind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     made = generate.write(kind, generate.sizes(kind, {}), path)
     header = read_header(path)
@@ -69,7 +69,7 @@ def test_default_latent_width_is_the_real_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_bytes_and_another_does_not(kind: Kind, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(kind: SyntheticKind, tmp_path: Path) -> None:
     sizes = generate.sizes(kind, {"layers": 2, "embed": 64, "vocab": 300})
     paths = [tmp_path / f"{number}.gguf" for number in range(3)]
     for path, seed in zip(paths, (7, 7, 8), strict=True):
@@ -160,7 +160,7 @@ def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Pa
         ("moe", {"expert_ff": 1 << 32}, "--expert-ff 4294967296 is too large"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(kind: Kind, asked: dict[str, int | None], words: str) -> None:
+def test_sizes_that_cannot_be_are_refused(kind: SyntheticKind, asked: dict[str, int | None], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         generate.sizes(kind, asked)
     assert caught.value.hint

@@ -11,7 +11,7 @@ from tokenmill.model import verify as module
 from tokenmill.model.pull import hub
 from tokenmill.model.pull.store import sha256_of, write_note
 from tokenmill.model.pull.wheel import WHEELS
-from tokenmill.model.verify import Checked, files_of, published, verify
+from tokenmill.model.verify import VerifiedModel, files_of, published, verify
 
 
 def tiny(folder: Path, name: str = "tiny.gguf") -> Path:
@@ -37,11 +37,11 @@ def flip(path: Path, at: int = -1) -> None:
     path.write_bytes(raw)
 
 
-def checked(where: Path, **options: str) -> Checked:
+def checked(where: Path, **options: str) -> VerifiedModel:
     return verify(published(files_of(where), **options))
 
 
-def verdicts(found: Checked) -> list[str]:
+def verdicts(found: VerifiedModel) -> list[str]:
     return [file.verdict for file in found.files]
 
 

@@ -3,19 +3,19 @@
 import pytest
 
 from support.kv_cells import KvCells, Mill
-from tokenmill.native.batching import Spent, Step
+from tokenmill.native.batching import DecodeStep, PromptCost
 from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.scheduler import LOOK_AHEAD, StepScheduler
 
 DIGEST = list(range(100, 130))
 
 
-def shape(step: Step) -> list[tuple[object, int, bool]]:
+def shape(step: DecodeStep) -> list[tuple[object, int, bool]]:
     """Who computes how much, and whose logits are wanted."""
     return [(work.id, len(work.tokens), work.logits) for work in step.work]
 
 
-def ids(step: Step) -> list[object]:
+def ids(step: DecodeStep) -> list[object]:
     return [work.id for work in step.work]
 
 
@@ -28,7 +28,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert shape(mill.step()) == [(1, 1, True)]
     assert mill.last.work[0].position == 20
     assert shape(mill.step()) == [(1, 1, True)]
-    assert mill.done[1].spent == Spent(reused=0, computed=20, recomputed=0)
+    assert mill.done[1].spent == PromptCost(reused=0, computed=20, recomputed=0)
     assert shape(mill.step()) == []
 
 
@@ -230,7 +230,7 @@ def test_if_the_leader_is_cancelled_a_follower_goes_on_with_what_is_there(steps:
         mill.step()
     mill.cancel(0)
     mill.run()
-    assert mill.done[1].spent == Spent(reused, 31 - reused, 0)
+    assert mill.done[1].spent == PromptCost(reused, 31 - reused, 0)
     assert mill.schedule.totals.prompt_tokens_computed == 30 + 2
 
 
@@ -325,4 +325,4 @@ def test_a_schedule_reads_well() -> None:
         for work in step.work:
             answer.append(len(answer))
             schedule.token(work.id, answer[-1])
-    assert schedule.finish("a") == Spent(0, 3, 0)
+    assert schedule.finish("a") == PromptCost(0, 3, 0)

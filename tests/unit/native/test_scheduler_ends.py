@@ -4,11 +4,11 @@ import pytest
 
 from support.kv_cells import KvCells, Mill
 from tokenmill.errors import RequestRefused, TooLong
-from tokenmill.native.batching import Spent, Step
+from tokenmill.native.batching import DecodeStep, PromptCost
 from tokenmill.native.kv.prefix_cache import PrefixCache
 
 
-def ids(step: Step) -> list[object]:
+def ids(step: DecodeStep) -> list[object]:
     return [work.id for work in step.work]
 
 
@@ -181,10 +181,10 @@ def test_cancelling_frees_cells_at_once(steps: int) -> None:
         mill.step()
     assert mill.forest.used == min(10 * steps, 15 + max(0, steps - 2))
     spent = mill.schedule.cancel(1)
-    assert spent == Spent(0, min(10 * steps, 15), 0)
+    assert spent == PromptCost(0, min(10 * steps, 15), 0)
     assert mill.forest.used == mill.cells.used == 0
     assert mill.schedule.cancel(1) is None
-    assert mill.schedule.plan() == Step(())
+    assert mill.schedule.plan() == DecodeStep(())
 
 
 @pytest.mark.parametrize(("priority", "kept"), [("batch", 10), ("interactive", 14)])

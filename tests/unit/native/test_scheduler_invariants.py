@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from support.kv_cells import Mill, next_token
 from tokenmill.engine.engine import Priority
-from tokenmill.native.kv.prefix_cache import Keep
+from tokenmill.native.kv.prefix_cache import KeepPolicy
 
 HEADS = [[1] * 30, [1] * 6 + [2] * 20, [0, 1, 2] * 9]
 
@@ -64,7 +64,7 @@ class MillMachine(RuleBasedStateMachine):
         keep=st.sampled_from([None, None, "nothing", "prompt", "all"]),
     )
     def submit(
-        self, head: list[int], shared: int, tail: list[int], answer: int, priority: Priority, keep: Keep | None
+        self, head: list[int], shared: int, tail: list[int], answer: int, priority: Priority, keep: KeepPolicy | None
     ) -> None:
         prompt = (head[:shared] + tail or [0])[: self.limit]
         self.mill.submit(self.submitted, prompt, answer, priority, keep)

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.kv_cells import Mill
-from tokenmill.native.batching import Step
+from tokenmill.native.batching import DecodeStep
 
 UBATCH = 64
 SHARE, FLOOR = UBATCH // 4, UBATCH // 16
 
 
-def tokens_of(step: Step, id: object) -> int:
+def tokens_of(step: DecodeStep, id: object) -> int:
     return sum(len(work.tokens) for work in step.work if work.id == id)
 
 
@@ -30,7 +30,7 @@ class Busy:
         self.lanes, self.prompt, self.answer = lanes, prompt, answer
         self._numbers = count()
 
-    def step(self) -> Step:
+    def step(self) -> DecodeStep:
         while sum(isinstance(job, int) for job in self.mill.jobs) < 2 * self.lanes:
             number = next(self._numbers)
             self.mill.submit(number, unlike(number, self.prompt), self.answer)

@@ -3,66 +3,68 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.planner.compute_graph.allocator import Step, buffer_bytes
+from tokenmill.planner.compute_graph.allocator import GraphOp, buffer_bytes
 
 
-def size(*steps: Step) -> int:
+def size(*steps: GraphOp) -> int:
     return buffer_bytes(steps, alignment=1)
 
 
 def test_what_was_read_for_the_last_time_makes_room() -> None:
-    assert size(Step(100), Step(100, (0,)), Step(100, (1,)), Step(100, (2,))) == 200
+    assert size(GraphOp(100), GraphOp(100, (0,)), GraphOp(100, (1,)), GraphOp(100, (2,))) == 200
 
 
 def test_an_operation_may_write_over_what_only_it_reads() -> None:
-    assert size(Step(100), Step(100, (0,), in_place=True)) == 100
-    assert size(Step(100), Step(50, (0,), in_place=True)) == 150  # not of its size
-    assert size(Step(100), Step(100, (0,), in_place=True), Step(100, (0, 1), in_place=True)) == 200  # read again
+    assert size(GraphOp(100), GraphOp(100, (0,), in_place=True)) == 100
+    assert size(GraphOp(100), GraphOp(50, (0,), in_place=True)) == 150  # not of its size
+    assert (
+        size(GraphOp(100), GraphOp(100, (0,), in_place=True), GraphOp(100, (0, 1), in_place=True)) == 200
+    )  # read again
 
 
 def test_nothing_is_written_over_through_a_view() -> None:
-    assert size(Step(100), Step(0, (0,), view_of=0), Step(100, (1,), in_place=True)) == 200
+    assert size(GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100, (1,), in_place=True)) == 200
 
 
 def test_a_view_that_nobody_reads_keeps_what_it_looks_at() -> None:
-    seen = (Step(100), Step(0, (0,), view_of=0), Step(100), Step(100, (2,)))
-    read = (Step(100), Step(0, (0,), view_of=0), Step(100, (1,)), Step(100, (2,)))
+    seen = (GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100), GraphOp(100, (2,)))
+    read = (GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100, (1,)), GraphOp(100, (2,)))
     assert (size(*seen), size(*read)) == (300, 200)
 
 
 def test_inputs_come_first_and_unread_ones_stay() -> None:
-    late = (Step(10), Step(100, is_input=True), Step(100, (0, 1)), Step(100, (2,)))
-    unread = (Step(10), Step(100, is_input=True), Step(100, (0,)), Step(100, (2,)))
+    late = (GraphOp(10), GraphOp(100, is_input=True), GraphOp(100, (0, 1)), GraphOp(100, (2,)))
+    unread = (GraphOp(10), GraphOp(100, is_input=True), GraphOp(100, (0,)), GraphOp(100, (2,)))
     assert (size(*late), size(*unread)) == (210, 310)
 
 
 def test_the_smallest_hole_that_fits_is_taken() -> None:
     # 0..100 and 110..160 become free; 40 bytes go into the second, so that 100 still find the first.
     steps = (
-        Step(100),
-        Step(10),
-        Step(50),
-        Step(10),
-        Step(5, (0, 2)),
-        Step(40),
-        Step(100),
-        Step(1, (1, 3, 4, 5, 6)),
+        GraphOp(100),
+        GraphOp(10),
+        GraphOp(50),
+        GraphOp(10),
+        GraphOp(5, (0, 2)),
+        GraphOp(40),
+        GraphOp(100),
+        GraphOp(1, (1, 3, 4, 5, 6)),
     )
     assert size(*steps) == 175
 
 
 def test_results_are_kept_and_the_cache_is_elsewhere() -> None:
-    assert size(Step(100, keep=True), Step(0, (0,), external=True), Step(100)) == 200
+    assert size(GraphOp(100, keep=True), GraphOp(0, (0,), external=True), GraphOp(100)) == 200
 
 
 def test_sizes_are_padded() -> None:
-    assert buffer_bytes([Step(1), Step(1, (0,))], alignment=128) == 256
+    assert buffer_bytes([GraphOp(1), GraphOp(1, (0,))], alignment=128) == 256
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 30), max_size=3), st.booleans()), max_size=30))
 def test_never_less_than_what_lives_and_never_more_than_everything(drawn: list[tuple[int, list[int], bool]]) -> None:
     steps = [
-        Step(count, tuple(read % index for read in reads) if index else (), in_place=in_place)
+        GraphOp(count, tuple(read % index for read in reads) if index else (), in_place=in_place)
         for index, (count, reads, in_place) in enumerate(drawn)
     ]
     largest = max((step.bytes for step in steps), default=0)

@@ -15,7 +15,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Placement, Settings
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
-from tokenmill.planner.speed.rates import Rates, family, standard, table
+from tokenmill.planner.speed.rates import RateConstants, family, standard, table
 
 MACHINES = ("epyc-9175f", "desktop-ddr5", "threadripper-pro-3995wx", "epyc-9374f")
 MODELS = ("kimi-k2.5:Q4_K_S", "gpt-oss-120b:MXFP4_MOE", "qwen3-235b-a22b:Q8_0", "llama-3.3-70b:Q4_K_M")
@@ -121,7 +121,7 @@ def test_a_longer_prompt_takes_longer(name: str, what: str, engine: str, tokens:
 
 
 def test_the_table_holds_every_constant_and_no_other() -> None:
-    assert set(table().constants) == {item.name for item in fields(Rates)}
+    assert set(table().constants) == {item.name for item in fields(RateConstants)}
 
 
 @pytest.mark.parametrize("name", sorted(table().constants))

@@ -11,7 +11,7 @@ from verify_plans import plans
 
 from tokenmill.hardware.catalog import find
 from tokenmill.model.read import read
-from tokenmill.planner.memory.costs import Costs
+from tokenmill.planner.memory.costs import MemoryCosts
 from tokenmill.planner.plan import Item, Plan
 from tokenmill.units import MIB
 
@@ -29,7 +29,7 @@ def predicted_mib(plan: Plan, where: str, item: str) -> float:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_buffer_as_the_engine_projects_it(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Costs, "runtime", lambda *_: RUNTIME_BYTES)
+    monkeypatch.setattr(MemoryCosts, "runtime", lambda *_: RUNTIME_BYTES)
     recorded = {row["plan"]: row["projected_mib"] for row in RECORDED if row["model"] == model}
     made = dict(plans(read(model), find("h200-1x")))
     assert recorded.keys() <= made.keys()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.hardware.fleet import Fleet, Host, Link
+from tokenmill.hardware.fleet import Fleet, FleetHost, NetworkLink
 from tokenmill.hardware.machine import Cpu, Disk, Dram, Gpu, Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.model.read import read as read_model
@@ -22,7 +22,7 @@ from tokenmill.planner.multi_host.vllm import stage_layers
 from tokenmill.planner.plan import Speed
 from tokenmill.units import GIB
 
-LINK = Link(3.125, 50e-6)
+LINK = NetworkLink(3.125, 50e-6)
 read = cache(read_model)
 DENSE, MIXTURE = "llama-3.3-70b:Q4_K_M", "gpt-oss-120b:MXFP4"
 
@@ -41,8 +41,8 @@ def box(dram_gib: float, *vram_gib: float, gb_s: float = 200.0) -> Machine:
     )
 
 
-def fleet(*machines: Machine, link: Link = LINK) -> Fleet:
-    return Fleet(tuple(Host(f"h{i}", one, f"10.0.0.{i + 1}") for i, one in enumerate(machines)), link)
+def fleet(*machines: Machine, link: NetworkLink = LINK) -> Fleet:
+    return Fleet(tuple(FleetHost(f"h{i}", one, f"10.0.0.{i + 1}") for i, one in enumerate(machines)), link)
 
 
 def over(
@@ -161,8 +161,8 @@ def test_experts_beyond_a_workers_gpu_stay_with_its_processors_and_cost_hops() -
 
 
 def test_the_network_adds_a_round_trip_for_every_worker() -> None:
-    near = over(DENSE, fleet(box(64), box(64), box(64), link=Link(3.125, 10e-6)), layers=(20, 30, 30))
-    far = over(DENSE, fleet(box(64), box(64), box(64), link=Link(3.125, 1e-3)), layers=(20, 30, 30))
+    near = over(DENSE, fleet(box(64), box(64), box(64), link=NetworkLink(3.125, 10e-6)), layers=(20, 30, 30))
+    far = over(DENSE, fleet(box(64), box(64), box(64), link=NetworkLink(3.125, 1e-3)), layers=(20, 30, 30))
     added = linked(far.forecast.decode[0]) - linked(near.forecast.decode[0])
     assert added == pytest.approx(2 * (1e-3 - 10e-6))
 
@@ -178,7 +178,8 @@ def test_states_cross_twice_for_every_worker() -> None:
 
 def test_loading_sends_every_workers_weights() -> None:
     slow, fast = (
-        over(DENSE, fleet(box(64), box(64), link=Link(gb_s, 50e-6)), layers=(40, 40)).forecast for gb_s in (0.1, 10.0)
+        over(DENSE, fleet(box(64), box(64), link=NetworkLink(gb_s, 50e-6)), layers=(40, 40)).forecast
+        for gb_s in (0.1, 10.0)
     )
     sent = part_of(read(DENSE), 40, 40).bytes
     assert slow.load_warm_s is not None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import LayerCache, Profile
-from tokenmill.planner.memory.kv_cells import PAD, Context, cells, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.kv_cells import PAD, KvContext, cells, kv_bytes, largest_batch, output_bytes
 from tokenmill.units import MIB
 
 
@@ -45,15 +45,15 @@ def test_cells_are_padded_and_enough(context: int, sequences: int, ubatch: int, 
 
 def test_the_latent_cache_of_the_seeds() -> None:
     kimi = profile("kimi-k2.5:Q4_K_M")
-    assert [sum(kv_bytes(kimi, Context(tokens))) // MIB for tokens in (16384, 32768)] == [1098, 2196]
-    assert len(kv_bytes(kimi, Context(16384))) == 61
-    q8_0 = sum(kv_bytes(kimi, Context(16384, type_k="q8_0", type_v="q8_0")))
+    assert [sum(kv_bytes(kimi, KvContext(tokens))) // MIB for tokens in (16384, 32768)] == [1098, 2196]
+    assert len(kv_bytes(kimi, KvContext(16384))) == 61
+    q8_0 = sum(kv_bytes(kimi, KvContext(16384, type_k="q8_0", type_v="q8_0")))
     assert q8_0 == 16384 * 61 * 576 // 32 * 34
 
 
 def test_windows_keep_less_unless_told_otherwise() -> None:
     gpt_oss = profile("gpt-oss-120b:MXFP4")
-    small, full = kv_bytes(gpt_oss, Context(8192)), kv_bytes(gpt_oss, Context(8192, full_windows=True))
+    small, full = kv_bytes(gpt_oss, KvContext(8192)), kv_bytes(gpt_oss, KvContext(8192, full_windows=True))
     assert (small[0], small[1]) == (768 * 512 * 4, 8192 * 512 * 4)
     assert full[0] == full[1] == small[1]
 
@@ -67,15 +67,15 @@ def test_recurrent_state_is_kept_for_each_sequence_and_wide_v_is_padded_when_tra
         LayerCache("full", 128, 128),
     )
     odd = Profile(**{field: getattr(mixed, field) for field in Profile.__slots__} | {"cache": layers})
-    assert kv_bytes(odd, Context(256, 2)) == (2000, 0, 512 * 192 * 2, 512 * 256 * 2)
-    assert kv_bytes(odd, Context(256, 2, flash_attention=False)) == (2000, 0, 512 * 256 * 2, 512 * 256 * 2)
+    assert kv_bytes(odd, KvContext(256, 2)) == (2000, 0, 512 * 192 * 2, 512 * 256 * 2)
+    assert kv_bytes(odd, KvContext(256, 2, flash_attention=False)) == (2000, 0, 512 * 256 * 2, 512 * 256 * 2)
 
 
 def test_the_largest_batch_is_what_llama_cpp_reserves_for() -> None:
     scout = profile("llama-4-scout:Q6_K")
-    batch = largest_batch(scout, Context(5000, 3, ubatch=512, outputs=3))
+    batch = largest_batch(scout, KvContext(5000, 3, ubatch=512, outputs=3))
     assert (batch.tokens, batch.cells, batch.window_cells, batch.outputs) == (513, 15104, 15104, 3)
-    short = largest_batch(scout, Context(300))
+    short = largest_batch(scout, KvContext(300))
     assert (short.tokens, short.cells, short.outputs) == (300, 512, 300)
-    assert largest_batch(profile("qwen3-32b:Q4_K_M"), Context(8192)).window_cells is None
-    assert output_bytes(scout, Context(8192, 4)) == 202048 * 4 * 4
+    assert largest_batch(profile("qwen3-32b:Q4_K_M"), KvContext(8192)).window_cells is None
+    assert output_bytes(scout, KvContext(8192, 4)) == 202048 * 4 * 4

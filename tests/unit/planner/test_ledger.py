@@ -9,7 +9,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 from tokenmill.planner.goal import DialectName, Goal
-from tokenmill.planner.memory.costs import Costs, costs_of
+from tokenmill.planner.memory.costs import MemoryCosts, costs_of
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble
 from tokenmill.planner.plan import Ledger, Settings
@@ -60,7 +60,7 @@ def test_h200(
     resident: tuple[int, ...], context: int, gpu: tuple[int, ...], host: tuple[int, ...], slice_of_kimi: Profile
 ) -> None:
     placement = assemble(slice_of_kimi, "dram", ["gpu0"] * 5, "gpu0", frozenset(resident))
-    found = ledger(find("h200-1x"), Costs(slice_of_kimi, settings(context)), placement, Goal())
+    found = ledger(find("h200-1x"), MemoryCosts(slice_of_kimi, settings(context)), placement, Goal())
     for tier, (weights, kv, compute) in (("gpu0", gpu), ("dram", host)):
         assert found.of(tier, "weights") / MIB == pytest.approx(weights, rel=0.001)
         assert found.of(tier, "kv") / MIB == pytest.approx(kv, abs=0.5)
@@ -102,7 +102,7 @@ def test_few_layers_stand_for_all() -> None:
     """The replay over typical layers gives the size of the whole graph."""
     for name in ("kimi-k2.5:Q4_K_S", "llama-4-maverick:Q4_K_M", "gpt-oss-120b:MXFP4_MOE", "glm-4.5:Q4_K_M"):
         profile = read(name)
-        costs = Costs(profile, settings(32768))
+        costs = MemoryCosts(profile, settings(32768))
         everything = range(profile.layers)
         whole = costs._device_bytes(tuple(everything), True, True, False)
         assert costs.host_compute(everything, head=True) == whole
@@ -113,16 +113,17 @@ def test_few_layers_stand_for_all() -> None:
 
 def test_a_small_micro_batch_stages_nothing(slice_of_kimi: Profile) -> None:
     everything = range(5)
-    assert Costs(slice_of_kimi, settings(8192, ubatch=16)).staging(everything, head=True, staged=everything) == 0
+    assert MemoryCosts(slice_of_kimi, settings(8192, ubatch=16)).staging(everything, head=True, staged=everything) == 0
     assert (
-        Costs(slice_of_kimi, settings(8192, ubatch=32)).staging(everything, head=True, staged=everything) > 2000 * MIB
+        MemoryCosts(slice_of_kimi, settings(8192, ubatch=32)).staging(everything, head=True, staged=everything)
+        > 2000 * MIB
     )
 
 
 def test_a_device_cache_for_experts_is_counted(slice_of_kimi: Profile) -> None:
     placement = assemble(slice_of_kimi, "dram", ["gpu0"] * 2 + ["gpu1"] * 3, "gpu1", frozenset())
-    plain = Costs(slice_of_kimi, settings(8192))
-    cached = Costs(slice_of_kimi, replace(settings(8192), moe_cache_bytes=1000 * MIB))
+    plain = MemoryCosts(slice_of_kimi, settings(8192))
+    cached = MemoryCosts(slice_of_kimi, replace(settings(8192), moe_cache_bytes=1000 * MIB))
     before, after = (ledger(find("h200-1x"), costs, placement, Goal()) for costs in (plain, cached))
     grown = [after.total(gpu) - before.total(gpu) for gpu in ("gpu0", "gpu1")]
     assert grown == [400 * MIB, 600 * MIB]

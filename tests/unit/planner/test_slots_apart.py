@@ -8,7 +8,7 @@ from support.run_models import model
 from tokenmill.hardware.catalog import find
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
-from tokenmill.planner.memory.kv_cells import Context, context_of, kv_bytes
+from tokenmill.planner.memory.kv_cells import KvContext, context_of, kv_bytes
 from tokenmill.planner.plan import Item, Plan
 
 EPYC = find("epyc-9175f")
@@ -54,5 +54,5 @@ def test_the_mask_is_of_one_slot(sequences: int) -> None:
 
 def test_every_slot_has_a_window_of_its_own() -> None:
     plan = planned(SERVER, "gpt-oss-120b:MXFP4_MOE")
-    assert of(plan, "kv") == sum(kv_bytes(plan.profile, Context(4096, 8, unified=False)))
+    assert of(plan, "kv") == sum(kv_bytes(plan.profile, KvContext(4096, 8, unified=False)))
     assert of(plan, "kv") != of(planned(replace(SERVER, unified=True), "gpt-oss-120b:MXFP4_MOE"), "kv")

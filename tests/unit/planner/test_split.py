@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.planner.split import FINEST_BYTES, Layer, Overhead, Split, split
+from tokenmill.planner.split import FINEST_BYTES, CardSplit, Layer, Overhead, split
 from tokenmill.units import GIB, MIB
 
 layer = st.builds(
@@ -23,7 +23,7 @@ def overhead(runtime: int = 100 * MIB, head: int = 300 * MIB, staging: int = 500
     return lambda _card, has_head, staged: runtime + (head if has_head else 0) + (staging if staged else 0)
 
 
-def used(found: Split, layers: list[Layer], card: int, cost: Overhead) -> int:
+def used(found: CardSplit, layers: list[Layer], card: int, cost: Overhead) -> int:
     share = found.shares[card]
     if share.start == share.stop:
         return 0

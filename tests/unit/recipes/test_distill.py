@@ -18,14 +18,14 @@ from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distillation.recipe import Distilled, distill, prospect_of
 from tokenmill.recipes.distillation.rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
-from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, RecipeCost, RecipeEnd
 
-ORIGIN = Origin("tiny", "sha256:1", "native", "build 7")
+ORIGIN = AnswerOrigin("tiny", "sha256:1", "native", "build 7")
 
 
 @dataclass
 class Stage:
-    end: End
+    end: RecipeEnd
     total: int
     found: list[Answered]
 
@@ -38,10 +38,10 @@ class Scripted:
     """A mill that answers by heart; what it has no answer for stays unanswered."""
 
     replies: Mapping[str, Any]  # custom_id -> body, or a code of failure
-    end: End = "finished"
+    end: RecipeEnd = "finished"
     asked: list[Line] = field(default_factory=list)
-    origin: Origin = ORIGIN
-    spent: Spent = field(default_factory=Spent)
+    origin: AnswerOrigin = ORIGIN
+    spent: RecipeCost = field(default_factory=RecipeCost)
 
     async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
         self.asked = list(lines)

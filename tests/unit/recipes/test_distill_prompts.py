@@ -11,7 +11,7 @@ from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.prompts import (
     DistillOptions,
     DistillPrompts,
-    Prompt,
+    TeacherPrompt,
     bodies,
     checked_lines,
     seed_of,
@@ -55,7 +55,7 @@ def file(folder: Path, *rows: Mapping[str, Any] | str, name: str = "prompts.json
 )
 def test_rows(tmp_path: Path, row: dict[str, Any], id: str, messages: list[Any], own: dict[str, Any]) -> None:
     (found,) = DistillPrompts(file(tmp_path, row))
-    assert found == Prompt(id, tuple(messages), own)
+    assert found == TeacherPrompt(id, tuple(messages), own)
 
 
 def test_a_column_and_a_system_message(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_example_can_be_run() -> None:
 
 
 def test_one_sample_takes_the_likeliest_and_has_no_seed() -> None:
-    (line,) = bodies(Prompt("a", (USER,)), DistillOptions(max_tokens=10, top_logprobs=3))
+    (line,) = bodies(TeacherPrompt("a", (USER,)), DistillOptions(max_tokens=10, top_logprobs=3))
     assert line == {
         "custom_id": "a/0",
         "method": "POST",
@@ -121,28 +121,30 @@ def test_one_sample_takes_the_likeliest_and_has_no_seed() -> None:
 
 
 def test_several_samples_are_drawn_with_seeds_of_their_own() -> None:
-    first = list(bodies(Prompt("a", (USER,)), DistillOptions(samples=4, top_logprobs=None)))
+    first = list(bodies(TeacherPrompt("a", (USER,)), DistillOptions(samples=4, top_logprobs=None)))
     assert [line["custom_id"] for line in first] == ["a/0", "a/1", "a/2", "a/3"]
     assert {line["body"]["temperature"] for line in first} == {0.7}
     assert all("logprobs" not in line["body"] for line in first)
     seeds = [line["body"]["seed"] for line in first]
     assert len(set(seeds)) == 4
-    moved = [line["body"]["seed"] for line in bodies(Prompt("elsewhere", (USER,)), DistillOptions(samples=6))]
+    moved = [line["body"]["seed"] for line in bodies(TeacherPrompt("elsewhere", (USER,)), DistillOptions(samples=6))]
     assert moved[:4] == seeds  # of what is asked, not of where it stands or how many there are
-    assert seed_of(Prompt("a", ({"role": "user", "content": "Why not?"},)), 0, 0) != seeds[0]
-    assert [line["body"]["seed"] for line in bodies(Prompt("a", (USER,)), DistillOptions(samples=4, seed=1))] != seeds
+    assert seed_of(TeacherPrompt("a", ({"role": "user", "content": "Why not?"},)), 0, 0) != seeds[0]
+    assert [
+        line["body"]["seed"] for line in bodies(TeacherPrompt("a", (USER,)), DistillOptions(samples=4, seed=1))
+    ] != seeds
 
 
 def test_what_a_line_says_of_itself_comes_first() -> None:
     own = {"temperature": 0.3, "max_completion_tokens": 7, "seed": 5}
-    (line,) = bodies(Prompt("a", (USER,), own), DistillOptions(stop=("END",), body={"min_p": 0.1}))
+    (line,) = bodies(TeacherPrompt("a", (USER,), own), DistillOptions(stop=("END",), body={"min_p": 0.1}))
     body = line["body"]
     assert (body["temperature"], body["max_completion_tokens"], body["min_p"]) == (0.3, 7, 0.1)
     assert "max_tokens" not in body
     assert body["stop"] == ["END"]
-    assert body["seed"] == seed_of(Prompt("a", (USER,)), 0, 5)
+    assert body["seed"] == seed_of(TeacherPrompt("a", (USER,)), 0, 5)
 
 
 def test_samples_that_would_all_be_the_same_are_refused() -> None:
     with pytest.raises(UsageError, match="the same"):
-        list(bodies(Prompt("a", (USER,), {"temperature": 0}), DistillOptions(samples=2)))
+        list(bodies(TeacherPrompt("a", (USER,), {"temperature": 0}), DistillOptions(samples=2)))

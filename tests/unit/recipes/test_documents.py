@@ -10,20 +10,20 @@ import pytest
 from pyarrow import parquet
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.summarization.documents import MOST_BYTES, Found, Reading, gather
+from tokenmill.recipes.summarization.documents import MOST_BYTES, FoundDocuments, ReadOptions, gather
 
-ALL = Reading()
+ALL = ReadOptions()
 
 
-def names(found: Found) -> list[str]:
+def names(found: FoundDocuments) -> list[str]:
     return [document.name for document in found.documents]
 
 
-def texts(found: Found) -> dict[str, str]:
+def texts(found: FoundDocuments) -> dict[str, str]:
     return {document.name: document.text for document in found.documents}
 
 
-def reasons(found: Found) -> dict[str, str]:
+def reasons(found: FoundDocuments) -> dict[str, str]:
     return {skipped.name: skipped.reason for skipped in found.skipped}
 
 
@@ -81,16 +81,16 @@ def test_names_that_two_places_share_are_told_apart(tmp_path: Path) -> None:
 )
 def test_globs(tmp_path: Path, globs: tuple[str, ...], expected: list[str]) -> None:
     docs = make(tmp_path, a_md="a", b_txt="b", deep__c_md="c", deep__er__d_md="d")
-    assert names(gather([docs], Reading(globs))) == expected
+    assert names(gather([docs], ReadOptions(globs))) == expected
 
 
 def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
     docs = make(tmp_path, a_md="a", out__b_md="b", out__deep__c_md="c")
-    found = gather([docs], Reading(leave_out=docs / "out"))
+    found = gather([docs], ReadOptions(leave_out=docs / "out"))
     assert (names(found), found.beside) == (["a.md"], True)
-    itself = gather([docs], Reading(leave_out=docs))
+    itself = gather([docs], ReadOptions(leave_out=docs))
     assert (names(itself), itself.beside) == ([], True)
-    assert not gather([docs], Reading(leave_out=docs / "none")).beside
+    assert not gather([docs], ReadOptions(leave_out=docs / "none")).beside
 
 
 def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_tables_have_a_document_in_each_row(tmp_path: Path) -> None:
     make(tmp_path, a_jsonl=lines, b_jsonl_gz=gzip.compress(lines.encode()), c_json=json.dumps(rows))
     parquet.write_table(pyarrow.table({"id": [7], "text": ["in parquet"]}), tmp_path / "d.parquet")
     (tmp_path / "e.csv").write_text('id,text\nx,"two\nlines"\n')
-    found = gather([tmp_path], Reading(id_column="id"))
+    found = gather([tmp_path], ReadOptions(id_column="id"))
     expected = {"one": "first", "three": '{"a":1}'}
     assert texts(found) == {
         **{f"{name}/{key}": text for name in ("a.jsonl", "b.jsonl.gz", "c.json") for key, text in expected.items()},
@@ -165,19 +165,19 @@ def test_tables_have_a_document_in_each_row(tmp_path: Path) -> None:
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     make(tmp_path, a_csv="body\nx\ny\n")
-    assert names(gather([tmp_path / "a.csv"], Reading(text_column="body"))) == ["a.csv/row-0001", "a.csv/row-0002"]
+    assert names(gather([tmp_path / "a.csv"], ReadOptions(text_column="body"))) == ["a.csv/row-0001", "a.csv/row-0002"]
 
 
 def test_an_id_that_two_rows_have_refuses_the_table(tmp_path: Path) -> None:
     make(tmp_path, a_csv="id,text\n1,x\n1,y\n", b_md="text")
-    found = gather([tmp_path], Reading(id_column="id"))
+    found = gather([tmp_path], ReadOptions(id_column="id"))
     assert names(found) == ["b.md"]
     assert reasons(found)["a.csv"] == 'rows 1 and 2 have the same id "1"'
 
 
 def test_one_object_of_json_is_one_document(tmp_path: Path) -> None:
     make(tmp_path, a_json='{"title": "x", "content": "the text"}')
-    assert texts(gather([tmp_path], Reading(text_column="content"))) == {"a.json": "the text"}
+    assert texts(gather([tmp_path], ReadOptions(text_column="content"))) == {"a.json": "the text"}
 
 
 def test_half_a_character_in_json_is_refused_and_nothing_else(tmp_path: Path) -> None:
@@ -203,4 +203,4 @@ def test_a_place_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_pattern_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no pattern"):
-        gather([tmp_path], Reading(("[z-a].md",)))
+        gather([tmp_path], ReadOptions(("[z-a].md",)))

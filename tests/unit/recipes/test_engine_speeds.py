@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.recipes.speeds import from_history, with_narrow
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
 
@@ -14,11 +14,11 @@ def measured(
     day: int = 1,
     decode_tok_s: float | None = None,
     prefill_tok_s: float | None = None,
-) -> Speed:
+) -> SpeedRecord:
     dials = TrialSettings(threads=8, threads_batch=8, sequences=sequences, ubatch=512, context=4096)
     when = f"2026-11-{day:02}T00:00:00+00:00"
     figures = Figures(decode_tok_s=decode_tok_s, prefill_tok_s=prefill_tok_s)
-    return Speed(when, "here", "id", "m", "m", "native", build, "bench", dials, 0, figures, Figures())
+    return SpeedRecord(when, "here", "id", "m", "m", "native", build, "bench", dials, 0, figures, Figures())
 
 
 ONE, FOUR = measured(1, decode_tok_s=10.0, prefill_tok_s=90.0), measured(4, day=2, decode_tok_s=30.0)
@@ -49,7 +49,7 @@ def test_the_newest_build_and_the_newest_figure_hold() -> None:
         ([ONE], 8),  # one alone says nothing of eight
     ],
 )
-def test_too_little_is_no_speed(speeds: list[Speed], width: int) -> None:
+def test_too_little_is_no_speed(speeds: list[SpeedRecord], width: int) -> None:
     assert from_history(speeds, width) is None
 
 

@@ -19,10 +19,10 @@ from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, summary
 from tokenmill.recipes.expansion.rows import PROVENANCE, check_targets
 from tokenmill.recipes.expansion.seeds import Seeds, read_seeds
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS, Variant
-from tokenmill.recipes.runner import Answered, End, Line, Origin, Spent
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, RecipeCost, RecipeEnd
 from tokenmill.storage.rows import read_rows
 
-ORIGIN = Origin("scripted", "id-of-its-bytes", "native", "build 7", 1024)
+ORIGIN = AnswerOrigin("scripted", "id-of-its-bytes", "native", "build 7", 1024)
 PARAPHRASE, HARDER = Variant("paraphrase"), Variant("harder")
 WORDS = ("mill", "wheel", "stone", "grain", "flour", "river", "sack", "bread", "dough", "oven", "baker", "cart", "road")
 
@@ -46,7 +46,7 @@ def written(line: Line) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    end: End
+    end: RecipeEnd
     total: int
     outcomes: tuple[Answered, ...]
 
@@ -64,12 +64,12 @@ class Scripted:
         self.computed = 0
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> AnswerOrigin:
         return ORIGIN
 
     @property
-    def spent(self) -> Spent:
-        return Spent(answers=self.computed)
+    def spent(self) -> RecipeCost:
+        return RecipeCost(answers=self.computed)
 
     async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
         given = [json.loads(json.dumps(line)) for line in lines]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tokenmill.recipes.expansion.answers import Dropped, compared, example_of, judge_line, verdict_of
-from tokenmill.recipes.expansion.lines import Job
+from tokenmill.recipes.expansion.lines import ExpansionJob
 from tokenmill.recipes.expansion.prompts import JUDGE, load
 from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
 from tokenmill.recipes.expansion.transforms import Variant
@@ -25,7 +25,7 @@ def answered(text: str | None, finish: str = "stop") -> Answered:
 
 
 def read(answer: Answered, shape: Shape, variant: Variant = HARDER, schema: dict[str, Any] | None = None) -> Any:
-    return example_of(answer, Job(Parent("p", "p", 0, OLD), variant, 0), shape, schema)
+    return example_of(answer, ExpansionJob(Parent("p", "p", 0, OLD), variant, 0), shape, schema)
 
 
 def parts(**given: Any) -> str:

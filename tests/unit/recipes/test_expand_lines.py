@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.openai.call import check
-from tokenmill.recipes.expansion.lines import LEAST_PART, ExpandPrompts, Job, SamplingOptions, jobs_of, part_lines
+from tokenmill.recipes.expansion.lines import (
+    LEAST_PART,
+    ExpandPrompts,
+    ExpansionJob,
+    SamplingOptions,
+    jobs_of,
+    part_lines,
+)
 from tokenmill.recipes.expansion.prompts import load
 from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
 from tokenmill.recipes.expansion.transforms import WAYS, Variant
@@ -23,7 +30,7 @@ def desk(shape: Shape = PAIR, **drawing: float) -> ExpandPrompts:
     return ExpandPrompts(shape, {way: load(way) for way in WAYS}, SamplingOptions(**drawing))  # type: ignore[arg-type]
 
 
-def asked(jobs: Iterable[Job]) -> set[tuple[str, Variant, int]]:
+def asked(jobs: Iterable[ExpansionJob]) -> set[tuple[str, Variant, int]]:
     return {(job.parent.id, job.variant, job.turn) for job in jobs}
 
 
@@ -34,12 +41,12 @@ def test_lines_are_calls_that_an_engine_takes() -> None:
         assert (line["method"], line["url"]) == ("POST", "/v1/chat/completions")
         assert call.values["max_tokens"] == 512
         assert ("json_schema" in call.values) == (job.variant.way != "instruction")
-    plain = desk(Shape("text")).line(Job(PARENTS[0], THREE[0], 0))
+    plain = desk(Shape("text")).line(ExpansionJob(PARENTS[0], THREE[0], 0))
     assert "response_format" not in plain["body"]
 
 
 def test_the_language_is_named_and_the_seed_comes_last() -> None:
-    text = desk().line(Job(PARENTS[0], THREE[2], 0))["body"]["messages"][-1]["content"]
+    text = desk().line(ExpansionJob(PARENTS[0], THREE[2], 0))["body"]["messages"][-1]["content"]
     assert "Write it in German" in text
     assert text.endswith("Instruction:\nTask 0\n\nOutput:\nDone.")
 
@@ -55,13 +62,13 @@ def test_names_differ_and_repeat() -> None:
 
 def test_equal_seeds_have_equal_jobs_under_two_names() -> None:
     twin = Parent("twin", "twin", 0, PARENTS[0].example)
-    one, two = (desk().line(Job(parent, THREE[0], 0)) for parent in (PARENTS[0], twin))
+    one, two = (desk().line(ExpansionJob(parent, THREE[0], 0)) for parent in (PARENTS[0], twin))
     assert one["body"] == two["body"]
     assert one["custom_id"] != two["custom_id"]
 
 
 def test_draws_differ_from_round_to_round_and_way_to_way() -> None:
-    seeds = {desk().seed(Job(PARENTS[0], variant, turn)) for variant in THREE for turn in range(5)}
+    seeds = {desk().seed(ExpansionJob(PARENTS[0], variant, turn)) for variant in THREE for turn in range(5)}
     assert len(seeds) == 15
     assert all(0 <= seed < 1 << 31 for seed in seeds)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS, is_distilled
-from tokenmill.recipes.export import Format, Wanted, check_replaceable, export
+from tokenmill.recipes.export import ExportFormat, ExportRequest, check_replaceable, export
 from tokenmill.storage.rows import read_rows, write_rows
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -61,18 +61,22 @@ def lines(path: Path) -> list[dict[str, Any]]:
         ("alpaca", {"instruction": "Why?", "input": "", "output": "Because.", "system": "Be brief."}),
     ],
 )
-def test_one_row(tmp_path: Path, name: str, format: Format, expected: dict[str, Any]) -> None:
+def test_one_row(tmp_path: Path, name: str, format: ExportFormat, expected: dict[str, Any]) -> None:
     source = table(tmp_path, row("a", [SYSTEM, *asked("Why?")], "Because.", reasoning="hm"), name=name)
-    done = export(source, tmp_path / "out.jsonl", Wanted(format))
+    done = export(source, tmp_path / "out.jsonl", ExportRequest(format))
     assert lines(tmp_path / "out.jsonl") == [expected]
     assert (done.rows, done.cut, done.empty) == (1, 0, 0)
 
 
 def test_alpaca_has_only_the_columns_that_are_used(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    export(table(tmp_path, row("a", asked("Why?"), "So.")), out, Wanted("alpaca"))
+    export(table(tmp_path, row("a", asked("Why?"), "So.")), out, ExportRequest("alpaca"))
     assert lines(out) == [{"instruction": "Why?", "input": "", "output": "So."}]
-    export(table(tmp_path, row("a", asked("Why?"), "So."), row("b", asked("1", "2", "3"), "4")), out, Wanted("alpaca"))
+    export(
+        table(tmp_path, row("a", asked("Why?"), "So."), row("b", asked("1", "2", "3"), "4")),
+        out,
+        ExportRequest("alpaca"),
+    )
     assert lines(out) == [
         {"instruction": "Why?", "input": "", "output": "So.", "history": []},
         {"instruction": "3", "input": "", "output": "4", "history": [["1", "2"]]},
@@ -82,7 +86,7 @@ def test_alpaca_has_only_the_columns_that_are_used(tmp_path: Path) -> None:
 def test_a_conversation_that_alpaca_has_no_place_for_is_refused(tmp_path: Path) -> None:
     twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
     with pytest.raises(UsageError, match="alternate"):
-        export(table(tmp_path, row("a", twice, "c")), tmp_path / "out.jsonl", Wanted("alpaca"))
+        export(table(tmp_path, row("a", twice, "c")), tmp_path / "out.jsonl", ExportRequest("alpaca"))
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -95,31 +99,31 @@ def test_cut_and_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
         row("d", asked("4"), "", finish_reason="length", reasoning="hm"),
     )
     out = tmp_path / "out.jsonl"
-    done = export(source, out, Wanted("messages"))
+    done = export(source, out, ExportRequest("messages"))
     assert (done.rows, done.cut, done.empty) == (1, 2, 1)
-    assert export(source, out, Wanted("messages", cut_too=True)).rows == 2
-    assert export(source, out, Wanted("messages", cut_too=True, with_reasoning=True)).rows == 3
+    assert export(source, out, ExportRequest("messages", cut_too=True)).rows == 2
+    assert export(source, out, ExportRequest("messages", cut_too=True, with_reasoning=True)).rows == 3
     assert lines(out)[-1]["messages"][-1]["content"] == "<think>\nhm\n</think>\n\n"
 
 
 def test_nothing_left_to_export_is_an_error(tmp_path: Path) -> None:
     source = table(tmp_path, row("a", asked("1"), "hal", finish_reason="length"))
     with pytest.raises(UsageError, match="1 were cut off") as refused:
-        export(source, tmp_path / "out.jsonl", Wanted("sharegpt"))
+        export(source, tmp_path / "out.jsonl", ExportRequest("sharegpt"))
     assert refused.value.hint is not None
 
 
 @pytest.mark.parametrize(("format", "name"), [("messages", "a.parquet"), ("parquet", "a.jsonl"), ("alpaca", "a.txt")])
-def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, format: Format, name: str) -> None:
+def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, format: ExportFormat, name: str) -> None:
     with pytest.raises(UsageError):
-        export(table(tmp_path, row("a", asked("1"), "x")), tmp_path / name, Wanted(format))
+        export(table(tmp_path, row("a", asked("1"), "x")), tmp_path / name, ExportRequest(format))
 
 
 def test_other_tables_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "x"}\n')
     with pytest.raises(UsageError, match="no teacher's answer"):
-        export(other, tmp_path / "out.jsonl", Wanted("messages"))
+        export(other, tmp_path / "out.jsonl", ExportRequest("messages"))
     assert not is_distilled(other)
     assert is_distilled(table(tmp_path, row("a", asked("1"), "x")))
     assert is_distilled(table(tmp_path, row("a", asked("1"), "x"), name="t.jsonl"))
@@ -141,14 +145,14 @@ def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz"])
 @pytest.mark.parametrize("format", ["messages", "sharegpt", "alpaca"])
-def test_only_an_export_in_the_same_format_is_replaced(tmp_path: Path, format: Format, name: str) -> None:
+def test_only_an_export_in_the_same_format_is_replaced(tmp_path: Path, format: ExportFormat, name: str) -> None:
     source, out = table(tmp_path, row("a", [SYSTEM, *asked("1", "2", "3")], "4")), tmp_path / name
     check_replaceable(out, format)  # there is none
-    export(source, out, Wanted(format))
+    export(source, out, ExportRequest(format))
     check_replaceable(out, format)
     for other in {"messages", "sharegpt", "alpaca"} - {format}:
         with pytest.raises(UsageError, match=f"something else than an export in the format {other}") as refused:
-            check_replaceable(out, cast(Format, other))
+            check_replaceable(out, cast(ExportFormat, other))
         assert refused.value.hint is not None
 
 
@@ -166,7 +170,7 @@ def test_what_is_no_export_is_kept(tmp_path: Path, text: str) -> None:
 
 def test_only_an_export_in_parquet_is_replaced(tmp_path: Path) -> None:
     source, out = table(tmp_path, row("a", asked("1"), "2")), tmp_path / "out.parquet"
-    export(source, out, Wanted("parquet"))
+    export(source, out, ExportRequest("parquet"))
     check_replaceable(out, "parquet")
     for other in (source, tmp_path / "broken.parquet"):
         (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no table")

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
-from tokenmill.recipes.summarization.documents import Document
+from tokenmill.recipes.summarization.documents import SourceDocument
 from tokenmill.recipes.summarization.manifest import (
     MANIFEST,
-    Entry,
     Manifest,
-    Recipe,
+    ManifestEntry,
+    SummaryInputs,
     file_names,
     held,
     is_below,
@@ -26,10 +26,10 @@ from tokenmill.recipes.summarization.manifest import (
     verdict,
 )
 
-RECIPE = Recipe("d1", "p1", "m1", {"max_tokens": 64, "temperature": 0.0})
-DOCUMENT = Document(("a.md",), "text", "/docs/a.md", "t1")
+RECIPE = SummaryInputs("d1", "p1", "m1", {"max_tokens": 64, "temperature": 0.0})
+DOCUMENT = SourceDocument(("a.md",), "text", "/docs/a.md", "t1")
 OLD, NEW, OTHER = b"old\n", b"new\n", b"by hand\n"
-ENTRY = Entry(
+ENTRY = ManifestEntry(
     "a.md",
     "/docs/a.md",
     "t1",
@@ -64,7 +64,9 @@ ENTRY = Entry(
         pytest.param(ENTRY, NEW, replace(RECIPE, overlap=9), "to do", id="an overlap"),
     ],
 )
-def test_verdicts(tmp_path: Path, entry: Entry | None, content: bytes | None, recipe: Recipe, expected: str) -> None:
+def test_verdicts(
+    tmp_path: Path, entry: ManifestEntry | None, content: bytes | None, recipe: SummaryInputs, expected: str
+) -> None:
     manifest = Manifest(tmp_path, {"a.md": entry} if entry else {})
     if content is not None:
         (tmp_path / "a.md.md").write_bytes(content)
@@ -121,7 +123,7 @@ PART = st.text(min_size=1, max_size=20) | st.sampled_from(
 
 @given(st.lists(st.lists(PART, min_size=1, max_size=3).map(tuple), unique=True, max_size=8))
 def test_every_document_has_a_file_of_its_own_inside_the_folder(all_parts: list[tuple[str, ...]]) -> None:
-    documents = {"/".join(parts): Document(parts, "", "") for parts in all_parts}
+    documents = {"/".join(parts): SourceDocument(parts, "", "") for parts in all_parts}
     files = file_names(documents.values(), {})
     assert files.keys() == documents.keys()
     folded = [file.casefold() for file in files.values()]
@@ -138,7 +140,7 @@ def test_every_document_has_a_file_of_its_own_inside_the_folder(all_parts: list[
 
 def test_ordinary_names_stay_as_they_are() -> None:
     names = ["guide/a.md", "b & c (2).txt", "Bericht über Mühlen.md", "हिन्दी.txt", "t.jsonl/row-0001"]
-    documents = [Document(tuple(name.split("/")), "", "") for name in names]
+    documents = [SourceDocument(tuple(name.split("/")), "", "") for name in names]
     assert list(file_names(documents, {}).values()) == [f"{name}.md" for name in names]
 
 

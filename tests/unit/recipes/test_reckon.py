@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.jobs.lint.run import Lint
-from tokenmill.jobs.scheduler.estimates import Rates
-from tokenmill.recipes.estimate import Forecast, Known, Speeds, StageForecast, forecast
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.recipes.estimate import EngineSpeeds, KnownCosts, RecipeForecast, StageForecast, forecast
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat_line
 
 HEAD = "You write one line about a thing. " * 40
-FAST = Speeds(
-    Rates(100.0, ((1, 10.0), (8, 40.0))), 8, measured=True, words="measured", confidence="measured", load_s=60.0
+FAST = EngineSpeeds(
+    MeasuredRates(100.0, ((1, 10.0), (8, 40.0))), 8, measured=True, words="measured", confidence="measured", load_s=60.0
 )
 
 
@@ -40,8 +40,8 @@ def asked(count: int, *, head: str = HEAD, tokens: int | None = 50, first: int =
     )
 
 
-def reckoned(*stages: StageProspect, speeds: Speeds | None = FAST, **known: Any) -> Forecast:
-    return forecast(Prospect(stages, rows=7, notes=("mind the gap",)), lambda _depth: speeds, Known(**known))
+def reckoned(*stages: StageProspect, speeds: EngineSpeeds | None = FAST, **known: Any) -> RecipeForecast:
+    return forecast(Prospect(stages, rows=7, notes=("mind the gap",)), lambda _depth: speeds, KnownCosts(**known))
 
 
 def stage(count: int = 100, **more: Any) -> StageProspect:
@@ -180,11 +180,11 @@ def test_a_ceiling_is_each_line_s_own() -> None:
 def test_speeds_are_asked_for_the_middle_of_an_answer() -> None:
     depths: list[int] = []
 
-    def speeds(depth: int) -> Speeds:
+    def speeds(depth: int) -> EngineSpeeds:
         depths.append(depth)
         return FAST
 
-    one = forecast(Prospect((stage(),)), speeds, Known(count=words)).stages[0]
+    one = forecast(Prospect((stage(),)), speeds, KnownCosts(count=words)).stages[0]
     assert depths == [round(one.prompt_tokens / 100 + 25)]
 
 

@@ -10,32 +10,32 @@ import pytest
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.scheduler.estimates import Rates
-from tokenmill.jobs.worker.progress import Report
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.jobs.worker.reuse import Misses
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 from tokenmill.measurements import read_json
-from tokenmill.recipes.runner import Origin
-from tokenmill.recipes.speeds import MOST_STAGES, Pace, from_paces, keeper, pace_of, paces
+from tokenmill.recipes.runner import AnswerOrigin
+from tokenmill.recipes.speeds import MOST_STAGES, StagePace, from_paces, keeper, pace_of, paces
 
 MACHINE = find("epyc-9175f")
-ORIGIN = Origin("tiny", "m", "native", "b2", 1024)
+ORIGIN = AnswerOrigin("tiny", "m", "native", "b2", 1024)
 WHEN = datetime(2026, 11, 2, 3, 4, 5, tzinfo=UTC)
-REPORT = Report(
+REPORT = RunReport(
     "finished",
     20.0,
     20.0,
     Counts(),
     40,
-    Tokens(3000, 1000, 800),
-    Rates(200.0, ((1, 80.0),)),
+    RunTokens(3000, 1000, 800),
+    MeasuredRates(200.0, ((1, 80.0),)),
     3.9,
     Misses(),
     None,
     0,
     (),
 )
-PACE = Pace("2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native", "b2", 40, 3.9, 2000, 200.0, 800, 80.0)
+PACE = StagePace("2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native", "b2", 40, 3.9, 2000, 200.0, 800, 80.0)
 
 
 def test_a_stage_tells_its_rates_at_its_width() -> None:
@@ -45,13 +45,13 @@ def test_a_stage_tells_its_rates_at_its_width() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        replace(REPORT, rates=Rates()),
-        replace(REPORT, rates=Rates(None, ((1, 80.0),))),  # an engine that tells no times
-        replace(REPORT, tokens=Tokens(3000, 2990, 800)),
-        replace(REPORT, tokens=Tokens(3000, 1000, 8)),
+        replace(REPORT, rates=MeasuredRates()),
+        replace(REPORT, rates=MeasuredRates(None, ((1, 80.0),))),  # an engine that tells no times
+        replace(REPORT, tokens=RunTokens(3000, 2990, 800)),
+        replace(REPORT, tokens=RunTokens(3000, 1000, 8)),
     ],
 )
-def test_too_little_is_not_kept(tmp_path: Path, report: Report) -> None:
+def test_too_little_is_not_kept(tmp_path: Path, report: RunReport) -> None:
     keeper(tmp_path, MACHINE, lambda: ORIGIN)(report)
     assert read_json(tmp_path, "stage") == []
 

@@ -11,8 +11,8 @@ import pytest
 
 from support.mills import ORIGIN, Said, ScriptedMill, completion
 from tokenmill.errors import UsageError
-from tokenmill.recipes.runner import Answered, End, Line
-from tokenmill.recipes.summarization.documents import Reading, gather
+from tokenmill.recipes.runner import Answered, Line, RecipeEnd
+from tokenmill.recipes.summarization.documents import ReadOptions, gather
 from tokenmill.recipes.summarization.forecast import prospect
 from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
 from tokenmill.recipes.summarization.prompts import KINDS, Prompts, prompts_for, write_packaged
@@ -67,7 +67,7 @@ def docs(tmp_path: Path) -> Path:
 
 def order(docs: Path, **changes: Any) -> SummarizeRequest:
     out = docs.parent / "out"
-    return replace(SummarizeRequest(gather([docs], Reading(leave_out=out)), out, PROMPTS, SAMPLING), **changes)
+    return replace(SummarizeRequest(gather([docs], ReadOptions(leave_out=out)), out, PROMPTS, SAMPLING), **changes)
 
 
 def ran(mill: ScriptedMill, wanted: SummarizeRequest) -> Summarized:
@@ -313,7 +313,7 @@ def test_summaries_of_vanished_documents_stay_until_they_are_pruned(docs: Path) 
 
 def test_what_cannot_be_read_today_is_not_gone(docs: Path) -> None:
     (docs / "t.csv").write_text("id,text\nx,one\n")
-    reading = Reading(id_column="id", leave_out=docs.parent / "out")
+    reading = ReadOptions(id_column="id", leave_out=docs.parent / "out")
     ran(ScriptedMill(echo), order(docs, found=gather([docs], reading)))
     (docs / "t.csv").write_text("id,text\nx,one\nx,two\n")
     (docs / "a.md").write_bytes(b"\0")
@@ -378,7 +378,7 @@ def test_cancelled_jobs_are_no_failures(docs: Path) -> None:
 
     class Ended(CancelledMill):
         async def run(self, stage: str, lines: Any) -> Any:
-            end: End = "cancelled"
+            end: RecipeEnd = "cancelled"
             return replace(await super().run(stage, lines), end=end)
 
     ended = ran(Ended(echo), order(docs))

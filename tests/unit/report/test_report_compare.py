@@ -13,7 +13,7 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.report.bars import tier_chart
 from tokenmill.report.compare import comparisons, load_for, pictures, typical_error
-from tokenmill.report.report import Comparison, Origin
+from tokenmill.report.report import FigureComparison, FigureOrigin
 from tokenmill.units import GIB, MIB
 
 CASES = [
@@ -104,8 +104,8 @@ def test_a_newer_measurement_takes_the_place_of_an_older_one() -> None:
 
 
 def test_the_typical_error_knows_no_sign_and_no_nothing() -> None:
-    def one(predicted: float, measured: float) -> Comparison:
-        return Comparison("decode", "", "tok/s", predicted, measured, Origin("measured"))
+    def one(predicted: float, measured: float) -> FigureComparison:
+        return FigureComparison("decode", "", "tok/s", predicted, measured, FigureOrigin("measured"))
 
     assert typical_error([one(90, 100), one(130, 100), one(100, 100)]) == pytest.approx(0.1)
     assert typical_error([one(1, 0)]) is None

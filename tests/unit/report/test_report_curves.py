@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from support import reports
 from tokenmill.report.curves import bandwidth_curves, curve_words, depth_curves, dial_words, dots, knee, setting_curves
-from tokenmill.report.report import Curve, Dot
+from tokenmill.report.report import ChartCurve, Dot
 from tokenmill.tuner.point import Figures, TrialSettings
 
 GIVEN = reports.asked()
 
 
-def curve(key: str, curves: list[Curve]) -> Curve:
+def curve(key: str, curves: list[ChartCurve]) -> ChartCurve:
     return next(each for each in curves if each.key == key)
 
 

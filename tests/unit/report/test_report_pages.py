@@ -13,7 +13,7 @@ from tokenmill.report.charts import error_bar, front_chart, line_chart
 from tokenmill.report.collect import Results, Subject, build_report
 from tokenmill.report.curves import front_of
 from tokenmill.report.render import bar, fenced, markdown, page, plain
-from tokenmill.report.report import Curve, Dot, Line, Origin, Report
+from tokenmill.report.report import ChartCurve, Dot, FigureOrigin, ReportPage, Series
 
 FULL = reports.full_report()
 EMPTY = build_report(Subject(reports.asked().machine), Results(), reports.WHEN)
@@ -48,7 +48,7 @@ class Reader(HTMLParser):
             self.words += data
 
 
-def renamed(name: str, build: str = "b1") -> Report:
+def renamed(name: str, build: str = "b1") -> ReportPage:
     assert FULL.model is not None
     assert FULL.point is not None
     point = replace(FULL.point, knee=name, given_up=(name,), place=replace(FULL.point.place, build=build))
@@ -63,7 +63,7 @@ def renamed(name: str, build: str = "b1") -> Report:
 
 
 @pytest.mark.parametrize("report", [FULL, EMPTY], ids=["full", "empty"])
-def test_a_page_needs_nothing_but_itself(report: Report) -> None:
+def test_a_page_needs_nothing_but_itself(report: ReportPage) -> None:
     text = page(report)
     found = Reader(text)
     tags = {tag for tag, _ in found.seen}
@@ -181,9 +181,11 @@ def test_blocks() -> None:
     ],
 )
 def test_odd_curves_are_drawn_inside_their_frame(dots: tuple[Dot, ...], width: int) -> None:
-    lines = tuple(Line(f"line {number}", Origin("measured"), dots) for number in range(5))
+    lines = tuple(Series(f"line {number}", FigureOrigin("measured"), dots) for number in range(5))
     for doubling in (False, True):
-        curve = Curve("threads", "t", "threads", "tok/s", lines, doubling=doubling, knee=dots[0].x, chosen=dots[0].x)
+        curve = ChartCurve(
+            "threads", "t", "threads", "tok/s", lines, doubling=doubling, knee=dots[0].x, chosen=dots[0].x
+        )
         text = str(line_chart(curve, width))
         assert "nan" not in text.lower()
         marks = [float(x) for x in re.findall(r'<circle cx="([-\d.]+)"', text)]

@@ -13,7 +13,7 @@ from tokenmill.errors import UsageError
 from tokenmill.tuner.bench.cache import cache, first
 from tokenmill.tuner.bench.energy import Energy, Price, energy, parse_price
 from tokenmill.tuner.bench.rig import Rig
-from tokenmill.tuner.bench.rows import Row
+from tokenmill.tuner.bench.rows import BenchRow
 from tokenmill.tuner.bench.run import PARTS, Order, belongs, bench, last_part
 from tokenmill.tuner.bench.served import Prose, Served
 from tokenmill.tuner.bench.sweep import (
@@ -27,7 +27,7 @@ from tokenmill.tuner.bench.sweep import (
     thread_counts,
 )
 from tokenmill.tuner.energy import Joules
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import PointScope
 from tokenmill.tuner.soak.judge import Limit
 from tokenmill.tuner.soak.run import fill
@@ -47,7 +47,7 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def same(row: Row) -> Row:
+def same(row: BenchRow) -> BenchRow:
     return row
 
 
@@ -417,7 +417,7 @@ def test_an_unknown_server_is_benchmarked_by_words_alone() -> None:
 
 def test_a_first_request_and_disturbed_points_stay_out_of_the_history() -> None:
     async def scene() -> None:
-        kept: list[Speed] = []
+        kept: list[SpeedRecord] = []
         engine = PrefixEngine()
         done = await bench(rig_of(engine), Order(("first", "sweep"), 100, 100, 4), PLACE, record=kept.append)
         assert kept == []  # without a plan the settings are not known

@@ -13,7 +13,7 @@ from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.tuner.bench.cache import CacheEffect, state_bytes
 from tokenmill.tuner.bench.energy import Energy, Price
-from tokenmill.tuner.bench.rows import Row, Stat
+from tokenmill.tuner.bench.rows import BenchRow, Stat
 from tokenmill.tuner.bench.run import Bench, dials_of, predicted, speed_of
 from tokenmill.tuner.bench.tables import as_csv, as_markdown
 from tokenmill.tuner.point import PointScope
@@ -26,7 +26,7 @@ def one(value: float) -> Stat:
     return Stat(value, value * 0.9, value * 1.05, 3)
 
 
-ROW = Row("sweep", 512, 128, 1024, 1536, one(12.5), one(40.96), one(10.0), one(12.7), one(22.5))
+ROW = BenchRow("sweep", 512, 128, 1024, 1536, one(12.5), one(40.96), one(10.0), one(12.7), one(22.5))
 BENCH = Bench(
     PLACE,
     WHEN,

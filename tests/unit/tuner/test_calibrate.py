@@ -17,7 +17,7 @@ from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import Calibration, Correction
 from tokenmill.tuner.calibrate import MOST, calibration, correction, main_family, newest_builds, predicted
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
 DIALS = TrialSettings(threads=13, threads_batch=16, sequences=1, ubatch=512, context=8192)
@@ -45,13 +45,13 @@ def speed(
     dials: TrialSettings = DIALS,
     depth: int = 512,
     told: Figures = NOTHING,
-) -> Speed:
-    return Speed(
+) -> SpeedRecord:
+    return SpeedRecord(
         when, machine.name, machine_id(machine), "model", model_id, engine, build, "tune", dials, depth, figures, told
     )
 
 
-def found(*speeds: Speed, machine: Machine = EPYC, **more: object) -> Calibration | None:
+def found(*speeds: SpeedRecord, machine: Machine = EPYC, **more: object) -> Calibration | None:
     given_with = {"model_id": "own", "engines": ("native",), **more}
     return calibration(speeds, plan_on(machine), machine_id=machine_id(machine), **given_with)  # type: ignore[arg-type]
 

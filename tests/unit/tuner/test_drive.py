@@ -14,11 +14,11 @@ from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner.energy import Joules, Meter
-from tokenmill.tuner.measure import How
+from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.noise_monitor import NoiseMonitor
-from tokenmill.tuner.point import Aim, Outcome, Trial, TrialSettings
-from tokenmill.tuner.trial_run import MOST_FAILED_LOADS, MOST_KILLS, Step, TrialContext, attempt, drive, outcome_of
-from tokenmill.tuner.work import Drawn, Work
+from tokenmill.tuner.point import Aim, Trial, TrialOutcome, TrialSettings
+from tokenmill.tuner.trial_run import MOST_FAILED_LOADS, MOST_KILLS, TrialContext, TrialStep, attempt, drive, outcome_of
+from tokenmill.tuner.work import Drawn, TuneRequests
 
 DIALS = TrialSettings(1, 1, 2, 512, 1024)
 KILLED = "the native engine was killed for memory, most likely while holding 20 GiB"
@@ -43,7 +43,7 @@ SHOT = "the native engine was killed by SIGKILL (by somebody; not for memory, as
         (RequestRefused("no"), "refused"),
     ],
 )
-def test_what_an_error_says_of_a_trial(error: TokenmillError, outcome: Outcome) -> None:
+def test_what_an_error_says_of_a_trial(error: TokenmillError, outcome: TrialOutcome) -> None:
     assert outcome_of(error) == outcome
 
 
@@ -105,10 +105,10 @@ def plan() -> Plan:
 
 
 def bed(stand: FakeStand, watch: type[NoiseMonitor] | None = None) -> TrialContext:
-    return TrialContext(plan(), stand, How(seconds=0.02), watch=watch)
+    return TrialContext(plan(), stand, MeasureOptions(seconds=0.02), watch=watch)
 
 
-async def work(_engine: Engine) -> Work:
+async def work(_engine: Engine) -> TuneRequests:
     return Drawn(Aim(prompt_tokens=8, tail_tokens=2, output_tokens=4), tuple(range(50)))
 
 
@@ -140,7 +140,7 @@ def test_a_disturbed_trial_keeps_its_figures_and_does_not_count() -> None:
 
 def test_energy_is_told_for_a_token_or_why_not() -> None:
     async def metered() -> Trial:
-        on = TrialContext(plan(), FakeStand(), How(seconds=0.02), watch=None, meter=Steady)
+        on = TrialContext(plan(), FakeStand(), MeasureOptions(seconds=0.02), watch=None, meter=Steady)
         return await attempt(on, DIALS, work, 0)
 
     assert asyncio.run(metered()).figures.joules_per_token
@@ -238,7 +238,7 @@ class Listed:
 
 def test_the_loop_keeps_every_trial_before_it_counts_and_takes_up_old_ones() -> None:
     old = Trial(replace(DIALS, sequences=16), "died")
-    search, kept, steps = Listed(2, 8, 3), list[Trial](), list[Step]()
+    search, kept, steps = Listed(2, 8, 3), list[Trial](), list[TrialStep]()
 
     def keep(trial: Trial) -> None:
         assert trial not in search.told

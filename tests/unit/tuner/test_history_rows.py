@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.cli.history_rows import FEW, Row, errors, in_words, rows_of, trends
+from tokenmill.cli.history_rows import FEW, HistoryRow, errors, in_words, rows_of, trends
 from tokenmill.cli.views.history import CURVE, curve
 from tokenmill.engine.loading.load_history import LoadRecord
-from tokenmill.engine.reconcile import Row as Held
-from tokenmill.tuner.history import Speed
+from tokenmill.engine.reconcile import ReconciledItem as Held
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
 DIALS = TrialSettings(threads=13, threads_batch=16, sequences=4, ubatch=512, context=8192)
-SPEED = Speed(
+SPEED = SpeedRecord(
     "2026-11-15T10:00:00+00:00",
     "box",
     "id",
@@ -119,7 +119,7 @@ def test_a_curve_never_outgrows_its_column(values: list[float]) -> None:
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0.1, 1e3) | st.none()), max_size=40))
 def test_errors_count_what_was_predicted(pairs: list[tuple[float, float | None]]) -> None:
-    rows = [Row("w", "m", "i", "a", "b", None, None, "tune", "", 0, "decode", *pair) for pair in pairs]
+    rows = [HistoryRow("w", "m", "i", "a", "b", None, None, "tune", "", 0, "decode", *pair) for pair in pairs]
     first, last, count = errors(rows)
     assert count == sum(predicted is not None for _, predicted in pairs)
     assert (first is None) == (last is None) == (count == 0)

@@ -15,9 +15,9 @@ from tokenmill.engine.engine import Answer, Piece, Request, Timings, Usage
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.tuner.measure import (
     SHARING,
-    How,
     Mark,
     Measured,
+    MeasureOptions,
     batch_rate,
     measure,
     prepare,
@@ -104,7 +104,7 @@ def test_waves_that_agree_are_enough() -> None:
     assert not settled([10.0, 14.0, 7.0], 0.03)
 
 
-def run(engine: Ticking, how: How, lanes: int = 3, context: int = 4096) -> tuple[float | None, Measured]:
+def run(engine: Ticking, how: MeasureOptions, lanes: int = 3, context: int = 4096) -> tuple[float | None, Measured]:
     async def work() -> tuple[float | None, Measured]:
         async with asyncio.timeout(20):
             head_s = await prepare(engine, WORK, 7, lanes)
@@ -117,7 +117,7 @@ def run(engine: Ticking, how: How, lanes: int = 3, context: int = 4096) -> tuple
 
 def test_a_trial_warms_up_computes_the_head_alone_and_keeps_all_lanes_busy() -> None:
     engine = Ticking()
-    head_s, found = run(engine, How(seconds=0.05))
+    head_s, found = run(engine, MeasureOptions(seconds=0.05))
     assert head_s == 0.5
     warm, head, first = engine.seen[:3], engine.seen[3], engine.seen[4]
     assert all(isinstance(each.prompt, tuple) and len(each.prompt) == 8 for each in warm)
@@ -139,7 +139,7 @@ def test_a_trial_warms_up_computes_the_head_alone_and_keeps_all_lanes_busy() -> 
 
 def test_interactive_requests_are_sent_only_where_they_are_asked_for() -> None:
     engine = Ticking()
-    _, found = run(engine, How(seconds=0.05, latency=True))
+    _, found = run(engine, MeasureOptions(seconds=0.05, latency=True))
     assert [each.priority for each in engine.seen].count("interactive") == 2
     assert found.figures.first_token_s is not None
     assert found.figures.first_token_s > 0
@@ -149,7 +149,7 @@ def test_interactive_requests_are_sent_only_where_they_are_asked_for() -> None:
 def test_slots_that_share_nothing_get_the_head_first() -> None:
     alone = replace(CAPABILITIES, shares_prefixes=False)
     engine = Ticking(capabilities=alone)
-    run(engine, How(seconds=0.05))
+    run(engine, MeasureOptions(seconds=0.05))
     again = engine.seen[4:7]
     assert [each.max_tokens for each in again] == [1, 1, 1]
 
@@ -157,7 +157,7 @@ def test_slots_that_share_nothing_get_the_head_first() -> None:
 def test_a_death_in_a_wave_is_told_at_once_and_leaves_nothing_running() -> None:
     engine = Ticking(dies_after=5)
     with pytest.raises(EngineDied):
-        run(engine, How(seconds=5.0))
+        run(engine, MeasureOptions(seconds=5.0))
     assert engine.running == 0
 
 
@@ -179,7 +179,7 @@ class Held(Ticking):
 @pytest.mark.parametrize(("context", "grows"), [(4096, True), (80, False)])
 def test_answers_that_come_whole_are_made_longer_as_far_as_the_context_goes(context: int, grows: bool) -> None:
     engine = Held()
-    _, found = run(engine, How(seconds=0.05), context=context)
+    _, found = run(engine, MeasureOptions(seconds=0.05), context=context)
     longest = max(each.max_tokens or 0 for each in engine.seen)
     assert (longest > 100) is grows
     assert longest < context - WORK.depth
@@ -196,7 +196,7 @@ class Silent(Ticking):
 
 def test_an_engine_that_writes_nothing_is_no_figure() -> None:
     with pytest.raises(EngineError) as caught:
-        run(Silent(), How(seconds=0.05))
+        run(Silent(), MeasureOptions(seconds=0.05))
     assert caught.value.code == "no_overlap"
 
 

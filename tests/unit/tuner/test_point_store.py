@@ -7,7 +7,7 @@ import pytest
 
 from tokenmill import measurements
 from tokenmill.measurements import journal_path
-from tokenmill.tuner.history import Speed, append, read
+from tokenmill.tuner.history import SpeedRecord, append, read
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
 from tokenmill.tuner.point_store import (
     find,
@@ -113,7 +113,7 @@ def test_for_latency_only_trials_count_that_measured_it(tmp_path: Path) -> None:
 
 
 def test_measured_speeds_are_kept_beside_what_was_predicted(tmp_path: Path) -> None:
-    speed = Speed(
+    speed = SpeedRecord(
         "2026-11-15T01:02:03+00:00",
         "mill",
         "a",

@@ -15,16 +15,16 @@ from tokenmill.engine.engine import (
     Chat,
     Counters,
     Engine,
+    EngineStatus,
     Identity,
     Piece,
     Prompt,
     Request,
-    Status,
     TokenLogprob,
     Usage,
 )
 from tokenmill.errors import RequestRefused, TooLong
-from tokenmill.tuner.qualify.result import WANTED, Check, Step, verdict
+from tokenmill.tuner.qualify.result import WANTED, Check, QualifyStep, verdict
 from tokenmill.tuner.qualify.run import ask_all, code, fitting, needles, repeated, room_for, structured
 from tokenmill.tuner.qualify.tasks import PLACES, asks, documents
 
@@ -82,8 +82,8 @@ class Ruled(Engine):
             raise RequestRefused("no tokens")
         return tuple(range(len(str(prompt).split())))
 
-    async def status(self) -> Status:
-        return Status("ready", self.identity, Counters())
+    async def status(self) -> EngineStatus:
+        return EngineStatus("ready", self.identity, Counters())
 
     async def close(self) -> None:
         return
@@ -129,7 +129,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def silent(_: Step) -> None:
+def silent(_: QualifyStep) -> None:
     return
 
 
@@ -202,7 +202,7 @@ def test_other_tasks_use_the_lanes_there_are() -> None:
 
 
 def test_progress_reaches_its_end() -> None:
-    steps: list[Step] = []
+    steps: list[QualifyStep] = []
     run(code(Ruled(sound), "c-like", quick=False, tell=steps.append))
     assert [(step.done, step.total) for step in steps] == [(number, 8) for number in range(1, 9)]
 

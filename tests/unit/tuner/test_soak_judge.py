@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.tuner.soak.judge import ROUND, Limit, Reading, Step, growth, judge
+from tokenmill.tuner.soak.judge import ROUND, Limit, Reading, SoakStep, growth, judge
 from tokenmill.units import GIB, MIB
 
 LIMIT = Limit(goal=32768, step=4096, reserve_bytes=(("dram", 512 * MIB), ("gpu0", 512 * MIB)))
 
 
-def step(depth: int, used: int | None, free: int | None, *, tier: str = "dram", whole: bool = True) -> Step:
-    return Step(depth, 1, (Reading(tier, None, used, free),), 100.0, 10.0, whole=whole)
+def step(depth: int, used: int | None, free: int | None, *, tier: str = "dram", whole: bool = True) -> SoakStep:
+    return SoakStep(depth, 1, (Reading(tier, None, used, free),), 100.0, 10.0, whole=whole)
 
 
-def line(depths: Sequence[int], *, start: int, per_token: int, free: int, tier: str = "dram") -> list[Step]:
+def line(depths: Sequence[int], *, start: int, per_token: int, free: int, tier: str = "dram") -> list[SoakStep]:
     """Steps of an engine that takes so much for each token, of memory that had so much free at the first."""
     return [
         step(depth, start + per_token * (depth - depths[0]), free - per_token * (depth - depths[0]), tier=tier)
@@ -63,7 +63,7 @@ def test_all_of_it_filled() -> None:
 
 
 def test_memory_that_cannot_be_watched_is_said() -> None:
-    steps = [Step(32768, 1, (), 100.0, 10.0)]
+    steps = [SoakStep(32768, 1, (), 100.0, 10.0)]
     assert judge([replace(steps[0], depth=4096)], LIMIT).go_on
     assert judge(steps, LIMIT).reason == "all of it was filled; memory could not be watched"
 
@@ -77,7 +77,7 @@ def test_memory_that_cannot_be_watched_is_said() -> None:
         ([step(4096, GIB, 2 * GIB), step(8192, GIB, 100 * MIB), step(12288, GIB, 2 * GIB)], 4096),
     ],
 )
-def test_memory_that_has_run_short_leaves_what_was_safe_before(steps: list[Step], usable: int) -> None:
+def test_memory_that_has_run_short_leaves_what_was_safe_before(steps: list[SoakStep], usable: int) -> None:
     verdict = judge(steps, LIMIT)
     assert (verdict.go_on, verdict.usable_context) == (False, usable)
 
@@ -103,7 +103,7 @@ def test_growth_from_what_is_free_where_the_engines_share_is_unknown() -> None:
 
 
 @st.composite
-def soaks(draw: st.DrawFn) -> tuple[list[Step], Limit]:
+def soaks(draw: st.DrawFn) -> tuple[list[SoakStep], Limit]:
     goal = draw(st.integers(1024, 100_000))
     size = draw(st.integers(256, goal))
     count = draw(st.integers(1, min(12, -(-goal // size))))
@@ -118,7 +118,7 @@ def soaks(draw: st.DrawFn) -> tuple[list[Step], Limit]:
 
 
 @given(soaks())
-def test_never_more_than_what_was_safe_and_the_growth_allows(soak: tuple[list[Step], Limit]) -> None:
+def test_never_more_than_what_was_safe_and_the_growth_allows(soak: tuple[list[SoakStep], Limit]) -> None:
     steps, limit = soak
     verdict = judge(steps, limit)
     safe = [one for one in steps if (one.memory[0].free_bytes or 0) >= limit.reserve("dram")]
@@ -137,7 +137,7 @@ def test_never_more_than_what_was_safe_and_the_growth_allows(soak: tuple[list[St
 
 
 @given(soaks(), st.integers(0, 1 << 34))
-def test_more_memory_never_means_less_context(soak: tuple[list[Step], Limit], more: int) -> None:
+def test_more_memory_never_means_less_context(soak: tuple[list[SoakStep], Limit], more: int) -> None:
     steps, limit = soak
     richer = [
         replace(one, memory=tuple(replace(r, free_bytes=(r.free_bytes or 0) + more) for r in one.memory))
@@ -152,7 +152,7 @@ def test_more_memory_never_means_less_context(soak: tuple[list[Step], Limit], mo
 
 
 @given(soaks(), st.integers(0, 1 << 32))
-def test_a_larger_reserve_never_means_more_context(soak: tuple[list[Step], Limit], more: int) -> None:
+def test_a_larger_reserve_never_means_more_context(soak: tuple[list[SoakStep], Limit], more: int) -> None:
     steps, limit = soak
     stricter = replace(limit, reserve_bytes=(("dram", limit.reserve("dram") + more),))
     loose, strict = judge(steps, limit), judge(steps, stricter)

@@ -11,7 +11,7 @@ from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak.judge import Reading, Step
+from tokenmill.tuner.soak.judge import Reading, SoakStep
 from tokenmill.tuner.soak.memory_watch import Gauge, Group, host_reading, predicted_bytes, read_groups
 from tokenmill.tuner.soak.run import default_step, tightest
 from tokenmill.tuner.soak.store import speed_of
@@ -31,8 +31,8 @@ class Recorded(LocalHost):
     def text(self, path: str) -> str | None:
         return self.files.get(path)
 
-    def nvml(self) -> nvml.Reading:
-        return nvml.Reading((nvml.Card(0, memory_free_bytes=self.free_bytes),))
+    def nvml(self) -> nvml.NvmlReading:
+        return nvml.NvmlReading((nvml.NvmlCard(0, memory_free_bytes=self.free_bytes),))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_every_memory_of_a_plan_is_read() -> None:
     assert gpu.predicted_bytes == predicted_bytes(plan, "gpu0", 4096)
     assert Gauge(tuple, plan, host=host, vram=vram).read(0) == ()  # an engine elsewhere
 
-    speed = speed_of(Step(4096, 1, (dram, gpu), 50.0, 5.0, computed_tokens=512), PLACE, plan, "now")
+    speed = speed_of(SoakStep(4096, 1, (dram, gpu), 50.0, 5.0, computed_tokens=512), PLACE, plan, "now")
     assert (speed.source, speed.depth) == ("soak", 4096)
     assert (speed.figures.host_bytes, speed.figures.gpu_bytes, speed.figures.prefill_tok_s) == (MIB, 20 * GIB, 50.0)
     assert speed.predicted.gpu_bytes == gpu.predicted_bytes

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.tuner.curves import Line, bound, exponent, probe
+from tokenmill.tuner.curves import WorthCurve, bound, exponent, probe
 
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 
@@ -27,34 +27,34 @@ def test_exponent_is_one_where_speed_is_proportional() -> None:
     ],
 )
 def test_bound(seen: dict[int, float], at: int, low: float, high: float) -> None:
-    assert low <= bound(Line(SEQUENCES, seen), at) <= high
+    assert low <= bound(WorthCurve(SEQUENCES, seen), at) <= high
 
 
 def test_nothing_below_and_one_above_is_no_bound() -> None:
-    assert bound(Line(SEQUENCES, {16: 90.0}), 4) == float("inf")
+    assert bound(WorthCurve(SEQUENCES, {16: 90.0}), 4) == float("inf")
 
 
 def test_gap_that_may_hide_a_cliff_is_looked_into_first() -> None:
-    assert probe(Line(SEQUENCES, {2: 50.0, 64: 60.0}), 61.0) in (8, 12)
+    assert probe(WorthCurve(SEQUENCES, {2: 50.0, 64: 60.0}), 61.0) in (8, 12)
 
 
 def test_cliff_ends_the_line() -> None:
     """At 32 it falls so far that twice as many cannot make up for it."""
     seen = {1: 46.9, 2: 75.6, 4: 76.9, 8: 84.1, 12: 88.0, 16: 91.2, 24: 91.0, 32: 19.2}
-    assert probe(Line(SEQUENCES, seen, from_first=True), 91.2 * 1.03) is None
+    assert probe(WorthCurve(SEQUENCES, seen, from_first=True), 91.2 * 1.03) is None
 
 
 def test_fall_that_could_be_followed_by_a_rise_is_looked_behind() -> None:
     seen = {1: 46.9, 2: 75.6, 4: 76.9, 8: 84.1, 12: 88.0, 16: 91.2, 24: 91.0, 32: 80.0}
-    assert probe(Line(SEQUENCES, seen), 91.2 * 1.03) in (48, 64)
+    assert probe(WorthCurve(SEQUENCES, seen), 91.2 * 1.03) in (48, 64)
 
 
 def test_crash_is_approached_by_halves() -> None:
-    assert probe(Line(SEQUENCES, {4: 40.0}, frozenset({64})), 41.0) in (12, 16, 24)
+    assert probe(WorthCurve(SEQUENCES, {4: 40.0}, frozenset({64})), 41.0) in (12, 16, 24)
 
 
 def test_fitted_forecast_rules_values_out() -> None:
-    line = Line(tuple(range(8, 17)), {8: 38.7, 12: 51.6, 16: 54.3})
+    line = WorthCurve(tuple(range(8, 17)), {8: 38.7, 12: 51.6, 16: 54.3})
     assert probe(line, 56.0) in (14, 15)
     assert probe(line, 56.0, lambda _: 50.0) is None
     assert probe(line, 56.0, lambda value: 50.0 if value == 15 else None) == 14
@@ -70,7 +70,7 @@ def test_line_is_walked_to_its_end(values: tuple[int, ...], data: st.DataObject)
     shut: set[int] = set()
     seen: dict[int, float] = {}
     while True:
-        line = Line(values, seen, frozenset(shut), from_first=data.draw(st.booleans()))
+        line = WorthCurve(values, seen, frozenset(shut), from_first=data.draw(st.booleans()))
         bar = max(seen.values(), default=0.0) * 1.03
         value = probe(line, bar)
         if value is None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tune_surfaces import RECORDED, MadeUp, Surface, exhaustive, made_up, run, tok_s, tried
 from tokenmill.tuner.noise import Standing, standings
 from tokenmill.tuner.objectives import choose, yardstick
-from tokenmill.tuner.point import Aim, AimKind, Figures, Outcome, Trial, TrialSettings
+from tokenmill.tuner.point import Aim, AimKind, Figures, Trial, TrialOutcome, TrialSettings
 from tokenmill.tuner.search import Search
 from tokenmill.tuner.space import Space
 from tokenmill.tuner.trial_log import needs_as_much
@@ -95,7 +95,7 @@ def test_out_of_memory_is_a_result_and_more_is_not_tried(cells: int) -> None:
     plain = MadeUp(ubatches=(256, 512, 1024))
     space = replace(plain.space, cache_types=(("f16", "f16"), ("q8_0", "q8_0")))
 
-    def surface(dials: TrialSettings) -> Figures | Outcome:
+    def surface(dials: TrialSettings) -> Figures | TrialOutcome:
         size = 1 if dials.cache_type_k == "f16" else 0.53
         return plain(dials) if dials.sequences * size <= cells else "out of memory"
 
@@ -256,7 +256,7 @@ def test_load_that_wins_is_climbed_on() -> None:
     plain = MadeUp(cliff_at=16, cliff_by=5.0)
     space = replace(plain.space, offload_min_batch=(None, 128), repack=(True, False))
 
-    def surface(dials: TrialSettings) -> Figures | Outcome:
+    def surface(dials: TrialSettings) -> Figures | TrialOutcome:
         if not dials.repack:
             return "died"
         return (plain if dials.offload_min_batch is None else replace(plain, cliff_at=None))(dials)
@@ -349,7 +349,7 @@ def test_most_context(room: int) -> None:
         plain.space, context=(4096, 8192, 16384, 32768, 65536), cache_types=(("f16", "f16"), ("q8_0", "q8_0"))
     )
 
-    def surface(dials: TrialSettings) -> Figures | Outcome:
+    def surface(dials: TrialSettings) -> Figures | TrialOutcome:
         size = 1 if dials.cache_type_k == "f16" else 0.53
         if dials.sequences * dials.context * size > room * 1024:
             return "out of memory"
@@ -403,7 +403,7 @@ def test_whatever_happens_it_ends(seed: int, kind: AimKind, limited: bool) -> No
     runs = 0
     while (dials := search.ask()) is not None:
         assert space.holds(dials)
-        outcome: Outcome = (
+        outcome: TrialOutcome = (
             draw.choice(("out of memory", "died", "hung", "refused")) if draw.random() < failing else "measured"
         )
         some = [None if draw.random() < unknown else draw.uniform(0.0, 10.0) for _ in range(5)]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from tokenmill.cli.output import Common, jsonable, show, show_json
-from tokenmill.engine.engine import Status
+from tokenmill.engine.engine import EngineStatus
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.registry import Record
 from tokenmill.errors import TokenmillError
@@ -44,11 +44,11 @@ def list_engines(
     show(table)
 
 
-async def _ask_all(state: Path, found: tuple[Record, ...]) -> list[Status | str]:
+async def _ask_all(state: Path, found: tuple[Record, ...]) -> list[EngineStatus | str]:
     return await asyncio.gather(*(_ask(state, record) for record in found))
 
 
-async def _ask(state: Path, record: Record) -> Status | str:
+async def _ask(state: Path, record: Record) -> EngineStatus | str:
     """How an engine is, or why that cannot be told."""
     try:
         async with asyncio.timeout(_ASK_S):
@@ -65,7 +65,7 @@ async def _ask(state: Path, record: Record) -> Status | str:
         return error.message
 
 
-def _state(how: Status | str) -> str:
+def _state(how: EngineStatus | str) -> str:
     if isinstance(how, str):
         return how
     running = how.counters.running
@@ -74,5 +74,5 @@ def _state(how: Status | str) -> str:
     return how.state + busy + (f", {waiting} waiting" if waiting else "")
 
 
-def _told(how: Status | str) -> Any:
+def _told(how: EngineStatus | str) -> Any:
     return {"state": None, "detail": how} if isinstance(how, str) else how

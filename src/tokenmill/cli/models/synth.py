@@ -13,7 +13,7 @@ from tokenmill.units import format_bytes, format_count
 def synth(
     *,
     output: Annotated[Path, Parameter(alias="-o")],
-    kind: making.Kind = "moe",
+    kind: making.SyntheticKind = "moe",
     layers: int | None = None,
     embed: int | None = None,
     heads: int | None = None,

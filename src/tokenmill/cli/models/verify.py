@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.api.planning import locate
 from tokenmill.cli.output import Common, byte_report, harmless, say, show_json, show_text
-from tokenmill.model.verify import Checked, CheckedFile, files_of, published
+from tokenmill.model.verify import CheckedFile, VerifiedModel, files_of, published
 from tokenmill.model.verify import verify as check
 from tokenmill.units import format_bytes, format_seconds, number_of
 
@@ -74,7 +74,7 @@ def _lines(file: CheckedFile) -> Iterator[str]:
         yield f"  compared with: {file.source}"
 
 
-def _summary(checked: Checked, seconds: float) -> list[str]:
+def _summary(checked: VerifiedModel, seconds: float) -> list[str]:
     read_bytes = sum(file.bytes or 0 for file in checked.files)
     rate = f"{format_bytes(round(read_bytes / seconds))}/s" if seconds > 0 else "unknown rate"
     lines = [
@@ -90,7 +90,7 @@ def _summary(checked: Checked, seconds: float) -> list[str]:
     return lines
 
 
-def _document(model: str, checked: Checked, seconds: float) -> dict[str, Any]:
+def _document(model: str, checked: VerifiedModel, seconds: float) -> dict[str, Any]:
     return {
         "model": model,
         "verdict": checked.verdict,

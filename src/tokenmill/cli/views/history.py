@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.history_rows import FEW, Row, Trend, errors, speeds_in, trends
+from tokenmill.cli.history_rows import FEW, HistoryRow, Trend, errors, speeds_in, trends
 from tokenmill.units import format_bytes, format_seconds, number_of
 
 CURVE = 12  # characters
@@ -15,7 +15,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _LARGE_ERROR = 0.2
 
 
-def rendered(rows: Sequence[Row], last: int) -> list[RenderableType]:
+def rendered(rows: Sequence[HistoryRow], last: int) -> list[RenderableType]:
     """The history for a person, at 80 columns."""
     parts: list[RenderableType] = []
     for (model, machine), group in groupby(trends(rows), key=lambda trend: (trend.model, trend.machine)):
@@ -59,7 +59,7 @@ def _trends(found: Sequence[Trend]) -> Table:
     return table
 
 
-def _measurements(rows: Sequence[Row]) -> Table:
+def _measurements(rows: Sequence[HistoryRow]) -> Table:
     table = Table("when", "from", "what", "with", box=None, pad_edge=False)
     for name in ("predicted", "measured", "off by"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -78,7 +78,7 @@ def _measurements(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _together(rows: Sequence[Row]) -> str:
+def _together(rows: Sequence[HistoryRow]) -> str:
     speeds = speeds_in(rows)
     first, last, count = errors(speeds)
     if not speeds:
@@ -99,11 +99,11 @@ def _first_and_now(trend: Trend) -> str:
     return f"{trend.first_error:.0%} → {trend.last_error:.0%}"
 
 
-def _unit(row: Row) -> str:
+def _unit(row: HistoryRow) -> str:
     return f", {row.unit}" if row.unit in ("tok/s", "J/token") else ""
 
 
-def figure(row: Row, value: float | None) -> str:
+def figure(row: HistoryRow, value: float | None) -> str:
     """A figure with as many digits as mean something."""
     if value is None:
         return "-"

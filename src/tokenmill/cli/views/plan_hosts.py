@@ -8,8 +8,8 @@ from rich.text import Text
 
 from tokenmill.cli.output import jsonable
 from tokenmill.cli.views.plan import columns_of, lacks_of, reasons_of, speeds_of, terms_of, what_of
-from tokenmill.hardware.fleet import Link
-from tokenmill.planner.multi_host.hosts import HostsPlan, Share
+from tokenmill.hardware.fleet import NetworkLink
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan
 from tokenmill.units import format_bytes, format_gb_s
 
 
@@ -54,7 +54,7 @@ def _title(plan: HostsPlan) -> Table:
     return table
 
 
-def _link(link: Link) -> str:
+def _link(link: NetworkLink) -> str:
     return f"{format_gb_s(link.gb_s)} each way, round trip {link.round_trip_s * 1e6:.0f} us"
 
 
@@ -73,7 +73,7 @@ def _hosts(plan: HostsPlan) -> Table:
     return table
 
 
-def _rows(share: Share) -> list[tuple[str, tuple[str, ...]]]:
+def _rows(share: HostShare) -> list[tuple[str, tuple[str, ...]]]:
     """A host's memories in use; equal ones in a row share a line: gpu0-gpu7."""
     used = [tier for tier in share.host.machine.tiers() if share.ledger.needed(tier.name)]
     found: list[tuple[str, tuple[str, ...]]] = []
@@ -96,7 +96,7 @@ def _network_share(plan: HostsPlan) -> str | None:
     return f"the network takes {' and '.join(words)} at depth 0" if words else None
 
 
-def _host(plan: HostsPlan, share: Share) -> dict[str, Any]:
+def _host(plan: HostsPlan, share: HostShare) -> dict[str, Any]:
     return {
         "host": share.host.name,
         "machine": share.host.machine.name,

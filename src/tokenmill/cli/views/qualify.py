@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, harmless, say
-from tokenmill.tuner.qualify.result import Check, Step, Tell
+from tokenmill.tuner.qualify.result import Check, QualifyStep, Tell
 
 _SHOWN = 2  # failures of each check
 _LINES = 3  # of what was said instead
@@ -64,7 +64,7 @@ class _Bars:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: QualifyStep) -> None:
         title = _title(step)
         if title not in self._tasks:
             self._tasks[title] = self._progress.add_task(title, total=step.total)
@@ -75,11 +75,11 @@ class _Lines:
     def __init__(self) -> None:
         self._title = ""
 
-    def tell(self, step: Step) -> None:
+    def tell(self, step: QualifyStep) -> None:
         if _title(step) != self._title:
             self._title = _title(step)
             say(f"{self._title}: {step.total} to ask")
 
 
-def _title(step: Step) -> str:
+def _title(step: QualifyStep) -> str:
     return f"{step.check} ({step.of})" if step.of else step.check

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tokenmill.recipes.run import RecipeRun
-from tokenmill.recipes.runner import Budget, Spent
+from tokenmill.recipes.runner import Budget, RecipeCost
 from tokenmill.units import format_seconds, number_of
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def summary_rows(milled: RecipeResult[Any]) -> dict[str, str]:
     return rows
 
 
-def _answers(spent: Spent) -> str:
+def _answers(spent: RecipeCost) -> str:
     if not spent.answers and spent.tokens:  # prompts were computed, and what was under way was broken off
         return "none was finished" + (f", {spent.reused:,} were there" if spent.reused else "")
     if not spent.answers:

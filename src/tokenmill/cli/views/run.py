@@ -15,7 +15,7 @@ from rich.text import Text
 from tokenmill.api.summary import NodeSummary, Summary
 from tokenmill.cli.output import facts, harmless, jsonable, say
 from tokenmill.jobs.models import Batch, Counts
-from tokenmill.jobs.worker.progress import Report, Snapshot
+from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.retries import remedies
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.units import format_seconds, number_of
@@ -28,7 +28,7 @@ _MISSES = 3  # causes shown
 _WARM = 0.02  # of the least, not computed: an engine that ran before had some heads
 
 
-class Speeds:
+class RecentSpeeds:
     """Tokens per second in the last seconds, from totals."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ def measuring_shown() -> Iterator[Callable[[str], None]]:
 class _Drawn:
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._speeds = Speeds()
+        self._speeds = RecentSpeeds()
         self._drawn_s = -1.0
 
     def tell(self, now: Snapshot) -> None:
@@ -97,7 +97,7 @@ class _Lines:
     """One line in half a minute, and one whenever the engine's or the output's trouble changes."""
 
     def __init__(self) -> None:
-        self._speeds = Speeds()
+        self._speeds = RecentSpeeds()
         self._said_s = 0.0
         self._trouble = ""
 
@@ -205,7 +205,7 @@ def near(path: str) -> str:
     return min(path, os.path.relpath(path), key=len)
 
 
-def _answers(batch: Batch, report: Report | None) -> str:
+def _answers(batch: Batch, report: RunReport | None) -> str:
     done = batch.counts.done
     computed = report.answers if report is not None else 0
     if not computed:
@@ -218,7 +218,7 @@ def _without(counts: Counts) -> str:
     return ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
 
 
-def _work(report: Report) -> dict[str, str]:
+def _work(report: RunReport) -> dict[str, str]:
     """Time, tokens, reuse, and what reuse was worth."""
     tokens = report.tokens
     rate = report.head_tok_s
@@ -305,7 +305,7 @@ def nodes_table(nodes: Sequence[NodeSummary]) -> list[RenderableType]:
     return ["", table] if nodes else []
 
 
-def _node_figures(report: Report | None) -> list[str]:
+def _node_figures(report: RunReport | None) -> list[str]:
     if report is None:
         return [""] * 5
     tokens = report.tokens

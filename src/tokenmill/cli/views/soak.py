@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.tuner.soak.judge import Limit, SoakResult, Step, named, size
+from tokenmill.tuner.soak.judge import Limit, SoakResult, SoakStep, named, size
 
 
-def progress(step: Step, limit: Limit) -> str:
+def progress(step: SoakStep, limit: Limit) -> str:
     """One step in a line."""
     lanes = f" on {step.sequences} lanes" if step.sequences > 1 else ""
     if not step.whole:

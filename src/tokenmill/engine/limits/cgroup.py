@@ -40,7 +40,7 @@ class Home:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Cgroup:
     """A group for one engine."""
 
     folder: Path
@@ -65,7 +65,7 @@ def find_home(proc: Path = _PROC, managed: Path = _MANAGED) -> Home | str:
     return f"the control group {path} is not delegated to it" if home is None else _room_in(home)
 
 
-def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Iterable[int] | None) -> Group | str:
+def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Iterable[int] | None) -> Cgroup | str:
     """Make a group for an engine and set its limits; what the kernel says where it refuses."""
     engines = home.folder / ENGINES
     try:
@@ -87,7 +87,7 @@ def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Ite
             (folder / "cpuset.cpus").write_text(ranges(cpus))
         except OSError:
             cpuset = False
-    return Group(folder, limit, cpuset and cpus is not None)
+    return Cgroup(folder, limit, cpuset and cpus is not None)
 
 
 def sweep(engines: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.limits.cgroup import Group, find_home, find_scope, in_cpuset_of_ours, make_group, memory_limit_of
+from tokenmill.engine.limits.cgroup import Cgroup, find_home, find_scope, in_cpuset_of_ours, make_group, memory_limit_of
 from tokenmill.engine.limits.cores import Division, cores_here, cores_of, cpus_for, divide
 from tokenmill.engine.limits.scheduling import Preparation, preparation
 from tokenmill.engine.process import exit_status
@@ -99,7 +99,7 @@ def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = Fa
         kept = replace(kept, lacking=(_no_cores(plan, config),))
     limit = limit_here(ram)
     group, before = _place(name, limit, cpus)
-    if isinstance(group, Group):
+    if isinstance(group, Cgroup):
         kept = replace(kept, cores_by="control group" if group.cpuset else kept.cores_by)
         if ram:
             kept = replace(kept, memory_max_bytes=group.memory_max_bytes, memory_by="control group")
@@ -107,7 +107,7 @@ def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = Fa
         kept = replace(kept, memory_max_bytes=limit, memory_by=_SCOPE)
     elif ram:
         kept = replace(kept, lacking=(*kept.lacking, _no_limit(ram, limit, group or "")))
-    folder = group.folder if isinstance(group, Group) else None
+    folder = group.folder if isinstance(group, Cgroup) else None
     return Arranged(
         preparation(plan, config, division=division, group=None if folder is None else str(folder)),
         kept,
@@ -195,13 +195,13 @@ def seen(kept: AppliedLimits, pid: int) -> AppliedLimits:
     return kept
 
 
-def _place(name: str, limit: int | None, cpus: tuple[int, ...] | None) -> tuple[Group | str | None, tuple[str, ...]]:
+def _place(name: str, limit: int | None, cpus: tuple[int, ...] | None) -> tuple[Cgroup | str | None, tuple[str, ...]]:
     """A group of our own, else words for a scope where memory is to be limited; else why there is neither."""
     if limit is None and cpus is None:
         return None, ()
     home = find_home()
     made = home if isinstance(home, str) else make_group(home, name, memory_max_bytes=limit, cpus=cpus)
-    if isinstance(made, Group) or limit is None:
+    if isinstance(made, Cgroup) or limit is None:
         return made, ()
     scope = find_scope(name, limit)
     return (f"{made}, and {scope}", ()) if isinstance(scope, str) else (None, scope)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill import measurements
-from tokenmill.engine.reconcile import Reconciliation, Row
+from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.profile import Profile
@@ -28,7 +28,7 @@ class LoadRecord:
     model_id: str
     build: str | None
     settings: dict[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[ReconciledItem, ...]
     load_s: float | None = None  # measured, start to ready
     load_cold_s: float | None = None  # predicted
     load_warm_s: float | None = None

@@ -66,7 +66,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LoadWork:
     """What a load has to do."""
 
     file_bytes: int | None  # of the model's files
@@ -78,7 +78,7 @@ class Work:
         return None if self.file_bytes is None else self.file_bytes + self.copied_bytes
 
 
-def progress(samples: Sequence[Sample], work: Work) -> LoadProgress:
+def progress(samples: Sequence[Sample], work: LoadWork) -> LoadProgress:
     """What all looks together say of a load, the last of them at its end."""
     total = work.total_bytes
     if not samples:
@@ -95,7 +95,7 @@ def progress(samples: Sequence[Sample], work: Work) -> LoadProgress:
     return LoadProgress(phase, done, total, rate, _eta(done, total, rate), _detail(hint))
 
 
-def points(samples: Sequence[Sample], work: Work) -> Iterator[Point]:
+def points(samples: Sequence[Sample], work: LoadWork) -> Iterator[Point]:
     """Bytes loaded at every look that shows any sign of them."""
     bases = _Bases(work)
     total = work.total_bytes
@@ -132,7 +132,7 @@ def since_growth(line: Sequence[Point]) -> float:
 class _Bases:
     """What was there before the weights; fed with samples in order."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: LoadWork) -> None:
         self.work = work
         self.file = 0
         self.read: int | None = None

@@ -17,7 +17,7 @@ from tokenmill.engine.loading.process import (
     parse_major_faults,
     parse_status,
 )
-from tokenmill.engine.loading.progress import LoadProgress, Sample, Work, points, progress, since_growth
+from tokenmill.engine.loading.progress import LoadProgress, LoadWork, Sample, points, progress, since_growth
 from tokenmill.engine.loading.system import System, read_system
 from tokenmill.engine.logs.parsed import Hint
 from tokenmill.engine.process.identity import descendants
@@ -30,7 +30,7 @@ LOG_BYTES = MIB  # of the log at one look, at most: its end
 MOST_LOOKS = 7200
 
 
-class Watch:
+class LoadWatch:
     """One load being watched. `look` takes a sample; nothing else reads the system."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Watch:
         `vram` tells the GPU memory of processes; `copied_bytes` is what the plan copies out of a mapped file.
         """
         self.pid = pid
-        self.work = Work(size_of(files), copied_bytes)
+        self.work = LoadWork(size_of(files), copied_bytes)
         self.samples: list[Sample] = []
         self.systems: list[System] = []
         self._model = next(_weights(files), None)

@@ -6,10 +6,10 @@ that failed.
 
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.logs import ik_llama, llama_cpp, vllm
-from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, FaultKind, Hint, Phase, Timing
+from tokenmill.engine.logs.lines import LogLine, lines
+from tokenmill.engine.logs.parsed import Asked, EngineLog, FaultKind, Hint, LogFault, Phase, Timing
 
-__all__ = ["Asked", "EngineLog", "Fault", "FaultKind", "Hint", "Line", "Phase", "Timing", "hint", "lines", "read"]
+__all__ = ["Asked", "EngineLog", "FaultKind", "Hint", "LogFault", "LogLine", "Phase", "Timing", "hint", "lines", "read"]
 
 
 def read(kind: EngineKind, text: str) -> EngineLog:
@@ -19,6 +19,6 @@ def read(kind: EngineKind, text: str) -> EngineLog:
     return ik_llama.read(text) if kind == "ik_llama" else llama_cpp.read(text)
 
 
-def hint(kind: EngineKind, line: Line) -> Hint | None:
+def hint(kind: EngineKind, line: LogLine) -> Hint | None:
     """What one line tells of a load's progress."""
     return vllm.hint(line) if kind == "vllm" else llama_cpp.hint(line)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tokenmill.engine.logs.lines import Line
-from tokenmill.engine.logs.parsed import Fault, FaultKind
+from tokenmill.engine.logs.lines import LogLine
+from tokenmill.engine.logs.parsed import FaultKind, LogFault
 from tokenmill.units import GIB, MIB, format_bytes
 
 # Every pattern's line has one of these words, most lines of a long log have none, and looking for them is cheap.
@@ -72,7 +72,7 @@ def _sized(text: str, unit: int, group: str) -> Callable[[re.Match[str]], str]:
     return sentence
 
 
-def found(lines: Iterable[Line], patterns: Iterable[Pattern]) -> Iterator[Fault]:
+def found(lines: Iterable[LogLine], patterns: Iterable[Pattern]) -> Iterator[LogFault]:
     """Faults in the order they were said, each once; vague ones only where nothing better was said before."""
     table = tuple(patterns)
     seen: set[tuple[str, str]] = set()
@@ -91,7 +91,7 @@ def found(lines: Iterable[Line], patterns: Iterable[Pattern]) -> Iterator[Fault]
         yield fault
 
 
-def _match(line: Line, pattern: Pattern) -> Fault | None:
+def _match(line: LogLine, pattern: Pattern) -> LogFault | None:
     match = pattern.regex.search(line.text)
     if match is None:
         return None
@@ -99,7 +99,7 @@ def _match(line: Line, pattern: Pattern) -> Fault | None:
     for name, unit in ((pattern.mib, MIB), (pattern.bytes, 1), (pattern.gib, GIB)):
         size = round(float(match[name]) * unit) if name else size
     device = int(match[pattern.device]) if pattern.device and match[pattern.device] else None
-    return Fault(pattern.kind, pattern.message(match), line.text.strip(), pattern.hint, pattern.fatal, device, size)
+    return LogFault(pattern.kind, pattern.message(match), line.text.strip(), pattern.hint, pattern.fatal, device, size)
 
 
 GGML: tuple[Pattern, ...] = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import llama_cpp
-from tokenmill.engine.logs.lines import Line, lines
+from tokenmill.engine.logs.lines import LogLine, lines
 from tokenmill.engine.logs.parsed import EngineLog
 from tokenmill.units import MIB
 
@@ -31,7 +31,7 @@ def read(text: str) -> EngineLog:
     return replace(log, buffers=told_apart(log.buffers, said))
 
 
-def told_apart(buffers: tuple[Buffer, ...], said: Sequence[Line]) -> tuple[Buffer, ...]:
+def told_apart(buffers: tuple[Buffer, ...], said: Sequence[LogLine]) -> tuple[Buffer, ...]:
     """Split buffers divided over their cards where the log says how."""
     whole = {buffer.name: buffer for buffer in buffers}
     for column, regex in _LISTS.items():
@@ -49,7 +49,7 @@ def told_apart(buffers: tuple[Buffer, ...], said: Sequence[Line]) -> tuple[Buffe
     return tuple(buffer for buffer in whole.values() if buffer.name != SPLIT or any(_sizes(buffer)))
 
 
-def _shares(said: Sequence[Line], regex: re.Pattern[str]) -> dict[int, int]:
+def _shares(said: Sequence[LogLine], regex: re.Pattern[str]) -> dict[int, int]:
     shares: dict[int, int] = {}
     for index, line in enumerate(said):
         if regex.search(line.text):

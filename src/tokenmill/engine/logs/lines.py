@@ -36,7 +36,7 @@ _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL): +")
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """One thing an engine said."""
 
     text: str
@@ -44,26 +44,26 @@ class Line:
     who: str | None = None  # the process of an engine that has several: Worker_TP0, EngineCore
 
 
-def lines(text: str) -> Iterator[Line]:
+def lines(text: str) -> Iterator[LogLine]:
     """Every line that says something; each state of a progress bar is one."""
     for raw in re.split(r"[\r\n]+", _COLOUR.sub("", text)):
         if raw.strip():
             yield line(raw)
 
 
-def line(raw: str) -> Line:
+def line(raw: str) -> LogLine:
     """One line without its prefixes."""
     rest = raw.rstrip()
     foreign = _FOREIGN.match(rest)
     rest = rest[foreign.end() :] if foreign else rest
     if match := _LLAMA.match(rest):
-        return Line(rest[match.end() :], _LETTERS[match[1]])
+        return LogLine(rest[match.end() :], _LETTERS[match[1]])
     if match := _IK.match(rest):
-        return Line(rest[match.end() :], _WORDS[match[1]], match[2])
+        return LogLine(rest[match.end() :], _WORDS[match[1]], match[2])
     who = None
     while match := _VLLM_WHO.match(rest):
         who = match[1]
         rest = rest[match.end() :]
     if match := _VLLM.match(rest) or _UVICORN.match(rest):
-        return Line(rest[match.end() :], _WORDS[match[1]], who)
-    return Line(rest, None, who)
+        return LogLine(rest[match.end() :], _WORDS[match[1]], who)
+    return LogLine(rest, None, who)

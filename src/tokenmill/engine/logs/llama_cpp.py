@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tokenmill.engine import fit_params
 from tokenmill.engine.logs import faults
-from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, Hint, Phase, Timing, latest
+from tokenmill.engine.logs.lines import LogLine, lines
+from tokenmill.engine.logs.parsed import Asked, EngineLog, Hint, LogFault, Phase, Timing, latest
 from tokenmill.units import MIB, format_bytes
 
 # A log file may hold several runs; what stands before the last of these belongs to an earlier one.
@@ -72,13 +72,13 @@ def read(text: str) -> EngineLog:
     )
 
 
-def last_run(said: Sequence[Line]) -> Sequence[Line]:
+def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines since the engine last started."""
     starts = [index for index, line in enumerate(said) if _START.search(line.text)]
     return said[starts[-1] :] if starts else said
 
 
-def hint(line: Line) -> Hint | None:
+def hint(line: LogLine) -> Hint | None:
     """What one line tells of a load's progress."""
     if _DOTS.match(line.text):
         return Hint("reading", min(1.0, len(line.text) / 100), "the weights")
@@ -88,13 +88,13 @@ def hint(line: Line) -> Hint | None:
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
 
 
-def problems(said: Sequence[Line]) -> Iterator[Fault]:
+def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
     """What went wrong, the cause first."""
     copies = any("pipeline parallelism enabled (n_copies=4)" in line.text for line in said)
     for fault in faults.found(said, faults.GGML):
         if fault.kind == "vram" and copies:
             why = "buffers are kept four times for pipelining: build with -DGGML_SCHED_MAX_COPIES=1"
-            yield Fault(
+            yield LogFault(
                 fault.kind,
                 fault.message,
                 fault.line,
@@ -107,7 +107,7 @@ def problems(said: Sequence[Line]) -> Iterator[Fault]:
             yield fault
 
 
-def timings(said: Iterable[Line]) -> Iterator[Timing]:
+def timings(said: Iterable[LogLine]) -> Iterator[Timing]:
     """Every request that was answered, with what was found in the cache where the log says it."""
     slot = None
     task = None
@@ -145,17 +145,17 @@ def _number(text: str | None) -> float | None:
     return float(text) if text else None
 
 
-def alike(said: Iterable[Line]) -> str:
+def alike(said: Iterable[LogLine]) -> str:
     """Buffer lines as `fit_params` reads them: decimal points, compressed states counted as recurrent ones are."""
     sizes = (line.text for line in said if "buffer size" in line.text)
     return "\n".join(_COMMA.sub(r"\1.\2", _STATE.sub(r"\1RS \2", text)) for text in sizes)
 
 
-def _says_output(said: Iterable[Line]) -> bool:
+def _says_output(said: Iterable[LogLine]) -> bool:
     return any("output buffer size" in line.text for line in said)
 
 
-def _build(said: Iterable[Line]) -> str | None:
+def _build(said: Iterable[LogLine]) -> str | None:
     for line in said:
         for regex in _BUILDS:
             if (match := regex.search(line.text)) and match[1] != "0":
@@ -163,7 +163,7 @@ def _build(said: Iterable[Line]) -> str | None:
     return None
 
 
-def _asked(said: Iterable[Line]) -> Asked:
+def _asked(said: Iterable[LogLine]) -> Asked:
     values: dict[str, str] = {}
     for line in said:
         if match := _ASKED.match(line.text):
@@ -183,12 +183,12 @@ def _asked(said: Iterable[Line]) -> Asked:
     )
 
 
-def _prompt_cache(said: Iterable[Line]) -> int | None:
+def _prompt_cache(said: Iterable[LogLine]) -> int | None:
     sizes = [match[1] for line in said if (match := _PROMPT_CACHE.search(line.text))]
     return round(float(sizes[-1]) * MIB) if sizes else None
 
 
-def _mapped(said: Iterable[Line]) -> bool | None:
+def _mapped(said: Iterable[LogLine]) -> bool | None:
     for line in said:
         if "load_tensors: loading" in line.text and (match := _MAPPED.search(line.text)):
             return match[1] == "true" if match[1] else "mmap" in match[2]

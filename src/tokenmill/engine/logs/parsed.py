@@ -37,7 +37,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LogFault:
     """Something that went wrong, in words."""
 
     kind: FaultKind
@@ -87,12 +87,12 @@ class EngineLog:
     kv_tokens: int | None = None  # that all sequences together can have
     asked: Asked = Asked()
     hint: Hint | None = None  # the last
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[LogFault, ...] = ()
     timings: tuple[Timing, ...] = ()
     mapped: bool | None = None  # the model file is used where it lies
 
     @property
-    def cause(self) -> Fault | None:
+    def cause(self) -> LogFault | None:
         """Why it ended: the first thing that it could not go on after."""
         return next((fault for fault in self.faults if fault.fatal), None)
 

@@ -12,8 +12,8 @@ from typing import Any
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.faults import Pattern
-from tokenmill.engine.logs.lines import Line, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, Fault, Hint, Phase, latest
+from tokenmill.engine.logs.lines import LogLine, lines
+from tokenmill.engine.logs.parsed import Asked, EngineLog, Hint, LogFault, Phase, latest
 from tokenmill.units import GIB
 
 _START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
@@ -169,13 +169,13 @@ def read(text: str) -> EngineLog:
     )
 
 
-def last_run(said: Sequence[Line]) -> Sequence[Line]:
+def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines since vLLM last started."""
     starts = [index for index, line in enumerate(said) if _START.search(line.text)]
     return said[starts[-1] :] if starts else said
 
 
-def hint(line: Line) -> Hint | None:
+def hint(line: LogLine) -> Hint | None:
     """What one line tells of a load's progress."""
     if match := _SHARDS.search(line.text):
         return Hint("reading", int(match[1]) / 100, "the weights")
@@ -184,20 +184,20 @@ def hint(line: Line) -> Hint | None:
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
 
 
-def problems(said: Sequence[Line]) -> Iterator[Fault]:
+def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
     """What went wrong, the cause first."""
     return faults.found(said, PATTERNS)
 
 
-def _build(said: Iterable[Line]) -> str | None:
+def _build(said: Iterable[LogLine]) -> str | None:
     return next((match[1] for line in said if (match := _BUILD.search(line.text))), None)
 
 
-def _buffers(said: Sequence[Line]) -> Iterator[Buffer]:
+def _buffers(said: Sequence[LogLine]) -> Iterator[Buffer]:
     on_cpu = any(_CPU.search(line.text) for line in said)
     found: dict[str, Buffer] = {}
 
-    def put(line: Line, column: str, gib: str) -> None:
+    def put(line: LogLine, column: str, gib: str) -> None:
         rank = _RANK.search(line.who or "")
         name = "CPU" if on_cpu else f"CUDA{int(rank[1]) if rank else 0}"
         buffer = found.get(name, Buffer(name))

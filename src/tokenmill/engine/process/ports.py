@@ -11,7 +11,7 @@ from tokenmill.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class PortHolder:
     """A process that listens on a port; without a number where it is another user's."""
 
     pid: int | None
@@ -49,7 +49,7 @@ def free_port(host: str, wanted: int) -> int:
     raise EngineError(f"no port of {host} can be used: {failure}", hint="is it an address of this machine?")
 
 
-def holder_of(port: int) -> Holder | None:
+def holder_of(port: int) -> PortHolder | None:
     """Who listens on a TCP port of this machine; None: nobody."""
     try:
         connections = psutil.net_connections("tcp")
@@ -65,4 +65,4 @@ def holder_of(port: int) -> Holder | None:
     if pid is not None:
         with suppress(psutil.Error):
             name = psutil.Process(pid).name()
-    return Holder(pid, name)
+    return PortHolder(pid, name)

@@ -50,7 +50,7 @@ class SupervisorArgs:
     afterwards: tuple[str, ...] = ()  # to run when the engine has ended: removes a container that outlived its client
 
 
-class Log:
+class RotatingLog:
     """The log of one process: two files, together at most `most_bytes`. The previous process's files are kept aside."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
@@ -95,7 +95,7 @@ class Minder:
     def __init__(self, orders: SupervisorArgs, argv: list[str]) -> None:
         self.orders = orders
         self.argv = argv
-        self.log = Log(Path(orders.log), orders.log_bytes)
+        self.log = RotatingLog(Path(orders.log), orders.log_bytes)
         self.deadline: float | None = None  # of a polite stop
         self.asked = self.hurried = False
         self.status: int | None = None  # as waitpid gives it

@@ -19,18 +19,18 @@ from tokenmill.engine.engine import (
     Chat,
     Counters,
     Engine,
+    EngineState,
+    EngineStatus,
     Identity,
     Piece,
     Prompt,
     Request,
-    State,
-    Status,
 )
 from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
 from tokenmill.engine.server import metrics, saved_slots
 from tokenmill.engine.server.errors import fault_of, is_loading
-from tokenmill.engine.server.request import LLAMA, Call, Speech, call_of, capabilities_of, chat_body
+from tokenmill.engine.server.request import LLAMA, ServerCall, Speech, call_of, capabilities_of, chat_body
 from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
 
@@ -117,14 +117,14 @@ class ServerEngine(Engine):
             raise RequestRefused("this server cannot be asked for tokens", hint="llama.cpp's and vLLM can")
         return tuple((await self.ask("POST", "/tokenize", body))["tokens"])
 
-    async def status(self) -> Status:
+    async def status(self) -> EngineStatus:
         """State and counters, as of now."""
         if self._closing or self.ended.done():
             detail = str(self.ended.result()) if self.ended.done() else None
-            return Status("stopped" if self._closing else "failed", self._identity, Counters(), detail)
+            return EngineStatus("stopped" if self._closing else "failed", self._identity, Counters(), detail)
         state, detail = await self._health()
         counters = await self.counters() if state == "ready" else None
-        return Status(state, self._identity, counters or Counters(), detail)
+        return EngineStatus(state, self._identity, counters or Counters(), detail)
 
     async def close(self) -> None:
         """Stop what we started; let go of what we attached to, or what was started to outlive us."""
@@ -203,7 +203,7 @@ class ServerEngine(Engine):
 
     # ---- inside
 
-    async def _events(self, call: Call) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, call: ServerCall) -> AsyncGenerator[dict[str, Any], None]:
         """The chunks of one answer; waits while the server loads."""
         while True:
             async with self._post(call) as response:
@@ -221,7 +221,7 @@ class ServerEngine(Engine):
             await asyncio.sleep(_LOADING_S)
 
     @asynccontextmanager
-    async def _post(self, call: Call) -> AsyncIterator[httpx.Response]:
+    async def _post(self, call: ServerCall) -> AsyncIterator[httpx.Response]:
         # a connection of its own: one that the server closed while it idled would look like a dead server
         headers = {"Connection": "close"} if self.speech.kind in LLAMA else {}
         async with self._client.stream("POST", call.path, json=call.body, headers=headers) as response:
@@ -266,7 +266,7 @@ class ServerEngine(Engine):
             return _again(self.ended.result())
         return EngineDied(f"the connection to {self._identity.address} was lost: {why}", from_outside=None)
 
-    async def _health(self) -> tuple[State, str | None]:
+    async def _health(self) -> tuple[EngineState, str | None]:
         try:
             response = await self._client.get("/health", timeout=_STATUS_S)
         except httpx.TimeoutException:

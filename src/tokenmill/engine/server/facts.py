@@ -21,7 +21,7 @@ _RENAMED = (0, 11)  # vLLM: structured_outputs since; guided_* are gone since 0.
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownServer:
     """What whoever started a server knows of it beforehand; None: the server is asked."""
 
     kind: EngineKind | None = None
@@ -34,7 +34,7 @@ class Known:
     pid: int | None = None
 
 
-async def learn(client: httpx.AsyncClient, known: Known, *, model: str | None = None) -> tuple[Identity, Speech]:
+async def learn(client: httpx.AsyncClient, known: KnownServer, *, model: str | None = None) -> tuple[Identity, Speech]:
     """Who answers and how to speak to it; EngineError where nothing useful answers."""
     listed = await _get(client, "/v1/models")
     if listed is None:

@@ -32,7 +32,7 @@ _HELP_S = 120.0  # vLLM imports torch before it prints anything
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedServer:
     """A server to be started."""
 
     kind: EngineKind
@@ -54,7 +54,9 @@ class Prepared:
         return self.kind != "vllm" or "--enable-auto-tool-choice" in self.argv
 
 
-def prepare(plan: Plan, *, model: Path, config: EngineConfig, port: int, name: str, slots: Path | None) -> Prepared:
+def prepare(
+    plan: Plan, *, model: Path, config: EngineConfig, port: int, name: str, slots: Path | None
+) -> PreparedServer:
     """The command for a plan; blocks while a program is asked for its flags."""
     kind = _kind(config, plan)
     if not is_loopback(config.host):
@@ -73,7 +75,7 @@ def prepare(plan: Plan, *, model: Path, config: EngineConfig, port: int, name: s
     _same_family(kind, flags, binary)
     command = _spell(plan, model, config, port, binary, flags)
     more = llama_extras(flags, slots)
-    return Prepared(kind, (*command.argv, *more), command.env, flags.version, notes=command.notes)
+    return PreparedServer(kind, (*command.argv, *more), command.env, flags.version, notes=command.notes)
 
 
 def llama_extras(flags: FlagSet, slots: Path | None) -> tuple[str, ...]:
@@ -158,21 +160,21 @@ def _kind(config: EngineConfig, plan: Plan) -> EngineKind:
     return cast(EngineKind, config.kind)
 
 
-def _embedded(plan: Plan, model: Path, config: EngineConfig, port: int, slots: Path | None) -> Prepared:
+def _embedded(plan: Plan, model: Path, config: EngineConfig, port: int, slots: Path | None) -> PreparedServer:
     flags = stored("llama.cpp")
     command = _spell(plan, model, config, port, None, flags)
     program = (sys.executable, "-m", "tokenmill.engine.server.embedded")
     argv = (*program, *command.argv[1:], *llama_extras(flags, slots))
-    return Prepared("llama-server", argv, command.env, embedded.version(), notes=command.notes)
+    return PreparedServer("llama-server", argv, command.env, embedded.version(), notes=command.notes)
 
 
-def _vllm(plan: Plan, model: Path, config: EngineConfig, port: int) -> Prepared:
+def _vllm(plan: Plan, model: Path, config: EngineConfig, port: int) -> PreparedServer:
     program, version = vllm_program(config.binary or "vllm")
     known = stored("vllm")
     flags = known if version is not None and known.version.endswith(version) else _vllm_flags(program)
     command = _spell(plan, model, config, port, program, flags)
     first = ("--scheduling-policy", "priority") if flags.has("--scheduling-policy") else ()
-    return Prepared("vllm", (*command.argv, *first), command.env, None, notes=command.notes)
+    return PreparedServer("vllm", (*command.argv, *first), command.env, None, notes=command.notes)
 
 
 def _vllm_flags(program: str) -> FlagSet:
@@ -185,7 +187,7 @@ def _vllm_flags(program: str) -> FlagSet:
     return FlagSet.from_help(done.stdout, f"vLLM at {words[0]}")
 
 
-def _container(plan: Plan, kind: EngineKind, model: Path, config: EngineConfig, port: int, name: str) -> Prepared:
+def _container(plan: Plan, kind: EngineKind, model: Path, config: EngineConfig, port: int, name: str) -> PreparedServer:
     command = _spell(plan, model.absolute(), config, port, None, None)
     if kind == "vllm":
         command = replace(command, argv=(*command.argv, "--scheduling-policy", "priority"))
@@ -193,7 +195,7 @@ def _container(plan: Plan, kind: EngineKind, model: Path, config: EngineConfig, 
     runtime = config.container_runtime
     argv = container_argv(launch, runtime)
     afterwards = (runtime, "rm", "--force", launch.name)
-    return Prepared(kind, argv, {}, None, afterwards, contained=True, notes=launch.comments)
+    return PreparedServer(kind, argv, {}, None, afterwards, contained=True, notes=launch.comments)
 
 
 def _spell(

@@ -36,14 +36,14 @@ class Speech:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ServerCall:
     """What to post."""
 
     path: str
     body: dict[str, Any]
 
 
-def call_of(request: Request, speech: Speech) -> Call:
+def call_of(request: Request, speech: Speech) -> ServerCall:
     """The call for a request; RequestRefused where the server cannot do what is asked."""
     chat = isinstance(request.prompt, Chat)
     body: dict[str, Any] = {"model": speech.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -58,7 +58,7 @@ def call_of(request: Request, speech: Speech) -> Call:
         body |= _vllm(request, speech, chat)
     else:
         body |= _any(request, speech, chat)
-    return Call("/v1/chat/completions" if chat else "/v1/completions", body | dict(request.extra))
+    return ServerCall("/v1/chat/completions" if chat else "/v1/completions", body | dict(request.extra))
 
 
 def capabilities_of(speech: Speech, *, reports_cached: bool, saves_heads: bool = False) -> Capabilities:

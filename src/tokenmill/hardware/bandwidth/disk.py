@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 
-from tokenmill.hardware.bandwidth.threads import Progress, Step, as_rate, climb, stream, thread_counts, whole_gb_s
+from tokenmill.hardware.bandwidth.threads import OnMeasured, PassStep, as_rate, climb, stream, thread_counts, whole_gb_s
 from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.hardware.machine import Rate
 from tokenmill.units import GIB, MIB, format_bytes
@@ -33,7 +33,7 @@ MOST_ENTRIES = 5000
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 
-def measure_disk(path: Path, seconds: float, progress: Progress) -> Rate | None:
+def measure_disk(path: Path, seconds: float, progress: OnMeasured) -> Rate | None:
     """`disk`: the rate under `path` in about `seconds`, or None with the reason told."""
     mount = mount_of(str(path.resolve()), parse_mountinfo(Path("/proc/self/mountinfo").read_text()))
     if mount is not None and mount.filesystem in MEMORY_FILE_SYSTEMS:
@@ -81,7 +81,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
                 yield entry
 
 
-def _read_temporary(folder: Path, seconds: float, progress: Progress) -> Rate | None:
+def _read_temporary(folder: Path, seconds: float, progress: OnMeasured) -> Rate | None:
     status = os.statvfs(folder)
     size = min(MOST_TEMPORARY_BYTES, status.f_bavail * status.f_frsize // SHARE_OF_FREE)
     if size < LEAST_TEMPORARY_BYTES:
@@ -130,7 +130,7 @@ def _climb(descriptor: int, seconds: float, *, direct: bool) -> Rate:
     blocks = os.fstat(descriptor).st_size // BLOCK_BYTES
     turn = itertools.count()  # goes on from depth to depth, so that a large file is never read twice
 
-    def prepare(_index: int) -> Step:
+    def prepare(_index: int) -> PassStep:
         buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
 
         def step() -> int:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from time import perf_counter
 
 from tokenmill.errors import ProbeError
-from tokenmill.hardware.bandwidth.threads import Progress
+from tokenmill.hardware.bandwidth.threads import OnMeasured
 from tokenmill.hardware.machine import Gpu, Machine, Rate
 from tokenmill.units import MIB, format_bytes
 
@@ -136,7 +136,7 @@ SHARE_OF_FREE = 4
 COPIES_PER_WAIT = 8
 
 
-def measure_gpus(machine: Machine, seconds: float, progress: Progress) -> list[Rate]:
+def measure_gpus(machine: Machine, seconds: float, progress: OnMeasured) -> list[Rate]:
     """`gpuN`, `dram->gpuN` and `gpuN->dram`, about `seconds` for each card; none where there is no driver."""
     if not machine.gpus:
         return []
@@ -161,7 +161,7 @@ def measure_gpus(machine: Machine, seconds: float, progress: Progress) -> list[R
     return rates
 
 
-def matched(gpus: Sequence[Gpu], ordinals: dict[str, int], progress: Progress) -> Iterator[tuple[Gpu, int]]:
+def matched(gpus: Sequence[Gpu], ordinals: dict[str, int], progress: OnMeasured) -> Iterator[tuple[Gpu, int]]:
     """Each card with CUDA's number for it, which need not be ours: CUDA may sort by speed or hide cards."""
     for gpu in gpus:
         ordinal = ordinals.get(gpu.uuid or "")
@@ -185,7 +185,7 @@ def _stay_on(cpus: Sequence[int]) -> None:
             os.sched_setaffinity(0, cpus)
 
 
-def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: Progress) -> list[Rate]:
+def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: OnMeasured) -> list[Rate]:
     name = f"gpu{gpu.index}"
     with ExitStack() as held:
         held.enter_context(cuda.current(ordinal))

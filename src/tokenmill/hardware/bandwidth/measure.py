@@ -15,7 +15,7 @@ from tokenmill.errors import ProbeError, UsageError
 from tokenmill.hardware.bandwidth.disk import largest_model, measure_disk
 from tokenmill.hardware.bandwidth.gpu import measure_gpus
 from tokenmill.hardware.bandwidth.memory import measure_mapped, measure_memory, working_set_bytes
-from tokenmill.hardware.bandwidth.threads import Progress, read_places, spread_cores, thread_counts
+from tokenmill.hardware.bandwidth.threads import OnMeasured, read_places, spread_cores, thread_counts
 from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.hardware.machine import Machine, Measurements, Rate
 from tokenmill.hardware.memory import parse_meminfo
@@ -26,7 +26,7 @@ BUSY_SHARE = 0.25
 
 
 def measure(
-    machine: Machine, *, path: Path | None = None, seconds: float = 3.0, progress: Progress | None = None
+    machine: Machine, *, path: Path | None = None, seconds: float = 3.0, progress: OnMeasured | None = None
 ) -> Measurements:
     """Measure every memory of this machine, and the disk under `path` (else the one `machine` names).
 
@@ -78,7 +78,9 @@ def on_dax(mountinfo: str, folder: str) -> bool:
     return mount is not None and any(word in ("dax", "dax=always") for word in mount.options)
 
 
-def _pmem(machine: Machine, cores: tuple[int, ...], total_bytes: int, seconds: float, progress: Progress) -> list[Rate]:
+def _pmem(
+    machine: Machine, cores: tuple[int, ...], total_bytes: int, seconds: float, progress: OnMeasured
+) -> list[Rate]:
     spaces = machine.pmem.namespaces if machine.pmem else ()
     mounts = Path("/proc/self/mountinfo").read_text()
     for space in spaces:

@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import ProbeError
-from tokenmill.hardware.bandwidth.threads import Progress, Step, as_rate, best_window_gb_s, climb, stream, thread_counts
+from tokenmill.hardware.bandwidth.threads import (
+    OnMeasured,
+    PassStep,
+    as_rate,
+    best_window_gb_s,
+    climb,
+    stream,
+    thread_counts,
+)
 from tokenmill.hardware.machine import Rate
 from tokenmill.units import MIB, format_bytes
 
@@ -65,7 +73,7 @@ def working_set_bytes(cache_bytes: int | None, free_bytes: int, counts: Sequence
     return total
 
 
-class Memory:
+class StreamBuffers:
     """Memory touched by the threads that stream through it, one block each, kept from step to step.
 
     Blocks only ever need to shrink, because slices do as threads are added.
@@ -85,14 +93,14 @@ class Memory:
         return self._blocks[index][:size]
 
 
-def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progress: Progress) -> list[Rate]:
+def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progress: OnMeasured) -> list[Rate]:
     """`dram` and `dram->dram`, each for about `seconds`, with 1, 2, 4, ... threads on `cores` in their order."""
-    memory = Memory(total_bytes)
+    memory = StreamBuffers(total_bytes)
 
-    def reader(index: int, threads: int) -> Step:
+    def reader(index: int, threads: int) -> PassStep:
         return reading(memory.block(index, threads))
 
-    def copier(index: int, threads: int) -> Step:
+    def copier(index: int, threads: int) -> PassStep:
         return copying(*np.split(memory.block(index, threads), 2))
 
     return [
@@ -102,10 +110,10 @@ def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progr
 
 
 def measure_mapped(
-    file: Path, cores: Sequence[int], total_bytes: int, seconds: float, progress: Progress
+    file: Path, cores: Sequence[int], total_bytes: int, seconds: float, progress: OnMeasured
 ) -> list[Rate]:
     """`pmem` and `pmem->dram` over a file mapped from persistent memory; the file has at least `total_bytes`."""
-    memory = Memory(total_bytes)
+    memory = StreamBuffers(total_bytes)
     with file.open("rb") as opened:
         # Left to the last view to close: a mapping cannot be closed before its views are gone.
         whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -114,10 +122,10 @@ def measure_mapped(
         size = min(whole.size // threads // mmap.PAGESIZE * mmap.PAGESIZE, slice_bytes(total_bytes, threads))
         return whole[index * size : (index + 1) * size]
 
-    def reader(index: int, threads: int) -> Step:
+    def reader(index: int, threads: int) -> PassStep:
         return reading(part(index, threads))
 
-    def copier(index: int, threads: int) -> Step:
+    def copier(index: int, threads: int) -> PassStep:
         source = part(index, threads)
         return copying(source, memory.block(index, threads)[: source.size])
 
@@ -127,7 +135,7 @@ def measure_mapped(
     ]
 
 
-def reading(block: Block) -> Step:
+def reading(block: Block) -> PassStep:
     """A step that reads the next stretch of `block`, around and around."""
     parts = cycle(_parts(block, READ_PASS_BYTES))
 
@@ -139,7 +147,7 @@ def reading(block: Block) -> Step:
     return step
 
 
-def copying(source: Block, target: Block) -> Step:
+def copying(source: Block, target: Block) -> PassStep:
     """A step that copies the next stretch of `source` into `target`; each byte counts once.
 
     Both start on a page. The copy lands a cache line off: where source and target agree in their low twelve bits
@@ -163,10 +171,10 @@ def _parts(block: Block, most_bytes: int) -> list[Block]:
 
 def _climb(
     path: str,
-    stepper: Callable[[int, int], Step],
+    stepper: Callable[[int, int], PassStep],
     cores: Sequence[int],
     seconds: float,
-    progress: Progress,
+    progress: OnMeasured,
 ) -> Rate:
     counts = thread_counts(len(cores))
 

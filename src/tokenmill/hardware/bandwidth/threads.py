@@ -35,13 +35,13 @@ class Pass(NamedTuple):
     size_bytes: int
 
 
-Progress = Callable[[str], None]
-Step = Callable[[], int]
+OnMeasured = Callable[[str], None]
+PassStep = Callable[[], int]
 """Streams once and returns how many bytes that was."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CpuPlace:
     """Where a logical CPU sits; two of the same core share `core`."""
 
     package: str
@@ -110,7 +110,7 @@ def whole_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
     return sum(each.size_bytes for each in every) / whole_s / 1e9
 
 
-def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, Place]:
+def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, CpuPlace]:
     """Package, last-level cache and core of each logical CPU; what is not told apart is taken as apart."""
     places = {}
     for cpu in cpus:
@@ -118,11 +118,11 @@ def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu"
         caches = [_text(index / "shared_cpu_list") for index in sorted(folder.glob("cache/index*"))]
         package = _text(folder / "topology/physical_package_id") or "0"
         siblings = _text(folder / "topology/thread_siblings_list") or str(cpu)
-        places[cpu] = Place(package, (caches[-1] if caches else None) or package, siblings)
+        places[cpu] = CpuPlace(package, (caches[-1] if caches else None) or package, siblings)
     return places
 
 
-def spread_cores(places: Mapping[int, Place]) -> tuple[int, ...]:
+def spread_cores(places: Mapping[int, CpuPlace]) -> tuple[int, ...]:
     """One logical CPU per physical core, dealt in turn from the packages and within them from the caches."""
     packages: dict[str, dict[str, list[int]]] = {}
     cores_seen = set()
@@ -133,7 +133,7 @@ def spread_cores(places: Mapping[int, Place]) -> tuple[int, ...]:
     return tuple(_deal([_deal(list(caches.values())) for caches in packages.values()]))
 
 
-def stream(cpus: Sequence[int | None], prepare: Callable[[int], Step], seconds: float) -> list[list[Pass]]:
+def stream(cpus: Sequence[int | None], prepare: Callable[[int], PassStep], seconds: float) -> list[list[Pass]]:
     """Run one thread per entry of `cpus`, pinned unless None, for `seconds` once all are ready.
 
     `prepare(index)` runs in its thread after pinning, so that memory it touches is local to that core.

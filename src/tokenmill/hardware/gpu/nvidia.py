@@ -10,7 +10,7 @@ from itertools import combinations
 
 from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.gpu import cards as known_cards
-from tokenmill.hardware.gpu.nvml import Card, Reading
+from tokenmill.hardware.gpu.nvml import NvmlCard, NvmlReading
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Gpu, Note, NvLink, PcieLink
 
@@ -29,7 +29,7 @@ def read_nvidia(host: Host) -> tuple[tuple[Gpu, ...], tuple[NvLink, ...], list[N
     return gpus, links, [*notes, *link_notes]
 
 
-def make_gpu(card: Card, numa_node: int | None = None) -> Gpu:
+def make_gpu(card: NvmlCard, numa_node: int | None = None) -> Gpu:
     """One card, without a note."""
     return Gpu(
         index=card.index,
@@ -46,7 +46,7 @@ def make_gpu(card: Card, numa_node: int | None = None) -> Gpu:
     )
 
 
-def make_pcie(card: Card) -> PcieLink:
+def make_pcie(card: NvmlCard) -> PcieLink:
     """The link; a card behind a hypervisor may report zeros, which mean nothing."""
     return PcieLink(
         card.pcie_generation or None,
@@ -56,7 +56,7 @@ def make_pcie(card: Card) -> PcieLink:
     )
 
 
-def nominal_gb_s(card: Card) -> float | None:
+def nominal_gb_s(card: NvmlCard) -> float | None:
     """Memory bandwidth from NVML's own figures, else from the table of known cards."""
     if card.memory_bus_bits and card.memory_clock_mhz:
         return round(card.memory_bus_bits * card.memory_clock_mhz * 2 / 8 / 1000, 1)
@@ -64,7 +64,7 @@ def nominal_gb_s(card: Card) -> float | None:
     return listed[0] if listed else None
 
 
-def make_links(cards: Sequence[Card]) -> tuple[tuple[NvLink, ...], list[Note]]:
+def make_links(cards: Sequence[NvmlCard]) -> tuple[tuple[NvLink, ...], list[Note]]:
     """Return joined pairs: cards linked to each other, and every two cards that hang on switches."""
     by_bus = {card.bus_id: card.index for card in cards}
     speed = {card.index: card.nvlink_mb_s for card in cards}
@@ -87,12 +87,12 @@ def _pair_gb_s(links: int, mb_s: int | None) -> float | None:
     return None if mb_s is None else round(links * mb_s / 1000, 1)
 
 
-def _numa_node(host: Host, card: Card) -> int | None:
+def _numa_node(host: Host, card: NvmlCard) -> int | None:
     node = number(host.text(f"/sys/bus/pci/devices/{card.bus_id}/numa_node")) if card.bus_id else None
     return None if node is None or node < 0 else node  # -1: the firmware does not say
 
 
-def _driver_notes(host: Host, reading: Reading) -> list[Note]:
+def _driver_notes(host: Host, reading: NvmlReading) -> list[Note]:
     """Tell a machine without NVIDIA cards from one whose driver is missing or broken."""
     present = [
         folder
@@ -116,7 +116,7 @@ def _driver_notes(host: Host, reading: Reading) -> list[Note]:
     ]
 
 
-def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[Card]) -> list[Note]:
+def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[NvmlCard]) -> list[Note]:
     def some(about: str, test: Callable[[Gpu], bool], text: str) -> list[Note]:
         matching = [gpu.index for gpu in gpus if test(gpu)]
         return [Note(f"gpus[{format_numbers(matching)}].{about}", text)] if matching else []

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NvmlLink:
     """One active NVLink of a card."""
 
     remote_bus_id: str | None = None
@@ -20,7 +20,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class NvmlCard:
     """One card as NVML describes it; None where it declines to."""
 
     index: int
@@ -39,40 +39,40 @@ class Card:
     power_limit_mw: int | None = None
     mig: bool = False
     nvlink_mb_s: int | None = None  # one link, one direction
-    links: tuple[Link, ...] = ()
+    links: tuple[NvmlLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NvmlReading:
     """Everything NVML said, or why it said nothing."""
 
-    cards: tuple[Card, ...] = ()
+    cards: tuple[NvmlCard, ...] = ()
     error: str | None = None
     library: bool = True  # False: libnvidia-ml.so.1 is not installed, so no driver is
 
 
-def read(nvml: Any) -> Reading:
+def read(nvml: Any) -> NvmlReading:
     """Read every card through a pynvml-like module; never raises NVMLError."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
-        return Reading(library=False)
+        return NvmlReading(library=False)
     except nvml.NVMLError as error:
-        return Reading(error=str(error))
+        return NvmlReading(error=str(error))
     try:
         cards = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
             # A card that fell off the bus keeps its number and answers nothing.
-            cards.append(Card(index) if handle is None else _card(nvml, index, handle))
-        return Reading(tuple(cards))
+            cards.append(NvmlCard(index) if handle is None else _card(nvml, index, handle))
+        return NvmlReading(tuple(cards))
     except nvml.NVMLError as error:
-        return Reading(error=str(error))
+        return NvmlReading(error=str(error))
     finally:
         nvml.nvmlShutdown()
 
 
-def _card(nvml: Any, index: int, handle: Any) -> Card:
+def _card(nvml: Any, index: int, handle: Any) -> NvmlCard:
     def ask(call: Callable[..., T], *arguments: Any) -> T | None:
         return _ask(nvml, call, handle, *arguments)
 
@@ -80,7 +80,7 @@ def _card(nvml: Any, index: int, handle: Any) -> Card:
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo)
     pci = ask(nvml.nvmlDeviceGetPciInfo)
     capability = ask(nvml.nvmlDeviceGetCudaComputeCapability)
-    return Card(
+    return NvmlCard(
         index=index,
         name=_text(ask(nvml.nvmlDeviceGetName)),
         uuid=_text(ask(nvml.nvmlDeviceGetUUID)),
@@ -101,7 +101,7 @@ def _card(nvml: Any, index: int, handle: Any) -> Card:
     )
 
 
-def _links(nvml: Any, handle: Any) -> tuple[Link, ...]:
+def _links(nvml: Any, handle: Any) -> tuple[NvmlLink, ...]:
     links = []
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, number)
@@ -111,7 +111,7 @@ def _links(nvml: Any, handle: Any) -> tuple[Link, ...]:
             continue
         remote = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)
         kind = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, number)
-        links.append(Link(bus_id(remote.busId) if remote else None, kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH))
+        links.append(NvmlLink(bus_id(remote.busId) if remote else None, kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH))
     return tuple(links)
 
 

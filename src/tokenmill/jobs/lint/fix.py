@@ -32,7 +32,7 @@ MOST_MEANINGS = 100_000
 MOST_TEXT_BYTES = 64 * MIB
 SYSTEM_ROLES = frozenset(("system", "developer"))
 
-Change = Literal["tools", "system"]
+CanonicalChange = Literal["tools", "system"]
 _value = json.JSONDecoder().raw_decode
 
 
@@ -93,10 +93,10 @@ class Choices:
                 self._room -= end - start
                 self._texts[spelling] = text[start:end]
 
-    def rewrite(self, text: str) -> tuple[str, set[Change]]:
+    def rewrite(self, text: str) -> tuple[str, set[CanonicalChange]]:
         """A line with the chosen spellings, and what was changed in it."""
         edits = list[tuple[int, int, str]]()
-        changes = set[Change]()
+        changes = set[CanonicalChange]()
         places: dict[tuple[str, int], tuple[int, int]] | None = None
         for change, _, spelling, index in _values(text):
             written = self._texts.get(self.replaced.get(spelling, b""))
@@ -109,7 +109,7 @@ class Choices:
         return text, changes
 
 
-def _values(text: str) -> Iterator[tuple[Change, bytes, bytes, int]]:
+def _values(text: str) -> Iterator[tuple[CanonicalChange, bytes, bytes, int]]:
     """What may be spelled in several ways in a line: its meaning, its spelling and its index among its like."""
     try:
         endpoint, body = body_of(parse(text))

@@ -10,7 +10,7 @@ WORTH_SAYING = 0.001  # of the prompts' bytes
 TOO_MUCH = 0.01
 LONG_DIGEST_TOKENS = 16 * 1024
 
-Kind = Literal[
+FindingKind = Literal[
     "timestamp",
     "id",
     "number",
@@ -33,7 +33,7 @@ Kind = Literal[
     "file_order",
     "empty",
 ]
-COSTLY: tuple[Kind, ...] = (
+COSTLY: tuple[FindingKind, ...] = (
     "timestamp",
     "id",
     "number",
@@ -44,9 +44,9 @@ COSTLY: tuple[Kind, ...] = (
     "order",
     "changing",
 )
-FIXABLE: frozenset[Kind] = frozenset(("whitespace", "key_order"))
+FIXABLE: frozenset[FindingKind] = frozenset(("whitespace", "key_order"))
 
-TITLES: dict[Kind, str] = {
+TITLES: dict[FindingKind, str] = {
     "timestamp": "a date or time that changes stands in the head",
     "id": "an id that changes stands in the head",
     "number": "a number that changes stands in the head",
@@ -70,7 +70,7 @@ TITLES: dict[Kind, str] = {
     "empty": "there are no jobs",
 }
 _BEHIND = "put it behind all that stays the same, best into the last message"
-ADVICE: dict[Kind, str] = {
+ADVICE: dict[FindingKind, str] = {
     "timestamp": f"{_BEHIND}, or leave it out",
     "id": f"leave it out: custom_id and metadata are not part of the prompt; or {_BEHIND}",
     "number": _BEHIND,
@@ -101,7 +101,7 @@ ADVICE: dict[Kind, str] = {
 class LintFinding:
     """One thing that was found."""
 
-    kind: Kind
+    kind: FindingKind
     jobs: int | None  # None: not known which
     cost_bytes: int | None = None  # of prompts, computed unnecessarily; None: no prompt is affected
     example: Difference | None = None

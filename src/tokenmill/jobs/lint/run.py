@@ -33,7 +33,7 @@ from tokenmill.jobs.lint.report import (
     COSTLY,
     LONG_DIGEST_TOKENS,
     WORTH_SAYING,
-    Kind,
+    FindingKind,
     LintFinding,
     Report,
 )
@@ -262,7 +262,7 @@ class Lint:
 
     def _misplaced(self) -> tuple[list[LintFinding], int]:
         """One finding for each kind of misplacement, and the bytes lost outside of documents."""
-        by_kind: dict[Kind, list[Misplaced]] = {}
+        by_kind: dict[FindingKind, list[Misplaced]] = {}
         for found in misplaced(self._heads.all()):
             by_kind.setdefault(found.kind, []).append(found)
         scale = self._heads.scale
@@ -276,7 +276,7 @@ class Lint:
             findings.append(LintFinding(kind, jobs, scale * sum(found.lost_bytes for found in every), example))
         return findings, sum(found.cost_bytes or 0 for found in findings if found.kind in COSTLY)
 
-    def _own_ends(self, told: Collection[Kind]) -> Iterable[LintFinding]:
+    def _own_ends(self, told: Collection[FindingKind]) -> Iterable[LintFinding]:
         """Ids and times at the end of most prefixes: nearly free, so not among the findings so far."""
         for kind in _OWN:
             jobs = self._heads_differ[kind]

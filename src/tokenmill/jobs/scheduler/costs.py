@@ -5,7 +5,7 @@ Works on expected lengths and measured rates; what is not known is None, and eac
 
 from collections.abc import Iterable
 
-from tokenmill.jobs.scheduler.estimates import Lengths, Rates
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.prefix_tree import Node
 from tokenmill.jobs.scheduler.shape import EngineShape
@@ -18,18 +18,18 @@ AGAIN_UNKNOWN = "a head stays on one lane until the first answer has shown how l
 AGAIN_HOPED = "another lane was tried for want of a measurement: it was taken to write half as much as the first"
 
 
-class Costs:
+class EngineCosts:
     """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing but by `measured`."""
 
-    def __init__(self, shape: EngineShape, lengths: Lengths) -> None:
+    def __init__(self, shape: EngineShape, lengths: AnswerLengths) -> None:
         self._lengths = lengths
         self._given = shape.rates
         self._rates = shape.rates
 
-    def measured(self, rates: Rates) -> None:
+    def measured(self, rates: MeasuredRates) -> None:
         """What the run itself has shown so far; it counts more than what was known before. Mutates."""
         decode = dict(self._given.decode_tok_s) | dict(rates.decode_tok_s)
-        self._rates = Rates(rates.prefill_tok_s or self._given.prefill_tok_s, tuple(sorted(decode.items())))
+        self._rates = MeasuredRates(rates.prefill_tok_s or self._given.prefill_tok_s, tuple(sorted(decode.items())))
 
     def tokens(self, prompt_bytes: float) -> int:
         """Tokens of so much prompt."""

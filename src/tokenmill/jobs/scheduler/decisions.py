@@ -29,4 +29,4 @@ class Wait:
     reason: str
 
 
-Decision = Dispatch | Fetch | Wait
+ScheduleDecision = Dispatch | Fetch | Wait

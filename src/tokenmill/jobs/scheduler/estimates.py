@@ -17,11 +17,11 @@ ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer tells: English text in 
 _TRUST = 4  # finished jobs of a kind that weigh as much as the mean of all
 _MOST_KINDS = 1024  # remembered; the one that was used longest ago goes
 
-Kind = tuple[bytes, int | None]
+LengthKey = tuple[bytes, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class MeasuredRates:
     """Measured speeds of an engine, all lanes together."""
 
     prefill_tok_s: float | None = None
@@ -51,12 +51,12 @@ class Left:
     output_tokens: float
 
 
-class Lengths:
+class AnswerLengths:
     """What finished jobs tell of those to come."""
 
     def __init__(self) -> None:
         self._all = _Mean()
-        self._kinds: OrderedDict[Kind, _Mean] = OrderedDict()
+        self._kinds: OrderedDict[LengthKey, _Mean] = OrderedDict()
         self._prompt_bytes = self._prompt_tokens = self._computed_tokens = 0
 
     @property
@@ -112,7 +112,7 @@ class Lengths:
         return Left(jobs * self._computed_tokens / self._all.jobs, jobs * self._all.tokens / self._all.jobs)
 
 
-def eta_s(left: Left, rates: Rates, lanes: int) -> float | None:
+def eta_s(left: Left, rates: MeasuredRates, lanes: int) -> float | None:
     """Seconds until the work is done at a width; None: a rate that it takes is not known."""
     prefill_s = decode_s = 0.0
     if left.prompt_tokens > 0:
@@ -127,7 +127,7 @@ def eta_s(left: Left, rates: Rates, lanes: int) -> float | None:
     return prefill_s + decode_s
 
 
-def _kind(head: bytes, max_tokens: int | None) -> Kind:
+def _kind(head: bytes, max_tokens: int | None) -> LengthKey:
     """Prompts of a single chunk have a first chunk that nobody else has: they are told apart by their ceiling alone."""
     known = FINE_CHUNKS * KEY_BYTES
     known = known if len(head) > known else KEY_BYTES

@@ -66,7 +66,7 @@ def shared_bytes(one: Pending, other: Pending, texts: tuple[bytes, bytes] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PrefixGroup:
     """Neighbours in head order that share a head."""
 
     shared_bytes: int
@@ -74,12 +74,14 @@ class Group:
     first: int  # one of its jobs
 
 
-def groups(records: Iterable[Pending]) -> Iterator[Group]:
+def groups(records: Iterable[Pending]) -> Iterator[PrefixGroup]:
     """Every group of two or more jobs that share more than with anyone else, inner groups before those around them.
 
     Holds as many groups as lie in each other.
     """
-    nested: list[Group] = []  # open ones, the outermost first; all jobs seen are counted in them, but not the last
+    nested: list[
+        PrefixGroup
+    ] = []  # open ones, the outermost first; all jobs seen are counted in them, but not the last
     last: Pending | None = None
     for record in records:
         shared = shared_bytes(last, record) if last is not None else 0
@@ -93,7 +95,7 @@ def groups(records: Iterable[Pending]) -> Iterator[Group]:
         if nested and nested[-1].shared_bytes == shared:
             nested[-1] = replace(nested[-1], jobs=nested[-1].jobs + seen)
         elif shared:
-            nested.append(Group(shared, seen, first))
+            nested.append(PrefixGroup(shared, seen, first))
         last = record
     seen = 1
     while nested:

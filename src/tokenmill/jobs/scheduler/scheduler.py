@@ -21,13 +21,13 @@ from itertools import islice
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.scheduler.backlog import Backlog
 from tokenmill.jobs.scheduler.cache_model import CacheModel
-from tokenmill.jobs.scheduler.costs import Costs
-from tokenmill.jobs.scheduler.decisions import Decision, Dispatch, Fetch, Wait
-from tokenmill.jobs.scheduler.estimates import Lengths, Rates
+from tokenmill.jobs.scheduler.costs import EngineCosts
+from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, ScheduleDecision, Wait
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending, worth_bytes
 from tokenmill.jobs.scheduler.prefix_tree import Node, Order, Tree, length_of
 from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
-from tokenmill.jobs.scheduler.slots import Lanes, Pick
+from tokenmill.jobs.scheduler.slots import Pick, Slots
 from tokenmill.units import number_of
 
 WINDOW = 4096  # jobs at hand; about 2 KB each
@@ -47,17 +47,17 @@ class _Flight:
 class Scheduler:
     """Decides the order of jobs on one engine."""
 
-    def __init__(self, shape: EngineShape, *, lengths: Lengths | None = None, window: int | None = None) -> None:
+    def __init__(self, shape: EngineShape, *, lengths: AnswerLengths | None = None, window: int | None = None) -> None:
         self.shape = shape
-        self.lengths = lengths or Lengths()
-        self._costs = Costs(shape, self.lengths)
+        self.lengths = lengths or AnswerLengths()
+        self._costs = EngineCosts(shape, self.lengths)
         self._window = window or (SLOT_WINDOW if shape.reuse == "slots" else WINDOW)
         self._backlog = Backlog(final=_FINAL[shape.reuse], window=self._window)
         self._asked = False
         self._more = True
         self._flights: dict[int, _Flight] = {}
         self._warmth = CacheModel(shape, self._costs.tokens)
-        self._lanes = Lanes(shape.lanes or 0)
+        self._lanes = Slots(shape.lanes or 0)
         self._cursor = b""  # head of the last job in order
         self._width = shape.width
         self._interactive = 0
@@ -159,7 +159,7 @@ class Scheduler:
         """Another number of jobs at once; those in flight go on."""
         self._width = width if self.shape.lanes is None else min(width, self.shape.lanes)
 
-    def measured(self, rates: Rates) -> None:
+    def measured(self, rates: MeasuredRates) -> None:
         """How fast the engine has been so far."""
         self._costs.measured(rates)
 
@@ -182,9 +182,9 @@ class Scheduler:
 
     # -- what to do --------------------------------------------------------------------------------------------------
 
-    def decide(self) -> tuple[Decision, ...]:
+    def decide(self) -> tuple[ScheduleDecision, ...]:
         """What to do now; mutates: what is returned counts as done. Never empty."""
-        decisions: list[Decision] = []
+        decisions: list[ScheduleDecision] = []
         if self._more and not self._asked and len(self._backlog) <= self._window // 2:
             self._asked = True
             decisions.append(Fetch(self._window - len(self._backlog)))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.engine.engine import Capabilities, Identity
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.tuner.point import SlotPoint
 
 Reuse = Literal["shares", "slots", "prefix cache", "none"]
@@ -27,7 +27,7 @@ class EngineShape:
     lanes: int | None = None  # that can be chosen: slots only
     look_ahead: int = 0  # more jobs in the engine's own queue: where all lanes end at once, none waits for us
     cells_total: int | None = None  # tokens all sequences can have together; None: unknown, or each lane has its own
-    rates: Rates = field(default_factory=Rates)
+    rates: MeasuredRates = field(default_factory=MeasuredRates)
     notes: tuple[str, ...] = ()  # why it is so, for a person
     point: SlotPoint | None = None  # None: the engine was used as it was found
 
@@ -42,7 +42,7 @@ def shape_of(
     *,
     width: int | None = None,
     cells_total: int | None = None,
-    rates: Rates | None = None,
+    rates: MeasuredRates | None = None,
 ) -> EngineShape:
     """The shape of an engine; `width`, `cells_total` and `rates` as its operating point has them, None: unknown."""
     reuse, why = _reuse(capabilities, identity)
@@ -60,7 +60,7 @@ def shape_of(
         identity.lanes if reuse == "slots" else None,
         look_ahead=max(2, width) if identity.kind == "native" else 0,
         cells_total=cells_total,
-        rates=rates or Rates(),
+        rates=rates or MeasuredRates(),
         notes=tuple(notes),
     )
 

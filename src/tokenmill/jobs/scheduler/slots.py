@@ -28,7 +28,7 @@ Pays = Callable[[Node, int, int], bool]
 
 
 @dataclass(slots=True)
-class Lane:
+class Slot:
     """One lane as far as we know."""
 
     number: int
@@ -57,18 +57,18 @@ class _Place:
     """A node from which a lane could take a job."""
 
     node: Node
-    lane: Lane
+    lane: Slot
     found_bytes: int
     again_bytes: int  # claimed, and not on this lane; 0 too where it is not worth a thought
 
 
-class Lanes:
+class Slots:
     """All lanes of an engine."""
 
     def __init__(self, count: int) -> None:
-        self._lanes = [Lane(number) for number in range(count)]
+        self._lanes = [Slot(number) for number in range(count)]
 
-    def __getitem__(self, number: int) -> Lane:
+    def __getitem__(self, number: int) -> Slot:
         return self._lanes[number]
 
     @property
@@ -78,7 +78,7 @@ class Lanes:
 
     def clear(self) -> None:
         """The engine is a new one; mutates."""
-        self._lanes = [Lane(lane.number) for lane in self._lanes]
+        self._lanes = [Slot(lane.number) for lane in self._lanes]
 
     def pick(self, tree: Tree, trees: list[Tree], pays: Pays) -> Pick | None:
         """The job of a tree that finds most on a free lane; None: none that is worth it. Mutates nothing."""
@@ -105,7 +105,7 @@ class Lanes:
         return None
 
 
-def _places(lane: Lane, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
+def _places(lane: Slot, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
     """Nodes that lanes are at or this one was at, and the root. Mutates nothing."""
     own = lane.left.head if lane.left is not None else b""
     nodes = {id(node): node for head in (*claims, own) for node in tree.path(head)}
@@ -115,7 +115,7 @@ def _places(lane: Lane, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
         yield _Place(node, lane, found, max(0, worth_bytes(claimed) - worth_bytes(found)))
 
 
-def _value(lane: Lane, trees: list[Tree]) -> int:
+def _value(lane: Slot, trees: list[Tree]) -> int:
     """Jobs that could still use what a lane has: it is overwritten last. Mutates nothing."""
     if lane.left is None:
         return 0

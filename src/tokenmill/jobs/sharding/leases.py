@@ -22,7 +22,7 @@ from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.postgres import Postgres
-from tokenmill.jobs.store.postgres_errors import Lost
+from tokenmill.jobs.store.postgres_errors import ConnectionLost
 
 if TYPE_CHECKING:
     from tokenmill.jobs.store.store import Store
@@ -128,7 +128,7 @@ class Leased(Coordinator):
     def leave(self) -> None:
         """Hand everything back, which was no attempt; where the server is away, the lease ends by itself."""
         self._left.set()  # seen inside every transaction from here on: none stands up again behind this one
-        with suppress(Lost), self._database.writing(durable=False):
+        with suppress(ConnectionLost), self._database.writing(durable=False):
             self._database.run("hand_back", runner=self.id, kept=[])
             self._database.run("drop_runner", runner=self.id)
             self._database.run("unclaim")

@@ -24,7 +24,7 @@ _MEANT = "postgresql://user@host:5432/database"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PostgresAddress:
     """A store on PostgreSQL."""
 
     url: str = field(repr=False)  # as libpq takes it
@@ -79,7 +79,7 @@ def _owner(owner: str) -> tuple[str, str | None]:
     return name, owner[len(name) + 1 :] if mark else None
 
 
-Address = Path | Server
+Address = Path | PostgresAddress
 
 
 def address_of(text: str) -> Address:
@@ -101,7 +101,7 @@ def address_of(text: str) -> Address:
     else:
         what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "such a URL"
         raise UsageError(f"a store cannot be at {what}", hint="a folder, or postgresql://user@host/database")
-    server = Server(text)
+    server = PostgresAddress(text)
     _, owner, place = _parts(text)
     # Before a bare / libpq sees no password: it would look for a host or a database of that name.
     if not _OWNED.fullmatch(rest) and ("/" in (owner or "") or not _PLAIN.fullmatch(place) or (rest and not place)):

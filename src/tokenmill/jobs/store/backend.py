@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from tokenmill.jobs.store.address import Address
 
-Mode = Literal["work", "ask", "read"]
+AccessMode = Literal["work", "ask", "read"]
 """`work`: runs jobs; `ask`: requests a cancellation from the process that does; `read`: only reads."""
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class Shutdown(threading.Event):
         self.set()
 
 
-class Rows(Protocol):
+class QueryResult(Protocol):
     """What a query found or changed."""
 
     @property
@@ -52,7 +52,7 @@ class DatabaseBackend(Protocol):
     def ahead_s(self) -> float:
         """How far its clock is ahead of the one here."""
 
-    def run(self, name: str, /, **values: Any) -> Rows:
+    def run(self, name: str, /, **values: Any) -> QueryResult:
         """Run a named query; inside `writing`, or reading."""
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
@@ -88,7 +88,7 @@ class DatabaseBackend(Protocol):
         """Let go of it."""
 
 
-def opened(address: Address, mode: Mode, shutdown: Shutdown | None = None) -> DatabaseBackend:
+def opened(address: Address, mode: AccessMode, shutdown: Shutdown | None = None) -> DatabaseBackend:
     """The database of a store; `shutdown` ends the wait for a server that is away."""
     if isinstance(address, Path):
         from tokenmill.jobs.store.sqlite import Database  # noqa: PLC0415  as below

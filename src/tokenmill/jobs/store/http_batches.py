@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar, get_args
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.models import Counts, Totals
+from tokenmill.jobs.models import BatchTotals, Counts
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import DatabaseBackend, has_batches, opened
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class StoredFile:
     """A file that a client uploaded, or that holds the results of a batch."""
 
     id: str
@@ -75,10 +75,10 @@ class Outcome:
     completed: int  # lines of its output
     failed: int  # lines of its errors
     total: int
-    totals: Totals
+    totals: BatchTotals
 
     @classmethod
-    def of(cls, counts: Counts, totals: Totals) -> "Outcome":
+    def of(cls, counts: Counts, totals: BatchTotals) -> "Outcome":
         """The outcome of a job batch so far."""
         return cls(counts.done, counts.final - counts.done, counts.total, totals)
 
@@ -133,7 +133,7 @@ _COLUMNS = (
     "done",
     "undone",
     "total",
-    *(field.name for field in fields(Totals)),
+    *(field.name for field in fields(BatchTotals)),
 )
 
 
@@ -161,21 +161,21 @@ class HttpBatches:
 
     # Files.
 
-    def add_file(self, file: File) -> None:
+    def add_file(self, file: StoredFile) -> None:
         """Add a file; one that is there already is left as it is."""
         self._write(lambda run: run("add_file", **asdict(file)))
 
-    def file(self, file: str) -> File | None:
+    def file(self, file: str) -> StoredFile | None:
         """A file that has not expired."""
         row = self._reader.one("file", id=file)
-        found = File(*row) if row else None
+        found = StoredFile(*row) if row else None
         return found if found and (found.expires_s is None or found.expires_s > self.now_s()) else None
 
     def has_file(self, file: str) -> bool:
         """Whether there is such a file, expired or not."""
         return self._reader.one("file", id=file) is not None
 
-    def files(self, owner: str | None, page: Page, *, purpose: str | None = None) -> list[File] | None:
+    def files(self, owner: str | None, page: Page, *, purpose: str | None = None) -> list[StoredFile] | None:
         """Files that an owner may see, one more than the page has if there are more; None if `page.after` is unknown.
 
         An owner sees its own files and those without an owner; without an owner (None) all are seen.
@@ -188,7 +188,7 @@ class HttpBatches:
             rows = self._reader.all("files_before", seq=after[0] if after else _LAST, **values)
         else:
             rows = self._reader.all("files_after", seq=after[0] if after else 0, **values)
-        return [File(*row) for row in rows]
+        return [StoredFile(*row) for row in rows]
 
     def expired_files(self) -> list[str]:
         """The ids of files that have expired."""
@@ -374,10 +374,10 @@ def _outcome_of(columns: Mapping[str, Any]) -> Outcome | None:
     """As it was at the end of a batch, else as it is."""
     if columns["outcome"] is not None:
         completed, failed, total, totals = json.loads(columns["outcome"])
-        return Outcome(completed, failed, total, Totals(**totals))
+        return Outcome(completed, failed, total, BatchTotals(**totals))
     if columns["job_batch"] is None:
         return None
-    totals = Totals(**{field.name: columns[field.name] for field in fields(Totals)})
+    totals = BatchTotals(**{field.name: columns[field.name] for field in fields(BatchTotals)})
     return Outcome(columns["done"], columns["undone"], columns["total"], totals)
 
 

@@ -27,10 +27,10 @@ except ImportError as error:
     ) from error
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.store.address import Server
-from tokenmill.jobs.store.backend import Mode, Rows, Shutdown
-from tokenmill.jobs.store.postgres_errors import Conflict, Lost, Stopped, Unreachable, told, unreachable
-from tokenmill.jobs.store.postgres_session import Backend, Connection, ask, backend_of, end, lives
+from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.backend import AccessMode, QueryResult, Shutdown
+from tokenmill.jobs.store.postgres_errors import Conflict, ConnectionLost, ServerUnreachable, Stopped, told, unreachable
+from tokenmill.jobs.store.postgres_session import Connection, PostgresBackend, ask, backend_of, end, lives
 from tokenmill.jobs.store.queries import postgres_migrations, postgres_queries, postgres_schema
 
 VERSION, OLDEST = 4, 1  # that is written, and that can be brought there
@@ -105,7 +105,7 @@ class Postgres:
     shared = True
     deferred = False
 
-    def __init__(self, server: Server, mode: Mode, shutdown: Shutdown) -> None:
+    def __init__(self, server: PostgresAddress, mode: AccessMode, shutdown: Shutdown) -> None:
         self.server = server
         self._shutdown = shutdown
         self._mode = mode
@@ -119,14 +119,14 @@ class Postgres:
         self._connection = _waited_for(server, lambda: _connected(server, mode), shutdown)
         with told(server, self._connection):
             self._backend = backend_of(self._connection)
-        self._ghosts = list[Backend]()  # others that served us, and may not know that we are gone
+        self._ghosts = list[PostgresBackend]()  # others that served us, and may not know that we are gone
 
     @property
     def ahead_s(self) -> float:
         """As it was when the connection was made."""
         return self._backend.ahead_s
 
-    def run(self, name: str, /, **values: Any) -> Rows:
+    def run(self, name: str, /, **values: Any) -> QueryResult:
         """Run a named query; inside `writing`, or reading."""
         with told(self.server, self._connection):
             found = self._connection.execute(postgres_queries()[name], values, binary=True)
@@ -197,7 +197,7 @@ class Postgres:
                     conflicts += 1
                     if conflicts > _MOST_CONFLICTS:
                         raise
-                except Lost as lost:
+                except ConnectionLost as lost:
                     self._connect_again(lost, max(began_s, self._heard_s), patient=patient)
 
     def problems(self) -> list[str]:
@@ -210,7 +210,7 @@ class Postgres:
             self._closed = True
             self._connection.close()
 
-    def _connect_again(self, why: Lost, heard_s: float, *, patient: bool) -> None:
+    def _connect_again(self, why: ConnectionLost, heard_s: float, *, patient: bool) -> None:
         """Within the time that a server is waited for in all, since it was last heard."""
         if self._away_s is None:
             self._away_s = heard_s
@@ -224,7 +224,7 @@ class Postgres:
         while True:
             try:
                 self._reconnect()
-            except Lost:
+            except ConnectionLost:
                 self._tried_s = time.monotonic()
                 self._given_up |= self._tried_s + wait_s > until_s
                 if self._given_up or not patient:
@@ -265,7 +265,7 @@ class Postgres:
             raise
 
 
-def has_tables(server: Server) -> bool:
+def has_tables(server: PostgresAddress) -> bool:
     """Whether a store is there."""
     connection = _waited_for(server, lambda: _reached(server), Shutdown())
     try:
@@ -275,12 +275,12 @@ def has_tables(server: Server) -> bool:
         connection.close()
 
 
-def _pause(server: Server, wait_s: float, shutdown: Shutdown) -> None:
+def _pause(server: PostgresAddress, wait_s: float, shutdown: Shutdown) -> None:
     if shutdown.wait(wait_s):
         raise Stopped(server, shutdown.exit_code)
 
 
-def _waited_for(server: Server, connect: Callable[[], Connection], shutdown: Shutdown) -> Connection:
+def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shutdown: Shutdown) -> Connection:
     """The first connection to a server; one that is starting up or shutting down is retried for `PATIENCE_S`.
 
     A server that does not answer at all is an error at once, because its address may be wrong.
@@ -291,8 +291,8 @@ def _waited_for(server: Server, connect: Callable[[], Connection], shutdown: Shu
     while True:
         try:
             return connect()
-        except Lost as lost:
-            state = _ping(server) if isinstance(lost, Unreachable) else Ping.REJECT
+        except ConnectionLost as lost:
+            state = _ping(server) if isinstance(lost, ServerUnreachable) else Ping.REJECT
             # it may have become ready in between; one that refuses us when it is ready does so for good
             again = {Ping.REJECT: True, Ping.OK: not ready, Ping.NO_RESPONSE: waiting}.get(state, False)
             if not again or time.monotonic() + wait_s > until_s:
@@ -305,7 +305,7 @@ def _waited_for(server: Server, connect: Callable[[], Connection], shutdown: Shu
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-def _ping(server: Server) -> Ping:
+def _ping(server: PostgresAddress) -> Ping:
     """What a server says that refused a connection; REJECT: it is starting up or shutting down (SQLSTATE 57P03).
 
     libpq does not pass the SQLSTATE of a refused connection on, and its message may be translated.
@@ -313,13 +313,13 @@ def _ping(server: Server) -> Ping:
     return Ping(PGconn.ping(make_conninfo(server.url, **_line(server)).encode()))
 
 
-def _line(server: Server) -> dict[str, Any]:
+def _line(server: PostgresAddress) -> dict[str, Any]:
     """How the connection is kept, but for what the URL itself says about that."""
     given = conninfo_to_dict(server.url)
     return {name: value for name, value in _LINE.items() if name not in given}
 
 
-def _connected(server: Server, mode: Mode) -> Connection:
+def _connected(server: PostgresAddress, mode: AccessMode) -> Connection:
     connection = _reached(server)
     try:
         with told(server, connection):
@@ -344,14 +344,14 @@ def _connected(server: Server, mode: Mode) -> Connection:
     return connection
 
 
-def _reached(server: Server) -> Connection:
+def _reached(server: PostgresAddress) -> Connection:
     try:
         return psycopg.connect(server.url, autocommit=True, **_line(server))
     except psycopg.Error as error:
         raise unreachable(server, error) from None  # what libpq says of a URL may hold the password
 
 
-def _check_server(connection: Connection, server: Server) -> None:
+def _check_server(connection: Connection, server: PostgresAddress) -> None:
     if connection.info.server_version < OLDEST_SERVER:
         raise StoreError(
             f"the server of {server} is too old: {connection.info.server_version // 10000}",
@@ -363,7 +363,7 @@ def _check_server(connection: Connection, server: Server) -> None:
         )
 
 
-def _version(connection: Connection, server: Server) -> int | None:
+def _version(connection: Connection, server: PostgresAddress) -> int | None:
     """The version of the store, None where there is none; refuses what is not ours to touch."""
     found = [name for (name,) in ask(connection, "tables").fetchall()]
     if not found:
@@ -387,7 +387,7 @@ def _version(connection: Connection, server: Server) -> int | None:
     return version
 
 
-def _look_into(connection: Connection, server: Server) -> None:
+def _look_into(connection: Connection, server: PostgresAddress) -> None:
     version = _version(connection, server)
     if version is None:
         raise StoreError(f"there are no batches in {server}", hint="tokenmill run starts one")
@@ -397,7 +397,7 @@ def _look_into(connection: Connection, server: Server) -> None:
         )
 
 
-def _bring_up(connection: Connection, server: Server) -> None:
+def _bring_up(connection: Connection, server: PostgresAddress) -> None:
     """Create the tables, or bring older ones up to date; of several that come at once, one does."""
     if _version(connection, server) == VERSION:
         return

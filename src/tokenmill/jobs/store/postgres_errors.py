@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors
 
 from tokenmill.errors import StoreError, StoreFull, StoreInUse
-from tokenmill.jobs.store.address import Server
+from tokenmill.jobs.store.address import PostgresAddress
 
 _GO_ON = "everything that was acknowledged is kept, and the same command goes on from there"
 
@@ -19,18 +19,18 @@ class Conflict(StoreError):
     """Two transactions were in each other's way, and this one was undone: done again, it goes through."""
 
 
-class Lost(StoreError):
+class ConnectionLost(StoreError):
     """The connection is gone, and what was not acknowledged may be lost with it or not."""
 
 
-class Unreachable(Lost):
+class ServerUnreachable(ConnectionLost):
     """No connection could be made."""
 
 
-class Stopped(Lost):
+class Stopped(ConnectionLost):
     """The server is away, and this process is to end rather than to wait for it."""
 
-    def __init__(self, server: Server, code: int) -> None:
+    def __init__(self, server: PostgresAddress, code: int) -> None:
         super().__init__(f"stopped while {server} was away", hint=_GO_ON)
         # A signal's, not the class's.
         self.exit_code = code  # type: ignore[misc]
@@ -56,7 +56,7 @@ _CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ..
 
 
 @contextmanager
-def told(server: Server, connection: "psycopg.Connection[tuple[object, ...]] | None" = None) -> Iterator[None]:
+def told(server: PostgresAddress, connection: "psycopg.Connection[tuple[object, ...]] | None" = None) -> Iterator[None]:
     """The driver's errors as ours."""
     try:
         yield
@@ -64,11 +64,11 @@ def told(server: Server, connection: "psycopg.Connection[tuple[object, ...]] | N
         raise mapped(error, server, connected=connection is not None and not connection.closed) from error
 
 
-def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreError:
+def mapped(error: psycopg.Error, server: PostgresAddress, *, connected: bool) -> StoreError:
     """An error in our words."""
     words = server.unsaid(" ".join(str(error).split()))
     if not connected or error.sqlstate in _ENDED or (error.sqlstate or "").startswith("08"):
-        return Lost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
+        return ConnectionLost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):
         return StoreFull(f"no room is left on the server of {server}", hint=f"free some space: {_GO_ON}")
     if isinstance(error, errors.UniqueViolation):  # the server's words are about an index
@@ -79,7 +79,7 @@ def mapped(error: psycopg.Error, server: Server, *, connected: bool) -> StoreErr
     return StoreError(f"{server}: {words}", hint="this is a bug; please report it")
 
 
-def unreachable(server: Server, error: psycopg.Error) -> StoreError:
+def unreachable(server: PostgresAddress, error: psycopg.Error) -> StoreError:
     """No connection could be made."""
     if isinstance(error, psycopg.ProgrammingError):  # its words quote pieces of the URL, whichever it took for what
         return StoreError(
@@ -87,7 +87,7 @@ def unreachable(server: Server, error: psycopg.Error) -> StoreError:
             hint="postgresql://user@host:5432/database; what is special is written as %XX",
         )
     words = server.unsaid(" ".join(str(error).split())).removeprefix("connection failed: ")
-    return Unreachable(
+    return ServerUnreachable(
         f"cannot connect to {server}: {words}",
         hint="check the URL, that the server runs, and whether it lets this host and user in",
     )

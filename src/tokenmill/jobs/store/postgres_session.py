@@ -22,7 +22,7 @@ _LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class PostgresBackend:
     """A process of the server."""
 
     pid: int
@@ -30,7 +30,7 @@ class Backend:
     ahead_s: float  # its clock before ours, in whole seconds: clocks that are kept in step are the same
 
 
-def backend_of(connection: Connection) -> Backend:
+def backend_of(connection: Connection) -> PostgresBackend:
     """Whom a connection leads to."""
     before_s = time.time()
     row = ask(connection, "backend").fetchone()
@@ -38,10 +38,10 @@ def backend_of(connection: Connection) -> Backend:
     if row is None:
         raise AssertionError("a query without tables has a row")
     pid, began, now_s = row
-    return Backend(pid, began, float(round(now_s - (before_s + after_s) / 2)))
+    return PostgresBackend(pid, began, float(round(now_s - (before_s + after_s) / 2)))
 
 
-def end(connection: Connection, ghost: Backend) -> None:
+def end(connection: Connection, ghost: PostgresBackend) -> None:
     """See to it that a process which served us before is gone; where that is not for us to do, the server will."""
     until_s = time.monotonic() + _LONGEST_END_S
     with suppress(errors.InsufficientPrivilege):
@@ -50,7 +50,7 @@ def end(connection: Connection, ghost: Backend) -> None:
             time.sleep(_LOOK_S)
 
 
-def lives(connection: Connection, ghost: Backend) -> bool:
+def lives(connection: Connection, ghost: PostgresBackend) -> bool:
     """Whether it is still there, as far as the server says."""
     return ask(connection, "backend_there", pid=ghost.pid, began=ghost.began).fetchone() is not None
 

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.line import line_in
-from tokenmill.jobs.models import Batch, Counts, Job, JobId, Result, SortKey, State, Totals, Waiting
+from tokenmill.jobs.models import Batch, BatchTotals, Counts, Job, JobId, Result, SortKey, State, Waiting
 from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import Mode, Shutdown, opened
+from tokenmill.jobs.store.backend import AccessMode, Shutdown, opened
 from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact
 
 _FEW = 20  # batches that are asked for one by one
@@ -44,7 +44,7 @@ _BATCH_COLUMNS = (
 )
 
 
-class Reader:
+class StoreReader:
     """An open store of batches; other processes may be at work on them."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Reader:
         address: Address,
         *,
         clock: Callable[[], float] | None = None,
-        mode: Mode = "read",
+        mode: AccessMode = "read",
         shutdown: Shutdown | None = None,
     ) -> None:
         """`clock`: instead of the database's, which is that of its server. `shutdown` ends the wait for a server."""
@@ -230,7 +230,7 @@ class Reader:
     def _batch(self, row: tuple[Any, ...], states: Mapping[int, int]) -> Batch:
         columns = dict(zip(_BATCH_COLUMNS, row, strict=True))
         counts = {State(state).name.lower(): jobs for state, jobs in states.items()}
-        totals = Totals(*(columns[name] for name in Totals.__dataclass_fields__))
+        totals = BatchTotals(*(columns[name] for name in BatchTotals.__dataclass_fields__))
         kept = {name: columns[name] for name in Batch.__dataclass_fields__ if name in columns}
         kept |= {"reuse": bool(columns["reuse"]), "defaults": json.loads(columns["defaults"])}
         return Batch(**kept, counts=Counts(**counts), totals=totals)

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.store.backend import Mode
+from tokenmill.jobs.store.backend import AccessMode
 from tokenmill.jobs.store.queries import migrations, newest, queries, schema
 from tokenmill.jobs.store.sqlite_errors import gone, is_disk_full, told, unusable
 from tokenmill.units import KIB, MIB
@@ -47,7 +47,7 @@ class Database:
     shared = False
     ahead_s = 0.0
 
-    def __init__(self, folder: Path, mode: Mode) -> None:
+    def __init__(self, folder: Path, mode: AccessMode) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old", hint="Python needs SQLite 3.35 or newer")
         self.path = folder / FILE
@@ -243,7 +243,7 @@ def _locked(folder: Path) -> int:
     return lock
 
 
-def _connected(path: Path, mode: Mode) -> sqlite3.Connection:
+def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
     if mode != "work" and not path.is_file():
         raise _no_batches(path)
     access = {"work": "rwc", "ask": "rw", "read": "ro"}[mode]

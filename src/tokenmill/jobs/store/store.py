@@ -14,14 +14,14 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
-from tokenmill.jobs.models import Failure, Finished, Job, JobId, Outcome, Started, State
+from tokenmill.jobs.models import Failure, FinishedJob, Job, JobId, JobOutcome, Started, State
 from tokenmill.jobs.sharding.allocator import LocalShards, ShardView, WorkerSpec
 from tokenmill.jobs.sharding.coordination import standing
 from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import Shutdown
 from tokenmill.jobs.store.integrity import Damage, affected, checksum
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.submissions import Submissions
 from tokenmill.units import number_of
 
@@ -48,7 +48,7 @@ def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concaten
     return alone
 
 
-class Store(Reader):
+class Store(StoreReader):
     """An open store of batches that this process works on; what one that is gone left running is pending again."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Store(Reader):
         is held for another runner's job is not told when that ends: start it again from time to time.
         """
         running = dict[bytes, Job]()
-        answered = list[Outcome]()
+        answered = list[JobOutcome]()
         held = list[tuple[bytes | None, int]]()
         here = set(self._at_work.values())
         with self._database.writing(durable=False, deferred=True):
@@ -118,7 +118,7 @@ class Store(Reader):
                     continue
                 if self._database.run("answer_job", job=number).rowcount:
                     self._database.run("count_reused", batch=job.batch, jobs=1)
-                    answered.append(Outcome(number, State.DONE, reused=True))
+                    answered.append(JobOutcome(number, State.DONE, reused=True))
                 elif job.identity in here:
                     held.append((job.identity, number))
                 elif self._standing.busy(job.identity):
@@ -134,13 +134,13 @@ class Store(Reader):
         return Started(tuple(running.values()), tuple(answered), tuple(number for _, number in held))
 
     @_in_turn
-    def commit(self, finished: Sequence[Finished]) -> tuple[Outcome, ...]:
+    def commit(self, finished: Sequence[FinishedJob]) -> tuple[JobOutcome, ...]:
         """Store answers in one transaction, on the disk when this returns; their jobs and held equals are done.
 
         An identity that has an answer keeps it: committing again changes nothing. The answer of a job that was
         cancelled meanwhile is kept for others: its batch has paid for it, and is not done with it.
         """
-        outcomes = list[Outcome]()
+        outcomes = list[JobOutcome]()
         with self._database.writing(durable=True):
             for item in finished:
                 values = {"prompt_tokens": item.prompt_tokens, "completion_tokens": item.completion_tokens}
@@ -151,7 +151,7 @@ class Store(Reader):
                 for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
                     reused = job != item.job or not new
                     if self._database.run("answer_job", job=job).rowcount:
-                        outcomes.append(Outcome(job, State.DONE, reused=reused))
+                        outcomes.append(JobOutcome(job, State.DONE, reused=reused))
                         computed += not reused
                         if reused:
                             self._database.run("count_reused", batch=JobId.batch(job), jobs=1)
@@ -169,7 +169,7 @@ class Store(Reader):
         return tuple(outcomes)
 
     @_in_turn
-    def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[Outcome, ...]:
+    def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[JobOutcome, ...]:
         """No answer: for good, or to be tried again from a time on. Held equals are free again."""
         with self._database.writing(durable=retry_at_s is None):
             # Another runner's by now, if the lease here was over for a while, it is not ours to change.
@@ -179,14 +179,14 @@ class Store(Reader):
             else:
                 changed = self._database.run("retry_later", not_before=retry_at_s, **values).rowcount
         state = State.FAILED if retry_at_s is None else State.PENDING
-        return (*((Outcome(job, state),) if changed else ()), *self._freed([job]))
+        return (*((JobOutcome(job, state),) if changed else ()), *self._freed([job]))
 
     @_in_turn
     def died(
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
-    ) -> tuple[Outcome, ...]:
+    ) -> tuple[JobOutcome, ...]:
         """The engine died with these at work: to be tried again, or set aside when it was once too often."""
-        outcomes = list[Outcome]()
+        outcomes = list[JobOutcome]()
         suspects = list(jobs)
         with self._database.writing(durable=True):
             for job in suspects:
@@ -197,11 +197,11 @@ class Store(Reader):
                     "not_before": retry_at_s,
                 }
                 if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
-                    outcomes.append(Outcome(job, State(row[0])))
+                    outcomes.append(JobOutcome(job, State(row[0])))
         return (*outcomes, *self._freed(suspects))
 
     @_in_turn
-    def release(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
+    def release(self, jobs: Iterable[int]) -> tuple[JobOutcome, ...]:
         """Jobs that were put back unfinished; this was no attempt."""
         released = list(jobs)
         with self._database.writing(durable=False):
@@ -302,13 +302,13 @@ class Store(Reader):
                 self.close()
             raise
 
-    def _freed(self, jobs: Iterable[int]) -> tuple[Outcome, ...]:
+    def _freed(self, jobs: Iterable[int]) -> tuple[JobOutcome, ...]:
         held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]
-        return tuple(Outcome(job, State.PENDING) for job in held)
+        return tuple(JobOutcome(job, State.PENDING) for job in held)
 
 
 def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] | None = None) -> None:
     """Leave word for the process that works: this batch is to be cancelled."""
-    with Reader(address, clock=clock, mode="ask") as reader:
+    with StoreReader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)
         reader.ask_cancel(batch.id)

@@ -15,7 +15,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.store.backend import DatabaseBackend
-from tokenmill.jobs.store.reader import Reader
+from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.units import number_of
 
 _FORGET_LINES = 50_000  # deleted in one transaction
@@ -24,7 +24,7 @@ _FORGET_LINES = 50_000  # deleted in one transaction
 class Submissions:
     """Stores, changes and removes whole batches; `Store.submissions`."""
 
-    def __init__(self, database: DatabaseBackend, coordinator: Coordinator, reader: Reader) -> None:
+    def __init__(self, database: DatabaseBackend, coordinator: Coordinator, reader: StoreReader) -> None:
         self._database = database
         self._coordinator = coordinator
         self._reader = reader

@@ -18,9 +18,9 @@ from tokenmill.jobs.models import (
     Batch,
     Counts,
     Failure,
-    Finished,
+    FinishedJob,
     JobId,
-    Outcome,
+    JobOutcome,
     Started,
     State,
     Waiting,
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class PendingWrites:
     """What has happened to jobs, to be written down together."""
 
-    answers: list[Finished] = field(default_factory=list)
+    answers: list[FinishedJob] = field(default_factory=list)
     failures: list[tuple[int, Failure, float | None]] = field(default_factory=list)  # None: for good; else retried then
     deaths: list[tuple[list[int], Failure]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class PendingWrites:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StoreChanges:
     """What there is to know in the store from time to time."""
 
     asked: tuple[int, ...]  # batches to cancel
@@ -145,10 +145,10 @@ class AsyncStore:
 
         return await self._do(work)
 
-    async def settle(self, what: PendingWrites) -> tuple[Outcome, ...]:
+    async def settle(self, what: PendingWrites) -> tuple[JobOutcome, ...]:
         """Write down what happened; on the disk when this returns."""
 
-        def work() -> tuple[Outcome, ...]:
+        def work() -> tuple[JobOutcome, ...]:
             outcomes = list(self._store.commit(what.answers)) if what.answers else []
             for jobs, failure in what.deaths:
                 outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), most_deaths=self._most_deaths)
@@ -167,10 +167,10 @@ class AsyncStore:
         if self._store.unflushed:
             await self._do(self._store.flush)
 
-    async def look(self) -> Look:
+    async def look(self) -> StoreChanges:
         """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
 
-        def work() -> Look:
+        def work() -> StoreChanges:
             asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
             reopened = self._reopen()
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
@@ -180,7 +180,9 @@ class AsyncStore:
             self._shards.refresh()
             self._count()
             self._advance()
-            return Look(asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened)
+            return StoreChanges(
+                asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened
+            )
 
         return await self._do(work)
 

@@ -12,7 +12,7 @@ from tokenmill.errors import RequestRefused, TokenmillError
 from tokenmill.jobs.models import Job
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.scheduler.decisions import Dispatch
-from tokenmill.jobs.worker.throughput import Mark
+from tokenmill.jobs.worker.throughput import RateMark
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class Attempt:
     sent: Dispatch | None  # None: a suspect, sent past the scheduler
     generation: int  # of the engine, when it was sent
     evicted_tokens: int | None = None  # by the engine, before this was sent
-    since: Mark = (0.0, 0.0)  # when it began, as the pace counts
+    since: RateMark = (0.0, 0.0)  # when it began, as the pace counts
     tokens: int = 0  # that have come
     task: "asyncio.Task[None] | None" = None
 
@@ -49,7 +49,7 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StreamEnded:
     """A stream is over."""
 
     flight: Attempt
@@ -63,11 +63,11 @@ class Broke:
     error: BaseException
 
 
-Tell = Callable[[Came | Ended | Broke], None]
+OnAttemptEvent = Callable[[Came | StreamEnded | Broke], None]
 
 
 def launch(
-    flight: Attempt, engine: Engine, *, timeout_s: float | None, tell: Tell, heard: Callable[[int], None]
+    flight: Attempt, engine: Engine, *, timeout_s: float | None, tell: OnAttemptEvent, heard: Callable[[int], None]
 ) -> None:
     """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `heard` counts tokens."""
     request = flight.call.request("batch")
@@ -80,14 +80,14 @@ def launch(
             async with aclosing(engine.stream(use.request)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
-                        tell(Ended(flight, use.parse(event)))
+                        tell(StreamEnded(flight, use.parse(event)))
                         return
                     heard(event.tokens)
                     if flight.tokens == 0 or flight.trial:  # the loop is not woken for every token
                         tell(Came(flight))
                     flight.tokens += event.tokens
         except TokenmillError as error:
-            tell(Ended(flight, error))
+            tell(StreamEnded(flight, error))
             return
         raise AssertionError("a stream ended without an answer")
 

@@ -10,21 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tokenmill.engine.engine import Answer, Engine, Status
+from tokenmill.engine.engine import Answer, Engine, EngineStatus
 from tokenmill.errors import EngineDied, EngineError, NonFiniteLogits, TokenmillError, TooLong, UsageError
-from tokenmill.jobs.models import Batch, Failure, Finished, JobId, State
+from tokenmill.jobs.models import Batch, Failure, FinishedJob, JobId, State
 from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.jobs.scheduler.decisions import Dispatch
 from tokenmill.jobs.worker import attempts, liveness, retries
 from tokenmill.jobs.worker.async_store import AsyncStore, PendingWrites, prompt_bytes
-from tokenmill.jobs.worker.attempts import Attempt, Broke, Came, Ended
+from tokenmill.jobs.worker.attempts import Attempt, Broke, Came, StreamEnded
 from tokenmill.jobs.worker.job_buffer import JobBuffer
 from tokenmill.jobs.worker.progress import Failed
 from tokenmill.jobs.worker.reuse import Miss, explain
 from tokenmill.jobs.worker.stats import RunStats
 from tokenmill.storage.json_text import encode
 
-Event = Came | Ended | Broke | Status | EngineError | Batch | None
+WorkerEvent = Came | StreamEnded | Broke | EngineStatus | EngineError | Batch | None
 """From streams; how the engine is, or why it is gone for good; a batch that joins; None: the work is to stop."""
 
 
@@ -53,7 +53,7 @@ class CompletionHandler:
         self._attempts = attempts
         self._first_delay_s = first_delay_s
         self._clock = clock
-        self.inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self.inbox: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self.flights: dict[int, Attempt] = {}
         self.settlement = PendingWrites()
         self._unchecked: list[tuple[Dispatch, Attempt, Answer]] = []
@@ -62,24 +62,24 @@ class CompletionHandler:
         self.gone: EngineError | None = None  # why it never can
         self._missed = missed
 
-    def there(self) -> list[Event]:
+    def there(self) -> list[WorkerEvent]:
         """What has happened and was not taken yet."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
     # -- take --------------------------------------------------------------------------------------------------------
 
-    async def take(self, events: Sequence[Event]) -> None:
+    async def take(self, events: Sequence[WorkerEvent]) -> None:
         """Note what happened; answers first, so that a death in the same breath does not cost them."""
         for event in events:
-            if isinstance(event, Came | Ended) and self.flights.get(event.flight.id) is event.flight:
-                if isinstance(event, Ended) and await self._cut(event.flight, event.how):
+            if isinstance(event, Came | StreamEnded) and self.flights.get(event.flight.id) is event.flight:
+                if isinstance(event, StreamEnded) and await self._cut(event.flight, event.how):
                     self._left(event.flight)
                 else:
                     self._heard(event)
         for event in events:
-            if isinstance(event, Ended) and self.flights.get(event.flight.id) is event.flight:
+            if isinstance(event, StreamEnded) and self.flights.get(event.flight.id) is event.flight:
                 await self._ended(event.flight, event.how)
-            elif isinstance(event, Status):
+            elif isinstance(event, EngineStatus):
                 self._accounts.seen(event)
                 if event.state == "ready" and self.down is not None:
                     await self._back()
@@ -88,7 +88,7 @@ class CompletionHandler:
             elif isinstance(event, Broke):
                 raise event.error
 
-    def _heard(self, event: Came | Ended) -> None:
+    def _heard(self, event: Came | StreamEnded) -> None:
         """Tokens of an answer, or the whole of it."""
         flight = event.flight
         if isinstance(event, Came):
@@ -113,7 +113,7 @@ class CompletionHandler:
             usage = answer.usage
             engine_s = self._loop_s() - flight.began_s
             spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
-            self.settlement.answers.append(Finished(flight.id, encode(body), *spent))
+            self.settlement.answers.append(FinishedJob(flight.id, encode(body), *spent))
 
     async def _cut(self, flight: Attempt, answer: Answer | TokenmillError) -> bool:
         """Whether an answer was cut short here and another worker may go on to its end."""
@@ -250,10 +250,10 @@ class CompletionHandler:
         """End streams; those whose answers have come meanwhile are answered, the others are returned."""
         await attempts.let_go(some)
         for event in self.there():
-            if isinstance(event, Ended) and isinstance(event.how, Answer):
+            if isinstance(event, StreamEnded) and isinstance(event.how, Answer):
                 if self.flights.get(event.flight.id) is event.flight:
                     self._heard(event)
-            elif not (isinstance(event, Came | Ended) and event.flight in some):
+            elif not (isinstance(event, Came | StreamEnded) and event.flight in some):
                 self.inbox.put_nowait(event)
         return [flight for flight in some if self.flights.pop(flight.id, None) is not None]
 

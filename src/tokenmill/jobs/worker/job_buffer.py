@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.models import JobId, Waiting
 from tokenmill.jobs.scheduler.crash_isolation import CrashIsolation
-from tokenmill.jobs.scheduler.decisions import Decision, Dispatch
+from tokenmill.jobs.scheduler.decisions import Dispatch, ScheduleDecision
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 
@@ -75,7 +75,7 @@ class JobBuffer:
                 fresh.append(record)
         self.scheduler.available(fresh, more=more)
 
-    def decide(self, in_flight: Collection[int], outside: int) -> tuple[Decision | Pending, ...]:
+    def decide(self, in_flight: Collection[int], outside: int) -> tuple[ScheduleDecision | Pending, ...]:
         """What the scheduler decides, `outside` jobs running past it; before that, the next suspect to be tried."""
         if self._suspects.trying:
             suspect = self._suspects.try_next(in_flight)

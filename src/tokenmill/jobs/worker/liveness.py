@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from tokenmill.engine.engine import Engine, Status
+from tokenmill.engine.engine import Engine, EngineStatus
 from tokenmill.errors import EngineError
 from tokenmill.units import format_seconds
 
@@ -18,7 +18,7 @@ def over(engine: Engine) -> EngineError | None:
 
 async def watch(
     engine: Engine,
-    tell: Callable[[Status | EngineError], None],
+    tell: Callable[[EngineStatus | EngineError], None],
     *,
     look_s: float = LOOK_S,
     patience_s: float = PATIENCE_S,

@@ -23,12 +23,12 @@ from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.store import MOST_DEATHS, Store
 from tokenmill.jobs.worker import attempts, liveness, retries
 from tokenmill.jobs.worker.async_store import AsyncStore
-from tokenmill.jobs.worker.attempts import Attempt, Broke, Ended
-from tokenmill.jobs.worker.completion import CompletionHandler, Event
+from tokenmill.jobs.worker.attempts import Attempt, Broke, StreamEnded
+from tokenmill.jobs.worker.completion import CompletionHandler, WorkerEvent
 from tokenmill.jobs.worker.job_buffer import JobBuffer
-from tokenmill.jobs.worker.progress import End, Least, Report
+from tokenmill.jobs.worker.progress import Least, RunEnd, RunReport
 from tokenmill.jobs.worker.reuse import Miss, counted
-from tokenmill.jobs.worker.stats import RunStats, Tell
+from tokenmill.jobs.worker.stats import OnSnapshot, RunStats
 
 GATHER_S = 0.003  # answers that come within this are handled together
 COMMIT_EVERY_S = 0.2  # answers that come sooner after a commit are committed together; their slots are reused already
@@ -41,7 +41,7 @@ _LOW = 2  # jobs per slot in the buffer: with fewer, the next shard is asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkOptions:
     """How batches are worked on."""
 
     attempts: int = retries.MOST_ATTEMPTS
@@ -53,7 +53,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class WorkTask:
     """Batches to be worked on, with what, and whom to tell; see `work`."""
 
     store: Store
@@ -61,9 +61,9 @@ class Task:
     engine: Engine
     shape: EngineShape
     outputs: Mapping[int, Output] | None = None
-    options: Options | None = None
+    options: WorkOptions | None = None
     stop: asyncio.Event | None = None
-    tell: Tell | None = None
+    tell: OnSnapshot | None = None
     clock: Callable[[], float] | None = None  # None: the store's
     joining: "asyncio.Queue[Batch] | None" = None
     missed: Callable[[Miss], None] | None = None
@@ -78,15 +78,15 @@ async def work(
     shape: EngineShape,
     *,
     outputs: Mapping[int, Output] | None = None,
-    options: Options | None = None,
+    options: WorkOptions | None = None,
     stop: asyncio.Event | None = None,
-    tell: Tell | None = None,
+    tell: OnSnapshot | None = None,
     clock: Callable[[], float] | None = None,
     joining: "asyncio.Queue[Batch] | None" = None,
     missed: Callable[[Miss], None] | None = None,
     shards: ShardView | None = None,
     ingest: Ingest | None = None,
-) -> Report:
+) -> RunReport:
     """Work until every job of the batches has its outcome, or until told to stop.
 
     EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
@@ -96,7 +96,7 @@ async def work(
     batches, this returns when all of them are done. An `ingest` that still stores lines of a batch adds jobs while this
     runs, and its output when the batch is sealed; what is wrong with its file is raised here.
     """
-    task = Task(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
+    task = WorkTask(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
     worked = await attempt(task)
     if worked.gone is not None:
         hint = "\n".join(filter(None, (KEPT, worked.gone.hint)))
@@ -108,20 +108,20 @@ async def work(
 class Worked:
     """What a worker did, and why its engine is gone for good where that ended it."""
 
-    report: Report
+    report: RunReport
     gone: EngineError | None
 
 
-async def attempt(task: Task) -> Worked:
+async def attempt(task: WorkTask) -> Worked:
     """As `work`; an engine that is gone for good is told beside what was done until then."""
     return await _Worker(task).run(task.joining)
 
 
 class _Worker:
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: WorkTask) -> None:
         engine = task.engine
         shape = task.shape
-        options = task.options or Options()
+        options = task.options or WorkOptions()
         clock = task.clock or task.store.now_s
         books = AsyncStore(
             task.store,
@@ -192,7 +192,9 @@ class _Worker:
             for task in beside:
                 task.cancel()
         await self.outcomes.let_go()
-        end: End = "finished" if self._done else "stopped" if self._stop.is_set() or self.outcomes.gone else "cancelled"
+        end: RunEnd = (
+            "finished" if self._done else "stopped" if self._stop.is_set() or self.outcomes.gone else "cancelled"
+        )
         notes = self._hand.scheduler.notes
         return Worked(self._accounts.report(end, seconds, self._books.counts, least, notes), self.outcomes.gone)
 
@@ -243,7 +245,7 @@ class _Worker:
         self._done = False
         self._read_again()
 
-    async def _events(self, *, wait: bool) -> list[Event]:
+    async def _events(self, *, wait: bool) -> list[WorkerEvent]:
         """What has happened; nothing after a tick without anything."""
         if not wait or self._over:
             return self.outcomes.there()
@@ -256,7 +258,7 @@ class _Worker:
                 first = await self._inbox.get()
         except TimeoutError:
             return []
-        if isinstance(first, Ended):
+        if isinstance(first, StreamEnded):
             await asyncio.sleep(GATHER_S)
         return [first, *self.outcomes.there()]
 
@@ -282,7 +284,7 @@ class _Worker:
             return 0.0
         return max(0.0, self._commit_from_s - self._loop_s())
 
-    async def _take(self, events: Sequence[Event]) -> None:
+    async def _take(self, events: Sequence[WorkerEvent]) -> None:
         """Note what happened, and how long it took."""
         now_s = self._loop_s()
         self._accounts.pace.passed(now_s - self._turned_s, self._busy)

@@ -22,11 +22,11 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.async_store import AsyncStore
-from tokenmill.jobs.worker.loop import KEPT, Options, Task, Worked, attempt
+from tokenmill.jobs.worker.loop import KEPT, Worked, WorkOptions, WorkTask, attempt
 from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
-from tokenmill.jobs.worker.progress import End, Failed, Report, Snapshot
+from tokenmill.jobs.worker.progress import Failed, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss
-from tokenmill.jobs.worker.stats import Tell
+from tokenmill.jobs.worker.stats import OnSnapshot
 
 _GRACE_TICKS = 5  # for workers to see that all is done; one that waits for its engine does not look
 
@@ -48,7 +48,7 @@ class MemberReport:
     """What one member did."""
 
     name: str
-    report: Report | None  # None: its engine failed in a way that left none
+    report: RunReport | None  # None: its engine failed in a way that left none
     lost: str | None  # why its engine failed before the end; None: it did not
 
 
@@ -56,7 +56,7 @@ class MemberReport:
 class PoolReport:
     """What all members did."""
 
-    whole: Report
+    whole: RunReport
     members: tuple[MemberReport, ...]  # in the order in which they joined
 
 
@@ -66,9 +66,9 @@ async def run_pool(
     members: PoolMembers,
     *,
     outputs: Mapping[int, Output] | None = None,
-    options: Options | None = None,
+    options: WorkOptions | None = None,
     stop: asyncio.Event | None = None,
-    tell: Tell | None = None,
+    tell: OnSnapshot | None = None,
     clock: Callable[[], float] | None = None,
     missed: Callable[[Miss], None] | None = None,
     coming: Callable[[], Iterable[int | None]] = tuple,
@@ -82,12 +82,12 @@ async def run_pool(
     Raises EngineError when no member is left and none can join, and StoreError and the output's errors as `work` does;
     in each case the jobs in flight have been put back.
     """
-    settings = options or Options()
+    settings = options or WorkOptions()
     books = AsyncStore(store, batches, outputs or {}, clock=clock or store.now_s, most_deaths=settings.most_deaths)
     table = store.local_shards(coming=coming)
 
-    def begin(member: PoolMember, halt: asyncio.Event, tell: Tell) -> "asyncio.Task[Worked]":
-        task = Task(
+    def begin(member: PoolMember, halt: asyncio.Event, tell: OnSnapshot) -> "asyncio.Task[Worked]":
+        task = WorkTask(
             store,
             batches,
             member.engine,
@@ -105,11 +105,11 @@ async def run_pool(
     return await pool.run(members, stop or asyncio.Event())
 
 
-_Begin = Callable[[PoolMember, asyncio.Event, Tell], "asyncio.Task[Worked]"]
+_Begin = Callable[[PoolMember, asyncio.Event, OnSnapshot], "asyncio.Task[Worked]"]
 
 
 class _Pool:
-    def __init__(self, store: AsyncStore, begin: _Begin, tell: Tell, tick_s: float) -> None:
+    def __init__(self, store: AsyncStore, begin: _Begin, tell: OnSnapshot, tick_s: float) -> None:
         self._store = store
         self._begin = begin
         self._tell = tell
@@ -218,7 +218,7 @@ class _Pool:
 
     # ---- progress and reports
 
-    def _teller(self, name: str) -> Tell:
+    def _teller(self, name: str) -> OnSnapshot:
         def tell(now: Snapshot) -> None:
             before = self._snapshots.get(name)
             if now.failed is not None and (before is None or before.failed is not now.failed):
@@ -249,7 +249,7 @@ class _Pool:
         counts = self._store.counts
         ends = {report.end for report in reports}
         done = not counts.pending and not counts.running
-        end: End = (
+        end: RunEnd = (
             "stopped" if not done else "cancelled" if "cancelled" in ends and "finished" not in ends else "finished"
         )
         notes = [f"{each.name} was lost: {each.lost}" for each in members if each.lost is not None]

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.scheduler.estimates import Rates
-from tokenmill.jobs.worker.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.progress import Failed, Least, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Misses
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 
 
 def combined_snapshot(
@@ -42,8 +42,8 @@ def combined_snapshot(
 
 
 def combined_report(
-    every: Sequence[Report], *, end: End, seconds: float, counts: Counts, notes: Sequence[str] = ()
-) -> Report:
+    every: Sequence[RunReport], *, end: RunEnd, seconds: float, counts: Counts, notes: Sequence[str] = ()
+) -> RunReport:
     """One report of all workers. The minimum prompt tokens are summed: a prefix that two have counts twice."""
     misses = Misses()
     for each in every:
@@ -53,7 +53,7 @@ def combined_report(
     least = [each.least for each in every if each.least is not None]
     told = len(least) == sum(each.answers > 0 for each in every)
     heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
-    return Report(
+    return RunReport(
         end,
         seconds,
         busy_s,
@@ -70,16 +70,16 @@ def combined_report(
     )
 
 
-def _tokens(every: Iterable[Tokens]) -> Tokens:
+def _tokens(every: Iterable[RunTokens]) -> RunTokens:
     sums = [(each.prompt, each.cached, each.generated) for each in every]
-    return Tokens(*(sum(column) for column in zip(*sums, strict=True))) if sums else Tokens()
+    return RunTokens(*(sum(column) for column in zip(*sums, strict=True))) if sums else RunTokens()
 
 
-def _rates(every: Sequence[Rates]) -> Rates:
+def _rates(every: Sequence[MeasuredRates]) -> MeasuredRates:
     """The sum of the speeds that are known."""
     prefill = [each.prefill_tok_s for each in every if each.prefill_tok_s is not None]
     decode = [each.decode_tok_s[-1][1] for each in every if each.decode_tok_s]
-    return Rates(sum(prefill) if prefill else None, ((1, sum(decode)),) if decode else ())
+    return MeasuredRates(sum(prefill) if prefill else None, ((1, sum(decode)),) if decode else ())
 
 
 def _eta_s(usable: Sequence[Snapshot]) -> float | None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenmill.jobs.models import Counts, Failure
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.reuse import Misses
-from tokenmill.jobs.worker.throughput import Tokens
+from tokenmill.jobs.worker.throughput import RunTokens
 
-End = Literal["finished", "stopped", "cancelled"]
+RunEnd = Literal["finished", "stopped", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Snapshot:
 
     elapsed_s: float
     counts: Counts  # of the batches, what was there before the run included
-    tokens: Tokens  # of this run
+    tokens: RunTokens  # of this run
     prompt_tokens_live: int  # computed by the engine so far, for unfinished answers too where it says so
     busy: int  # lanes at work
     width: int  # lanes to be used
@@ -47,16 +47,16 @@ class Least:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """A run that is over."""
 
-    end: End
+    end: RunEnd
     seconds: float
     busy_s: float  # with jobs in the engine
     counts: Counts  # of the batches
     answers: int  # computed in this run
-    tokens: Tokens
-    rates: Rates
+    tokens: RunTokens
+    rates: MeasuredRates
     lanes: float  # at work on average
     misses: Misses
     least: Least | None  # None: nothing was computed, or it could not be reckoned

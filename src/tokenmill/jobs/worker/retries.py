@@ -25,29 +25,29 @@ class CutShort(TooLong):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RetryVerdict:
     """What a job's output says of an error, and whether another attempt can help."""
 
     failure: Failure
     can_pass: bool
 
 
-def verdict(error: TokenmillError) -> Verdict:
+def verdict(error: TokenmillError) -> RetryVerdict:
     """The verdict on an error that a stream ended with."""
     if isinstance(error, TooLong):
         over = max(1, error.needed_tokens - error.context_tokens)
         by = "" if "too many" in error.message else f" ({number_of(over, 'token')} too many)"
-        return Verdict(Failure("too_long", _words(error, by)), can_pass=False)
+        return RetryVerdict(Failure("too_long", _words(error, by)), can_pass=False)
     if isinstance(error, UsageError):
-        return Verdict(Failure("refused", _words(error)), can_pass=False)
+        return RetryVerdict(Failure("refused", _words(error)), can_pass=False)
     if isinstance(error, EngineTimeout):
-        return Verdict(Failure("timeout", _words(error)), can_pass=True)
+        return RetryVerdict(Failure("timeout", _words(error)), can_pass=True)
     if isinstance(error, EngineDied):
         # its hint is a page of a log
-        return Verdict(Failure("engine_died", f"at work when the engine died: {error.message}"), can_pass=True)
+        return RetryVerdict(Failure("engine_died", f"at work when the engine died: {error.message}"), can_pass=True)
     if isinstance(error, EngineError):
-        return Verdict(Failure("engine_failed", _words(error)), can_pass=True)
-    return Verdict(Failure("failed", _words(error)), can_pass=False)
+        return RetryVerdict(Failure("engine_failed", _words(error)), can_pass=True)
+    return RetryVerdict(Failure("failed", _words(error)), can_pass=False)
 
 
 def cut_short(answer: Answer, max_tokens: int | None, context: int | None) -> CutShort | None:

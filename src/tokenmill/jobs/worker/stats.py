@@ -5,13 +5,13 @@ Knows no store and sends nothing; times come in as numbers.
 
 from collections.abc import Callable, Sequence
 
-from tokenmill.engine.engine import Answer, Counters, EngineKind, Status
+from tokenmill.engine.engine import Answer, Counters, EngineKind, EngineStatus
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.decisions import Dispatch
-from tokenmill.jobs.scheduler.estimates import Left, Lengths, eta_s
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, Left, eta_s
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.worker.attempts import Attempt
-from tokenmill.jobs.worker.progress import End, Failed, Least, Report, Snapshot
+from tokenmill.jobs.worker.progress import Failed, Least, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import MOST_JOBS, MOST_TOKENS, SLOT_SIMILARITY, Evidence, Misses, Reckoned
 from tokenmill.jobs.worker.throughput import Throughput
 
@@ -30,7 +30,7 @@ class RunStats:
         self._reckoned = Reckoned()
         self._sample: list[int] = []  # the first that were answered; no more than can be counted
         self._sample_least = 0.0  # tokens reckoned for them
-        self._status: Status | None = None
+        self._status: EngineStatus | None = None
         self._live_prompt = 0
 
     @property
@@ -43,7 +43,7 @@ class RunStats:
         """Jobs that were answered first: all, or as many as prompts can be made tokens of again in a short time."""
         return self._sample
 
-    def seen(self, status: Status) -> None:
+    def seen(self, status: EngineStatus) -> None:
         """How the engine is."""
         before = self.counters.prompt_tokens_computed
         now = status.counters.prompt_tokens_computed
@@ -95,7 +95,7 @@ class RunStats:
         *,
         under_way: Sequence[int],
         retrying: int,
-        lengths: Lengths,
+        lengths: AnswerLengths,
         down: str | None,
         output: str | None,
     ) -> Snapshot:
@@ -121,10 +121,12 @@ class RunStats:
             output,
         )
 
-    def report(self, end: End, seconds: float, counts: Counts, least: Least | None, notes: tuple[str, ...]) -> Report:
+    def report(
+        self, end: RunEnd, seconds: float, counts: Counts, least: Least | None, notes: tuple[str, ...]
+    ) -> RunReport:
         """The run when it is over."""
         pace = self.pace
-        return Report(
+        return RunReport(
             end,
             seconds,
             pace.busy_s,
@@ -140,7 +142,7 @@ class RunStats:
             pace.head_tok_s,
         )
 
-    def _eta_s(self, lengths: Lengths, counts: Counts, under_way: Sequence[int]) -> float | None:
+    def _eta_s(self, lengths: AnswerLengths, counts: Counts, under_way: Sequence[int]) -> float | None:
         begun = [tokens for tokens in under_way if tokens]  # their prompts are computed
         left = lengths.left(max(0, counts.pending + counts.running - len(begun)))
         mean = lengths.mean_tokens
@@ -153,4 +155,4 @@ class RunStats:
         return eta_s(Left(prompt, output), rates, self._shape.width)
 
 
-Tell = Callable[[Snapshot], None]
+OnSnapshot = Callable[[Snapshot], None]

@@ -8,11 +8,11 @@ together they give the time that really passed. Pure: times come in as numbers.
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Answer
-from tokenmill.jobs.scheduler.estimates import Rates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class RunTokens:
     """Of the answers of a run."""
 
     prompt: int = 0
@@ -25,7 +25,7 @@ class Tokens:
         return self.prompt - self.cached
 
 
-Mark = tuple[float, float]
+RateMark = tuple[float, float]
 """A moment of a run: busy seconds, and the same summed over jobs."""
 LEAST_TOKENS = 64  # that a rate is told from
 
@@ -45,7 +45,7 @@ class Throughput:
         self._at: dict[int, tuple[int, float]] = {}  # by jobs beside it and itself: tokens written, and seconds
 
     @property
-    def mark(self) -> Mark:
+    def mark(self) -> RateMark:
         """Now, for the answer of a job that begins."""
         return self.busy_s, self._lane_s
 
@@ -59,7 +59,7 @@ class Throughput:
         """Tokens of an answer came."""
         self._generated += tokens
 
-    def answered(self, answer: Answer, heard: int, since: Mark = (0.0, 0.0)) -> None:
+    def answered(self, answer: Answer, heard: int, since: RateMark = (0.0, 0.0)) -> None:
         """An answer is complete that was begun at a mark, and so many of its tokens had come in pieces."""
         usage = answer.usage
         timings = answer.timings
@@ -83,9 +83,9 @@ class Throughput:
                 self._at[lanes] = written + usage.completion_tokens, seconds + timings.decode_s
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> RunTokens:
         """Counted so far."""
-        return Tokens(self._prompt, self._cached, self._generated)
+        return RunTokens(self._prompt, self._cached, self._generated)
 
     @property
     def lanes(self) -> float:
@@ -101,7 +101,7 @@ class Throughput:
         """
         return self._head_tokens / self._head_s if self._head_s > 0 else None
 
-    def by_lanes(self) -> Rates:
+    def by_lanes(self) -> MeasuredRates:
         """Speeds by how many jobs were at work, as far as answers tell: by the engine's own times, nothing scaled."""
         decode = {
             lanes: lanes * written / seconds
@@ -110,18 +110,18 @@ class Throughput:
         }
         enough = self._timed_prompt >= LEAST_TOKENS and self._prefill_s > 0
         prefill = self.head_tok_s or (self._timed_prompt / self._prefill_s if enough else None)
-        return Rates(prefill, tuple(sorted(decode.items())))
+        return MeasuredRates(prefill, tuple(sorted(decode.items())))
 
-    def rates(self) -> Rates:
+    def rates(self) -> MeasuredRates:
         """As measured, one rate for all widths; empty before there is anything to measure by."""
         if not self.answers or self.busy_s <= 0 or not self._written:
-            return Rates()
+            return MeasuredRates()
         computed = self._prompt - self._cached
         if not self._timed_prompt or not self._timed_written or self._prefill_s <= 0 or self._decode_s <= 0:
-            return Rates(
+            return MeasuredRates(
                 None, ((1, self._generated / self.busy_s),)
             )  # prompts are in this, and in no rate of their own
         prompt_s = self._prefill_s / self._timed_prompt
         written_s = self._decode_s / self._timed_written / max(1.0, self.lanes)
         scale = self.busy_s / (computed * prompt_s + self._generated * written_s)
-        return Rates(1 / (scale * prompt_s), ((1, 1 / (scale * written_s)),))
+        return MeasuredRates(1 / (scale * prompt_s), ((1, 1 / (scale * written_s)),))

@@ -11,7 +11,7 @@ from tokenmill.errors import UsageError
 from tokenmill.launch.flag_sets import FlagSet, captured, family, normal, stored
 from tokenmill.launch.layers import ALL_LAYERS
 from tokenmill.launch.parse.findings import findings_in
-from tokenmill.launch.parse.parsed import Options, Program, ReadCommand, is_flag, parse
+from tokenmill.launch.parse.parsed import Program, ProgramOptions, ReadCommand, is_flag, parse
 from tokenmill.launch.parse.shell_words import Unwrapped, unwrap
 from tokenmill.launch.tensor_patterns import layers_regex
 from tokenmill.planner.compute_graph.engines import TRAITS
@@ -106,7 +106,7 @@ def _lenient(flags: FlagSet, engine: DialectName) -> FlagSet:
     return flags
 
 
-def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options: Options) -> ReadCommand:
+def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options: ProgramOptions) -> ReadCommand:
     context, slots, unified = _slots(program, engine, options)
     overrides = _overrides(options, program)
     margins = _margins(options)
@@ -173,7 +173,7 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
     )
 
 
-def _slots(program: Program, engine: DialectName, options: Options) -> tuple[int | None, int, bool]:
+def _slots(program: Program, engine: DialectName, options: ProgramOptions) -> tuple[int | None, int, bool]:
     """Tokens of the whole cache, slots, and whether they share it."""
     if program == "llama-bench":
         tokens = sum(options.number(name) or 0 for name in _BENCH_TOKENS)
@@ -193,7 +193,7 @@ def _offload_rows(found: Unwrapped) -> int | None:
     return int(told) if told.isdigit() else None
 
 
-def _at_least_one(options: Options, name: str) -> int | None:
+def _at_least_one(options: ProgramOptions, name: str) -> int | None:
     """A flag's number; None where it is not given, or 0 or less, which engines take for their default."""
     value = options.number(name)
     return None if value is None or value < 1 else value
@@ -206,14 +206,14 @@ def _share(text: str, flag: str) -> float:
         raise UsageError(f"{flag} {text}: not a number", hint="check the command") from error
 
 
-def _gpu_layers(options: Options) -> int | None:
+def _gpu_layers(options: ProgramOptions) -> int | None:
     text = options.last("--n-gpu-layers")
     if text in (None, "auto", "-1"):
         return None
     return ALL_LAYERS if text == "all" else options.number("--n-gpu-layers")
 
 
-def _overrides(options: Options, program: Program) -> tuple[tuple[str, str], ...]:
+def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, str], ...]:
     """-ot, -cmoe and -ncmoe in the order given: each adds to one list."""
     clauses: list[tuple[str, str]] = []
     for name, value in options.given:
@@ -232,14 +232,14 @@ def _overrides(options: Options, program: Program) -> tuple[tuple[str, str], ...
     return tuple(clauses)
 
 
-def _margins(options: Options) -> tuple[int, ...]:
+def _margins(options: ProgramOptions) -> tuple[int, ...]:
     text = options.last("--fit-margin") or options.last("--fit-target") or ""
     if not re.fullmatch(r"[\d,/]*", text):
         raise UsageError(f"a fit margin of {text} is no number of MiB", hint="check the command")
     return tuple(int(part) for part in re.split(r"[,/]+", text) if part)
 
 
-def _margins_heeded(options: Options, written: tuple[int, ...], *, fork: bool) -> tuple[int, ...]:
+def _margins_heeded(options: ProgramOptions, written: tuple[int, ...], *, fork: bool) -> tuple[int, ...]:
     """Margins as the engine takes them: the fork reads one number, and others per GPU from a flag of their own."""
     if not fork:
         return tuple(margin * MIB for margin in written)
@@ -252,7 +252,7 @@ def _margins_heeded(options: Options, written: tuple[int, ...], *, fork: bool) -
     return tuple(margin * MIB for margin in each)
 
 
-def _ik_options(options: Options, engine: DialectName) -> IkOptions | None:
+def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | None:
     """The fork's own switches where the command sets any; None: those of its version."""
     told = (
         "--mla-use",
@@ -278,7 +278,7 @@ def _ik_options(options: Options, engine: DialectName) -> IkOptions | None:
     )
 
 
-def _gpus(found: Unwrapped, options: Options) -> tuple[int, ...] | None:
+def _gpus(found: Unwrapped, options: ProgramOptions) -> tuple[int, ...] | None:
     """Indices of GPUs, where the environment or the command restricts them."""
     visible = found.env.get("CUDA_VISIBLE_DEVICES") or found.env.get("HIP_VISIBLE_DEVICES")
     seen = tuple(map(int, visible.split(","))) if visible and re.fullmatch(r"\d+(,\d+)*", visible) else None
@@ -290,14 +290,14 @@ def _gpus(found: Unwrapped, options: Options) -> tuple[int, ...] | None:
     return tuple(seen[index] for index in chosen if index < len(seen)) if seen else tuple(chosen)
 
 
-def _cache_ram(options: Options, program: Program) -> int:
+def _cache_ram(options: ProgramOptions, program: Program) -> int:
     if program != "llama-server":
         return 0
     asked = options.number("--cache-ram")
     return (DEFAULT_CACHE_RAM_MIB if asked is None or asked < 0 else asked) * MIB
 
 
-def _mmap(options: Options, engine: DialectName) -> bool:
+def _mmap(options: ProgramOptions, engine: DialectName) -> bool:
     mode = options.last("--load-mode")
     if mode is not None:
         return mode.startswith(("mmap", "auto"))
@@ -306,13 +306,13 @@ def _mmap(options: Options, engine: DialectName) -> bool:
     return not options.has("--no-mmap", "--direct-io") and options.switched_on("--mmap", default=True)
 
 
-def _repack(options: Options, engine: DialectName) -> bool:
+def _repack(options: ProgramOptions, engine: DialectName) -> bool:
     if family(engine) == "ik_llama":
         return options.has("--run-time-repack")
     return not options.has("--no-repack") and options.switched_on("--repack", default=True)
 
 
-def _read_vllm(found: Unwrapped, options: Options) -> ReadCommand:
+def _read_vllm(found: Unwrapped, options: ProgramOptions) -> ReadCommand:
     cache = options.last("--kv-cache-dtype") or "auto"
     context = _at_least_one(options, "--max-model-len")
     sequences = _at_least_one(options, "--max-num-seqs")

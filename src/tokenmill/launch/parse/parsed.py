@@ -64,7 +64,7 @@ _OPTIONAL = {"--flash-attn", "--fit"}  # a switch in some versions, with a value
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ProgramOptions:
     """What a program was told, in order."""
 
     given: tuple[tuple[str, str | None], ...]  # name without alias, value; None: a switch
@@ -98,7 +98,7 @@ class Options:
         return value is None or value.lower() not in ("off", "0", "false", "disabled")
 
 
-def parse(words: Sequence[str], flags: FlagSet) -> Options:
+def parse(words: Sequence[str], flags: FlagSet) -> ProgramOptions:
     """Pair flags with their values by what the engine's version says of them; unknown ones by looking ahead."""
     given: list[tuple[str, str | None]] = []
     spelled: list[str] = []
@@ -117,7 +117,7 @@ def parse(words: Sequence[str], flags: FlagSet) -> Options:
         spelled.append(word)
         values = _take(left, canonical(word), flags, word)
         given.append((canonical(word), " ".join(values) if values else None))
-    return Options(tuple(given), tuple(spelled), tuple(positional))
+    return ProgramOptions(tuple(given), tuple(spelled), tuple(positional))
 
 
 def is_flag(word: str) -> bool:
@@ -175,7 +175,7 @@ class ReadCommand:
     fit_margins_mib: tuple[int, ...]  # as written
     host: str | None
     port: int | None
-    options: Options
+    options: ProgramOptions
     unknown: tuple[str, ...]  # flags that the engine does not have
     env: dict[str, str] = field(default_factory=dict)
     numactl: tuple[str, ...] = ()

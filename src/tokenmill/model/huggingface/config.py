@@ -47,7 +47,7 @@ def printable(value: object) -> str | None:
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= 200 else None
 
 
-class Settings:
+class ConfigReader:
     """Typed look-ups in one configuration; a value of the wrong kind is as good as none."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -85,13 +85,13 @@ class Settings:
         value = self.values.get(key)
         return value if isinstance(value, bool) else None
 
-    def part(self, key: str) -> "Settings":
+    def part(self, key: str) -> "ConfigReader":
         """A nested table; empty where there is none."""
         value = self.values.get(key)
-        return Settings(value if isinstance(value, Mapping) else {})
+        return ConfigReader(value if isinstance(value, Mapping) else {})
 
 
-def language_model(config: Mapping[str, Any]) -> Settings:
+def language_model(config: Mapping[str, Any]) -> ConfigReader:
     """The language model's settings: its own part laid over what surrounds it."""
     merged = dict(config)
     inner = config
@@ -101,15 +101,15 @@ def language_model(config: Mapping[str, Any]) -> Settings:
             break
         merged.update(found)
         inner = found
-    return Settings(merged)
+    return ConfigReader(merged)
 
 
-def declared_layers(settings: Settings) -> int | None:
+def declared_layers(settings: ConfigReader) -> int | None:
     """Layers that decode, as the config counts them."""
     return settings.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
-def declared_experts(settings: Settings) -> tuple[int | None, int | None, int | None]:
+def declared_experts(settings: ConfigReader) -> tuple[int | None, int | None, int | None]:
     """How many experts there are, how many answer one token, and how many always do."""
     ffn = settings.part("ffn_config")
     return (
@@ -130,7 +130,7 @@ def declared_experts(settings: Settings) -> tuple[int | None, int | None, int | 
     )
 
 
-def declared_context(settings: Settings) -> int | None:
+def declared_context(settings: ConfigReader) -> int | None:
     """The longest context that the model was made for."""
     return settings.count(
         "max_position_embeddings",
@@ -143,7 +143,7 @@ def declared_context(settings: Settings) -> int | None:
     )
 
 
-def declared_heads(settings: Settings) -> tuple[int | None, int | None]:
+def declared_heads(settings: ConfigReader) -> tuple[int | None, int | None]:
     """Query heads, and key-value heads where the config names them."""
     inner = settings.part("attn_config")
     heads = settings.count("num_attention_heads", "n_head", "n_heads", "num_heads") or inner.count("n_heads")
@@ -153,7 +153,7 @@ def declared_heads(settings: Settings) -> tuple[int | None, int | None]:
     return heads, kv_heads or inner.count("kv_n_heads")
 
 
-def tokenizer_in(folder: Path, settings: Settings) -> Tokenizer:
+def tokenizer_in(folder: Path, settings: ConfigReader) -> Tokenizer:
     """What the folder carries to turn text into tokens and messages into text."""
     model = next((name for name in _TOKENIZER_FILES if (folder / name).is_file()), None)
     template = (folder / "chat_template.jinja").is_file()
@@ -163,12 +163,12 @@ def tokenizer_in(folder: Path, settings: Settings) -> Tokenizer:
     return Tokenizer(model=model, tokens=settings.count("vocab_size", "padded_vocab_size"), chat_template=template)
 
 
-def state_dtype(settings: Settings) -> str | None:
+def state_dtype(settings: ConfigReader) -> str | None:
     """The type the config wants the state kept in, where it says."""
     return settings.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 
-def state_bytes(settings: Settings, family: str) -> int | None:
+def state_bytes(settings: ConfigReader, family: str) -> int | None:
     """Bytes of one sequence's recurrent state in one layer; None where the config does not say.
 
     The state proper is counted in 32-bit floats unless the config says 16, the convolution's tail in the
@@ -185,7 +185,7 @@ def state_bytes(settings: Settings, family: str) -> int | None:
 _Sizes = tuple[int, int] | None  # elements of state, elements of the convolution's tail
 
 
-def _delta_net(settings: Settings, _family: str) -> _Sizes:
+def _delta_net(settings: ConfigReader, _family: str) -> _Sizes:
     k_heads = settings.count("linear_num_key_heads")
     v_heads = settings.count("linear_num_value_heads")
     k_dim = settings.count("linear_key_head_dim")
@@ -196,7 +196,7 @@ def _delta_net(settings: Settings, _family: str) -> _Sizes:
     return v_heads * k_dim * v_dim, tail * (2 * k_heads * k_dim + v_heads * v_dim)
 
 
-def _kimi_delta(settings: Settings, _family: str) -> _Sizes:
+def _kimi_delta(settings: ConfigReader, _family: str) -> _Sizes:
     part = settings.part("linear_attn_config")
     heads = part.count("num_heads")
     dim = part.count("head_dim")
@@ -206,7 +206,7 @@ def _kimi_delta(settings: Settings, _family: str) -> _Sizes:
     return heads * dim * dim, tail * 3 * heads * dim
 
 
-def _mamba2(settings: Settings, family: str) -> _Sizes:
+def _mamba2(settings: ConfigReader, family: str) -> _Sizes:
     # Plain names only where no attention could claim them.
     heads = settings.count("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", *(["num_heads"] * (family == "mamba2")))
     dim = settings.count("mamba_head_dim", "mamba_d_head", "mamba_headdim", *(["head_dim"] * (family == "mamba2")))
@@ -220,7 +220,7 @@ def _mamba2(settings: Settings, family: str) -> _Sizes:
     return heads * dim * state, tail * (heads * dim + 2 * groups * state)
 
 
-def _mamba1(settings: Settings, family: str) -> _Sizes:
+def _mamba1(settings: ConfigReader, family: str) -> _Sizes:
     state = settings.count("mamba_d_state", "state_size")
     hidden = settings.count("hidden_size")
     if not (state and hidden):
@@ -231,7 +231,7 @@ def _mamba1(settings: Settings, family: str) -> _Sizes:
     return inner * state, tail * inner
 
 
-def _short(settings: Settings, family: str) -> _Sizes:
+def _short(settings: ConfigReader, family: str) -> _Sizes:
     """Convolutions alone (lfm2), RecurrentGemma's linear unit, MiniMax's lightning attention."""
     hidden = settings.count("hidden_size")
     if hidden and (cache := settings.count("conv_L_cache")):

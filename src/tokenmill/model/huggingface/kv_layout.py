@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Literal
 
-from tokenmill.model.huggingface.config import Settings, declared_context, declared_heads, state_bytes, state_dtype
-from tokenmill.model.kv_layout import Layout
+from tokenmill.model.huggingface.config import ConfigReader, declared_context, declared_heads, state_bytes, state_dtype
+from tokenmill.model.kv_layout import CacheLayout
 from tokenmill.model.profile import LayerCache
 
-Kind = Literal["full", "window", "chunked", "recurrent", "both", "none"]  # both: attention and a state side by side
+LayerKind = Literal[
+    "full", "window", "chunked", "recurrent", "both", "none"
+]  # both: attention and a state side by side
 
 _KNOWN = frozenset(
     {
@@ -115,7 +117,7 @@ _KNOWN = frozenset(
         "minimax_text_01",
     }
 )
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, LayerKind] = {
     "full_attention": "full",
     "attention": "full",
     "global_attention": "full",
@@ -136,7 +138,14 @@ _KINDS: Mapping[str, Kind] = {
     "mlp": "none",
     "moe": "none",
 }
-_LETTERS: Mapping[str, Kind] = {"M": "recurrent", "*": "full", "-": "none", "E": "none", "L": "window", "G": "full"}
+_LETTERS: Mapping[str, LayerKind] = {
+    "M": "recurrent",
+    "*": "full",
+    "-": "none",
+    "E": "none",
+    "L": "window",
+    "G": "full",
+}
 _FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3": 6, "cohere2": 4, "gemma3n": 5}
 _WINDOW_EVERYWHERE = frozenset({"mistral", "mixtral", "starcoder2", "phi3", "phimoe", "ministral3"})
 _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm"})
@@ -153,7 +162,7 @@ class Projections:
     attending: frozenset[int] = frozenset()  # layers with any tensor of attention or its like
 
 
-def layout(settings: Settings, layers: int, seen: Projections) -> Layout:
+def layout(settings: ConfigReader, layers: int, seen: Projections) -> CacheLayout:
     """The cache of every layer that decodes."""
     family = (settings.word("model_type") or "").removesuffix("_text")
     guesses = []
@@ -172,10 +181,10 @@ def layout(settings: Settings, layers: int, seen: Projections) -> Layout:
     found = [_layer(settings, kind, index, seen, state or 0) for index, kind in enumerate(kinds)]
     if None in found:
         doubt.append("neither config nor tensors say how large the KV cache is: it is counted as nothing")
-    return Layout(tuple(cache or LayerCache("none") for cache in found), (*guesses, *doubt))
+    return CacheLayout(tuple(cache or LayerCache("none") for cache in found), (*guesses, *doubt))
 
 
-def _state_doubts(settings: Settings, state: int | None) -> list[str]:
+def _state_doubts(settings: ConfigReader, state: int | None) -> list[str]:
     if state is None:
         return ["the config does not say how large the recurrent state is: it is counted as nothing"]
     if state_dtype(settings) is None:
@@ -183,7 +192,7 @@ def _state_doubts(settings: Settings, state: int | None) -> list[str]:
     return []
 
 
-def _layer(settings: Settings, kind: Kind, index: int, seen: Projections, state: int) -> LayerCache | None:
+def _layer(settings: ConfigReader, kind: LayerKind, index: int, seen: Projections, state: int) -> LayerCache | None:
     """One layer's cache; None where its size is not known."""
     if kind == "none" or (index in seen.query_only and seen.k_rows and kind != "recurrent"):
         return LayerCache("none")  # no attention, or the keys and values of an earlier layer
@@ -198,7 +207,7 @@ def _layer(settings: Settings, kind: Kind, index: int, seen: Projections, state:
     return cache if span is None or kind == "full" else replace(cache, kind=kind, span_tokens=span)
 
 
-def _attention(settings: Settings, index: int, seen: Projections) -> LayerCache | None:
+def _attention(settings: ConfigReader, index: int, seen: Projections) -> LayerCache | None:
     if lora := settings.count("kv_lora_rank"):
         rope = settings.count("qk_rope_head_dim") or 0
         indexer = (settings.count("index_head_dim") or 0) if settings.count("index_topk") else 0
@@ -218,7 +227,7 @@ def _attention(settings: Settings, index: int, seen: Projections) -> LayerCache 
     return LayerCache("full", kv_heads * head_dim, kv_heads * (settings.count("v_head_dim") or head_dim))
 
 
-def _span(settings: Settings, kind: Kind) -> int | None:
+def _span(settings: ConfigReader, kind: LayerKind) -> int | None:
     """Tokens a windowed or chunked layer sees; None where that is the whole context anyway."""
     if kind == "chunked":
         span = settings.count("attention_chunk_size")
@@ -228,7 +237,7 @@ def _span(settings: Settings, kind: Kind) -> int | None:
     return None if span and context and span >= context else span
 
 
-def _kinds(settings: Settings, family: str, layers: int) -> tuple[list[Kind], list[str]]:
+def _kinds(settings: ConfigReader, family: str, layers: int) -> tuple[list[LayerKind], list[str]]:
     """What each layer does, and what was doubtful about it."""
     listed = settings.words("layer_types", "layers_block_type")
     if listed:
@@ -240,7 +249,7 @@ def _kinds(settings: Settings, family: str, layers: int) -> tuple[list[Kind], li
             doubt.append(
                 f"the config lists the types of {len(listed)} of {layers} layers: the rest counted as full attention"
             )
-        found: list[Kind] = [_KINDS.get(word, "full") for word in listed[:layers]]
+        found: list[LayerKind] = [_KINDS.get(word, "full") for word in listed[:layers]]
         return found + ["full"] * (layers - len(found)), doubt
     for rule in (_by_letters, _by_numbers, _by_index, _by_interval):
         if kinds := rule(settings, layers):
@@ -252,7 +261,7 @@ def _kinds(settings: Settings, family: str, layers: int) -> tuple[list[Kind], li
     return _by_window(settings, family, layers)
 
 
-def _by_letters(settings: Settings, layers: int) -> list[Kind] | None:
+def _by_letters(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
     """nemotron_h writes M-M*E, exaone4 LLLG."""
     letters = settings.word("hybrid_override_pattern", "sliding_window_pattern")
     if not letters or not set(letters) <= set(_LETTERS):
@@ -260,9 +269,9 @@ def _by_letters(settings: Settings, layers: int) -> list[Kind] | None:
     return [_LETTERS[letter] for letter in islice(cycle(letters), layers)]
 
 
-def _by_numbers(settings: Settings, layers: int) -> list[Kind] | None:
+def _by_numbers(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
     """Lists of 0 and 1: MiniMax's attention types, MiMo's windows, Llama 4's layers with rotary positions."""
-    names: tuple[tuple[str, Kind, Kind], ...] = (
+    names: tuple[tuple[str, LayerKind, LayerKind], ...] = (
         ("attn_type_list", "recurrent", "full"),
         ("hybrid_layer_pattern", "full", "window"),
     )
@@ -275,7 +284,7 @@ def _by_numbers(settings: Settings, layers: int) -> list[Kind] | None:
     return None
 
 
-def _by_index(settings: Settings, layers: int) -> list[Kind] | None:
+def _by_index(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
     """Lists of the layers that attend in full; Kimi Linear counts from one."""
     linear = settings.part("linear_attn_config").numbers("kda_layers")
     if linear:
@@ -284,7 +293,7 @@ def _by_index(settings: Settings, layers: int) -> list[Kind] | None:
     return ["full" if index in set(full) else "recurrent" for index in range(layers)] if full else None
 
 
-def _by_interval(settings: Settings, layers: int) -> list[Kind] | None:
+def _by_interval(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
     if period := settings.count("attn_layer_period"):
         offset = settings.count("attn_layer_offset") or 0
         return ["full" if index % period == offset else "recurrent" for index in range(layers)]
@@ -299,8 +308,8 @@ def _by_interval(settings: Settings, layers: int) -> list[Kind] | None:
     return None
 
 
-def _by_window(settings: Settings, family: str, layers: int) -> tuple[list[Kind], list[str]]:
-    full: list[Kind] = ["full"] * layers
+def _by_window(settings: ConfigReader, family: str, layers: int) -> tuple[list[LayerKind], list[str]]:
+    full: list[LayerKind] = ["full"] * layers
     if settings.count("sliding_window") is None or settings.flag("use_sliding_window") is False:
         return full, []
     if settings.flag("use_sliding_window"):

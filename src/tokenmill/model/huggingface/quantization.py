@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS, Stored
+from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS, StoredTensor
 from tokenmill.model.huggingface.tensors import OVERHEAD, storage
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QuantGroup:
     """One kind of packed weight that the scheme declares."""
 
     bits: int
@@ -28,7 +28,7 @@ class Scheme:
     """The quantisation as its config states it."""
 
     name: str | None = None  # nvfp4, awq-4bit, compressed-tensors w4a16; None: not quantised, or not said
-    groups: tuple[Group, ...] = ()
+    groups: tuple[QuantGroup, ...] = ()
 
 
 def scheme_of(config: Mapping[str, Any], quant_file: Mapping[str, Any] | None = None) -> Scheme:
@@ -42,7 +42,7 @@ def scheme_of(config: Mapping[str, Any], quant_file: Mapping[str, Any] | None = 
         return _modelopt("modelopt", inner if isinstance(inner, Mapping) else quant_file)
     mlx = config.get("quantization")
     if isinstance(mlx, Mapping) and (bits := _bits(mlx.get("bits"))):
-        return Scheme(f"mlx-{bits}bit", (Group(bits, _count(mlx.get("group_size"))),))
+        return Scheme(f"mlx-{bits}bit", (QuantGroup(bits, _count(mlx.get("group_size"))),))
     return Scheme()
 
 
@@ -51,7 +51,7 @@ def _by_bits(method: str, declared: Mapping[str, Any]) -> Scheme:
     method = method.removeprefix("intel/")
     if bits is None:
         return Scheme(method)
-    return Scheme(f"{method}-{bits}bit", (Group(bits, _count(declared.get("group_size"))),))
+    return Scheme(f"{method}-{bits}bit", (QuantGroup(bits, _count(declared.get("group_size"))),))
 
 
 def _fp8(_method: str, _declared: Mapping[str, Any]) -> Scheme:
@@ -59,18 +59,18 @@ def _fp8(_method: str, _declared: Mapping[str, Any]) -> Scheme:
 
 
 def _mxfp4(_method: str, _declared: Mapping[str, Any]) -> Scheme:
-    return Scheme("mxfp4", (Group(4, 32, is_float=True),))
+    return Scheme("mxfp4", (QuantGroup(4, 32, is_float=True),))
 
 
 def _bitnet(_method: str, _declared: Mapping[str, Any]) -> Scheme:
-    return Scheme("bitnet", (Group(2),))
+    return Scheme("bitnet", (QuantGroup(2),))
 
 
 def _bitsandbytes(_method: str, declared: Mapping[str, Any]) -> Scheme:
     if declared.get("load_in_4bit") is True:
         kind = _word(declared.get("bnb_4bit_quant_type")) or "fp4"
-        return Scheme(f"bnb-{kind}", (Group(4, 64, is_float=True),))
-    return Scheme("bnb-int8", (Group(8),))
+        return Scheme(f"bnb-{kind}", (QuantGroup(4, 64, is_float=True),))
+    return Scheme("bnb-int8", (QuantGroup(8),))
 
 
 def _quark(method: str, declared: Mapping[str, Any]) -> Scheme:
@@ -91,8 +91,8 @@ def _modelopt(method: str, declared: Mapping[str, Any]) -> Scheme:
         return Scheme(method)
     name = algorithm.replace("_", "-").replace("w4a16-awq", "awq-4bit")
     if "nvfp4" in name:
-        return Scheme(name, (Group(4, _count(declared.get("group_size")) or 16, is_float=True),))
-    return Scheme(name, (Group(4, _count(declared.get("group_size"))),) if "4" in name else ())
+        return Scheme(name, (QuantGroup(4, _count(declared.get("group_size")) or 16, is_float=True),))
+    return Scheme(name, (QuantGroup(4, _count(declared.get("group_size"))),) if "4" in name else ())
 
 
 def _compressed(method: str, declared: Mapping[str, Any]) -> Scheme:
@@ -103,7 +103,7 @@ def _compressed(method: str, declared: Mapping[str, Any]) -> Scheme:
         weights = item.get("weights") if isinstance(item, Mapping) else None
         if not isinstance(weights, Mapping) or (bits := _bits(weights.get("num_bits"))) is None:
             continue
-        group = Group(bits, _count(weights.get("group_size")), is_float=weights.get("type") == "float")
+        group = QuantGroup(bits, _count(weights.get("group_size")), is_float=weights.get("type") == "float")
         groups.append(group)
         inputs = item.get("input_activations")
         act_bits = _bits(inputs.get("num_bits")) if isinstance(inputs, Mapping) else None
@@ -115,7 +115,7 @@ def _compressed(method: str, declared: Mapping[str, Any]) -> Scheme:
     return Scheme(" + ".join(parts) or method, tuple(groups))
 
 
-def _compressed_name(group: Group, act_bits: int) -> str:
+def _compressed_name(group: QuantGroup, act_bits: int) -> str:
     if group.is_float and group.bits == 4:
         return "mxfp4" if group.group_size == 32 else "nvfp4"
     return "fp8" if group.is_float and group.bits == 8 else f"w{group.bits}a{act_bits}"
@@ -155,10 +155,10 @@ class Meaning(NamedTuple):
     guessed: bool = False  # neither shapes nor config say how many values one number packs
 
 
-Find = Callable[[str], Stored | None]
+Find = Callable[[str], StoredTensor | None]
 
 
-def meaning(name: str, stored: Stored, find: Find, scheme: Scheme) -> Meaning:
+def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Meaning:
     """How many parameters one stored tensor stands for, and the type to call it by.
 
     `find` gives the tensor of another name. Scales, zero points and index tensors stand for none.
@@ -187,7 +187,7 @@ def _beside_weight(module: str, part: str, find: Find) -> bool:
     return weight is not None and DTYPE_BITS.get(weight.dtype, 16) <= 8
 
 
-def _by_scale(stored: Stored, scale: Stored, scheme: Scheme) -> Meaning:
+def _by_scale(stored: StoredTensor, scale: StoredTensor, scheme: Scheme) -> Meaning:
     """Integers with scales: what they pack follows from how many stored bits each scale covers."""
     dtype = stored.dtype
     numbers = prod(stored.shape)
@@ -208,7 +208,7 @@ def _by_scale(stored: Stored, scale: Stored, scheme: Scheme) -> Meaning:
     return Meaning(numbers * width // group.bits, f"{kind}{group.bits}")
 
 
-def _scale(module: str, find: Find) -> Stored | None:
+def _scale(module: str, find: Find) -> StoredTensor | None:
     for suffix in (".weight_scale", "_weight_scale", ".scales", ".scale", ".weight_scale_inv", "_scale_inv", "_scale"):
         if found := find(module + suffix):
             return found

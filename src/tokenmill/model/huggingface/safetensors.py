@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenmill.errors import CorruptModel, MissingSplit, UnknownModel, UsageError
 from tokenmill.model.huggingface.config import (
-    Settings,
+    ConfigReader,
     declared_context,
     declared_experts,
     declared_heads,
@@ -25,8 +25,8 @@ from tokenmill.model.huggingface.config import (
 )
 from tokenmill.model.huggingface.kv_layout import layout
 from tokenmill.model.huggingface.quantization import Meaning, Scheme, meaning, scheme_of
-from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS, Header, Stored, read_header
-from tokenmill.model.huggingface.tensors import EXPERT_INDEX, Place, classify_hf, projections
+from tokenmill.model.huggingface.safetensors_header import DTYPE_BITS, SafetensorsHeader, StoredTensor, read_header
+from tokenmill.model.huggingface.tensors import EXPERT_INDEX, TensorRole, classify_hf, projections
 from tokenmill.model.profile import Experts, ModelFile, Profile, Tensor, TensorClass
 
 _INDEX = "model.safetensors.index.json"
@@ -95,7 +95,7 @@ def _whole_sets(files: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
-def headers_of(shards: Mapping[Path, frozenset[str]]) -> Iterator[Header]:
+def headers_of(shards: Mapping[Path, frozenset[str]]) -> Iterator[SafetensorsHeader]:
     """Read the headers one after another, checked against what the index promises."""
     for path, promised in shards.items():
         header = read_header(path, split=len(shards) > 1)
@@ -131,7 +131,7 @@ class _About:
     folder: Path
     name: str
     architecture: str
-    settings: Settings
+    settings: ConfigReader
     scheme: Scheme
 
 
@@ -144,7 +144,7 @@ def _about(folder: Path, name: str) -> _About:
     config = read_object(folder / "config.json")
     quant_path = folder / "hf_quant_config.json"
     quant_file = read_object(quant_path) if quant_path.is_file() else None
-    outer = Settings(config)
+    outer = ConfigReader(config)
     settings = language_model(config)
     architecture = outer.word("model_type") or next(iter(outer.words("architectures")), None)
     return _About(folder, name, architecture or "unknown", settings, scheme_of(settings.values, quant_file))
@@ -164,20 +164,20 @@ class _Row:
 class _Table:
     """The tensor table of all files, experts folded together; keyed by name and how it is stored."""
 
-    rows: dict[tuple[str, Stored], _Row] = field(default_factory=dict)
+    rows: dict[tuple[str, StoredTensor], _Row] = field(default_factory=dict)
     files: list[ModelFile] = field(default_factory=list)
 
-    def places(self, experts: int | None, layers: int) -> dict[tuple[str, Stored], Place]:
+    def places(self, experts: int | None, layers: int) -> dict[tuple[str, StoredTensor], TensorRole]:
         return {key: classify_hf(key[0], key[1].shape, experts=experts, layers=layers) for key in self.rows}
 
-    def first_stored(self) -> dict[str, Stored]:
-        stored: dict[str, Stored] = {}
+    def first_stored(self) -> dict[str, StoredTensor]:
+        stored: dict[str, StoredTensor] = {}
         for name, kept in self.rows:
             stored.setdefault(name, kept)
         return stored
 
 
-def _fold(headers: Iterable[Header]) -> _Table:
+def _fold(headers: Iterable[SafetensorsHeader]) -> _Table:
     table = _Table()
     seen = set[str]()
     for file, header in enumerate(headers):
@@ -230,7 +230,7 @@ def _profile(about: _About, table: _Table) -> Profile:
     )
 
 
-def _tensor(key: tuple[str, Stored], row: _Row, place: Place, stands_for: Meaning) -> Tensor:
+def _tensor(key: tuple[str, StoredTensor], row: _Row, place: TensorRole, stands_for: Meaning) -> Tensor:
     name, stored = key
     shape = tuple(reversed(stored.shape))
     if place.cls is TensorClass.ROUTED_EXPERTS and len(shape) > 3:  # blocks of mxfp4: matrices cut into rows of blocks
@@ -248,7 +248,7 @@ def _tensor(key: tuple[str, Stored], row: _Row, place: Place, stands_for: Meanin
     )
 
 
-def _layers(settings: Settings, stored: Mapping[str, Stored], folder: Path) -> tuple[int, list[str]]:
+def _layers(settings: ConfigReader, stored: Mapping[str, StoredTensor], folder: Path) -> tuple[int, list[str]]:
     """Layers that decode; those that only predict further tokens come after them and are left out."""
     declared = declared_layers(settings)
     guesses = []
@@ -280,7 +280,7 @@ class _Mixture:
     guesses: tuple[str, ...] = ()
 
 
-def _mixture(settings: Settings, table: _Table, layers: int, folder: Path) -> _Mixture | None:
+def _mixture(settings: ConfigReader, table: _Table, layers: int, folder: Path) -> _Mixture | None:
     declared, used, shared = declared_experts(settings)
     shown = _stacked(table, declared, layers)
     if shown is None:
@@ -308,7 +308,7 @@ def _stacked(table: _Table, declared: int | None, layers: int) -> int | None:
     return max(counts.values(), default=None)
 
 
-def _storage_doubts(table: _Table, meanings: Mapping[tuple[str, Stored], Meaning]) -> list[str]:
+def _storage_doubts(table: _Table, meanings: Mapping[tuple[str, StoredTensor], Meaning]) -> list[str]:
     doubts = []
     strange = sorted({kept.dtype for _, kept in table.rows if kept.dtype not in DTYPE_BITS})
     if strange:

@@ -50,37 +50,37 @@ _DOWNLOAD_AGAIN = "the download may have stopped early or the file is damaged: f
 _LFS_POINTER = b"version https://git-lfs"
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """How a tensor is kept."""
 
     dtype: str
     shape: tuple[int, ...]  # slowest dimension first, as the file has it
 
 
-class Entry(NamedTuple):
+class SafetensorsEntry(NamedTuple):
     """One tensor as the file declares it; offsets count from the start of the data."""
 
     name: str
-    stored: Stored
+    stored: StoredTensor
     begin: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """What one file declares."""
 
     path: Path
     file_bytes: int
     data_offset: int
-    entries: tuple[Entry, ...]
+    entries: tuple[SafetensorsEntry, ...]
 
 
 class _Malformed(ValueError):
     """The header breaks a rule of the format; the text completes `FILE: ...`."""
 
 
-def read_header(path: Path, *, split: bool = False) -> Header:
+def read_header(path: Path, *, split: bool = False) -> SafetensorsHeader:
     """Read and check one file's header; `split` says that the file is one of several."""
     try:
         info = path.stat()
@@ -104,7 +104,7 @@ def read_header(path: Path, *, split: bool = False) -> Header:
             f"{path} has {size - data_offset - covered} bytes after its last tensor; loaders refuse such a file",
             hint=_DOWNLOAD_AGAIN,
         )
-    return Header(path, size, data_offset, entries)
+    return SafetensorsHeader(path, size, data_offset, entries)
 
 
 def _read_table(file: BinaryIO, path: Path, size: int, *, split: bool) -> bytes:
@@ -145,7 +145,7 @@ def _too_short(path: Path, size: int, wanted: int, *, split: bool) -> NoReturn:
     raise (MissingSplit if split else CorruptModel)(message, hint=_DOWNLOAD_AGAIN)
 
 
-def parse_table(raw: bytes) -> tuple[Entry, ...]:
+def parse_table(raw: bytes) -> tuple[SafetensorsEntry, ...]:
     """Parse a header's JSON; _Malformed says what is wrong with it."""
     read = _Declarations()
     try:
@@ -164,8 +164,8 @@ class _Declarations:
     """Turns each JSON object that declares a tensor into (stored, begin, end); few kinds of tensors repeat often."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], Stored] = {}
-        self.sizes: dict[Stored, int | None] = {}  # bytes; None: a type this module does not know
+        self._kept: dict[tuple[object, ...], StoredTensor] = {}
+        self.sizes: dict[StoredTensor, int | None] = {}  # bytes; None: a type this module does not know
 
     def __call__(self, pairs: list[tuple[str, object]]) -> object:
         table = dict(pairs)
@@ -178,7 +178,7 @@ class _Declarations:
             raise _Malformed("a tensor's place is not a pair of offsets")
         return self._keep(table["dtype"], table["shape"]), offsets[0], offsets[1]
 
-    def _keep(self, dtype: object, shape: object) -> Stored:
+    def _keep(self, dtype: object, shape: object) -> StoredTensor:
         try:
             key = (dtype, *shape) if isinstance(shape, list) else ()
             if known := self._kept.get(key):
@@ -189,7 +189,7 @@ class _Declarations:
             raise _Malformed("a tensor's type is not a name")
         if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
             raise _Malformed("a tensor's shape is not a short list of sizes")
-        stored = self._kept[key] = Stored(dtype, tuple(shape))
+        stored = self._kept[key] = StoredTensor(dtype, tuple(shape))
         bits = DTYPE_BITS.get(dtype)
         self.sizes[stored] = None if bits is None else -(-prod(shape) * bits // 8)
         return stored
@@ -204,7 +204,7 @@ def _counts(value: object) -> TypeGuard[list[int]]:
     return True
 
 
-def _entry(name: str, declared: object, sizes: dict[Stored, int | None]) -> Entry:
+def _entry(name: str, declared: object, sizes: dict[StoredTensor, int | None]) -> SafetensorsEntry:
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
         raise _Malformed("a tensor has no proper name")
     if not isinstance(declared, tuple):
@@ -215,10 +215,10 @@ def _entry(name: str, declared: object, sizes: dict[Stored, int | None]) -> Entr
         raise _Malformed(f"tensor {name!r} ends before it begins")
     if size is not None and size != end - begin:
         raise _Malformed(f"tensor {name!r} is {stored.dtype} {list(stored.shape)} but takes {end - begin} bytes")
-    return Entry(name, stored, begin, end)
+    return SafetensorsEntry(name, stored, begin, end)
 
 
-def check_places(entries: tuple[Entry, ...]) -> int:
+def check_places(entries: tuple[SafetensorsEntry, ...]) -> int:
     """Bytes of data the tensors cover; they must follow one another without overlap or hole."""
     at = 0
     for entry in sorted(entries, key=itemgetter(2, 3)):

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tokenmill.model.huggingface.kv_layout import Projections
-from tokenmill.model.huggingface.safetensors_header import Stored
+from tokenmill.model.huggingface.safetensors_header import StoredTensor
 from tokenmill.model.profile import TensorClass
 
 
-class Place(NamedTuple):
+class TensorRole(NamedTuple):
     """What a tensor is for, and where it stands."""
 
     cls: TensorClass
@@ -141,7 +141,9 @@ _EMBEDDING = _words(r"\w*embed\w*", "wte", "wpe", "shared")
 _OUTPUT = _words(r"lm_head\w*", "embed_out", "output", "output_layer", "output_projection", "proj_out", "head")
 
 
-def classify_hf(name: str, shape: tuple[int, ...], *, experts: int | None = None, layers: int | None = None) -> Place:
+def classify_hf(
+    name: str, shape: tuple[int, ...], *, experts: int | None = None, layers: int | None = None
+) -> TensorRole:
     """What a tensor is for. `shape` is slowest first, as the file has it.
 
     `experts` is how many the model has (None: it is no mixture; 0: a mixture of unknown size), `layers` how many
@@ -151,18 +153,18 @@ def classify_hf(name: str, shape: tuple[int, ...], *, experts: int | None = None
     index = int(found[1]) if found else None
     before = name[: found.start()] if found else name
     if _OTHER_SENSES.search(before):
-        return Place(TensorClass.OTHER, None)
+        return TensorRole(TensorClass.OTHER, None)
     if further := _PREDICTS_FURTHER.search(name):
         if found is None or index is None or layers is None:
-            return Place(TensorClass.MTP, None)
+            return TensorRole(TensorClass.MTP, None)
         # A part of its own counts its layers from zero: they come after the ones that decode.
-        return Place(TensorClass.MTP, index + layers if further.start() <= found.start() else index)
+        return TensorRole(TensorClass.MTP, index + layers if further.start() <= found.start() else index)
     if index is not None and layers is not None and index >= layers:
-        return Place(TensorClass.MTP, index)
+        return TensorRole(TensorClass.MTP, index)
     module, _ = storage(name)
     if found is None:
-        return Place(_outside(module), None)
-    return Place(_inside(_NUMBER.sub("0", module[found.end() :]), shape, experts), index)
+        return TensorRole(_outside(module), None)
+    return TensorRole(_inside(_NUMBER.sub("0", module[found.end() :]), shape, experts), index)
 
 
 def _outside(module: str) -> TensorClass:
@@ -205,7 +207,7 @@ _KEYS_OR_VALUES = re.compile(r"(?:k|v|kv|qkv|key|value|w_?k|w_?v|w_?kv|w_?qkv|w_
 _RECURRENCE = re.compile(r"\.A_log$|\.conv1d\.|\.conv\.conv\.|\.time_(?:mix|decay)|\.(?:mamba|ssm)\.")
 
 
-def projections(rows: Iterable[tuple[str, Stored, Place]]) -> Projections:
+def projections(rows: Iterable[tuple[str, StoredTensor, TensorRole]]) -> Projections:
     """Collect the rows of `k_proj` and `v_proj`, and the layers that have attention at all."""
     widths: dict[str, dict[int, int]] = {"k_proj": {}, "v_proj": {}}
     queries = set[int]()
@@ -239,7 +241,7 @@ def projections(rows: Iterable[tuple[str, Stored, Place]]) -> Projections:
     )
 
 
-def _rows(part: str, stored: Stored) -> int | None:
+def _rows(part: str, stored: StoredTensor) -> int | None:
     """Rows of a projection: the outputs it has. Flattened matrices (bitsandbytes) do not tell."""
     if len(stored.shape) != 2:
         return None

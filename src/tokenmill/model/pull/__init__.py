@@ -15,8 +15,8 @@ from pathlib import Path
 from tokenmill.errors import UnknownModel, UsageError
 from tokenmill.model import catalog
 from tokenmill.model.pull import hub, wheel
-from tokenmill.model.pull.hub import HubOffer, Wanted
-from tokenmill.model.pull.store import Notify, Progress, Pulled, disk_errors, pulled
+from tokenmill.model.pull.hub import HubOffer, WantedFiles
+from tokenmill.model.pull.store import DownloadProgress, Notify, Pulled, disk_errors, pulled
 from tokenmill.model.pull.wheel import WHEELS, WheelModel
 
 __all__ = ["Offer", "Pulled", "locate", "names", "offer", "pull", "pulled"]
@@ -47,7 +47,7 @@ def pull(
     models_path: Path,
     keep_free_bytes: int,
     announce: Callable[[Offer], None] = lambda _: None,
-    progress: Progress = lambda _done, _total: None,
+    progress: DownloadProgress = lambda _done, _total: None,
     notify: Notify = lambda _: None,
     verify: bool = False,
     endpoint: str | None = None,
@@ -73,7 +73,7 @@ def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer
     """What `pull` would bring; asks the hub where it has to, and downloads nothing."""
     source = _source(name)
     with disk_errors(models_path):
-        if isinstance(source, Wanted):
+        if isinstance(source, WantedFiles):
             return _hub_offer(hub.ask(source, endpoint=endpoint), models_path)
         path = source.path(models_path)
         remaining_bytes = 0 if wheel.here(source, models_path) else wheel.remaining_bytes(source, models_path)
@@ -87,7 +87,7 @@ def locate(name: str, models_path: Path) -> Path | None:
     return next(found, None)
 
 
-def _source(name: str) -> WheelModel | Wanted:
+def _source(name: str) -> WheelModel | WantedFiles:
     if name.startswith("hf:"):
         return hub.parse(name)
     if name in WHEELS:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from tokenmill.errors import ChecksumMismatch, PullError
-from tokenmill.model.pull.store import Progress, disk_errors
+from tokenmill.model.pull.store import DownloadProgress, disk_errors
 from tokenmill.units import format_bytes
 
 ATTEMPTS = 5  # in a row without a single new byte
@@ -23,7 +23,7 @@ _REFUSED = frozenset({401, 403, 407})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 
 
-class Refused(PullError):
+class DownloadRefused(PullError):
     """The server does not serve us: credentials, certificates or the network forbid it."""
 
 
@@ -37,7 +37,7 @@ def fetch(
     *,
     size_bytes: int,
     client: httpx.Client,
-    progress: Progress,
+    progress: DownloadProgress,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
     """Bring `part` to `size_bytes` and return how many bytes came over the network for that."""
@@ -111,7 +111,9 @@ def _start(response: httpx.Response, part: Path, have: int) -> int:
         raise _Broken("the server has less than what is already here")
     where = _spoken(str(response.request.url))
     if status in _REFUSED:
-        raise Refused(f"{where}: the server answered {status}", hint="check the credentials of your package index")
+        raise DownloadRefused(
+            f"{where}: the server answered {status}", hint="check the credentials of your package index"
+        )
     if status in _RETRIED:
         raise _Broken(f"the server answered {status}")
     raise PullError(f"{where}: the server answered {status}", hint="try again later, or check the index")
@@ -151,7 +153,7 @@ def _given_up(url: str, part: Path, error: Exception, fetched_bytes: int) -> Pul
     kept = format_bytes(part.stat().st_size) if part.exists() else None
     message = f"the download of {_spoken(url)} failed: {str(error) or type(error).__name__}"
     hint = f"{kept} are kept; the same command goes on from there" if kept else "check the network and the proxy"
-    return PullError(message, hint=hint) if fetched_bytes else Refused(message, hint=hint)
+    return PullError(message, hint=hint) if fetched_bytes else DownloadRefused(message, hint=hint)
 
 
 def _spoken(url: str) -> str:

@@ -19,8 +19,8 @@ from tokenmill.errors import ChecksumMismatch, PullError, UsageError
 from tokenmill.model.pull.hub_errors import hub_errors
 from tokenmill.model.pull.quants import FileSet, RemoteFile, choose, file_sets
 from tokenmill.model.pull.store import (
+    DownloadProgress,
     Notify,
-    Progress,
     Pulled,
     check_space,
     disk_errors,
@@ -44,7 +44,7 @@ _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFiles:
     """What `hf:REPO:QUANT` says."""
 
     repo: str
@@ -71,7 +71,7 @@ class HubOffer:
         return sum(_remaining(self, models_path, file) for file in self.chosen.files)
 
 
-def parse(name: str) -> Wanted:
+def parse(name: str) -> WantedFiles:
     """Read `hf:REPO:QUANT` or `hf:REPO:FILE.gguf`."""
     repo, _, quant = name.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo):
@@ -79,10 +79,10 @@ def parse(name: str) -> Wanted:
             f"{name!r} does not name a repository",
             hint="write hf:OWNER/REPO:QUANT, such as hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S",
         )
-    return Wanted(repo, quant.strip() or None)
+    return WantedFiles(repo, quant.strip() or None)
 
 
-def here(wanted: Wanted, models_path: Path, *, verify: bool = False) -> Pulled | None:
+def here(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pulled | None:
     """The pulled model, where all of it is in the cache; nobody is asked."""
     name = f"hf:{wanted.repo}:{wanted.quant}".casefold()
     found = [model for model in pulled(models_path) if model.complete and model.name.casefold() == name]
@@ -92,7 +92,7 @@ def here(wanted: Wanted, models_path: Path, *, verify: bool = False) -> Pulled |
     return found[0] if whole else None
 
 
-def ask(wanted: Wanted, *, endpoint: str | None = None) -> HubOffer:
+def ask(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
     """Ask the hub what the repository has; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
     with hub_errors(wanted.repo):
         from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  an extra, and slow to import
@@ -150,7 +150,9 @@ def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
         ) from error
 
 
-def take(offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: Progress, notify: Notify) -> Pulled:
+def take(
+    offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: DownloadProgress, notify: Notify
+) -> Pulled:
     """Download every file that is not here yet."""
     folder = offer.folder(models_path)
     total_bytes = offer.chosen.bytes

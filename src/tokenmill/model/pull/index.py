@@ -27,8 +27,8 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from tokenmill.errors import PullError
-from tokenmill.model.pull.fetch import Refused
-from tokenmill.model.pull.store import Progress
+from tokenmill.model.pull.fetch import DownloadRefused
+from tokenmill.model.pull.store import DownloadProgress
 
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
 # A dry run must not stumble over settings that are about installing.
@@ -43,7 +43,7 @@ _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundWheel:
     """One wheel in the user's index."""
 
     requirement: str
@@ -59,7 +59,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class IndexConnection:
     """What the user's pip is configured to connect with."""
 
     proxy: str | None = None
@@ -78,9 +78,11 @@ class Connection:
                 auth=self.login(url), verify=context, proxy=self.proxy, follow_redirects=True, timeout=_TIMEOUT
             )
         except OSError as error:
-            raise Refused(f"certificates cannot be read: {error}", hint="check PIP_CERT") from error
+            raise DownloadRefused(f"certificates cannot be read: {error}", hint="check PIP_CERT") from error
         except (ValueError, httpx.InvalidURL, ImportError) as error:  # httpx has no SOCKS on its own
-            raise Refused(f"the proxy cannot be used: {error}", hint="check PIP_PROXY and HTTPS_PROXY") from error
+            raise DownloadRefused(
+                f"the proxy cannot be used: {error}", hint="check PIP_PROXY and HTTPS_PROXY"
+            ) from error
 
     def login(self, url: str) -> httpx.BasicAuth | None:
         """The one for a URL: from an index URL on the same host, else from ~/.netrc."""
@@ -95,7 +97,7 @@ class Connection:
         return httpx.BasicAuth(entry[0], entry[2] or "") if entry else None
 
 
-def find(requirement: str) -> Found:
+def find(requirement: str) -> FoundWheel:
     """Ask the user's installer where the wheel of `name==version` lies."""
     if importlib.util.find_spec("pip"):
         return _ask_pip((sys.executable, "-m", "pip"), requirement)
@@ -109,12 +111,12 @@ def find(requirement: str) -> Found:
     )
 
 
-def connection(found: Found) -> Connection:
+def connection(found: FoundWheel) -> IndexConnection:
     """Read how the user's pip connects; where uv found the wheel, the environment says it all."""
     return read_settings(_run([*found.pip, "config", "list"]).stdout) if found.pip else read_settings("")
 
 
-def read_settings(listing: str) -> Connection:
+def read_settings(listing: str) -> IndexConnection:
     """Read the output of `pip config list`; the environment wins over sections, these over [global]."""
     settings: dict[str, str] = {}
     for line in listing.splitlines():
@@ -126,7 +128,7 @@ def read_settings(listing: str) -> Connection:
     last = {key.partition(" ")[2]: settings[key] for key in sorted(settings)}
     bundles = (last.get("cert"), os.environ.get("REQUESTS_CA_BUNDLE"), os.environ.get("CURL_CA_BUNDLE"))
     urls = f"{last.get('index-url', '')} {last.get('extra-index-url', '')} {last.get('find-links', '')}".split()
-    return Connection(
+    return IndexConnection(
         proxy=last.get("proxy") or None,
         authorities=tuple(dict.fromkeys(path for path in bundles if path and Path(path).exists())),
         logins=tuple(
@@ -137,7 +139,7 @@ def read_settings(listing: str) -> Connection:
     )
 
 
-def download(found: Found, folder: Path, progress: Progress) -> Path:
+def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Path:
     """Let pip itself fetch the wheel into `folder`; the way that knows every kind of login."""
     if found.pip is None:
         raise PullError("uv cannot download a wheel on its own", hint="install pip beside it: uv pip install pip")
@@ -166,7 +168,7 @@ def download(found: Found, folder: Path, progress: Progress) -> Path:
     return wheels[0]
 
 
-def _ask_pip(pip: tuple[str, ...], requirement: str) -> Found:
+def _ask_pip(pip: tuple[str, ...], requirement: str) -> FoundWheel:
     name = requirement.partition("==")[0]
     command = [
         *pip,
@@ -195,10 +197,10 @@ def _ask_pip(pip: tuple[str, ...], requirement: str) -> Found:
         raise PullError(
             f"pip's report on {requirement} cannot be read", hint="python -m pip install --upgrade pip"
         ) from error
-    return Found(requirement, str(url), pip, raw_progress=version >= (24, 1))
+    return FoundWheel(requirement, str(url), pip, raw_progress=version >= (24, 1))
 
 
-def _ask_uv(uv: str, requirement: str) -> Found:
+def _ask_uv(uv: str, requirement: str) -> FoundWheel:
     name = requirement.partition("==")[0]
     answer = _run(
         [
@@ -223,7 +225,7 @@ def _ask_uv(uv: str, requirement: str) -> Found:
         url = str(wheel["url"]) if "url" in wheel else Path(wheel["path"]).absolute().as_uri()
     except (tomllib.TOMLDecodeError, KeyError, IndexError, TypeError) as error:
         raise PullError(f"uv's answer on {requirement} cannot be read", hint="uv self update") from error
-    return Found(requirement, url, None)
+    return FoundWheel(requirement, url, None)
 
 
 def _run(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:

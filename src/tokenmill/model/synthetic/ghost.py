@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenmill.errors import CorruptModel, TokenmillError, UsageError
 from tokenmill.model import catalog
-from tokenmill.model.gguf import Header, TensorEntry, is_url, open_source, read_headers
+from tokenmill.model.gguf import GgufHeader, TensorEntry, is_url, open_source, read_headers
 from tokenmill.model.gguf_write import assemble, data_bytes, padded, pair
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import MIB, format_bytes
@@ -20,7 +20,7 @@ MOST_DISK_BYTES = 8 * MIB  # beyond the header; a filesystem without holes needs
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenGhost:
     """What was written where."""
 
     path: str
@@ -32,7 +32,7 @@ class Written:
     disk_bytes: int
 
 
-def write(source: str, target: Path, *, force: bool = False) -> Written:
+def write(source: str, target: Path, *, force: bool = False) -> WrittenGhost:
     """Write the ghost of a catalogue name, or of an existing GGUF (any split of it, or an http(s) address)."""
     if not is_url(source) and not Path(source).exists() and catalog.looks_like_name(source):
         made = catalog.encoded(source)
@@ -42,7 +42,7 @@ def write(source: str, target: Path, *, force: bool = False) -> Written:
     else:
         raw, size, header = _copied(source, target)
     disk = _write(raw, size, target, force=force)
-    return Written(
+    return WrittenGhost(
         path=str(target),
         source=header.source,
         architecture=header.text("general.architecture"),
@@ -53,7 +53,7 @@ def write(source: str, target: Path, *, force: bool = False) -> Written:
     )
 
 
-def _copied(source: str, target: Path) -> tuple[bytes, int, Header]:
+def _copied(source: str, target: Path) -> tuple[bytes, int, GgufHeader]:
     """The head of one file with all keys and tensors of an existing model, whatever files that is in."""
     headers = read_headers(source)
     if target.is_file() and any(not is_url(h.source) and target.samefile(h.source) for h in headers):
@@ -71,7 +71,7 @@ def _copied(source: str, target: Path) -> tuple[bytes, int, Header]:
     return raw, len(raw) + data_bytes(tensors, first.alignment), replace(first, tensors=tensors)
 
 
-def _key_bytes(header: Header, places: list[tuple[int, int]]) -> bytes:
+def _key_bytes(header: GgufHeader, places: list[tuple[int, int]]) -> bytes:
     if not places:
         return b""
     start = places[0][0]
@@ -86,7 +86,7 @@ def _key_bytes(header: Header, places: list[tuple[int, int]]) -> bytes:
     return b"".join(region[offset - start : offset - start + size] for offset, size in places)
 
 
-def _joined(headers: tuple[Header, ...]) -> tuple[TensorEntry, ...]:
+def _joined(headers: tuple[GgufHeader, ...]) -> tuple[TensorEntry, ...]:
     """The tensors of all files one after another, as if they had always been in one."""
     offset = 0
     joined = []

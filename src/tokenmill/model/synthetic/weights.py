@@ -17,7 +17,7 @@ from tokenmill.units import MIB
 
 PIECE_BYTES = 8 * MIB
 
-Fixed = list[tuple[int, bytes]]
+FixedBlocks = list[tuple[int, bytes]]
 """What of a block is not random: (position, bytes)."""
 
 
@@ -32,7 +32,7 @@ def _deviation(levels: int) -> float:
 
 # Where codes are unsigned, the block's minimum is set so that the weights' mean is zero.
 _SCALES_32 = b"\xa0" * 8 + b"\0" * 4  # Q4_K, Q5_K: eight 6-bit scales and eight 6-bit minima, all 32
-_FIXED: Mapping[str, Callable[[float], Fixed]] = {
+_FIXED: Mapping[str, Callable[[float], FixedBlocks]] = {
     "Q4_0": lambda std: [(0, _half(std / _deviation(16)))],
     "Q4_1": lambda std: [(0, _half(std / _deviation(16)) + _half(-7.5 * std / _deviation(16)))],
     "Q5_0": lambda std: [(0, _half(std / _deviation(32)))],

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.native.chat.messages import Capabilities, Message
+from tokenmill.native.chat.messages import ChatMessage, TemplateCapabilities
 from tokenmill.native.chat.sandbox import TemplateError, Witness
 
-Run = Callable[[list[Message], list[dict[str, Any]], Witness], str]
+RenderRun = Callable[[list[ChatMessage], list[dict[str, Any]], Witness], str]
 _MARK = "STRING_MARKER"
 # Filters that llama.cpp applies to lists only; they fail on a text.
 _LIST_FILTERS = frozenset(
@@ -60,20 +60,20 @@ class _Watch:
             self._into(part, seen)
 
 
-def capabilities(run: Run) -> Capabilities:
+def capabilities(run: RenderRun) -> TemplateCapabilities:
     """What the template supports; `run` renders messages and tools or raises TemplateError."""
     text, typed = _content(run)
     calls, objects = _calls(run)
-    return Capabilities(text, typed, _system(run), calls, objects)
+    return TemplateCapabilities(text, typed, _system(run), calls, objects)
 
 
-def shows_tools(run: Run) -> bool:
+def shows_tools(run: RenderRun) -> bool:
     """Whether the template writes the tools into the prompt."""
     written = _try(run, [{"role": "user", "content": "User message"}], [json.loads(_TOOL)], _Watch())
     return written is not None and "tool1" in written
 
 
-def _content(run: Run) -> tuple[bool, bool]:
+def _content(run: RenderRun) -> tuple[bool, bool]:
     messages = json.loads(f'[{{"role": "user", "content": "{_MARK}"}}]')
     watch = _Watch(content=messages[0]["content"])
     written = _try(run, messages, [], watch)
@@ -86,7 +86,7 @@ def _content(run: Run) -> tuple[bool, bool]:
     return written is not None and not (as_list and _MARK not in written), typed
 
 
-def _system(run: Run) -> bool:
+def _system(run: RenderRun) -> bool:
     messages = json.loads(
         '[{"role": "system", "content": "System message"}, {"role": "user", "content": "User message"}]'
     )
@@ -95,7 +95,7 @@ def _system(run: Run) -> bool:
     return bool(watch.done["content"])
 
 
-def _calls(run: Run) -> tuple[bool, bool]:
+def _calls(run: RenderRun) -> tuple[bool, bool]:
     messages = json.loads(_CALLED % '{"arg": "value"}')
     tools = [json.loads(_TOOL)]
     calls = messages[1]["tool_calls"]
@@ -111,7 +111,7 @@ def _calls(run: Run) -> tuple[bool, bool]:
     return as_texts and bool(again.done["calls"]) and not ignored, False
 
 
-def _try(run: Run, messages: list[Message], tools: list[dict[str, Any]], watch: _Watch) -> str | None:
+def _try(run: RenderRun, messages: list[ChatMessage], tools: list[dict[str, Any]], watch: _Watch) -> str | None:
     """The text; None if it fails, with and without the empty reasoning that some templates require of every answer."""
     silent = [message for message in messages if message["role"] == "assistant"]
     try:

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.native.chat.messages import Message, joined
+from tokenmill.native.chat.messages import ChatMessage, joined
 from tokenmill.native.chat.reasoning import Marks
 
 Arguments = dict[str, Any]
-Adjust = Callable[[list[Message], Arguments], list[Message]]
+Adjust = Callable[[list[ChatMessage], Arguments], list[ChatMessage]]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class TemplateFamily:
     """One family: its reasoning marks, and how messages and the answer's header differ."""
 
     name: str
@@ -33,7 +33,7 @@ class Family:
         return self.marks if isinstance(self.marks, Marks) else self.marks(arguments)
 
 
-def family_of(source: str) -> Family | None:
+def family_of(source: str) -> TemplateFamily | None:
     """The first family that matches the source; None if none does."""
     for needed, absent, family in _FAMILIES:
         if all(part in source for part in needed) and not any(part in source for part in absent):
@@ -41,11 +41,11 @@ def family_of(source: str) -> Family | None:
     return None
 
 
-def _thinking_twice(messages: list[Message], _arguments: Arguments) -> list[Message]:
+def _thinking_twice(messages: list[ChatMessage], _arguments: Arguments) -> list[ChatMessage]:
     return [{**m, "thinking": m["reasoning_content"]} if "reasoning_content" in m else m for m in messages]
 
 
-def _harmony(messages: list[Message], arguments: Arguments) -> list[Message]:
+def _harmony(messages: list[ChatMessage], arguments: Arguments) -> list[ChatMessage]:
     """Reasoning as `thinking`; a message with tool calls and reasoning loses its content."""
     changed = []
     for message in _thinking_twice(messages, arguments):
@@ -54,7 +54,7 @@ def _harmony(messages: list[Message], arguments: Arguments) -> list[Message]:
     return changed
 
 
-def _thinking_parts(messages: list[Message], _arguments: Arguments) -> list[Message]:
+def _thinking_parts(messages: list[ChatMessage], _arguments: Arguments) -> list[ChatMessage]:
     """Reasoning as the first part of the content."""
     changed = []
     for message in messages:
@@ -69,13 +69,13 @@ def _thinking_parts(messages: list[Message], _arguments: Arguments) -> list[Mess
     return changed
 
 
-def _always_reasoning(messages: list[Message], _arguments: Arguments) -> list[Message]:
+def _always_reasoning(messages: list[ChatMessage], _arguments: Arguments) -> list[ChatMessage]:
     return [
         {**m, "reasoning_content": m.get("reasoning_content", "")} if m["role"] == "assistant" else m for m in messages
     ]
 
 
-def _in_order_of_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
+def _in_order_of_calls(messages: list[ChatMessage], _arguments: Arguments) -> list[ChatMessage]:
     """Each run of tool results, sorted by the order of the calls."""
     changed = list(messages)
     order: dict[str, int] = {}
@@ -95,16 +95,16 @@ def _in_order_of_calls(messages: list[Message], _arguments: Arguments) -> list[M
     return changed
 
 
-def _results_with_calls(messages: list[Message], _arguments: Arguments) -> list[Message]:
+def _results_with_calls(messages: list[ChatMessage], _arguments: Arguments) -> list[ChatMessage]:
     """Calls, their results and the answer after them merged into one assistant message."""
-    changed: list[Message] = []
+    changed: list[ChatMessage] = []
     waiting = list(messages)
     while waiting:
         message = waiting.pop(0)
         if message["role"] != "assistant" or "tool_calls" not in message:
             changed.append(message)
             continue
-        turn: Message = {"role": "assistant", "tool_calls": message["tool_calls"]}
+        turn: ChatMessage = {"role": "assistant", "tool_calls": message["tool_calls"]}
         results: list[dict[str, Any]] = []
         while waiting and waiting[0]["role"] == "tool":
             result = waiting.pop(0)
@@ -128,7 +128,7 @@ def _read(content: Any) -> Any:
         return content
 
 
-def _with_languages(messages: list[Message], arguments: Arguments) -> list[Message]:
+def _with_languages(messages: list[ChatMessage], arguments: Arguments) -> list[ChatMessage]:
     """User content with the source and target language."""
     codes = {name: arguments.get(name, "en-GB") for name in ("source_lang_code", "target_lang_code")}
     return [
@@ -137,23 +137,25 @@ def _with_languages(messages: list[Message], arguments: Arguments) -> list[Messa
     ]
 
 
-def _deepseek(source: str) -> Family:
+def _deepseek(source: str) -> TemplateFamily:
     if "function_calls" in source:
-        return Family("DeepSeek V3.2", _THINK, "<｜Assistant｜>")
-    return Family("DeepSeek V4", _THINK, "<｜Assistant｜>", _in_order_of_calls, omits_empty_reasoning=True)
+        return TemplateFamily("DeepSeek V3.2", _THINK, "<｜Assistant｜>")
+    return TemplateFamily("DeepSeek V4", _THINK, "<｜Assistant｜>", _in_order_of_calls, omits_empty_reasoning=True)
 
 
-def _qwen_coder(source: str) -> Family:
+def _qwen_coder(source: str) -> TemplateFamily:
     thinks = Marks("<think>\n", "\n</think>\n\n", True) if "<think>" in source else Marks()
-    return Family("Qwen3-Coder", thinks, "<|im_start|>assistant\n")
+    return TemplateFamily("Qwen3-Coder", thinks, "<|im_start|>assistant\n")
 
 
-def _gemma4(source: str) -> Family:
-    family = Family("Gemma 4", Marks("<|channel>thought\n", "<channel|>", True), "<|turn>model\n", after="<turn|>\n")
+def _gemma4(source: str) -> TemplateFamily:
+    family = TemplateFamily(
+        "Gemma 4", Marks("<|channel>thought\n", "<channel|>", True), "<|turn>model\n", after="<turn|>\n"
+    )
     return family if "{#- OpenAI Chat Completions:" in source else replace(family, adjust=_results_with_calls)
 
 
-def _horizon(source: str) -> Family:
+def _horizon(source: str) -> TemplateFamily:
     tags = {"medium": "ifm|think_fast", "low": "ifm|think_faster"}
 
     def marks(arguments: Arguments) -> Marks:
@@ -161,24 +163,24 @@ def _horizon(source: str) -> Family:
         tag = "ifm|think" if silent else tags.get(arguments.get("reasoning_effort", ""), "ifm|think")
         return Marks(f"<{tag}>\n", f"</{tag}>", True)
 
-    return Family("K2 Horizon", marks, "<|ifm|im_start|>assistant\n", _always_reasoning)
+    return TemplateFamily("K2 Horizon", marks, "<|ifm|im_start|>assistant\n", _always_reasoning)
 
 
 _THINK = Marks("<think>", "</think>", True)
 _HARMONY = Marks("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>", True)
 
 # Parts of the source that must be present, parts that must be absent, the family; the first match counts.
-_FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str], Family]], ...] = (
+_FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], TemplateFamily | Callable[[str], TemplateFamily]], ...] = (
     (
         ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"),
         ("[CALL_ID]",),
-        Family("Ministral 3", Marks("[THINK]", "[/THINK]", True), "", _thinking_parts),
+        TemplateFamily("Ministral 3", Marks("[THINK]", "[/THINK]", True), "", _thinking_parts),
     ),
-    (("<|channel|>",), (), Family("gpt-oss", _HARMONY, "<|start|>assistant", _harmony)),
+    (("<|channel|>",), (), TemplateFamily("gpt-oss", _HARMONY, "<|start|>assistant", _harmony)),
     (
         ("<atem:function_calls>", "<|eom|>"),
         (),
-        Family(
+        TemplateFamily(
             "Muse Glimmer",
             Marks(" to=self<|message|>", "<|eom|><|start|>assistant to=user<|message|>", True),
             "<|start|>assistant",
@@ -187,28 +189,28 @@ _FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str]
     (
         (">>>all", ">>>${recipient}"),
         (),
-        Family("Functionary 3.2", Marks(), "<|start_header_id|>assistant<|end_header_id|>\n\n>>>all\n"),
+        TemplateFamily("Functionary 3.2", Marks(), "<|start_header_id|>assistant<|end_header_id|>\n\n>>>all\n"),
     ),
     (
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         (),
-        Family("Kimi K2", _THINK, "<|im_assistant|>assistant<|im_middle|>"),
+        TemplateFamily("Kimi K2", _THINK, "<|im_assistant|>assistant<|im_middle|>"),
     ),
     (
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         (),
-        Family(
+        TemplateFamily(
             "Kimi K3",
             Marks("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>", True),
             '<|open|>message role="assistant"<|sep|>',
         ),
     ),
     (("<|ifm|im_start|>", "<ifm|tool_calls>"), (), _horizon),
-    (("<role>ASSISTANT</role>", "<arg_key>"), (), Family("Ling 3", _THINK, "<role>ASSISTANT</role>\n")),
+    (("<role>ASSISTANT</role>", "<arg_key>"), (), TemplateFamily("Ling 3", _THINK, "<role>ASSISTANT</role>\n")),
     (
         ("<|START_TEXT|>", "<|START_ACTION|>"),
         (),
-        Family(
+        TemplateFamily(
             "Cohere2 MoE",
             Marks("<|START_THINKING|>", "<|END_THINKING|><|START_TEXT|>", True),
             "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
@@ -217,22 +219,22 @@ _FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str]
     (
         ("<|tool_list_start|>", "<|tool_list_end|>"),
         (),
-        Family("LFM2", _THINK, "<|im_start|>assistant\n", _thinking_twice),
+        TemplateFamily("LFM2", _THINK, "<|im_start|>assistant\n", _thinking_twice),
     ),
     (
         ("List of tools: [",),
         ("<|tool_list_start|>",),
-        Family("LFM2.5", _THINK, "<|im_start|>assistant\n", _thinking_twice),
+        TemplateFamily("LFM2.5", _THINK, "<|im_start|>assistant\n", _thinking_twice),
     ),
     (
         ("<|role_sep|>", "<|message_sep|>"),
         ("<|function_call|>",),
-        Family("GigaChat 3", Marks(), "assistant<|role_sep|>\n"),
+        TemplateFamily("GigaChat 3", Marks(), "assistant<|role_sep|>\n"),
     ),
     (
         ("]<]minimax[>[", "<tool_call>", "<invoke name="),
         (),
-        Family("MiniMax M3", Marks("<mm:think>", "</mm:think>", True)),
+        TemplateFamily("MiniMax M3", Marks("<mm:think>", "</mm:think>", True)),
     ),
     (("dsml_token", "DSML", "function_calls"), (), _deepseek),
     (("dsml_token", "DSML", "tool_calls"), (), _deepseek),
@@ -240,12 +242,12 @@ _FAMILIES: tuple[tuple[tuple[str, ...], tuple[str, ...], Family | Callable[[str]
     (
         ("Tool usage guidelines:", '<function name="', '<param name="'),
         (),
-        Family("MiniCPM5", Marks("<think>\n", "\n</think>\n\n", True), "<|im_start|>assistant\n"),
+        TemplateFamily("MiniCPM5", Marks("<think>\n", "\n</think>\n\n", True), "<|im_start|>assistant\n"),
     ),
     (
         ("[source_lang_code]", "[target_lang_code]"),
         (),
-        Family("TranslateGemma", Marks(), "<start_of_turn>model\n", _with_languages),
+        TemplateFamily("TranslateGemma", Marks(), "<start_of_turn>model\n", _with_languages),
     ),
     (("<tool_call>", "<function=", "<parameter="), ("'<tool_call><function=' ~ tool_call.name ~ '>'",), _qwen_coder),
 )

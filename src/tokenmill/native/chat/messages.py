@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 _DEEPEST = 64
 _RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"})
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class TemplateCapabilities:
     """What a template supports."""
 
     text_content: bool = True
@@ -30,7 +30,7 @@ class Capabilities:
     object_arguments: bool = False  # reads a call's arguments as a mapping, not as JSON text
 
 
-def messages_of(chat: Chat) -> list[Message]:
+def messages_of(chat: Chat) -> list[ChatMessage]:
     """The conversation's messages; content is a text or a list of text parts."""
     return [_message(f"messages[{index}]", given) for index, given in enumerate(chat.messages)]
 
@@ -52,7 +52,7 @@ def arguments_of(chat: Chat) -> dict[str, Any]:
     return {name: _copied(value, "template arguments") for name, value in chat.template_arguments.items()}
 
 
-def fitted(messages: Sequence[Message], can: Capabilities) -> list[Message]:
+def fitted(messages: Sequence[ChatMessage], can: TemplateCapabilities) -> list[ChatMessage]:
     """The messages with content in the form that the template reads."""
     if can.text_content == can.typed_content:
         return [dict(message) for message in messages]
@@ -61,7 +61,7 @@ def fitted(messages: Sequence[Message], can: Capabilities) -> list[Message]:
     return [{**message, "content": _as_parts(message["content"])} for message in messages]
 
 
-def adapted(messages: list[Message], can: Capabilities, *, developers: bool) -> list[Message]:
+def adapted(messages: list[ChatMessage], can: TemplateCapabilities, *, developers: bool) -> list[ChatMessage]:
     """The messages changed, as llama.cpp does, to what the template supports.
 
     The role developer becomes system, unless `developers`; a system message that the template would refuse is put in
@@ -107,7 +107,7 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _with_objects(index: int, message: Message) -> Message:
+def _with_objects(index: int, message: ChatMessage) -> ChatMessage:
     if "tool_calls" not in message:
         return message
     return {**message, "tool_calls": [_with_object(f"messages[{index}]", call) for call in message["tool_calls"]]}
@@ -127,11 +127,11 @@ def _refuse(where: str, problem: str, hint: str) -> NoReturn:
     raise RequestRefused(f"{where} {problem}", hint=hint)
 
 
-def _message(where: str, given: Mapping[str, Any]) -> Message:
+def _message(where: str, given: Mapping[str, Any]) -> ChatMessage:
     content = given.get("content") or ""
     if not isinstance(content, str):
         content = [_part(where, part) for part in content]
-    message: Message = {"role": given["role"], "content": content}
+    message: ChatMessage = {"role": given["role"], "content": content}
     for name in ("reasoning_content", "name", "tool_call_id"):
         if value := given.get(name):
             message[name] = value

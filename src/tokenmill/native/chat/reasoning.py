@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.native.chat.messages import Message
+from tokenmill.native.chat.messages import ChatMessage
 
 _THOUGHT = "REASON_PART I am thinking END_R"
-_USER: Message = {"role": "user", "content": "U_USER_MSG Hello END_U"}
-_ANSWER: Message = {"role": "assistant", "content": "A_ASST_MSG I can help END_A"}
+_USER: ChatMessage = {"role": "user", "content": "U_USER_MSG Hello END_U"}
+_ANSWER: ChatMessage = {"role": "assistant", "content": "A_ASST_MSG I can help END_A"}
 _MARK = r"(?:<[^>]*>|\[[^\]]*\])"
 _WRAPPED = re.compile(rf"({_MARK}\s*){_THOUGHT}(\s*{_MARK}\s*)")
 _ENDED = re.compile(rf"{_THOUGHT}\s*({_MARK}\s*)")
@@ -27,7 +27,7 @@ _TOOLS = [
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "FFF_FIRST_FUN_F", "arguments": _ARGUMENTS}}
 
 # Renders messages with tools, with or without the answer's header, with thinking on or off; None if that fails.
-Render = Callable[[list[Message], list[dict[str, Any]], bool, bool], str | None]
+Render = Callable[[list[ChatMessage], list[dict[str, Any]], bool, bool], str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import EngineError, ModelError, RequestRefused, TokenmillError, from_wire, to_wire
-from tokenmill.native.chat.template import Source, SpecialTokens, Template
+from tokenmill.native.chat.template import ChatTemplate, SpecialTokens, TemplateSource
 from tokenmill.native.limited_process import ChildDied, LimitedProcess, Limits, serve
 from tokenmill.units import MIB
 
@@ -41,7 +41,7 @@ class Renderer:
         """The child's process id; None if none is running."""
         return self._process.pid
 
-    def open(self, source: Source, tokens: SpecialTokens) -> None:
+    def open(self, source: TemplateSource, tokens: SpecialTokens) -> None:
         """Compile and probe the template. ModelError if it cannot be used."""
         self._template = {
             "source": asdict(source),
@@ -98,12 +98,12 @@ class _Child:
     """The child's state: the template, once it has arrived."""
 
     def __init__(self) -> None:
-        self._template: Template | None = None
+        self._template: ChatTemplate | None = None
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             if self._template is None:
-                self._template = Template(Source(**question["source"]), **question["tokens"])
+                self._template = ChatTemplate(TemplateSource(**question["source"]), **question["tokens"])
                 return {"notes": self._template.notes, "shows_tools": self._template.shows_tools}
             chat = Chat(
                 tuple(question["messages"]), tuple(question["tools"]), question["tool_choice"], question["arguments"]

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import ModelError, RequestRefused
 from tokenmill.native.chat.capabilities import capabilities, shows_tools
-from tokenmill.native.chat.families import Family, family_of
+from tokenmill.native.chat.families import TemplateFamily, family_of
 from tokenmill.native.chat.messages import (
-    Message,
+    ChatMessage,
     adapted,
     arguments_of,
     fitted,
@@ -56,7 +56,7 @@ _PROBED_ON = datetime(2026, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TemplateSource:
     """A model's templates; `tool_use`, where there is one, is for conversations with tools."""
 
     default: str
@@ -66,7 +66,7 @@ class Source:
 class FoundTemplate(NamedTuple):
     """The templates in a model file; `notes` are for the user."""
 
-    source: Source
+    source: TemplateSource
     notes: tuple[str, ...]
 
 
@@ -82,7 +82,7 @@ def template_of(metadata: Mapping[str, object]) -> FoundTemplate:
         notes.append("the model's only chat template is for tools; it is used for every conversation")
     if default is None:
         notes.append("the model has no chat template; ChatML is used, which may not be the format it was trained on")
-    return FoundTemplate(Source(default or CHATML, tool_use), tuple(notes))
+    return FoundTemplate(TemplateSource(default or CHATML, tool_use), tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ class SpecialTokens:
         return text.removesuffix(self.eos) if self.adds_eos else text
 
 
-class Template:
+class ChatTemplate:
     """A model's template, compiled and probed once. Without limits: foreign templates belong into a `Renderer`."""
 
     def __init__(
-        self, source: str | Source, *, bos: str, eos: str, adds_bos: bool = False, adds_eos: bool = False
+        self, source: str | TemplateSource, *, bos: str, eos: str, adds_bos: bool = False, adds_eos: bool = False
     ) -> None:
         """`adds_bos`, `adds_eos`: see SpecialTokens. ModelError if the template cannot be compiled."""
         tokens = SpecialTokens(bos, eos, adds_bos, adds_eos)
-        given = source if isinstance(source, Source) else Source(source)
+        given = source if isinstance(source, TemplateSource) else TemplateSource(source)
         self.notes: tuple[str, ...] = ()
         self._default = self._tool_use = _ProbedTemplate(given.default, tokens)
         if given.tool_use not in {None, given.default}:
@@ -162,7 +162,7 @@ class _ProbedTemplate:
             raise ModelError(message, hint="take a newer file of the model, or send prompts as text") from None
         self.can = capabilities(self._probe)
         self.shows_tools = shows_tools(self._probe)
-        self._family: Family | None = family_of(source)
+        self._family: TemplateFamily | None = family_of(source)
         found = Marks() if self._family else marks(self._variant, source, tools=self.can.tool_calls)
         self._marks = found
         self._thinks = self._family.marks_for({}).thinks if self._family else found.thinks
@@ -184,7 +184,7 @@ class _ProbedTemplate:
             return self._with_header(self._run({**values, "add_generation_prompt": True}))
         return self._continued(values, prefill, arguments)
 
-    def _continued(self, values: dict[str, object], prefill: Message, arguments: dict[str, Any]) -> str:
+    def _continued(self, values: dict[str, object], prefill: ChatMessage, arguments: dict[str, Any]) -> str:
         """The prompt of a conversation whose last message is the beginning of the answer."""
         again = {name: deepcopy(value) if isinstance(value, list) else value for name, value in values.items()}
         text = self._run(values)  # which may change the lists
@@ -212,7 +212,7 @@ class _ProbedTemplate:
         return text + (family.header or "") if family and family.after and text.endswith(family.after) else text
 
     def _values(
-        self, messages: list[Message], tools: list[dict[str, Any]], arguments: dict[str, Any], now: datetime
+        self, messages: list[ChatMessage], tools: list[dict[str, Any]], arguments: dict[str, Any], now: datetime
     ) -> dict[str, object]:
         """The template's variables; later ones win."""
         values: dict[str, object] = {"messages": messages, "bos_token": self._tokens.bos, "eos_token": self._tokens.eos}
@@ -231,12 +231,12 @@ class _ProbedTemplate:
     def _run(self, values: dict[str, object], witness: Witness | None = None) -> str:
         return self._tokens.without_added(self._sandbox.render(self._compiled, values, witness))
 
-    def _probe(self, messages: list[Message], tools: list[dict[str, Any]], witness: Witness) -> str:
+    def _probe(self, messages: list[ChatMessage], tools: list[dict[str, Any]], witness: Witness) -> str:
         values = {"messages": messages, "tools": tools, "bos_token": "", "eos_token": "", "add_generation_prompt": True}
         return self._run({**values, "strftime_now": _PROBED_ON.strftime}, witness)
 
     def _variant(
-        self, messages: list[Message], tools: list[dict[str, Any]], headed: bool, thinking: bool
+        self, messages: list[ChatMessage], tools: list[dict[str, Any]], headed: bool, thinking: bool
     ) -> str | None:
         """The text of a conversation made up to find the reasoning marks; None if the template fails on it."""
         messages, tools = deepcopy((messages, tools))
@@ -257,7 +257,7 @@ class _ProbedTemplate:
             return None
 
 
-def _prefill(messages: list[Message]) -> Message | None:
+def _prefill(messages: list[ChatMessage]) -> ChatMessage | None:
     """The last message, if it is the beginning of the answer."""
     last = messages[-1]
     before = messages[-2:-1]
@@ -276,7 +276,7 @@ def _prefill(messages: list[Message]) -> Message | None:
     return last
 
 
-def _trimmed(message: Message) -> Message:
+def _trimmed(message: ChatMessage) -> ChatMessage:
     content = message["content"]
     if isinstance(content, str):
         content = content.strip()

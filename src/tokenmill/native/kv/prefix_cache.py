@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenmill.native.kv.radix import Tokens, as_tokens, common
-from tokenmill.native.kv.sequence_pool import Cells, Held, SequencePool
+from tokenmill.native.kv.radix import TokenArray, as_tokens, common
+from tokenmill.native.kv.sequence_pool import CellOps, SequencePool, SequenceUse
 
-Keep = Literal["nothing", "prompt", "all"]
+KeepPolicy = Literal["nothing", "prompt", "all"]
 # A cut walks every cell of the cache, so room is made in pieces worth the walk, but never a large part of the cache.
 _MOST_TRIMMED = 256
 _TRIMMED_SHARE = 32
@@ -36,7 +36,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class CachedPrefix:
     """One segment of the forest, for a person to look at."""
 
     depth: int  # segments above it
@@ -71,7 +71,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        cells: Cells,
+        cells: CellOps,
         *,
         total_cells: int,
         sequences: int,
@@ -166,12 +166,12 @@ class PrefixCache:
         node, reached = self._tree.walk(wanted, len(wanted)) if self.shares else (self._tree.root, 0)
         return (next(node.holders()), reached) if reached else None
 
-    def heads(self) -> list[Head]:
+    def heads(self) -> list[CachedPrefix]:
         """Every segment. Mutates nothing."""
         locked = self._holders.locked()
         guarded = self._holders.guarded()
         return [
-            Head(
+            CachedPrefix(
                 depth=sum(1 for _ in node.upward()) - 1,
                 start=node.start,
                 tokens=len(node.tokens),
@@ -197,7 +197,7 @@ class PrefixCache:
         if claimed is None:
             return None
         sequence, holds_head = claimed
-        held = Held(wanted, running=True)
+        held = SequenceUse(wanted, running=True)
         if holds_head:
             head = self._tree.ends[sequence]
             splits = False
@@ -221,7 +221,7 @@ class PrefixCache:
         self._tree.extend(sequence, array("i", (token,)))
 
     def close(
-        self, sequence: int, keep: Keep, *, prompt_tokens: int | None = None, wanted: Iterable[Tokens] = ()
+        self, sequence: int, keep: KeepPolicy, *, prompt_tokens: int | None = None, wanted: Iterable[TokenArray] = ()
     ) -> None:
         """End a running sequence; mutates: what is kept is idle from now on, and what is pinned is kept anyway.
 
@@ -279,7 +279,7 @@ class PrefixCache:
         self._holders.pins.pop(as_tokens(tokens).tobytes(), None)
 
     @property
-    def pins(self) -> tuple[Tokens, ...]:
+    def pins(self) -> tuple[TokenArray, ...]:
         """The pinned heads. Mutates nothing."""
         return tuple(self._holders.pins.values())
 
@@ -297,7 +297,7 @@ class PrefixCache:
         """A taken id has been loaded with these tokens, for which there was room; mutates: they are idle now."""
         wanted = as_tokens(tokens)
         self._taken.remove(sequence)
-        held = Held(array("i"), running=False)
+        held = SequenceUse(array("i"), running=False)
         node, reached = self._tree.walk(wanted, len(wanted))
         if reached == len(wanted):  # it is there already, and once is enough
             self._cells.cut(sequence, 0)

@@ -10,16 +10,16 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-Tokens: TypeAlias = "array[int]"
+TokenArray: TypeAlias = "array[int]"
 """Of typecode i: slices of it are copied and compared at memory speed."""
 
 
-def as_tokens(tokens: Sequence[int]) -> Tokens:
+def as_tokens(tokens: Sequence[int]) -> TokenArray:
     """The same tokens as the tree compares them; an array is taken as it is. Mutates nothing."""
     return tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)
 
 
-def common(left: Tokens, right: Tokens, offset: int, limit: int) -> int:
+def common(left: TokenArray, right: TokenArray, offset: int, limit: int) -> int:
     """How many tokens left[0:] and right[offset:limit] share at their beginning. Mutates nothing."""
     count = min(len(left), limit - offset)
     if count <= 0 or left[0] != right[offset]:
@@ -41,7 +41,7 @@ class Node:
 
     __slots__ = ("children", "forked", "hits", "last_used", "parent", "sequences", "start", "tokens")
 
-    def __init__(self, parent: "Node | None", start: int, tokens: Tokens) -> None:
+    def __init__(self, parent: "Node | None", start: int, tokens: TokenArray) -> None:
         self.parent = parent
         self.start = start
         self.tokens = tokens
@@ -90,7 +90,7 @@ class Tree:
         for child in self.root.children:
             yield from child.below()
 
-    def walk(self, tokens: Tokens, limit: int) -> tuple[Node, int]:
+    def walk(self, tokens: TokenArray, limit: int) -> tuple[Node, int]:
         """The deepest node that tokens[:limit] reach, and the position they reach in it. Mutates nothing."""
         best = self.root
         reached = 0
@@ -128,7 +128,7 @@ class Tree:
         node.parent, node.start, node.tokens = upper, position, node.tokens[cut:]
         return upper
 
-    def extend(self, sequence: int, tokens: Tokens) -> None:
+    def extend(self, sequence: int, tokens: TokenArray) -> None:
         """Put more tokens at a sequence's end; mutates."""
         node = self.ends[sequence]
         self.size += len(tokens)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from tokenmill.native.kv.radix import Node, Tokens, Tree, common
+from tokenmill.native.kv.radix import Node, TokenArray, Tree, common
 
-_NOTHING: Tokens = array("i")
+_NOTHING: TokenArray = array("i")
 
 
-class Cells(Protocol):
+class CellOps(Protocol):
     """What can be done to the cells of a cache without computing."""
 
     def copy(self, source: int, target: int, end: int) -> None:
@@ -28,10 +28,10 @@ class Cells(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class SequenceUse:
     """What a sequence id in use is used for."""
 
-    prompt: Tokens  # of a running sequence: what it has promised to compute
+    prompt: TokenArray  # of a running sequence: what it has promised to compute
     running: bool
     from_batch: bool = False  # of a keeper: nobody comes back for its tail
     paused: bool = False  # of a keeper: whoever was stopped here comes back for all of it
@@ -40,17 +40,17 @@ class Held:
 class SequencePool:
     """The tree with the sequences that hold it."""
 
-    def __init__(self, cells: Cells, sequences: int, *, leaves: bool = False, least_copied: int = 1) -> None:
+    def __init__(self, cells: CellOps, sequences: int, *, leaves: bool = False, least_copied: int = 1) -> None:
         """`leaves`: an id that is put back keeps its cells, of which others may have a copy, until it begins anew.
 
         `least_copied`: tokens that it must gain by beginning with a copy of what another id has instead.
         """
         self.tree = Tree()
         self._leaves = leaves
-        self._left = dict[int, Tokens]()
+        self._left = dict[int, TokenArray]()
         self._least_copied = least_copied
-        self.held: dict[int, Held] = {}
-        self.pins: dict[bytes, Tokens] = {}
+        self.held: dict[int, SequenceUse] = {}
+        self.pins: dict[bytes, TokenArray] = {}
         self._cells = cells
         self._unused = list(range(sequences))
         self._ordinal = 0
@@ -107,7 +107,7 @@ class SequencePool:
             above.last_used = self._ordinal
             above.hits += hits
 
-    def begin(self, sequence: int, node: Node, position: int, held: Held) -> Node:
+    def begin(self, sequence: int, node: Node, position: int, held: SequenceUse) -> Node:
         """Let an empty sequence hold a path up to a position; mutates tree and cache."""
         head = self.tree.attach(sequence, node, position)
         self.held[sequence] = held
@@ -131,7 +131,7 @@ class SequencePool:
             self.tree.extend(sequence, prompt[:count])
         return count
 
-    def head_for(self, prompt: Tokens, sequence: int | None = None) -> tuple[int | None, int]:
+    def head_for(self, prompt: TokenArray, sequence: int | None = None) -> tuple[int | None, int]:
         """What an id, the next if none is named, would begin a prompt with: whose cells, and how many. Mutates nothing.
 
         Its own (None), or a copy of another's where that is worth it. The last token never counts: its logits are
@@ -187,7 +187,7 @@ class SequencePool:
         for other in filter(self._is_keeper, others):
             self.release(other)
 
-    def drop_tails(self, fork: Node, wanted: Iterable[Tokens]) -> None:
+    def drop_tails(self, fork: Node, wanted: Iterable[TokenArray]) -> None:
         """Drop what batch work has left beyond a fork, but for the newest tail and those that prompts go on in.
 
         Mutates tree and cache.
@@ -263,7 +263,7 @@ class SequencePool:
         return all(not self.held[sequence].running and self.held[sequence].from_batch for sequence in node.sequences)
 
 
-def _passes(prompt: Tokens, node: Node) -> bool:
+def _passes(prompt: TokenArray, node: Node) -> bool:
     """Whether a prompt begins with all that a node's end stands for, and goes on. Mutates nothing."""
     if len(prompt) <= node.end + 1:  # the last token is computed anyway
         return False

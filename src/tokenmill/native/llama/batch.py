@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenmill.errors import EngineError
 
 
-class Row(Protocol):
+class BatchRow(Protocol):
     """Tokens of one sequence, to be computed at consecutive positions."""
 
     @property
@@ -35,7 +35,7 @@ class Row(Protocol):
         """Whether the last one's logits are wanted."""
 
 
-class Batch:
+class DecodeBatch:
     """Room for `size` tokens; `owners` are the ids that a sequence's cells get, by sequence."""
 
     def __init__(self, ffi: Any, size: int, owners: Sequence[tuple[int, ...]], *, most_rows: int) -> None:
@@ -75,7 +75,7 @@ class Batch:
         """Which row of logits a token has, by its place; those that were to have none are not in it."""
         return self._outputs
 
-    def fill(self, rows: Sequence[Row]) -> None:
+    def fill(self, rows: Sequence[BatchRow]) -> None:
         """Put rows in, in place of what was there."""
         tokens = self._tokens
         positions = self._positions

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError
 from tokenmill.native.llama import breakdown, state_file
-from tokenmill.native.llama.batch import Batch, Row
+from tokenmill.native.llama.batch import BatchRow, DecodeBatch
 from tokenmill.native.llama.library import INSTALL_HINT
-from tokenmill.native.llama.model import Facts, Model
+from tokenmill.native.llama.model import LlamaModel, ModelMetadata
 from tokenmill.native.llama.settings import MAX_SEQUENCES, ContextSettings, cache_type
 
 Logits = NDArray[np.float32]
@@ -34,10 +34,10 @@ class Decoded(Enum):
     ABORTED = "aborted"  # nothing is left of it, except in `Context.lost`
 
 
-class Context:
+class LlamaContext:
     """Cells and compute buffers of a loaded model."""
 
-    def __init__(self, model: Model, settings: ContextSettings) -> None:
+    def __init__(self, model: LlamaModel, settings: ContextSettings) -> None:
         self.model = model
         self.settings = settings
         self._library = model.library
@@ -67,7 +67,7 @@ class Context:
         twin = self._ids // 2
         named = settings.sequences + (not settings.streams)
         self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(named)]
-        self._batch = Batch(self._ffi, self.batch, self._owners, most_rows=self._ids)
+        self._batch = DecodeBatch(self._ffi, self.batch, self._owners, most_rows=self._ids)
         self._logits: list[Logits] = []  # row by row, beginning at ...
         self._logits_at = self._ffi.NULL
         self._rows = 0  # that the last batch has of them
@@ -110,7 +110,7 @@ class Context:
             )
         return context
 
-    def decode(self, rows: Sequence[Row]) -> Decoded:
+    def decode(self, rows: Sequence[BatchRow]) -> Decoded:
         """Compute a batch: all rows, or none of them. Anything but room or an abort going wrong raises."""
         self._rows = 0
         self._batch.fill(rows)
@@ -292,7 +292,7 @@ class Context:
             self._context = None
 
 
-def most_sequences(model: Model) -> int:
+def most_sequences(model: LlamaModel) -> int:
     """Ids that a context of a model can have: llama.cpp's limit, halved where cells have twins, less one of ours."""
     return MAX_SEQUENCES // (1 if model.facts.window is None else 2) - 1
 
@@ -327,7 +327,7 @@ def _strlen_address() -> int:
 _STRLEN: list[Any] = []
 
 
-def check_streams(facts: Facts) -> None:
+def check_streams(facts: ModelMetadata) -> None:
     """EngineError for models whose memory is not one plain cache of cells."""
     why = facts.why_not
     if why is None and facts.window is not None:

@@ -24,7 +24,7 @@ from tokenmill.native.llama import breakdown
 from tokenmill.native.llama.library import Library, open_library
 from tokenmill.native.llama.log import LOG_CONTINUED, LOG_DEBUG
 from tokenmill.native.llama.settings import LOAD_MODE_NONE, cache_type, place
-from tokenmill.planner.memory.kv_cells import Context
+from tokenmill.planner.memory.kv_cells import KvContext
 from tokenmill.units import GIB, MIB
 
 TIME_LIMIT_S = 120.0
@@ -35,7 +35,7 @@ MOST_BYTES = 16 * GIB  # address space of the child, in case the library allocat
 class DryRun:
     """What to project: one model with its placement, under any number of contexts."""
 
-    contexts: tuple[Context, ...]
+    contexts: tuple[KvContext, ...]
     repack: bool = True
     gpus: tuple[int, ...] = ()  # cards to use, which llama.cpp then counts from 0
     gpu_layers: int = 0  # counted from the last, with the output as one more
@@ -172,7 +172,7 @@ class _Llama:
             raise EngineError(f"llama.cpp cannot load {Path(path).name}", hint=last_lines("".join(self.log)))
         return model
 
-    def _context(self, model: Any, weights: int, wanted: Context) -> ContextProjection:
+    def _context(self, model: Any, weights: int, wanted: KvContext) -> ContextProjection:
         params = self.lib.llama_context_default_params()
         params.n_ctx = wanted.size
         params.n_seq_max = wanted.sequences

@@ -12,11 +12,11 @@ from tokenmill.native.llama.library import Library
 LOG_DEBUG = 1
 LOG_ERROR = 4
 LOG_CONTINUED = 5
-_LOGS: "dict[Path, WeakSet[Log]]" = {}
+_LOGS: "dict[Path, WeakSet[LlamaLog]]" = {}
 _CALLBACKS: dict[Path, Any] = {}  # the library may call them at any time: they must outlive every user
 
 
-class Log:
+class LlamaLog:
     """The last lines of llama.cpp's log; each complete line is passed to `sink`.
 
     A library has one callback, which every Log of it shares. Lines come from any thread.

@@ -10,11 +10,11 @@ from typing import Any
 
 from tokenmill.errors import EngineError
 from tokenmill.native.llama.library import Library, metadata
-from tokenmill.native.llama.log import LOG_DEBUG, Log
+from tokenmill.native.llama.log import LOG_DEBUG, LlamaLog
 from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place
 from tokenmill.native.llama.vocab import Vocab
 
-Progress = Callable[[float], bool]
+OnWeightsProgress = Callable[[float], bool]
 """Told the share that is loaded, 0 to 1; answers whether to go on."""
 
 # Their caches copy whole sequences only, and stop the process when asked for a part.
@@ -22,7 +22,7 @@ _WHOLE_SEQUENCES_ONLY = frozenset({"deepseek4"})
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelMetadata:
     """What a model says about itself."""
 
     description: str
@@ -35,10 +35,10 @@ class Facts:
     why_not: str | None  # in words, where they cannot
 
 
-class Model:
+class LlamaModel:
     """Weights in memory. Closing it while a context of it lives is a crash: close contexts first."""
 
-    def __init__(self, library: Library, log: Log, pointer: Any, path: Path, settings: ModelSettings) -> None:
+    def __init__(self, library: Library, log: LlamaLog, pointer: Any, path: Path, settings: ModelSettings) -> None:
         self.library = library
         self.log = log
         self.path = path
@@ -53,16 +53,16 @@ class Model:
         library: Library,
         path: Path,
         settings: ModelSettings,
-        progress: Progress | None = None,
+        progress: OnWeightsProgress | None = None,
         *,
-        log: Log | None = None,
+        log: LlamaLog | None = None,
         vocab_only: bool = False,
-    ) -> "Model":
+    ) -> "LlamaModel":
         """Load a GGUF file, or a split one by its first file; EngineError with llama.cpp's own words if it cannot.
 
         `vocab_only` leaves the weights out: the model then has a vocabulary and can do nothing else.
         """
-        log = Log(library) if log is None else log
+        log = LlamaLog(library) if log is None else log
         if not path.is_file():
             raise EngineError(f"no model file at {path}", hint="tokenmill models ls shows what is here")
         library.lib.llama_backend_init()
@@ -115,12 +115,12 @@ class Model:
             self._pointer = None
 
 
-def _failure(path: Path, log: Log, mark: int) -> str:
+def _failure(path: Path, log: LlamaLog, mark: int) -> str:
     error = log.error(mark)
     return f"llama.cpp cannot load {path.name}" + (f": {error}" if error else "")
 
 
-def _hint(log: Log, mark: int) -> str | None:
+def _hint(log: LlamaLog, mark: int) -> str | None:
     said = " ".join(log.since(mark)).lower()
     if "unknown model architecture" in said:
         return "this build does not know the model: name a newer libllama.so with its llama.h in the configuration"
@@ -129,14 +129,14 @@ def _hint(log: Log, mark: int) -> str | None:
     return " | ".join(log.since(mark, least=LOG_DEBUG + 1)[-4:]) or None
 
 
-def _facts(library: Library, pointer: Any) -> Facts:
+def _facts(library: Library, pointer: Any) -> ModelMetadata:
     lib = library.lib
     text = library.ffi.new("char[]", 256)
     lib.llama_model_desc(pointer, text, 256)
     window = int(lib.llama_model_n_swa(pointer))
     architecture = metadata(library, pointer, "general.architecture") or ""
     why_not = _why_not_share(lib, pointer, architecture)
-    return Facts(
+    return ModelMetadata(
         description=library.text(text),
         architecture=architecture,
         bytes=int(lib.llama_model_size(pointer)),

@@ -32,7 +32,7 @@ DAMAGED_HINT = "remove it: the head is computed again when it is needed"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class SavedPrefix:
     """A saved head: whose it is, its tokens, and where its state lies in the file."""
 
     identity: Mapping[str, str]
@@ -69,7 +69,7 @@ def write(
 
 
 @contextmanager
-def opened(path: Path, identity: Mapping[str, str]) -> Iterator[Head]:
+def opened(path: Path, identity: Mapping[str, str]) -> Iterator[SavedPrefix]:
     """A saved head, checked to the last byte; ForeignState if it belongs to something else."""
     try:
         with path.open("rb") as file:
@@ -101,7 +101,7 @@ def tokens_in(path: Path) -> int:
         raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files") from error
 
 
-def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> Head:
+def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> SavedPrefix:
     magic, version, header_bytes = _FIXED.unpack(view[: _FIXED.size])
     if magic != MAGIC:
         raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files")
@@ -131,7 +131,7 @@ def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> Head:
     if _digest(view, len(view) - _DIGEST_BYTES) != bytes(view[len(view) - _DIGEST_BYTES :]):
         raise damaged
     tokens = tuple(np.frombuffer(view[start:end], "<i4").tolist())
-    return Head(found, tokens, view[end : end + state_bytes])
+    return SavedPrefix(found, tokens, view[end : end + state_bytes])
 
 
 def _digest(data: mmap.mmap | memoryview, end: int) -> bytes:

@@ -20,10 +20,10 @@ from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.native.constraints import Tokenizer, TokenTable
+from tokenmill.native.constraints import ConstraintTokenizer, TokenTable
 from tokenmill.native.defaults import defaults_of
 from tokenmill.native.llama.library import Library, metadata
-from tokenmill.native.llama.log import Log
+from tokenmill.native.llama.log import LlamaLog
 from tokenmill.units import MIB
 
 SPM = 1
@@ -41,7 +41,7 @@ LEAST_CACHED_BYTES = 256  # shorter parts are tokenised faster than they are wor
 class Vocab:
     """A model's vocabulary; lives as long as its model."""
 
-    def __init__(self, library: Library, model: Any, log: Log, *, cache_bytes: int = CACHE_BYTES) -> None:
+    def __init__(self, library: Library, model: Any, log: LlamaLog, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.library = library
         self.log = log
         self._ffi = library.ffi
@@ -113,9 +113,11 @@ class Vocab:
         return TokenTable(pieces, (self.end_of_turn, *sorted(self.ends - {self.end_of_turn})))
 
     @cached_property
-    def constraints(self) -> Tokenizer:
+    def constraints(self) -> ConstraintTokenizer:
         """Compiles grammars for this vocabulary; slow to create."""
-        return Tokenizer(self.token_table, lambda text: self.tokens_of(text, parse_special=False, add_special=False))
+        return ConstraintTokenizer(
+            self.token_table, lambda text: self.tokens_of(text, parse_special=False, add_special=False)
+        )
 
     def token_of(self, text: str) -> int | None:
         """The token with this text, such as `<think>`; None where the text is not exactly one token."""

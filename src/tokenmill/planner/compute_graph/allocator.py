@@ -12,7 +12,7 @@ ALIGNMENT = 128  # CUDA's; the CPU's 32 differs by less than a page in the end
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class GraphOp:
     """One operation: what it writes, what it reads, and whether it may write over what it reads."""
 
     bytes: int
@@ -60,7 +60,7 @@ class _Buffer:
 class _Replay:
     """One run through a graph's steps."""
 
-    def __init__(self, steps: Sequence[Step], alignment: int) -> None:
+    def __init__(self, steps: Sequence[GraphOp], alignment: int) -> None:
         self.steps = steps
         self.alignment = alignment
         self.arena = _Buffer()
@@ -101,7 +101,7 @@ class _Replay:
             self.arena.give_back(*self.place.pop(owner))
 
 
-def buffer_bytes(steps: Sequence[Step], alignment: int = ALIGNMENT) -> int:
+def buffer_bytes(steps: Sequence[GraphOp], alignment: int = ALIGNMENT) -> int:
     """Bytes of the buffer that holds this graph's intermediate results."""
     replay = _Replay(steps, alignment)
     for index, step in enumerate(steps):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tokenmill.planner.compute_graph.allocator import Step
+from tokenmill.planner.compute_graph.allocator import GraphOp
 
 F32 = 4
 I32 = 4
@@ -33,29 +33,29 @@ class GraphBuilder:
 
     batch: MicroBatch
     tokens: int  # rows of what is drawn next; the last layer goes on with the wanted outputs alone
-    steps: list[Step] = field(default_factory=list)
+    steps: list[GraphOp] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
     casts: dict[int, int] = field(default_factory=dict)
 
     def add(self, name: str, per_token: int, *reads: int, in_place: bool = False, keep: bool = False) -> int:
         """A result of `per_token` 32-bit numbers for each token."""
-        return self._push(name, Step(per_token * self.tokens * F32, reads, in_place=in_place, keep=keep))
+        return self._push(name, GraphOp(per_token * self.tokens * F32, reads, in_place=in_place, keep=keep))
 
     def block(self, name: str, size: int, *reads: int) -> int:
         """A result of `size` bytes, or a copy of as many."""
-        return self._push(name, Step(size, reads))
+        return self._push(name, GraphOp(size, reads))
 
     def view(self, read: int) -> int:
         """Another look at a result; nothing can be written over through it."""
         owner = self.steps[read].view_of
-        return self._push("view", Step(0, (read,), view_of=read if owner is None else owner))
+        return self._push("view", GraphOp(0, (read,), view_of=read if owner is None else owner))
 
     def input(self, name: str, size: int) -> int:
         """Something that is filled in before the graph runs; asked for twice, it is the same."""
         if name not in self.inputs:
             copied = self.batch.copies > 1
-            handles = [self._push(name, Step(size, is_input=True, keep=copied)) for _ in range(self.batch.copies)]
+            handles = [self._push(name, GraphOp(size, is_input=True, keep=copied)) for _ in range(self.batch.copies)]
             self.inputs[name] = handles[0]
         return self.inputs[name]
 
@@ -67,17 +67,17 @@ class GraphBuilder:
 
     def store(self, *reads: int) -> int:
         """A write into the cache."""
-        return self._push("store", Step(0, reads, external=True))
+        return self._push("store", GraphOp(0, reads, external=True))
 
     def hold(self, *reads: int) -> int:
         """Nothing but a reader, that keeps results alive until here."""
-        return self._push("held", Step(0, reads, external=True))
+        return self._push("held", GraphOp(0, reads, external=True))
 
     def norm(self, read: int, size: int) -> int:
         """Normalise, then multiply by the weights."""
         return self.add("norm", size, self.add("norm", size, read, in_place=True), in_place=True)
 
-    def _push(self, name: str, step: Step) -> int:
+    def _push(self, name: str, step: GraphOp) -> int:
         self.steps.append(step)
         self.names.append(name)
         return len(self.steps) - 1

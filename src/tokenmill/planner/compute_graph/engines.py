@@ -8,7 +8,7 @@ from tokenmill.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class EngineTraits:
     """What one dialect does with memory."""
 
     stores_latent_v: bool = False  # keeps V of a latent cache apart from K
@@ -21,12 +21,12 @@ class Traits:
     loads_mtp: bool = False  # reads multi-token-prediction layers although ordinary decoding does not use them
 
 
-TRAITS: dict[DialectName, Traits] = {
-    "llama.cpp": Traits(),
-    "llama.cpp-2025": Traits(stores_latent_v=True, graph_of_2025=True, loads_mtp=True),
-    "ik_llama": Traits(repacks=False, loads_mtp=True, ik=IkOptions()),
-    "ik_llama-2026-04": Traits(repacks=False, loads_mtp=True, ik=IK_SPRING_2026),
-    "ik_llama-2026-03": Traits(repacks=False, loads_mtp=True, ik=IK_FIRST_FIT),
-    "ik_llama-2025": Traits(repacks=False, loads_mtp=True, ik=IK_2025),
-    "vllm": Traits(offload_rows=None, repacks=False),
+TRAITS: dict[DialectName, EngineTraits] = {
+    "llama.cpp": EngineTraits(),
+    "llama.cpp-2025": EngineTraits(stores_latent_v=True, graph_of_2025=True, loads_mtp=True),
+    "ik_llama": EngineTraits(repacks=False, loads_mtp=True, ik=IkOptions()),
+    "ik_llama-2026-04": EngineTraits(repacks=False, loads_mtp=True, ik=IK_SPRING_2026),
+    "ik_llama-2026-03": EngineTraits(repacks=False, loads_mtp=True, ik=IK_FIRST_FIT),
+    "ik_llama-2025": EngineTraits(repacks=False, loads_mtp=True, ik=IK_2025),
+    "vllm": EngineTraits(offload_rows=None, repacks=False),
 }

@@ -2,12 +2,14 @@
 
 from tokenmill.model.profile import Profile, Tensor
 
-Table = dict[int, dict[str, Tensor]]
+TensorTable = dict[int, dict[str, Tensor]]
 _KEPT = 4  # one model is asked about again and again, its smaller quantisations a few times
-_kept: list[tuple[tuple[Tensor, ...], Table]] = []  # by identity: hashing a thousand tensors costs as much as sorting
+_kept: list[
+    tuple[tuple[Tensor, ...], TensorTable]
+] = []  # by identity: hashing a thousand tensors costs as much as sorting
 
 
-def by_layer(profile: Profile) -> Table:
+def by_layer(profile: Profile) -> TensorTable:
     """Tensors of each layer by their short names: `attn_q`, `ffn_down_exps`. Shared: not to be changed."""
     for tensors, table in _kept:
         if tensors is profile.tensors:

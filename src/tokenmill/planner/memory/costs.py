@@ -10,7 +10,7 @@ from functools import cache
 
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
-from tokenmill.planner.compute_graph.engines import TRAITS, Traits
+from tokenmill.planner.compute_graph.engines import TRAITS, EngineTraits
 from tokenmill.planner.compute_graph.ik_llama import experts_travel
 from tokenmill.planner.compute_graph.ik_memory import (
     ik_compute_bytes,
@@ -24,21 +24,21 @@ from tokenmill.planner.compute_graph.ik_memory import (
 )
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.compute_graph.llama_cpp import draw
-from tokenmill.planner.memory.kv_cells import Context, context_of, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.kv_cells import KvContext, context_of, kv_bytes, largest_batch, output_bytes
 from tokenmill.planner.memory.weights import CONTEXT_BYTES, pool_bytes
 from tokenmill.planner.plan import Settings
 
 EXPERTS = TensorClass.ROUTED_EXPERTS
 
 
-class Costs:
+class MemoryCosts:
     """Prices in bytes. Nothing changes after construction; answers are kept."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
         self.profile = profile
         self.settings = settings
-        self.traits: Traits = TRAITS[settings.engine]
-        self.context: Context = context_of(settings)
+        self.traits: EngineTraits = TRAITS[settings.engine]
+        self.context: KvContext = context_of(settings)
         self.tensors: list[list[Tensor]] = [[] for _ in range(profile.layers)]
         for tensor in profile.tensors:
             if tensor.layer is not None and tensor.layer < profile.layers:
@@ -160,7 +160,7 @@ class Costs:
         return tuple(sorted(edges.union(*(same[:2] for same in kinds.values()))))
 
 
-class IkCosts(Costs):
+class IkCosts(MemoryCosts):
     """The same for ik_llama.cpp, whose graphs and cache are its own."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
@@ -219,6 +219,6 @@ class IkCosts(Costs):
         return ik_host_compute_bytes(self.profile, self.settings, options=self.options)
 
 
-def costs_of(profile: Profile, settings: Settings) -> Costs:
+def costs_of(profile: Profile, settings: Settings) -> MemoryCosts:
     """The prices of the engine that the settings name."""
-    return IkCosts(profile, settings) if TRAITS[settings.engine].ik else Costs(profile, settings)
+    return IkCosts(profile, settings) if TRAITS[settings.engine].ik else MemoryCosts(profile, settings)

@@ -19,7 +19,7 @@ PAD = 256  # cells
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class KvContext:
     """One llama.cpp context as it is asked for."""
 
     tokens: int  # of one sequence
@@ -54,9 +54,9 @@ class Context:
         return min(self.largest_batch, self.ubatch)
 
 
-def context_of(settings: Settings, *, unified: bool = True, outputs: int | None = None) -> Context:
+def context_of(settings: Settings, *, unified: bool = True, outputs: int | None = None) -> KvContext:
     """The context that a plan's settings ask for; not `unified`: with a cache for each sequence, whatever they say."""
-    return Context(
+    return KvContext(
         tokens=settings.context,
         sequences=settings.sequences,
         ubatch=settings.ubatch,
@@ -79,19 +79,19 @@ def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: 
     return _padded(min(full, span * (sequences if unified else 1) + ubatch))
 
 
-def kv_bytes(profile: Profile, context: Context) -> tuple[int, ...]:
+def kv_bytes(profile: Profile, context: KvContext) -> tuple[int, ...]:
     """Bytes of each layer's cache, all streams together, recurrent state included."""
     # Stored transposed, V has the same width in every layer.
     widest = 0 if context.flash_attention else max((layer.v_elements for layer in profile.cache), default=0)
     return tuple(_layer_bytes(layer, context, widest) for layer in profile.cache)
 
 
-def output_bytes(profile: Profile, context: Context) -> int:
+def output_bytes(profile: Profile, context: KvContext) -> int:
     """Bytes of the buffer that the host keeps for logits from the start: a row for each sequence."""
     return (profile.vocabulary or 0) * context.sequences * F32
 
 
-def largest_batch(profile: Profile, context: Context) -> MicroBatch:
+def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
     """The micro-batch that compute buffers are reserved for."""
     spans = [layer.span_tokens for layer in profile.cache if layer.span_tokens is not None]
     tokens = min(_padded(context.size), context.largest_ubatch)
@@ -107,7 +107,7 @@ def largest_batch(profile: Profile, context: Context) -> MicroBatch:
     )
 
 
-def _layer_bytes(layer: LayerCache, context: Context, widest_v: int) -> int:
+def _layer_bytes(layer: LayerCache, context: KvContext, widest_v: int) -> int:
     if layer.kind == "none":
         return 0
     if layer.kind == "recurrent":
@@ -121,7 +121,7 @@ def _layer_bytes(layer: LayerCache, context: Context, widest_v: int) -> int:
     return row * _layer_cells(layer, context) * context.streams
 
 
-def _layer_cells(layer: LayerCache, context: Context) -> int:
+def _layer_cells(layer: LayerCache, context: KvContext) -> int:
     span = None if context.full_windows else layer.span_tokens
     return cells(context.tokens, context.sequences, context.largest_ubatch, span, context.unified)
 

@@ -7,7 +7,7 @@ is an estimate kept in `traits` and is called `runtime`; what is kept free on pu
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import TensorClass
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.memory.costs import Costs
+from tokenmill.planner.memory.costs import MemoryCosts
 from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked
 from tokenmill.planner.placement import host_tier, os_reserve
 from tokenmill.planner.plan import Item, Ledger, LedgerRow, Placement
@@ -15,14 +15,14 @@ from tokenmill.units import MIB
 
 FIRST_PROMPT_TOKENS = 8192  # what people see after loading is the state after a first request
 UPLOAD_BYTES = 4 * 64 * MIB  # pinned buffers through which weights pass to a GPU when they are not mapped
-Rows = list[tuple[str, Item, int]]
+LedgerRows = list[tuple[str, Item, int]]
 
 
-def ledger(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> Ledger:
+def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal) -> Ledger:
     """Account for every byte of one placement."""
     host = host_tier(machine)
     rows = _weights(costs, placement)
-    growth: Rows = []
+    growth: LedgerRows = []
     away = _staged(costs, placement)
     for gpu in placement.gpus:
         rows += _card(costs, placement, gpu, goal, away, machine.capability(gpu))
@@ -38,8 +38,8 @@ def ledger(machine: Machine, costs: Costs, placement: Placement, goal: Goal) -> 
     return Ledger(peak, loaded, _joined([*rows, *growth]), tuple(dropped))
 
 
-def _weights(costs: Costs, placement: Placement) -> Rows:
-    rows: Rows = []
+def _weights(costs: MemoryCosts, placement: Placement) -> LedgerRows:
+    rows: LedgerRows = []
     for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True):
         if tensor.cls is not TensorClass.MTP or costs.traits.loads_mtp:
             rows.append((home, "weights", tensor.bytes))
@@ -58,8 +58,8 @@ def _host_layers(placement: Placement) -> list[int]:
 
 
 def _card(
-    costs: Costs, placement: Placement, gpu: str, goal: Goal, away: frozenset[int], capability: str | None
-) -> Rows:
+    costs: MemoryCosts, placement: Placement, gpu: str, goal: Goal, away: frozenset[int], capability: str | None
+) -> LedgerRows:
     layers = _layers_on(placement, gpu)
     head = placement.head == gpu
     lent = _host_layers(placement) if costs.lends_host_layers and gpu == placement.gpus[0] else []
@@ -76,7 +76,7 @@ def _card(
     ]
 
 
-def _staged(costs: Costs, placement: Placement) -> frozenset[int]:
+def _staged(costs: MemoryCosts, placement: Placement) -> frozenset[int]:
     """Layers with experts that live elsewhere than the device that computes the layer."""
     return frozenset(
         tensor.layer
@@ -85,7 +85,7 @@ def _staged(costs: Costs, placement: Placement) -> frozenset[int]:
     )
 
 
-def _host(costs: Costs, placement: Placement, host: str, reserve: int, repack: int) -> Rows:
+def _host(costs: MemoryCosts, placement: Placement, host: str, reserve: int, repack: int) -> LedgerRows:
     layers = _host_layers(placement)
     settings = costs.settings
     elsewhere = bool(placement.gpus) and costs.lends_host_layers
@@ -101,7 +101,7 @@ def _host(costs: Costs, placement: Placement, host: str, reserve: int, repack: i
     ]
 
 
-def _repacked(machine: Machine, costs: Costs, placement: Placement, host: str) -> int:
+def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: str) -> int:
     """Bytes of the host's weights that are rewritten into another layout."""
     settings = costs.settings
     if not (settings.repack and costs.traits.repacks):
@@ -116,7 +116,7 @@ def _repacked(machine: Machine, costs: Costs, placement: Placement, host: str) -
 
 
 def _load_peak(
-    costs: Costs, placement: Placement, host: str, loaded: tuple[LedgerRow, ...], repack: int
+    costs: MemoryCosts, placement: Placement, host: str, loaded: tuple[LedgerRow, ...], repack: int
 ) -> tuple[LedgerRow, ...]:
     """The most that is ever needed at once: weights on their way are counted where they wait."""
     settings = costs.settings
@@ -128,7 +128,7 @@ def _load_peak(
     return _joined([*((row.tier, row.item, row.bytes) for row in loaded), (host, "staging", waiting)])
 
 
-def _joined(rows: Rows) -> tuple[LedgerRow, ...]:
+def _joined(rows: LedgerRows) -> tuple[LedgerRow, ...]:
     """One row for each tier and item, empty ones left out, in the order of first mention."""
     sums: dict[tuple[str, Item], int] = {}
     for tier, item, size in rows:

@@ -8,7 +8,7 @@ From ggml/src/ggml-cpu/repack.cpp of b11549; AMX builds have a buffer of their o
 from collections.abc import Collection
 
 from tokenmill.model.profile import Profile, Tensor, TensorClass
-from tokenmill.planner.memory.kv_cells import Context
+from tokenmill.planner.memory.kv_cells import KvContext
 from tokenmill.units import MIB
 
 WHEEL_ISA = frozenset({"avx2", "fma", "f16c"})
@@ -62,7 +62,7 @@ CONTEXT_BYTES = {
 }
 
 
-def pool_bytes(profile: Profile, context: Context) -> int:
+def pool_bytes(profile: Profile, context: KvContext) -> int:
     """Scratch of the largest operation of a full micro-batch."""
     rows = context.largest_ubatch
     used = profile.experts.used if profile.experts is not None else 1
@@ -80,7 +80,7 @@ def _per_row(tensor: Tensor, used: int) -> int:
     return width * times * _HALF if tensor.type in _HALVES else width * times * _BLOCK_BYTES // _BLOCK
 
 
-def _converted(profile: Profile, context: Context) -> int:
+def _converted(profile: Profile, context: KvContext) -> int:
     """One layer's cache in 16 bits, where it is kept in others."""
     if not context.flash_attention:
         return 0

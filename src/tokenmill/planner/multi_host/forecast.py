@@ -7,11 +7,11 @@ where it is large, copies it into a message and sends it, one after the other.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
-from tokenmill.hardware.fleet import Fleet, Link
+from tokenmill.hardware.fleet import Fleet, NetworkLink
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.planner.memory.kv_cells import PAD
-from tokenmill.planner.multi_host.hosts import Share
+from tokenmill.planner.multi_host.hosts import HostShare
 from tokenmill.planner.plan import Confidence, Forecast, Speed, Term
 from tokenmill.planner.speed.forecast import forecast
 from tokenmill.units import format_bytes, format_seconds
@@ -39,7 +39,7 @@ def graph_tensors(part: Profile) -> int:
 
 
 def rpc_terms(
-    link: Link,
+    link: NetworkLink,
     *,
     embedding: int,
     graph: int,
@@ -70,7 +70,7 @@ def rpc_terms(
     return [term for term in found if term.seconds > 0]
 
 
-def stage_terms(link: Link, *, embedding: int, tokens: int) -> list[Term]:
+def stage_terms(link: NetworkLink, *, embedding: int, tokens: int) -> list[Term]:
     """vLLM: from one pipeline stage to the next."""
     return [
         _term("link states", 2.0 * tokens * embedding * HALF_BYTES, link),
@@ -78,7 +78,7 @@ def stage_terms(link: Link, *, embedding: int, tokens: int) -> list[Term]:
     ]
 
 
-def reduce_terms(link: Link, *, embedding: int, layers: int, tokens: int, hosts: int) -> list[Term]:
+def reduce_terms(link: NetworkLink, *, embedding: int, layers: int, tokens: int, hosts: int) -> list[Term]:
     """vLLM: two sums in every layer, and one of the embedding, round a ring of `hosts` hosts."""
     if hosts < 2:
         return []
@@ -90,7 +90,7 @@ def reduce_terms(link: Link, *, embedding: int, layers: int, tokens: int, hosts:
     ]
 
 
-def _term(name: str, count: float, link: Link) -> Term:
+def _term(name: str, count: float, link: NetworkLink) -> Term:
     return Term(name, count / link.gb_s / GIGA, count, link.gb_s)
 
 
@@ -101,7 +101,7 @@ HANDLED_GB_S = 0.5  # copied into a message, out of it and into place: processor
 ENGINE = "engine"  # the term of an engine's own work in a step: the head's alone
 
 
-def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[Share]) -> Forecast:
+def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) -> Forecast:
     """llama.cpp with RPC servers."""
     alone = {
         share.host.name: forecast(
@@ -148,7 +148,7 @@ def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[Share]) -> For
 
 
 def worker_terms(
-    fleet: Fleet, profile: Profile, share: Share, tokens: int, cells: int, *, prefill: bool = False
+    fleet: Fleet, profile: Profile, share: HostShare, tokens: int, cells: int, *, prefill: bool = False
 ) -> list[Term]:
     """What the network adds to a step for one worker."""
     return rpc_terms(
@@ -216,7 +216,7 @@ def _own_notes(alone: dict[str, Forecast]) -> Iterable[str]:
 
 
 def _load(
-    fleet: Fleet, shares: Sequence[Share], alone: dict[str, Forecast]
+    fleet: Fleet, shares: Sequence[HostShare], alone: dict[str, Forecast]
 ) -> tuple[float | None, float | None, str | None, list[str]]:
     """Cold, warm, what takes most of it, and what to say of it."""
     own = alone[fleet.head.name]

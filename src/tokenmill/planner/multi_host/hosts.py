@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tokenmill.hardware.fleet import Fleet, Host
+from tokenmill.hardware.fleet import Fleet, FleetHost
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.draft import capacity
 from tokenmill.planner.goal import Goal
@@ -18,10 +18,10 @@ Moment = Literal["load_peak", "full_context"]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class HostShare:
     """What one host does: a run of layers, where they live there, and what that takes."""
 
-    host: Host
+    host: FleetHost
     first: int  # layer
     count: int
     part: Profile  # its layers numbered from 0; the head's with embeddings and output
@@ -45,7 +45,7 @@ class HostsPlan:
     profile: Profile
     goal: Goal
     settings: Settings  # the head's
-    shares: tuple[Share, ...]  # in the order that a token passes through them; hosts without layers left out
+    shares: tuple[HostShare, ...]  # in the order that a token passes through them; hosts without layers left out
     ledger: Ledger  # tiers are HOST/TIER
     forecast: Forecast
     decisions: tuple[Decision, ...]
@@ -59,12 +59,12 @@ class HostsPlan:
         return not self.shortfalls
 
     @property
-    def head(self) -> Share:
+    def head(self) -> HostShare:
         """The head's share."""
         return next(share for share in self.shares if share.host == self.fleet.head)
 
     @property
-    def workers(self) -> tuple[Share, ...]:
+    def workers(self) -> tuple[HostShare, ...]:
         """All others, in the fleet's order: engines number them by it."""
         order = [host.name for host in self.fleet.hosts]
         others = [share for share in self.shares if share.host != self.fleet.head]
@@ -121,7 +121,7 @@ def _shifted(tensor: Tensor, by: int) -> Tensor:
     return replace(tensor, layer=layer, name=tensor.name.replace(f".{tensor.layer}.", f".{layer}.", 1))
 
 
-def of_fleet(shares: Iterable[Share]) -> Ledger:
+def of_fleet(shares: Iterable[HostShare]) -> Ledger:
     """All hosts' ledgers in one, each tier under its host's name."""
     found = tuple(shares)
 
@@ -135,7 +135,7 @@ def of_fleet(shares: Iterable[Share]) -> Ledger:
     return Ledger(joined("load_peak"), joined("after_load"), joined("full_context"), joined("page_cache"))
 
 
-def lacking(share: Share) -> Iterator[Shortfall]:
+def lacking(share: HostShare) -> Iterator[Shortfall]:
     """What a host's memories lack for its share; tiers under the host's name."""
     machine = share.host.machine
     moments: tuple[Moment, ...] = ("load_peak", "full_context")
@@ -148,6 +148,6 @@ def lacking(share: Share) -> Iterator[Shortfall]:
                 break
 
 
-def in_words(shares: Iterable[Share]) -> str:
+def in_words(shares: Iterable[HostShare]) -> str:
     """`a: layers 0-29; b: layers 30-60`."""
     return "; ".join(f"{share.host.name}: layers {share.first}-{share.first + share.count - 1}" for share in shares)

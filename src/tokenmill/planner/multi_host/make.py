@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tokenmill.errors import UsageError
-from tokenmill.hardware.fleet import Fleet, Host
+from tokenmill.hardware.fleet import Fleet, FleetHost
 from tokenmill.model.profile import Profile
 from tokenmill.planner.choices import DEFAULT_CONTEXT
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.draft import capacity, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.multi_host.forecast import rpc_forecast, worker_terms
-from tokenmill.planner.multi_host.hosts import HostsPlan, Share, in_words, lacking, of_fleet, part_of
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, in_words, lacking, of_fleet, part_of
 from tokenmill.planner.multi_host.vllm import make_staged
 from tokenmill.planner.multi_host.worker import worker_share
 from tokenmill.planner.placement import host_tier, os_reserve, usable_gpus
@@ -63,7 +63,7 @@ def _settled(profile: Profile, goal: Goal) -> Goal:
     return replace(goal, context=context, sequences=goal.sequences or 1, ubatch=goal.ubatch or min(UBATCH, context))
 
 
-def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[Host, ...]:
+def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[FleetHost, ...]:
     """The head last where its GPUs compute all its layers; processors can only have a model's first layers."""
     head = fleet.head
     workers = fleet.hosts[1:]
@@ -72,13 +72,13 @@ def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[Host
     return (*workers, head) if on_gpus else (head, *workers)
 
 
-def _share(fleet: Fleet, host: Host, profile: Profile, goal: Goal, first: int, count: int) -> Share:
+def _share(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, first: int, count: int) -> HostShare:
     if host != fleet.head:
         return worker_share(host, profile, goal, first, count)
     part = part_of(profile, first, count, embeddings=True, output=True)
     draft = make_draft(host.machine, part, goal, None, even=False)
     settings = replace(draft.settings, offload_min_batch=None)  # commands over several hosts do not set it
-    share = Share(host, first, count, part, settings, draft.placement, draft.ledger)
+    share = HostShare(host, first, count, part, settings, draft.placement, draft.ledger)
     return share if count == profile.layers else replace(share, ledger=_with_message(share, profile))
 
 
@@ -107,7 +107,7 @@ def _counts(fleet: Fleet, profile: Profile, goal: Goal) -> tuple[dict[str, int],
     return counts, why
 
 
-def _most(fleet: Fleet, host: Host, profile: Profile, goal: Goal) -> int:
+def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
     """The most of the last layers that a host holds; the first ones of a mixture are smaller, never larger."""
 
     def holds(count: int) -> bool:
@@ -129,7 +129,7 @@ def _most(fleet: Fleet, host: Host, profile: Profile, goal: Goal) -> int:
     return low
 
 
-def _guess(host: Host, profile: Profile, goal: Goal) -> int:
+def _guess(host: FleetHost, profile: Profile, goal: Goal) -> int:
     """About how many layers a host's memories hold, by their sizes alone; at least 1."""
     tiers = (*usable_gpus(host.machine, goal), host_tier(host.machine))
     room = sum(capacity(host.machine, tier) for tier in tiers) - os_reserve(host.machine) - goal.reserve_ram_bytes
@@ -137,7 +137,7 @@ def _guess(host: Host, profile: Profile, goal: Goal) -> int:
     return max(1, min(profile.layers, int(0.97 * room * profile.layers / (profile.bytes + cache))))
 
 
-def _seconds_per_layer(fleet: Fleet, host: Host, profile: Profile, goal: Goal, count: int) -> float:
+def _seconds_per_layer(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, count: int) -> float:
     """What a layer takes when the host is full, network included; infinite where too little is stated.
 
     The head is looked at as if it were a worker too, without embeddings and output, which are its in any case.
@@ -154,9 +154,9 @@ def _seconds_per_layer(fleet: Fleet, host: Host, profile: Profile, goal: Goal, c
 
 
 def _shares(
-    fleet: Fleet, order: Sequence[Host], profile: Profile, goal: Goal, counts: dict[str, int]
-) -> tuple[Share, ...]:
-    shares: list[Share] = []
+    fleet: Fleet, order: Sequence[FleetHost], profile: Profile, goal: Goal, counts: dict[str, int]
+) -> tuple[HostShare, ...]:
+    shares: list[HostShare] = []
     first = 0
     for host in order:
         if counts[host.name]:
@@ -166,14 +166,14 @@ def _shares(
     return tuple(shares)
 
 
-def _with_message(share: Share, profile: Profile) -> Ledger:
+def _with_message(share: HostShare, profile: Profile) -> Ledger:
     """The head's ledger, with the message that the largest tensor is sent in while loading."""
     largest = max((tensor.bytes for tensor in profile.tensors if tensor.layer is not None), default=0)
     row = LedgerRow(host_tier(share.host.machine), "staging", largest)
     return replace(share.ledger, load_peak=(*share.ledger.load_peak, row))
 
 
-def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[Share, ...], why: str) -> HostsPlan:
+def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[HostShare, ...], why: str) -> HostsPlan:
     used = {share.host.name for share in shares}
     idle = [host.name for host in fleet.hosts if host.name not in used]
     decisions = [Decision("placement", in_words(shares), why)]
@@ -194,7 +194,7 @@ def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[Share, .
     )
 
 
-def _warnings(fleet: Fleet, shares: Sequence[Share]) -> Iterator[str]:
+def _warnings(fleet: Fleet, shares: Sequence[HostShare]) -> Iterator[str]:
     if len(shares) > 1:
         yield "llama.cpp's RPC server knows no password and no encryption: private network, firewall or tunnel only"
     for share in shares:

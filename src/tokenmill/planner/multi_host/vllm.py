@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tokenmill.errors import UsageError
-from tokenmill.hardware.fleet import Fleet, Host
+from tokenmill.hardware.fleet import Fleet, FleetHost
 from tokenmill.model.profile import Profile
 from tokenmill.planner.choices import DEFAULT_CONTEXT, choose_settings
 from tokenmill.planner.goal import Goal
@@ -26,7 +26,7 @@ from tokenmill.planner.multi_host.forecast import (
     summed,
     surest,
 )
-from tokenmill.planner.multi_host.hosts import HostsPlan, Share, in_words, lacking, of_fleet, part_of
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, in_words, lacking, of_fleet, part_of
 from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Decision, Forecast, Shortfall, Speed, Term
 from tokenmill.planner.speed.forecast import forecast
@@ -44,7 +44,7 @@ def make_staged(
         raise UsageError("vLLM deals layers out by itself", hint="leave --layers out")
     spans = len(fleet.hosts) // pipeline  # hosts of one stage
     counts = stage_layers(profile.layers, pipeline)
-    shares: list[Share] = []
+    shares: list[HostShare] = []
     tokens: list[int] = []
     for stage in range(pipeline):
         for host in fleet.hosts[stage * spans : (stage + 1) * spans]:
@@ -123,17 +123,17 @@ def _divides(profile: Profile, count: int) -> bool:
     return not profile.heads or profile.heads % count == 0
 
 
-def _share(host: Host, profile: Profile, goal: Goal, counts: Sequence[int], stage: int) -> tuple[Share, int]:
+def _share(host: FleetHost, profile: Profile, goal: Goal, counts: Sequence[int], stage: int) -> tuple[HostShare, int]:
     """A host's share of its stage, and the tokens of KV that fit there."""
     first = sum(counts[:stage])
     count = counts[stage]
     part = part_of(profile, first, count, embeddings=stage == 0, output=stage == len(counts) - 1)
     settings, _ = choose_settings(host.machine, profile, goal, with_gpu=True)
     placement, found, tokens = place(host.machine, part, settings, goal)
-    return Share(host, first, count, part, settings, placement, found), tokens
+    return HostShare(host, first, count, part, settings, placement, found), tokens
 
 
-def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[Share], stages: int, spans: int) -> Forecast:
+def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stages: int, spans: int) -> Forecast:
     """A stage is as fast as its slowest host; several stages work on several batches at once."""
     alone = {s.host.name: forecast(s.host.machine, s.part, s.settings, s.placement) for s in shares}
     groups = [shares[stage * spans : (stage + 1) * spans] for stage in range(stages)]
@@ -199,6 +199,6 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[Share], stages: i
     )
 
 
-def _cold_s(share: Share) -> float | None:
+def _cold_s(share: HostShare) -> float | None:
     rate = disk_gb_s(share.host.machine)
     return None if rate is None else share.part.bytes / rate / 1e9

@@ -8,15 +8,15 @@ GPUs keeps experts that they cannot hold with its processors, at the price of ho
 from dataclasses import replace
 from itertools import pairwise
 
-from tokenmill.hardware.fleet import Host
+from tokenmill.hardware.fleet import FleetHost
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.planner.choices import choose_settings
 from tokenmill.planner.draft import capacity
 from tokenmill.planner.goal import Goal
-from tokenmill.planner.memory.costs import Costs, costs_of
-from tokenmill.planner.memory.ledger import Rows
+from tokenmill.planner.memory.costs import MemoryCosts, costs_of
+from tokenmill.planner.memory.ledger import LedgerRows
 from tokenmill.planner.multi_host.forecast import graph_tensors
-from tokenmill.planner.multi_host.hosts import Share, part_of
+from tokenmill.planner.multi_host.hosts import HostShare, part_of
 from tokenmill.planner.placement import assemble, host_tier, os_reserve, usable_gpus
 from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
 from tokenmill.planner.split import Layer, split
@@ -28,7 +28,7 @@ KEPT_BYTES = 663  # of one tensor of such a graph: measured
 DRIVER_BYTES = 256 * MIB  # of host memory for each GPU that it uses: estimated
 
 
-def worker_share(host: Host, profile: Profile, goal: Goal, first: int, count: int) -> Share:
+def worker_share(host: FleetHost, profile: Profile, goal: Goal, first: int, count: int) -> HostShare:
     """A worker with these layers; what does not fit is for the caller to see in the ledger."""
     gpus = usable_gpus(host.machine, goal)
     settings = worker_settings(host, profile, goal)
@@ -40,12 +40,12 @@ def worker_share(host: Host, profile: Profile, goal: Goal, first: int, count: in
     if gpus and count:
         layers, resident = _on_gpus(host, costs, goal, gpus, tier)
     placement = assemble(part, tier, layers, layers[-1] if layers else tier, resident)
-    return Share(
+    return HostShare(
         host, first, count, part, settings, placement, _ledger(host, costs, placement, goal), _hops(part, placement)
     )
 
 
-def worker_settings(host: Host, profile: Profile, goal: Goal) -> Settings:
+def worker_settings(host: FleetHost, profile: Profile, goal: Goal) -> Settings:
     """The head's settings as far as they are the model's, with this host's own threads."""
     own = replace(goal, mmap=False, mlock=False, repack=False, cache_ram_bytes=0, moe_cache_bytes=0)
     settings, _ = choose_settings(host.machine, profile, own, with_gpu=bool(usable_gpus(host.machine, goal)))
@@ -53,7 +53,7 @@ def worker_settings(host: Host, profile: Profile, goal: Goal) -> Settings:
 
 
 def _on_gpus(
-    host: Host, costs: Costs, goal: Goal, gpus: tuple[str, ...], tier: str
+    host: FleetHost, costs: MemoryCosts, goal: Goal, gpus: tuple[str, ...], tier: str
 ) -> tuple[list[str], frozenset[int]]:
     """Layers on the GPUs, experts there as far as they go, the first layers with the processors where need be."""
     count = costs.profile.layers
@@ -68,9 +68,9 @@ def _on_gpus(
     return devices, frozenset(layer for share in found.shares for layer in share.experts)
 
 
-def _ledger(host: Host, costs: Costs, placement: Placement, goal: Goal) -> Ledger:
+def _ledger(host: FleetHost, costs: MemoryCosts, placement: Placement, goal: Goal) -> Ledger:
     tier = host_tier(host.machine)
-    rows: Rows = []
+    rows: LedgerRows = []
     for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True):
         rows.append((home, "weights", tensor.bytes))
     for index, device in enumerate(placement.layers):
@@ -93,7 +93,7 @@ def _ledger(host: Host, costs: Costs, placement: Placement, goal: Goal) -> Ledge
     return Ledger(_joined([*rows, (tier, "staging", largest)]), loaded, _joined([*rows, (tier, "runtime", graphs)]))
 
 
-def _joined(rows: Rows) -> tuple[LedgerRow, ...]:
+def _joined(rows: LedgerRows) -> tuple[LedgerRow, ...]:
     sums: dict[tuple[str, str], LedgerRow] = {}
     for tier, item, size in rows:
         before = sums[tier, item].bytes if (tier, item) in sums else 0

@@ -11,7 +11,7 @@ from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.plan import Settings
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.memory_rates import MemoryRate, memory_rate
-from tokenmill.planner.speed.rates import Rates, card_tflops
+from tokenmill.planner.speed.rates import RateConstants, card_tflops
 
 DATACENTER = ("8.0", "9.0")  # A100, H100, H200: most of their arithmetic is out of reach of llama.cpp's kernels
 
@@ -29,7 +29,7 @@ class Processors:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class CardRates:
     """One GPU."""
 
     gb_s: float
@@ -48,7 +48,7 @@ class Devices:
 
     decode: Processors  # with the threads of decoding
     prefill: Processors  # with those of prefill
-    cards: dict[str, Card]
+    cards: dict[str, CardRates]
     step_s: float  # the engine's own work in every step
     draw_s: float  # for each sequence and token of the vocabulary
     host_hop_s: float
@@ -61,7 +61,7 @@ class Devices:
 def devices(
     machine: Machine,
     settings: Settings,
-    rates: Rates,
+    rates: RateConstants,
     resident_bytes: Mapping[str, float],
     calibration: Calibration | None = None,
 ) -> Devices:
@@ -86,7 +86,7 @@ def devices(
         busy = _undisturbed(machine, threads, rates)
         tiers = {name: memory.at(threads, stream) * busy for name, memory in memories.items()}
         sides.append(_processors(machine, settings, rates, cores * busy * _clock(machine, rates), tiers, threads))
-    cards: dict[str, Card] = {}
+    cards: dict[str, CardRates] = {}
     for gpu in machine.gpus:
         name = f"gpu{gpu.index}"
         card = _card(machine, gpu, settings, rates)
@@ -112,7 +112,7 @@ def devices(
     )
 
 
-def _core_share(machine: Machine, threads: int, rates: Rates) -> float:
+def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
     """How many cores the threads are worth.
 
     Work is dealt out evenly, so a core with two threads holds up all others: 1.3 threads a core are worth less than 1.
@@ -122,13 +122,13 @@ def _core_share(machine: Machine, threads: int, rates: Rates) -> float:
     return share * (rates.virtual_core if machine.virtual else 1.0)
 
 
-def _clock(machine: Machine, rates: Rates) -> float:
+def _clock(machine: Machine, rates: RateConstants) -> float:
     """How fast each core runs: sockets with many cores clock lower. 16 cores are 1."""
     cores = machine.cpu.cores
     return 1.0 if cores is None else (16 / (cores / (machine.cpu.sockets or 1))) ** rates.crowding
 
 
-def _undisturbed(machine: Machine, threads: int, rates: Rates) -> float:
+def _undisturbed(machine: Machine, threads: int, rates: RateConstants) -> float:
     """What is left when no core is free for the system, the driver or the hypervisor."""
     if threads < (machine.cpu.cores or threads + 1):
         return 1.0
@@ -136,7 +136,7 @@ def _undisturbed(machine: Machine, threads: int, rates: Rates) -> float:
 
 
 def _processors(
-    machine: Machine, settings: Settings, rates: Rates, cores: float, tiers: dict[str, float], threads: int
+    machine: Machine, settings: Settings, rates: RateConstants, cores: float, tiers: dict[str, float], threads: int
 ) -> Processors:
     isa = machine.cpu.isa
     wide = "avx512f" in isa
@@ -154,7 +154,7 @@ def _processors(
     )
 
 
-def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> Card | None:
+def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) -> CardRates | None:
     measured = machine.measured.gb_s(f"gpu{gpu.index}") if machine.measured else None
     # probe measures a copy, which gets close to nominal; weights are read at a smaller part of it
     bandwidth = gpu.nominal_gb_s if measured is None else measured / rates.gpu_copy_fraction
@@ -164,7 +164,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> Card 
     vllm = settings.engine == "vllm"
     if nominal is not None and not vllm and gpu.compute_capability in DATACENTER:
         nominal *= rates.datacenter_fraction
-    return Card(
+    return CardRates(
         gb_s=bandwidth * rates.gpu_fraction,
         dense_tflops=nominal and nominal * (rates.vllm_matmul_fraction if vllm else rates.gpu_dense_fraction),
         expert_tflops=nominal and nominal * (rates.vllm_matmul_fraction if vllm else rates.gpu_matmul_fraction),
@@ -176,7 +176,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> Card 
     )
 
 
-def _link(machine: Machine, gpu: Gpu, settings: Settings, rates: Rates) -> float | None:
+def _link(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) -> float | None:
     """Weights of a mapped file are copied through the driver's own buffer, others straight from pinned memory."""
     measured = machine.measured.gb_s(f"dram->gpu{gpu.index}") if machine.measured else None
     nominal = gpu.pcie.nominal_gb_s

@@ -15,9 +15,9 @@ from tokenmill.planner.plan import Confidence, Forecast, Placement, Settings, Sp
 from tokenmill.planner.speed.calibration import Calibration, Correction
 from tokenmill.planner.speed.devices import Devices, devices
 from tokenmill.planner.speed.load_time import load_time
-from tokenmill.planner.speed.rates import Rates, standard
+from tokenmill.planner.speed.rates import RateConstants, standard
 from tokenmill.planner.speed.step_time import Missing, decode_terms, offload_threshold, prefill_terms
-from tokenmill.planner.speed.work import Work, work
+from tokenmill.planner.speed.work import StepWork, work
 
 __all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
 
@@ -29,10 +29,10 @@ UBATCHES = (256, 512, 1024, 2048, 4096)
 class _Given:
     """What every point of one forecast shares."""
 
-    work: Work
+    work: StepWork
     devices: Devices
     settings: Settings
-    rates: Rates
+    rates: RateConstants
     calibration: Calibration | None
     min_batch: int | None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Placement, Settings
-from tokenmill.planner.speed.rates import Rates
+from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import format_bytes, format_seconds
 
 SATA_GB_S, NVME_GB_S = 0.5, 3.0  # what such disks commonly read, to say what an unknown one would mean
@@ -22,7 +22,9 @@ class Load:
     notes: tuple[str, ...] = ()
 
 
-def load_time(machine: Machine, profile: Profile, settings: Settings, placement: Placement, rates: Rates) -> Load:
+def load_time(
+    machine: Machine, profile: Profile, settings: Settings, placement: Placement, rates: RateConstants
+) -> Load:
     """Cold: nothing of the files in memory. Warm: all of them in the page cache, where it can hold them."""
     on_cards = sum(
         tensor.bytes for tensor, home in zip(profile.tensors, placement.homes, strict=True) if home.startswith("gpu")

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from tokenmill.hardware.machine import Machine, Rate
-from tokenmill.planner.speed.rates import Rates
+from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import MIB
 
 CHIPLET_L3 = 32 * MIB
@@ -55,7 +55,7 @@ def softer(first: float, second: float) -> float:
 
 
 def memory_rate(
-    machine: Machine, tier: str, resident_bytes: float, rates: Rates, notes: list[str]
+    machine: Machine, tier: str, resident_bytes: float, rates: RateConstants, notes: list[str]
 ) -> MemoryRate | None:
     """How fast one host tier is read; None where neither a nominal nor a measured rate is known.
 
@@ -76,7 +76,7 @@ def memory_rate(
     return MemoryRate(found.nominal_gb_s * (rates.pmem_fraction if found.kind == "pmem" else 1.0))
 
 
-def _dram_peak(machine: Machine, nominal_gb_s: float, rates: Rates, notes: list[str]) -> float:
+def _dram_peak(machine: Machine, nominal_gb_s: float, rates: RateConstants, notes: list[str]) -> float:
     peak = nominal_gb_s * (rates.ddr4_fraction if _is_ddr4(machine) else rates.ddr5_fraction)
     links = _chiplet_gb_s(machine, rates)
     if links is not None and links < peak:
@@ -91,7 +91,7 @@ def _dram_peak(machine: Machine, nominal_gb_s: float, rates: Rates, notes: list[
     return peak
 
 
-def _chiplet_gb_s(machine: Machine, rates: Rates) -> float | None:
+def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
     """What AMD's chiplets can read together; how many there are follows from the L3 cache."""
     cpu = machine.cpu
     dram = machine.dram
@@ -110,7 +110,7 @@ def _chiplet_gb_s(machine: Machine, rates: Rates) -> float | None:
     return count * links * rates.chiplet_bytes_per_clock * clock_ghz
 
 
-def _cached(machine: Machine, resident_bytes: float, rates: Rates, notes: list[str]) -> MemoryRate | None:
+def _cached(machine: Machine, resident_bytes: float, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
     """Memory Mode. The DRAM holds a share of the model; reuse makes it answer more reads than that."""
     pmem = machine.pmem
     front = _front(machine, rates, notes)
@@ -125,7 +125,7 @@ def _cached(machine: Machine, resident_bytes: float, rates: Rates, notes: list[s
     return MemoryRate(front.peak_gb_s, front.by_threads, behind, held**rates.cache_reuse)
 
 
-def _front(machine: Machine, rates: Rates, notes: list[str]) -> MemoryRate | None:
+def _front(machine: Machine, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
     """The DRAM in front of PMem."""
     measured = _measured(machine, "dram")
     if measured is not None:

@@ -14,7 +14,7 @@ from typing import Literal
 from tokenmill.decode import read_toml
 
 Sure = Literal["measured", "well", "fairly", "poorly"]
-Family = Literal["float", "q8", "linear", "low", "table", "grid", "trellis"]
+QuantFamily = Literal["float", "q8", "linear", "low", "table", "grid", "trellis"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class CardRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RatesTable:
     """rates.toml."""
 
     constants: dict[str, Constant]
@@ -46,7 +46,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class RateConstants:
     """Values of the constants; rates.toml says what each is."""
 
     # memory of the processors
@@ -120,7 +120,7 @@ class Rates:
     read_pinned_gb_s: float
     gpu_start_s: float
 
-    def unpack_cost(self, family: Family) -> float:
+    def unpack_cost(self, family: QuantFamily) -> float:
         """Work of unpacking one weight, where a 4-bit linear one is 1."""
         return {
             "float": self.unpack_float,
@@ -134,21 +134,21 @@ class Rates:
 
 
 @cache
-def table() -> Table:
+def table() -> RatesTable:
     """rates.toml, read once."""
     with resources.as_file(resources.files(__package__) / "rates.toml") as path:
-        return read_toml(Table, Path(path))
+        return read_toml(RatesTable, Path(path))
 
 
 @cache
-def standard() -> Rates:
+def standard() -> RateConstants:
     """The constants that ship."""
     return from_constants(table().constants)
 
 
-def from_constants(constants: Mapping[str, Constant]) -> Rates:
+def from_constants(constants: Mapping[str, Constant]) -> RateConstants:
     """Values by name; KeyError names a constant that rates.toml lacks."""
-    return Rates(**{item.name: constants[item.name].value for item in fields(Rates)})
+    return RateConstants(**{item.name: constants[item.name].value for item in fields(RateConstants)})
 
 
 def card_tflops(name: str) -> float | None:
@@ -157,7 +157,7 @@ def card_tflops(name: str) -> float | None:
     return table().cards[max(found, key=len)].tflops if found else None
 
 
-_FAMILIES: tuple[tuple[Family, str], ...] = (
+_FAMILIES: tuple[tuple[QuantFamily, str], ...] = (
     ("float", r"(F|BF)(16|32|64)"),
     ("q8", r"(Q8|F8|FP8|I8)"),
     ("trellis", r"IQ\d_KT"),
@@ -169,7 +169,7 @@ _FAMILIES: tuple[tuple[Family, str], ...] = (
 
 
 @cache
-def family(type_name: str) -> Family:
+def family(type_name: str) -> QuantFamily:
     """How much work the type is to unpack: by its code, not by its bits; the first pattern that fits decides."""
     name = type_name.upper()
     return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")

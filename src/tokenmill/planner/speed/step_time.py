@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.plan import Settings, Term
-from tokenmill.planner.speed.devices import Card, Devices, Processors
-from tokenmill.planner.speed.rates import Rates
-from tokenmill.planner.speed.work import PROCESSORS, Caches, Pile, Work
+from tokenmill.planner.speed.devices import CardRates, Devices, Processors
+from tokenmill.planner.speed.rates import RateConstants
+from tokenmill.planner.speed.work import PROCESSORS, Caches, Pile, StepWork
 
 ACTIVATION_BYTES = 4
 QUANTISED_CACHE_OPS = 3  # a layer's K and V are quantised, and turned first
@@ -20,7 +20,7 @@ GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForecastStep:
     """One step."""
 
     tokens: int  # computed together
@@ -34,7 +34,7 @@ class Missing(Exception):
     """A fact the arithmetic needs is not known; the message says which. Never leaves this room."""
 
 
-def offload_threshold(work: Work, settings: Settings, min_batch: int | None = None) -> int | None:
+def offload_threshold(work: StepWork, settings: Settings, min_batch: int | None = None) -> int | None:
     """Tokens from which a step copies host weights to the cards; None: never.
 
     llama.cpp goes by the batch (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else as the settings have it, else 32),
@@ -52,7 +52,12 @@ def offload_threshold(work: Work, settings: Settings, min_batch: int | None = No
 
 
 def step_terms(
-    step: Step, work: Work, devices: Devices, processors: Processors, settings: Settings, rates: Rates
+    step: ForecastStep,
+    work: StepWork,
+    devices: Devices,
+    processors: Processors,
+    settings: Settings,
+    rates: RateConstants,
 ) -> list[Term]:
     """Everything one step waits for; `Missing` where a fact is not known."""
     terms: defaultdict[str, float] = defaultdict(float)
@@ -103,7 +108,7 @@ def step_terms(
 
 
 def _host_seconds(
-    pile: Pile, step: Step, work: Work, processors: Processors, devices: Devices, rates: Rates
+    pile: Pile, step: ForecastStep, work: StepWork, processors: Processors, devices: Devices, rates: RateConstants
 ) -> tuple[float, float]:
     """Seconds of reading alone, and of reading and computing; the two overlap in part."""
     rate = processors.tier_gb_s.get(pile.tier)
@@ -120,7 +125,9 @@ def _host_seconds(
     return memory, whole
 
 
-def _card_seconds(pile: Pile, step: Step, work: Work, card: Card, name: str, rates: Rates) -> float:
+def _card_seconds(
+    pile: Pile, step: ForecastStep, work: StepWork, card: CardRates, name: str, rates: RateConstants
+) -> float:
     """Weights on a card, or copied there."""
     if pile.routed:
         touched = work.touched_share(step.tokens)
@@ -152,7 +159,12 @@ FEW = 8
 
 
 def _attention(
-    group: Caches, step: Step, devices: Devices, processors: Processors, settings: Settings, rates: Rates
+    group: Caches,
+    step: ForecastStep,
+    devices: Devices,
+    processors: Processors,
+    settings: Settings,
+    rates: RateConstants,
 ) -> tuple[str, float, float]:
     cache = group.cache
     cells = step.attended if cache.span_tokens is None else min(step.attended, cache.span_tokens)
@@ -177,7 +189,7 @@ def _attention(
     return f"{group.device} attention", max(reading, flops / min(card.attention_tflops, most) / GIGA / 1000), count
 
 
-def _operations(work: Work, step: Step, settings: Settings) -> Counter[str]:
+def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Counter[str]:
     counts = Counter(work.operations)
     if settings.cache_type_k not in ("f16", "bf16", "f32"):
         for group in work.caches:
@@ -187,12 +199,12 @@ def _operations(work: Work, step: Step, settings: Settings) -> Counter[str]:
     return counts
 
 
-def _as_graph(work: Work, settings: Settings) -> bool:
+def _as_graph(work: StepWork, settings: Settings) -> bool:
     """Whether a card's operations go out as one CUDA graph: not in ik_llama.cpp, nor where the processors join in."""
     return TRAITS[settings.engine].ik is None and PROCESSORS not in work.operations
 
 
-def _hops(work: Work, step: Step, devices: Devices) -> dict[str, float]:
+def _hops(work: StepWork, step: ForecastStep, devices: Devices) -> dict[str, float]:
     links = [card.link_gb_s for card in devices.cards.values() if card.link_gb_s is not None]
     carried = step.tokens * work.embedding * ACTIVATION_BYTES / min(links) / GIGA if links else 0.0
     host = 2 if step.streams else work.host_hops
@@ -202,17 +214,17 @@ def _hops(work: Work, step: Step, devices: Devices) -> dict[str, float]:
     }
 
 
-def _card(devices: Devices, name: str) -> Card:
+def _card(devices: Devices, name: str) -> CardRates:
     if name not in devices.cards:
         raise Missing(devices.missing.get(name, f"which card {name} is"))
     return devices.cards[name]
 
 
 def decode_terms(
-    work: Work,
+    work: StepWork,
     devices: Devices,
     settings: Settings,
-    rates: Rates,
+    rates: RateConstants,
     *,
     depth: int,
     sequences: int,
@@ -221,15 +233,15 @@ def decode_terms(
     """What one step waits for, with every sequence `depth` tokens long."""
     threshold = offload_threshold(work, settings, min_batch)
     streams = threshold is not None and sequences >= threshold
-    step = Step(tokens=sequences, attended=depth, caches=sequences, streams=streams)
+    step = ForecastStep(tokens=sequences, attended=depth, caches=sequences, streams=streams)
     return step_terms(step, work, devices, devices.decode, settings, rates)
 
 
 def prefill_terms(
-    work: Work,
+    work: StepWork,
     devices: Devices,
     settings: Settings,
-    rates: Rates,
+    rates: RateConstants,
     *,
     depth: int,
     prompt: int,
@@ -247,7 +259,7 @@ def prefill_terms(
             continue
         threshold = offload_threshold(work, settings, min_batch)
         streams = threshold is not None and tokens >= threshold
-        step = Step(tokens=tokens, attended=attended, caches=1, streams=streams, prefill=True)
+        step = ForecastStep(tokens=tokens, attended=attended, caches=1, streams=streams, prefill=True)
         for term in step_terms(step, work, devices, devices.prefill, settings, rates):
             seconds[term.name] += count * term.seconds
             moved[term.name] += count * (term.bytes or 0.0)

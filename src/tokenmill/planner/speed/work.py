@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tokenmill.model.profile import TOKEN_EMBEDDINGS, Experts, LayerCache, Profile, Tensor, TensorClass
 from tokenmill.planner.plan import Placement
-from tokenmill.planner.speed.rates import Family, family
+from tokenmill.planner.speed.rates import QuantFamily, family
 
 PROCESSORS = "dram"
 """The device that computes with whatever lives in host memory, as `Placement.layers` names it."""
@@ -30,7 +30,7 @@ class Pile:
 
     tier: str
     routed: bool
-    family: Family
+    family: QuantFamily
     bytes: float
     elements: float
 
@@ -48,7 +48,7 @@ class Caches:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """One step of a model under one placement."""
 
     piles: tuple[Pile, ...]
@@ -82,12 +82,12 @@ def device_of(tier: str) -> str:
     return tier if tier.startswith("gpu") else PROCESSORS
 
 
-def work(profile: Profile, placement: Placement) -> Work:
+def work(profile: Profile, placement: Placement) -> StepWork:
     """Sum up one step."""
     # The processors compute from whatever memory is the host's: pmem, where DRAM is only its cache.
     devices = tuple(device_of(tier) for tier in placement.layers)
     placement = replace(placement, layers=devices, head=device_of(placement.head))
-    sums: dict[tuple[str, bool, Family], list[float]] = {}
+    sums: dict[tuple[str, bool, QuantFamily], list[float]] = {}
     streams: Counter[str] = Counter()
     homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]
     cards = placement.gpus
@@ -108,7 +108,7 @@ def work(profile: Profile, placement: Placement) -> Work:
             streams[card if card.startswith("gpu") else cards[0]] += tensor.bytes
     operations, host_hops, card_hops = _path(profile, placement, homes)
     caches = Counter(zip(placement.layers, profile.cache, strict=False))
-    return Work(
+    return StepWork(
         piles=tuple(Pile(*key, bytes=total[0], elements=total[1]) for key, total in sums.items()),
         caches=tuple(_caches(profile, device, cache, count) for (device, cache), count in caches.items()),
         operations=operations,

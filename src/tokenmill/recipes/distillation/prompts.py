@@ -39,7 +39,7 @@ REFUSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TeacherPrompt:
     """One conversation that waits for an answer."""
 
     id: str
@@ -75,7 +75,7 @@ class DistillPrompts:
     system: str | None = None  # a system message for prompts without one
     _seen: list[tuple[int, int]] = field(default_factory=list)
 
-    def __iter__(self) -> Iterator[Prompt]:
+    def __iter__(self) -> Iterator[TeacherPrompt]:
         self._check_unchanged()
         names: dict[str, int] = {}
         number = 0
@@ -107,7 +107,7 @@ class DistillPrompts:
         self._seen[:] = [now]
 
 
-def bodies(prompt: Prompt, ask: DistillOptions) -> Iterator[Line]:
+def bodies(prompt: TeacherPrompt, ask: DistillOptions) -> Iterator[Line]:
     """A prompt's lines, one for each sample, always the same for one prompt; UsageError where they cannot be."""
     settings: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": ask.drawn_at, "top_p": ask.top_p}
     settings |= {"stop": list(ask.stop) or None, **ask.body}
@@ -129,7 +129,7 @@ def bodies(prompt: Prompt, ask: DistillOptions) -> Iterator[Line]:
         yield chat_line(f"{prompt.id}/{sample}", prompt.messages, **settings)
 
 
-def seed_of(prompt: Prompt, sample: int, base: int) -> int:
+def seed_of(prompt: TeacherPrompt, sample: int, base: int) -> int:
     """A seed of what is asked and the sample's number: where in a file a prompt stands does not matter."""
     text = compact_json([base, sample, [[message["role"], message["content"]] for message in prompt.messages]])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
@@ -148,7 +148,7 @@ def checked_lines(prompts: DistillPrompts, ask: DistillOptions) -> int:
     return count
 
 
-def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None, system: str | None) -> Prompt:
+def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None, system: str | None) -> TeacherPrompt:
     name = _name(row, number, where)
     if "body" in row and "url" in row:
         messages, own = _of_batch_line(row, where)
@@ -163,7 +163,7 @@ def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None,
     checked_messages = _checked_messages(messages, where)
     if system is not None and checked_messages[0]["role"] not in ("system", "developer"):
         checked_messages = ({"role": "system", "content": system}, *checked_messages)
-    return Prompt(name, checked_messages, own)
+    return TeacherPrompt(name, checked_messages, own)
 
 
 def _name(row: Mapping[str, Any], number: int, where: str) -> str:

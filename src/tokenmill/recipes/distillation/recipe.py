@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts, Prompt, bodies, checked_lines
+from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts, TeacherPrompt, bodies, checked_lines
 from tokenmill.recipes.distillation.rows import (
     COLUMNS,
     Thinking,
@@ -22,7 +22,16 @@ from tokenmill.recipes.distillation.rows import (
     tokens_of,
 )
 from tokenmill.recipes.history import MOST_LINES
-from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, Origin, Prospect, Ran, StageProspect
+from tokenmill.recipes.runner import (
+    Answered,
+    AnswerOrigin,
+    BatchRunner,
+    FinishedStage,
+    Line,
+    Prospect,
+    RecipeEnd,
+    StageProspect,
+)
 from tokenmill.storage.rows import write_rows
 from tokenmill.units import format_bytes, number_of
 
@@ -38,7 +47,7 @@ class Distilled:
     """What became of the prompts."""
 
     output: Path
-    end: End
+    end: RecipeEnd
     asked: int  # answers that were wanted
     rows: int
     failed: int
@@ -121,7 +130,7 @@ def _sample(prompts: DistillPrompts, ask: DistillOptions, jobs: int) -> tuple[Li
     return tuple(line for prompt in chosen for line in bodies(prompt, ask))
 
 
-def lines_of(prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[Prompt, int, Line]]:
+def lines_of(prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[TeacherPrompt, int, Line]]:
     """Every line with its prompt and the number of its sample; samples of one prompt are neighbours."""
     for prompt in prompts:
         for sample, line in enumerate(bodies(prompt, ask)):
@@ -145,10 +154,10 @@ class _Tally:
 
 
 def _rows(
-    ran: Ran,
+    ran: FinishedStage,
     prompts: DistillPrompts,
     ask: DistillOptions,
-    origin: Origin,
+    origin: AnswerOrigin,
     thinking: Thinking,
     opened: frozenset[str],
     tally: _Tally,
@@ -171,7 +180,9 @@ def _rows(
         yield row
 
 
-def _matched(ran: Ran, prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[Prompt, int, Line, Answered]]:
+def _matched(
+    ran: FinishedStage, prompts: DistillPrompts, ask: DistillOptions
+) -> Iterator[tuple[TeacherPrompt, int, Line, Answered]]:
     """Answers with what they answer; both are in the order of the lines, and not every line has one."""
     answers = ran.answers()
     answered = next(answers, None)
@@ -183,11 +194,11 @@ def _matched(ran: Ran, prompts: DistillPrompts, ask: DistillOptions) -> Iterator
             answered = next(answers, None)
 
 
-def _with_lines(ran: Ran, prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[Line, Answered]]:
+def _with_lines(ran: FinishedStage, prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[Line, Answered]]:
     return ((line, answered) for _, _, line, answered in _matched(ran, prompts, ask))
 
 
-def _metadata(origin: Origin, ask: DistillOptions) -> dict[str, str]:
+def _metadata(origin: AnswerOrigin, ask: DistillOptions) -> dict[str, str]:
     """For whoever finds the file; nothing of when or how it was made, so that the same answers are the same bytes."""
     return {
         "tokenmill.recipe": "distill",

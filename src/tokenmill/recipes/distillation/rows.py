@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.distillation.prompts import Prompt
+from tokenmill.recipes.distillation.prompts import TeacherPrompt
 from tokenmill.recipes.reasoning import Parted, has_marks, part
-from tokenmill.recipes.runner import Answered, Line, Origin, made_by
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, made_by
 from tokenmill.storage.json_text import compact_json
 from tokenmill.storage.rows import parquet_metadata, read_rows, suffix_of
 
@@ -49,7 +49,7 @@ _LOOKED_AT = 256  # answers that show whether the template opens the thinking
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class AnswerTokens:
     """The tokens of one answer; each None where the engine does not tell it."""
 
     ids: list[int] | None = None
@@ -60,7 +60,14 @@ class Tokens:
 
 
 def row_of(
-    prompt: Prompt, sample: int, line: Line, answered: Answered, origin: Origin, *, parted: Parted, tokens: Tokens
+    prompt: TeacherPrompt,
+    sample: int,
+    line: Line,
+    answered: Answered,
+    origin: AnswerOrigin,
+    *,
+    parted: Parted,
+    tokens: AnswerTokens,
 ) -> dict[str, Any]:
     """The row of an answer that is there."""
     asked = line["body"]
@@ -99,7 +106,7 @@ def finish_of(body: Mapping[str, Any]) -> str | None:
     return reason
 
 
-def parted_of(body: Mapping[str, Any], tokens: Tokens, *, thinking: Thinking, opened: bool) -> Parted | None:
+def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinking, opened: bool) -> Parted | None:
     """Reasoning and answer; None where the answer is no text."""
     message = (body.get("choices") or [{}])[0].get("message") or {}
     content = message.get("content")
@@ -142,15 +149,15 @@ def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[s
     return frozenset(found)
 
 
-def tokens_of(body: Mapping[str, Any]) -> Tokens:
+def tokens_of(body: Mapping[str, Any]) -> AnswerTokens:
     """What the engine told of each token."""
     logprobs = (body.get("choices") or [{}])[0].get("logprobs") or {}
     content: Sequence[Mapping[str, Any]] | None = logprobs.get("content")
     if content is None:
-        return Tokens()
+        return AnswerTokens()
     tops: list[Sequence[Mapping[str, Any]]] = [entry.get("top_logprobs") or () for entry in content]
     told = any(tops)
-    return Tokens(
+    return AnswerTokens(
         ids=_ids(content),
         logprobs=[entry["logprob"] for entry in content],
         top_ids=_nested_ids(tops) if told else None,

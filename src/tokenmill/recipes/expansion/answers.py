@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from tokenmill.recipes.expansion.lines import Job
-from tokenmill.recipes.expansion.prompts import Prompt, shown, values_of
+from tokenmill.recipes.expansion.lines import ExpansionJob
+from tokenmill.recipes.expansion.prompts import PromptFile, shown, values_of
 from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, wrong
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
@@ -25,7 +25,7 @@ class Dropped(NamedTuple):
     words: str
 
 
-def example_of(answer: Answered, job: Job, shape: Shape, schema: dict[str, Any] | None) -> Example | Dropped:
+def example_of(answer: Answered, job: ExpansionJob, shape: Shape, schema: dict[str, Any] | None) -> Example | Dropped:
     """The new example."""
     text = _written(answer)
     if isinstance(text, Dropped):
@@ -99,14 +99,14 @@ _SCHEMA: Mapping[str, Any] = {
 _BEGINNING = re.compile(r'\s*\{\s*"score"\s*:\s*([1-5])\s*[,}]')
 
 
-class Verdict(NamedTuple):
+class JudgeScore(NamedTuple):
     """A score from 1 to 5, and why."""
 
     score: int
     reason: str | None
 
 
-def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: Prompt, shape: Shape) -> Line:
+def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: PromptFile, shape: Shape) -> Line:
     """The line that asks for a score; nothing is drawn."""
     way = " ".join([variant.way, *variant.words.values()])
     values = {**values_of(new, shape), "original": shown(old, shape), "way": way}
@@ -119,7 +119,7 @@ def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: 
     )
 
 
-def verdict_of(answer: Answered) -> Verdict | None:
+def verdict_of(answer: Answered) -> JudgeScore | None:
     """The verdict; None: there is no answer, or none that can be read."""
     text = text_of(answer)
     if text is None:
@@ -128,8 +128,8 @@ def verdict_of(answer: Answered) -> Verdict | None:
         value = document(text)
     except (ValueError, RecursionError):
         found = _BEGINNING.match(text)
-        return None if found is None else Verdict(int(found[1]), None)
+        return None if found is None else JudgeScore(int(found[1]), None)
     score, reason = (value.get("score"), value.get("reason")) if isinstance(value, dict) else (None, None)
     if not isinstance(score, int) or isinstance(score, bool) or not 1 <= score <= HIGHEST:
         return None
-    return Verdict(score, reason if isinstance(reason, str) else None)
+    return JudgeScore(score, reason if isinstance(reason, str) else None)

@@ -5,7 +5,7 @@ from math import ceil
 from typing import TypeVar
 
 from tokenmill.recipes.expansion.answers import MAX_TOKENS, judge_line
-from tokenmill.recipes.expansion.lines import Job, jobs_of, part_lines
+from tokenmill.recipes.expansion.lines import ExpansionJob, jobs_of, part_lines
 from tokenmill.recipes.expansion.request import ExpandRequest
 from tokenmill.recipes.runner import Line, Prospect, StageProspect
 
@@ -76,7 +76,7 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
     return asked
 
 
-def _sample(request: ExpandRequest, round_one: list[Job], jobs: int) -> list[Job]:
+def _sample(request: ExpandRequest, round_one: list[ExpansionJob], jobs: int) -> list[ExpansionJob]:
     """All jobs, in the order of the run, where that many can be made and are known; else some of the first round."""
     if jobs <= len(round_one):
         return round_one[:jobs] if jobs <= _ALL else _spread(round_one[:jobs], _SAMPLE)
@@ -86,7 +86,7 @@ def _sample(request: ExpandRequest, round_one: list[Job], jobs: int) -> list[Job
     return list(islice((job for one in rounds for job in one), jobs))
 
 
-def _judged(request: ExpandRequest, job: Job) -> Line:
+def _judged(request: ExpandRequest, job: ExpansionJob) -> Line:
     """The judging of a row that is what it was made of, for want of a better one."""
     if request.judge is None:
         raise AssertionError("nothing is judged")

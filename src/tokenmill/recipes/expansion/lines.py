@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from tokenmill.recipes.expansion.prompts import Prompt, fields_of, values_of
+from tokenmill.recipes.expansion.prompts import PromptFile, fields_of, values_of
 from tokenmill.recipes.expansion.schema import answer_schema, response_format
 from tokenmill.recipes.expansion.seeds import Parent, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
@@ -32,7 +32,7 @@ class SamplingOptions:
     seed: int = 0  # another one gives other answers
 
 
-class Job(NamedTuple):
+class ExpansionJob(NamedTuple):
     """One new example to be written."""
 
     parent: Parent
@@ -45,11 +45,11 @@ class ExpandPrompts:
     """What lines are written with, the same for all."""
 
     shape: Shape
-    prompts: Mapping[str, Prompt]
+    prompts: Mapping[str, PromptFile]
     drawing: SamplingOptions
     schema: dict[str, Any] | None = None
 
-    def line(self, job: Job) -> Line:
+    def line(self, job: ExpansionJob) -> Line:
         """The line of a job."""
         way = job.variant.way
         drawing = self.drawing
@@ -67,7 +67,7 @@ class ExpandPrompts:
         )
         return {**line, "custom_id": f"{way}-{_digest(compact_json(line['body']), job.parent.id, str(job.turn))[:16]}"}
 
-    def seed(self, job: Job) -> int:
+    def seed(self, job: ExpansionJob) -> int:
         """For the draws of a job: of the content, not of the file's order or the run."""
         example = job.parent.example
         content = compact_json([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
@@ -77,7 +77,7 @@ class ExpandPrompts:
 
 def jobs_of(
     parents: Sequence[Parent], variants: Sequence[Variant], per_parent: int | None, before: int
-) -> Iterator[Job]:
+) -> Iterator[ExpansionJob]:
     """One round: of every parent the first, then of every parent the second, and so on.
 
     `per_parent`: how many of each parent, its variants in turn; None: every variant once. `before`: rounds that these
@@ -89,7 +89,7 @@ def jobs_of(
             fit = [variant for variant in variants if variant.takes(parent.example)]
             if fit and (per_parent is not None or step < len(fit)):
                 turn, at = divmod(before * (len(fit) if per_parent is None else each) + step, len(fit))
-                yield Job(parent, fit[(at + place) % len(fit)], turn)
+                yield ExpansionJob(parent, fit[(at + place) % len(fit)], turn)
 
 
 def part_lines(before: int, left: int) -> int:

@@ -30,7 +30,7 @@ _DENSE = re.compile(
     "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 
-Kind = Literal["words", "letters", "symbols"]
+ShingleKind = Literal["words", "letters", "symbols"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Near:
         self._threshold = threshold
         self._library = _library()
         self._blank = self._library.MinHash(num_perm=PERMUTATIONS, seed=_SEED)
-        self._indexes: dict[Kind, Any] = {}
-        self._sketches: dict[tuple[Kind, str], Any] = {}
+        self._indexes: dict[ShingleKind, Any] = {}
+        self._sketches: dict[tuple[ShingleKind, str], Any] = {}
 
     def like(self, text: str) -> Likeness | None:
         """The most alike of the texts that were added, where one is alike enough; of equals the first."""
@@ -88,7 +88,7 @@ class Near:
         return self._library.LeanMinHash(sketch)
 
 
-def kinds_of(text: str) -> Iterator[tuple[Kind, set[str]]]:
+def kinds_of(text: str) -> Iterator[tuple[ShingleKind, set[str]]]:
     """The sets of shingles that a text is compared by: one or two."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     words = _WORD.findall(plain)

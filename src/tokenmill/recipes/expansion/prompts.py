@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.template import Field, Template, read_template
+from tokenmill.jobs.template import Field, JobTemplate, read_template
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, WAYS
 from tokenmill.storage.json_text import compact_json
@@ -27,12 +27,12 @@ _SECTIONS = ("system", "user")
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptFile:
     """One prompt file."""
 
     name: str  # of the file, with its ending
     sha256: str
-    template: Template
+    template: JobTemplate
 
     def messages(self, values: Mapping[str, str]) -> list[dict[str, str]]:
         """What is sent for these values."""
@@ -50,7 +50,7 @@ def known_ways(folder: Path | None) -> list[str]:
     return [*WAYS, *own]
 
 
-def load(name: str, folder: Path | None = None) -> Prompt:
+def load(name: str, folder: Path | None = None) -> PromptFile:
     """A way's prompt from the folder where it is there, else the packaged one."""
     own = None if folder is None else folder / f"{name}.md"
     try:
@@ -67,7 +67,7 @@ def load(name: str, folder: Path | None = None) -> Prompt:
     return parse(name, text, where)
 
 
-def parse(name: str, text: str, where: str) -> Prompt:
+def parse(name: str, text: str, where: str) -> PromptFile:
     """A prompt of a file's text; UsageError names the file and the line that is wrong."""
     parts = _sections(text, where)
     if "user" not in parts:
@@ -86,7 +86,7 @@ def parse(name: str, text: str, where: str) -> Prompt:
             raise UsageError(f"{where}, line {line}: nothing is called {{{field}}}", hint=hint)
     if not set(template.names) & set(_ROW):
         raise UsageError(f"{where} never shows the example", hint="write {example} where it is to stand")
-    return Prompt(f"{name}.md", sha256(text.encode()).hexdigest(), template)
+    return PromptFile(f"{name}.md", sha256(text.encode()).hexdigest(), template)
 
 
 def placeholders(name: str) -> tuple[str, ...]:

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from tokenmill.recipes.expansion.answers import CUT, Dropped, compared, example_of, judge_line, verdict_of
-from tokenmill.recipes.expansion.lines import LEAST_PART, Job, jobs_of, part_lines
+from tokenmill.recipes.expansion.lines import LEAST_PART, ExpansionJob, jobs_of, part_lines
 from tokenmill.recipes.expansion.near_duplicates import Likeness, Near
-from tokenmill.recipes.expansion.prompts import Prompt
-from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, Tally
-from tokenmill.recipes.expansion.rows import Made, Rejected, rows_there, write_expanded, write_rejected
+from tokenmill.recipes.expansion.prompts import PromptFile
+from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, LineTally
+from tokenmill.recipes.expansion.rows import NewExample, Rejected, rows_there, write_expanded, write_rejected
 from tokenmill.recipes.expansion.seeds import Parent
 from tokenmill.recipes.expansion.transforms import INSTRUCTION
-from tokenmill.recipes.runner import Answered, BatchRunner, End, Line, made_by
+from tokenmill.recipes.runner import Answered, BatchRunner, Line, RecipeEnd, made_by
 from tokenmill.units import number_of
 
 _MORE = "more seeds, more --ways or a higher --temperature bring other rows"
@@ -61,9 +61,9 @@ class _Growth:
     def __init__(self, request: ExpandRequest, runner: BatchRunner) -> None:
         self._request = request
         self._runner = runner
-        self.kept: list[Made] = []
+        self.kept: list[NewExample] = []
         self.rejected: list[Rejected] = []
-        self.ways = {variant.label: Tally() for variant in request.variants}
+        self.ways = {variant.label: LineTally() for variant in request.variants}
         self.failures: Counter[str] = Counter()
         self.round = self.waiting = self.surplus = self.cut = 0
         self._stage = self._asked = self._seen = 0
@@ -73,7 +73,7 @@ class _Growth:
         for parent in request.seeds.parents:
             self._remember(parent)
 
-    async def run(self, tell: Callable[[str], None]) -> tuple[End, str]:
+    async def run(self, tell: Callable[[str], None]) -> tuple[RecipeEnd, str]:
         """Rounds until one says why it was the last."""
         request = self._request
         parents: tuple[Parent, ...] = request.seeds.parents
@@ -117,10 +117,10 @@ class _Growth:
         target = self._request.target
         return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
 
-    async def _work_round(self, jobs: list[Job], tell: Callable[[str], None]) -> End:
+    async def _work_round(self, jobs: list[ExpansionJob], tell: Callable[[str], None]) -> RecipeEnd:
         """All jobs of a round, or as many as the target needs."""
         at = 0
-        end: End = "finished"
+        end: RecipeEnd = "finished"
         while at < len(jobs) and not self._enough():
             part = jobs[at : at + self._part(len(jobs) - at)]
             at += len(part)
@@ -142,10 +142,10 @@ class _Growth:
         """How many lines to write next."""
         return left if self._request.target is None else part_lines(self._asked, left)
 
-    async def _work_part(self, jobs: list[Job]) -> End:
+    async def _work_part(self, jobs: list[ExpansionJob]) -> RecipeEnd:
         """Write, compare, judge, keep."""
         request = self._request
-        named = dict[str, Job]()
+        named = dict[str, ExpansionJob]()
 
         def lines() -> Iterator[Line]:
             for job in jobs:  # one at a time: a round may have millions
@@ -167,7 +167,7 @@ class _Growth:
             return ran.end
         return await self._judge(new, request.judge) if new else "finished"
 
-    def _new(self, answers: Iterator[Answered], jobs: Mapping[str, Job]) -> Iterator[Made]:
+    def _new(self, answers: Iterator[Answered], jobs: Mapping[str, ExpansionJob]) -> Iterator[NewExample]:
         """Examples that are valid and unlike all before; the others are counted."""
         request = self._request
         here = self._runner.origin
@@ -183,7 +183,7 @@ class _Growth:
                 self.cut += example.words == CUT
                 self._drop(Rejected(answer.custom_id, job, self.round, example, None, origin))
                 continue
-            made = Made(answer.custom_id, job, self.round, example, origin)
+            made = NewExample(answer.custom_id, job, self.round, example, origin)
             like = self._like(made)
             if like is not None:
                 words = f"{like.similarity:.2f} like {like.name}"
@@ -192,10 +192,10 @@ class _Growth:
             self._remember(made.parent)
             yield made
 
-    async def _judge(self, new: list[Made], prompt: Prompt) -> End:
+    async def _judge(self, new: list[NewExample], prompt: PromptFile) -> RecipeEnd:
         request = self._request
         shape = self._request.seeds.shape
-        by_name = dict[str, Made]()
+        by_name = dict[str, NewExample]()
 
         def lines() -> Iterator[Line]:
             for made in new:
@@ -223,7 +223,7 @@ class _Growth:
         self.waiting += len(new) - seen
         return ran.end
 
-    def _keep(self, made: Made) -> None:
+    def _keep(self, made: NewExample) -> None:
         if self._enough():
             self.surplus += 1
             return
@@ -235,7 +235,7 @@ class _Growth:
         if self._request.rejected is not None:
             self.rejected.append(rejected)
 
-    def _like(self, made: Made) -> Likeness | None:
+    def _like(self, made: NewExample) -> Likeness | None:
         """What it is nearly the same as: an answer that was kept on purpose is not held against it."""
         if made.job.variant.way == INSTRUCTION and self._tasks is not None:
             return self._tasks.like(compared(made.example, task_alone=True))
@@ -248,7 +248,7 @@ class _Growth:
             self._tasks.add(parent.id, task)
 
 
-_ENDS: Mapping[End, str] = {
+_ENDS: Mapping[RecipeEnd, str] = {
     "tokens": "the limit of tokens for this run is reached; the same command goes on from here",
     "hours": "the limit of hours for this run is reached; the same command goes on from here",
     "stopped": "it was stopped; the same command goes on from here",

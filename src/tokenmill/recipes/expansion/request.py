@@ -10,10 +10,10 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.recipes.expansion.answers import HIGHEST, Why
 from tokenmill.recipes.expansion.lines import ExpandPrompts
-from tokenmill.recipes.expansion.prompts import Prompt
+from tokenmill.recipes.expansion.prompts import PromptFile
 from tokenmill.recipes.expansion.seeds import Seeds
 from tokenmill.recipes.expansion.transforms import Variant
-from tokenmill.recipes.runner import End
+from tokenmill.recipes.runner import RecipeEnd
 
 LEAST_YIELD = 0.02  # rounds that bring less of what they wrote are the last
 
@@ -26,7 +26,7 @@ class ExpandRequest:
     prompts: ExpandPrompts
     variants: tuple[Variant, ...]
     output: Path
-    judge: Prompt | None = None  # None: no second pass
+    judge: PromptFile | None = None  # None: no second pass
     least_score: int = 3
     near: float = 0.8
     per_seed: int | None = None  # new examples of each parent in a round; None: one of each variant
@@ -53,7 +53,7 @@ class ExpandRequest:
 
 
 @dataclass(slots=True)
-class Tally:
+class LineTally:
     """What became of lines."""
 
     made: int = 0  # lines with an outcome
@@ -68,9 +68,9 @@ class Expanded:
     output: Path
     rows: int  # in the file, kept seeds among them
     kept: int
-    ways: Mapping[str, Tally]  # by variant, in order
+    ways: Mapping[str, LineTally]  # by variant, in order
     rounds: int  # that were begun
-    end: End
+    end: RecipeEnd
     why: str  # it ended, in a sentence
     waiting: int = 0  # lines without an outcome, or without a verdict
     surplus: int = 0  # good rows beyond the target
@@ -79,19 +79,19 @@ class Expanded:
     replaced: bool = True  # False: the file is that of a run before, for it has more rows than this one so far
 
     @property
-    def total(self) -> Tally:
+    def total(self) -> LineTally:
         """All ways together."""
         dropped: Counter[Why] = Counter()
         for tally in self.ways.values():
             dropped.update(tally.dropped)
-        return Tally(sum(one.made for one in self.ways.values()), self.kept, dropped)
+        return LineTally(sum(one.made for one in self.ways.values()), self.kept, dropped)
 
 
 def summary_document(done: Expanded) -> dict[str, Any]:
     """What came of it as JSON has it."""
     total = done.total
 
-    def counts(tally: Tally) -> dict[str, int]:
+    def counts(tally: LineTally) -> dict[str, int]:
         dropped = tally.dropped
         return {
             "made": tally.made,

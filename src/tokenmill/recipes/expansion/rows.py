@@ -11,9 +11,9 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.expansion.answers import Dropped
-from tokenmill.recipes.expansion.lines import ExpandPrompts, Job
+from tokenmill.recipes.expansion.lines import ExpandPrompts, ExpansionJob
 from tokenmill.recipes.expansion.seeds import Example, Parent, Seeds
-from tokenmill.recipes.runner import Origin
+from tokenmill.recipes.runner import AnswerOrigin
 from tokenmill.storage.lines import is_parquet
 from tokenmill.storage.rows import check_target, read_rows, suffix_of, write_rows
 
@@ -50,14 +50,14 @@ _BEGINNING = 512  # bytes of a file that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class NewExample:
     """A new example with how it came about."""
 
     id: str
-    job: Job
+    job: ExpansionJob
     round: int
     example: Example
-    origin: Origin  # who wrote it
+    origin: AnswerOrigin  # who wrote it
     score: int | None = None
 
     def dropped(self, why: Dropped) -> "Rejected":
@@ -76,11 +76,11 @@ class Rejected:
     """A line of which there is no row, for the file of those."""
 
     id: str
-    job: Job
+    job: ExpansionJob
     round: int
     dropped: Dropped
     example: Example | None
-    origin: Origin
+    origin: AnswerOrigin
 
 
 def provenance_names(seeds: Seeds) -> dict[str, str]:
@@ -95,7 +95,9 @@ def columns_of(seeds: Seeds) -> dict[str, str]:
     return {**seeds.shape.types, **seeds.carried, **{names[name]: kind for name, kind in PROVENANCE.items()}}
 
 
-def write_expanded(path: Path, seeds: Seeds, made: Iterable[Made], prompts: ExpandPrompts, *, keep_seeds: bool) -> int:
+def write_expanded(
+    path: Path, seeds: Seeds, made: Iterable[NewExample], prompts: ExpandPrompts, *, keep_seeds: bool
+) -> int:
     """Write the dataset; how many rows."""
     names = provenance_names(seeds)
 
@@ -127,7 +129,7 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], promp
     return write_rows(path, rows(), columns, metadata={_SIGN: "expand"})
 
 
-def _provenance(one: Made | Rejected, prompts: ExpandPrompts) -> dict[str, Any]:
+def _provenance(one: NewExample | Rejected, prompts: ExpandPrompts) -> dict[str, Any]:
     job = one.job
     origin = one.origin
     drawing = prompts.drawing

@@ -23,7 +23,7 @@ _TEXTS = ("text", "content")
 _ROLES = {"human": "user", "gpt": "assistant"}
 _HINT = "--column NAME says which column it is, --answer-column NAME where the answers are"
 
-Part = Literal["instruction", "input", "output"]
+SeedPart = Literal["instruction", "input", "output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Shape:
     chat: str | None = None  # the column of messages, instead of all others
     turn: tuple[str, str] = ("role", "content")  # keys of a message
     roles: tuple[str, str] = ("user", "assistant")
-    parts: tuple[Part, ...] = ()  # that make a new example, as a JSON object; none: a plain text
+    parts: tuple[SeedPart, ...] = ()  # that make a new example, as a JSON object; none: a plain text
     new_task: str | None = None  # a column for the task of plain texts, which have none
 
     @property
@@ -171,7 +171,11 @@ def _with_parts(shape: Shape, examples: list[Example]) -> Shape:
         return shape
     has_input = shape.input is not None and any(example.input for example in examples)
     has_answer = any(example.answer for example in examples)
-    parts: tuple[Part, ...] = ("instruction", *(("input",) if has_input else ()), *(("output",) if has_answer else ()))
+    parts: tuple[SeedPart, ...] = (
+        "instruction",
+        *(("input",) if has_input else ()),
+        *(("output",) if has_answer else ()),
+    )
     return replace(shape, parts=parts)
 
 

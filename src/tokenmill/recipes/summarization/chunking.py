@@ -31,7 +31,7 @@ _INNER = (
 _JOINERS = "\u200d\ufe0e\ufe0f"
 
 
-class Unit(NamedTuple):
+class TextUnit(NamedTuple):
     """A part of a text that is not cut, and its tokens."""
 
     text: str
@@ -73,7 +73,7 @@ def groups(sizes: Sequence[int], room: int) -> list[int]:
     return [len(group) for group in _gathered(sizes, room)]
 
 
-def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[Unit]:
+def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[TextUnit]:
     """Parts of a text that is too long, each as large as a place to cut leaves it and as fits."""
     if level == _HEADING_LEVELS + len(_INNER):
         yield from _anywhere(text, room, count)
@@ -82,7 +82,7 @@ def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[Unit
     for part in parts:
         tokens = count(part) if len(parts) > 1 else room + 1  # what is not cut here is as long as it was
         if tokens <= room:
-            yield Unit(part, tokens)
+            yield TextUnit(part, tokens)
         else:
             yield from _units(part, level + 1, room, count)
 
@@ -127,7 +127,7 @@ def _is_title(before: Sequence[str], line: str) -> bool:
     return len(before) < 2 or not before[-2].strip() or bool(_UNDERLINE.match(before[-2]))  # some have one above, too
 
 
-def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[Unit]:
+def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[TextUnit]:
     """Text without a place to cut, in parts as long as fit; a single character may be too long even so."""
     start = 0
     while start < len(text):
@@ -141,7 +141,7 @@ def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[Unit]:
             tokens = count(text[start : start + size])
         end = _whole(text, start, start + size)
         part = text[start:end]
-        yield Unit(part, tokens if end == start + size else count(part))
+        yield TextUnit(part, tokens if end == start + size else count(part))
         start = end
 
 
@@ -158,7 +158,7 @@ def _joined(letter: str) -> bool:
     return unicodedata.combining(letter) > 0 or letter in _JOINERS or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
-def _packed(units: Sequence[Unit], room: int) -> list[str]:
+def _packed(units: Sequence[TextUnit], room: int) -> list[str]:
     """Neighbours together as long as they fit."""
     pieces = list[str]()
     start = 0

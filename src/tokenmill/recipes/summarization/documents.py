@@ -38,7 +38,7 @@ _FILE_HINT = "check the path and who may read it"
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SourceDocument:
     """A text under a name."""
 
     parts: tuple[str, ...]  # of its name: folders, the file, the id of a row
@@ -61,16 +61,16 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDocuments:
     """What was read, in order, and what was not."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[SourceDocument, ...]
     skipped: tuple[Skipped, ...] = ()
     beside: bool = False  # there is a folder in it that was left out, as `Reading` says
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """What to read of files and folders."""
 
     globs: tuple[str, ...] = ()  # of paths below a folder; none: all
@@ -79,14 +79,14 @@ class Reading:
     leave_out: Path | None = None  # a folder that is never looked into: where the summaries go
 
 
-def gather(places: Sequence[Path], how: Reading) -> Found:
+def gather(places: Sequence[Path], how: ReadOptions) -> FoundDocuments:
     """All documents of some files and folders; UsageError where a place is not there."""
     absolute = list(dict.fromkeys(_absolute(place) for place in places))
     for place in absolute:
         if not place.exists():
             raise UsageError(f"no file or folder at {place}", hint=_FILE_HINT)
     patterns = [_pattern(glob) for glob in how.globs]
-    documents = dict[str, Document]()
+    documents = dict[str, SourceDocument]()
     skipped = list[Skipped]()
     seen = set[Path]()
     leave_out = _absolute(how.leave_out) if how.leave_out else None
@@ -102,7 +102,7 @@ def gather(places: Sequence[Path], how: Reading) -> Found:
             except UsageError as error:
                 skipped.append(Skipped("/".join(parts), error.message))
     beside = leave_out is not None and leave_out.is_dir() and any(leave_out.is_relative_to(each) for each in absolute)
-    return Found(tuple(documents.values()), tuple(skipped), beside)
+    return FoundDocuments(tuple(documents.values()), tuple(skipped), beside)
 
 
 def _absolute(place: Path) -> Path:
@@ -178,18 +178,18 @@ def _printable(name: str) -> str:
     return os.fsencode(name).decode(errors="replace")  # names need not be Unicode
 
 
-def _add(documents: dict[str, Document], document: Document, path: Path) -> None:
+def _add(documents: dict[str, SourceDocument], document: SourceDocument, path: Path) -> None:
     """Under its name, or under one of its own where two places have the same."""
     if document.name in documents:
         last = f"{document.parts[-1]}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
-        document = Document((*document.parts[:-1], last), document.text, document.source)
-    summed = Document(
+        document = SourceDocument((*document.parts[:-1], last), document.text, document.source)
+    summed = SourceDocument(
         document.parts, document.text, document.source, hashlib.sha256(document.text.encode()).hexdigest()
     )
     documents[summed.name] = summed
 
 
-def _read(path: Path, parts: tuple[str, ...], how: Reading, skipped: list[Skipped]) -> Iterable[Document]:
+def _read(path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]) -> Iterable[SourceDocument]:
     """The documents of one file; UsageError says why it has none."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
     last = suffixes[-1] if suffixes else ""
@@ -203,7 +203,7 @@ def _read(path: Path, parts: tuple[str, ...], how: Reading, skipped: list[Skippe
         raise UsageError(error.strerror or str(error)) from error
     if not text.strip():
         raise UsageError("empty")
-    return [Document(parts, text, _printable(str(path)))]
+    return [SourceDocument(parts, text, _printable(str(path)))]
 
 
 def _text(path: Path, *, page: bool = False) -> str:
@@ -236,8 +236,8 @@ def _plain_lines(text: str) -> str:
 
 
 def _from_json(
-    text: str, path: Path, parts: tuple[str, ...], how: Reading, skipped: list[Skipped]
-) -> Iterable[Document]:
+    text: str, path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]
+) -> Iterable[SourceDocument]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -247,12 +247,12 @@ def _from_json(
     column = how.text_column or TEXT_COLUMN
     if not isinstance(value, dict) or column not in value:
         raise UsageError(f"no {column!r} in it, which --text-column can change")
-    return [Document(parts, _cell(value[column]), _printable(str(path)))]
+    return [SourceDocument(parts, _cell(value[column]), _printable(str(path)))]
 
 
 def _from_rows(
-    rows: Sequence[Mapping[str, Any]], path: Path, parts: tuple[str, ...], how: Reading, skipped: list[Skipped]
-) -> Iterable[Document]:
+    rows: Sequence[Mapping[str, Any]], path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]
+) -> Iterable[SourceDocument]:
     """A document for each row; a row without text is skipped alone, a table without the columns whole."""
     column = how.text_column or TEXT_COLUMN
     columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -262,7 +262,7 @@ def _from_rows(
         if wanted is not None and wanted not in columns:
             known = ", ".join(columns[:8])
             raise UsageError(f"no column {wanted!r}, which {option} can change; its columns: {known}")
-    documents = list[Document]()
+    documents = list[SourceDocument]()
     numbers = dict[str, int]()
     width = max(4, len(str(len(rows))))
     for number, row in enumerate(rows, 1):
@@ -276,7 +276,7 @@ def _from_rows(
         if not text.strip():
             skipped.append(Skipped("/".join((*parts, key)), "empty"))
             continue
-        documents.append(Document((*parts, key), text, f"{_printable(str(path))}, row {number}"))
+        documents.append(SourceDocument((*parts, key), text, f"{_printable(str(path))}, row {number}"))
     return documents
 
 

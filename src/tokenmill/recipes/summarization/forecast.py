@@ -9,7 +9,7 @@ from tokenmill.recipes.runner import Answered, Line, Prospect, StageProspect, te
 from tokenmill.recipes.summarization.chunking import BYTES_PER_TOKEN, TokenCount, groups
 from tokenmill.recipes.summarization.manifest import Manifest, read_manifest
 from tokenmill.recipes.summarization.recipe import SummarizeRequest, judge, prunable, stage_name, works_of
-from tokenmill.recipes.summarization.work import MOST_LEVELS, NUMBER_TOKENS, Rooms, Work, line_of
+from tokenmill.recipes.summarization.work import MOST_LEVELS, NUMBER_TOKENS, DocumentWork, Rooms, line_of
 from tokenmill.units import number_of
 
 Stored = Callable[[Line], Answered | None]
@@ -72,7 +72,7 @@ def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
     return notes
 
 
-def _answered(work: Work, request: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
+def _answered(work: DocumentWork, request: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
     """Whether answers that are there lead to the end of a document, level by level. Changes nothing."""
     tried = replace(work, parts=[replace(part) for part in work.parts])
     opened = False

@@ -18,19 +18,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
-from tokenmill.recipes.summarization.documents import Document
+from tokenmill.recipes.summarization.documents import SourceDocument
 from tokenmill.storage.atomic import replace_file
 
 MANIFEST = "manifest.jsonl"
-State = Literal["done", "failed", "edited"]
-Verdict = Literal["to do", "unchanged", "edited"]
+ManifestState = Literal["done", "failed", "edited"]
+DocumentChange = Literal["to do", "unchanged", "edited"]
 _LONGEST_PART = 160  # bytes of one part of a file's name; file systems end at 255
 _NOT_IN_NAMES = frozenset('/\\:*?"<>|~')
 _GO_ON = "what is answered is kept, and the same command goes on from there"
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class SummaryInputs:
     """What a summary depends on beside its document: where one of these differs, it is another."""
 
     digest_sha256: str | None
@@ -41,7 +41,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ManifestEntry:
     """A line of the manifest: a document and what became of it."""
 
     document: str
@@ -52,7 +52,7 @@ class Entry:
     model_id: str
     sampling: Mapping[str, Any]
     overlap: int
-    state: State
+    state: ManifestState
     summary: str  # the file, below the folder
     summary_sha256: str | None = None  # of the file's bytes; None: there is none yet
     before_sha256: str | None = None  # of what the file held before
@@ -69,9 +69,9 @@ class Entry:
     code: str | None = None  # why there is no summary
     message: str | None = None
 
-    def made_by(self, document_sha256: str, recipe: Recipe) -> bool:
+    def made_by(self, document_sha256: str, recipe: SummaryInputs) -> bool:
         """Whether this is the summary of that text by that recipe."""
-        own = Recipe(self.digest_sha256, self.prompts_sha256, self.model_id, self.sampling, self.overlap)
+        own = SummaryInputs(self.digest_sha256, self.prompts_sha256, self.model_id, self.sampling, self.overlap)
         return self.state == "done" and self.sha256 == document_sha256 and own == recipe
 
     @property
@@ -85,7 +85,7 @@ class Manifest:
     """The lines of a folder by document; changed in memory, and on the disk by `save`."""
 
     folder: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, ManifestEntry] = field(default_factory=dict)
 
     def save(self) -> None:
         """Replace the file, if that changes it."""
@@ -111,11 +111,11 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(folder, {entry.document: entry for entry in entries})
 
 
-def _entry(line: str, path: Path, number: int) -> Entry:
-    known = {item.name for item in fields(Entry)}
+def _entry(line: str, path: Path, number: int) -> ManifestEntry:
+    known = {item.name for item in fields(ManifestEntry)}
     try:
         value = json.loads(line)
-        entry = Entry(**{key: item for key, item in value.items() if key in known})
+        entry = ManifestEntry(**{key: item for key, item in value.items() if key in known})
         texts = (entry.document, entry.sha256, entry.summary, entry.state)
         if not all(isinstance(text, str) for text in texts) or not isinstance(entry.sampling, dict):
             raise TypeError("a value of another kind")  # noqa: TRY301  the same words for all that is wrong
@@ -135,7 +135,9 @@ def is_below(name: str) -> bool:
     return bool(name) and not name.startswith("/") and not {"..", "", "."} & set(name.split("/")) and "\0" not in name
 
 
-def verdict(document: Document, file: str, manifest: Manifest, recipe: Recipe, *, force: bool) -> Verdict:
+def verdict(
+    document: SourceDocument, file: str, manifest: Manifest, recipe: SummaryInputs, *, force: bool
+) -> DocumentChange:
     """What is to be done for a document; reads its summary's file."""
     entry = manifest.entries.get(document.name)
     here = sum_of(manifest.folder / file)
@@ -212,7 +214,7 @@ def _lock(handle: int, folder: Path) -> None:
         ) from error
 
 
-def file_names(documents: Iterable[Document], known: Mapping[str, str]) -> dict[str, str]:
+def file_names(documents: Iterable[SourceDocument], known: Mapping[str, str]) -> dict[str, str]:
     """A file below the folder for each document, different for each; `known` ones stay."""
     wanted = {document.name: "/".join(_safe(part) for part in document.parts) for document in documents}
     files = dict[str, str]()

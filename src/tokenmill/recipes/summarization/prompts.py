@@ -17,8 +17,8 @@ from typing import Literal
 from tokenmill.errors import UsageError
 from tokenmill.storage.atomic import new_file
 
-Kind = Literal["document", "piece", "reduce"]
-KINDS: tuple[Kind, ...] = ("document", "piece", "reduce")
+PromptKind = Literal["document", "piece", "reduce"]
+KINDS: tuple[PromptKind, ...] = ("document", "piece", "reduce")
 OWN_LANGUAGE = "the language of the document"
 WORDS_PER_TOKEN = 0.6  # less than English has, so that a summary ends before its last token
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -31,9 +31,9 @@ class Prompts:
     """The system messages of a run."""
 
     digest: str | None
-    texts: Mapping[Kind, str]  # filled in
+    texts: Mapping[PromptKind, str]  # filled in
 
-    def system(self, kind: Kind) -> str:
+    def system(self, kind: PromptKind) -> str:
         """A system message whole."""
         return "\n\n".join(text for text in (self.digest, self.texts[kind]) if text)
 
@@ -80,11 +80,11 @@ def _words(max_tokens: int) -> int:
     return words // 10 * 10 if words >= 20 else words
 
 
-def _packaged(kind: Kind) -> str:
+def _packaged(kind: PromptKind) -> str:
     return (files("tokenmill.recipes") / "prompts" / "summarize" / f"{kind}.md").read_text(encoding="utf-8")
 
 
-def _prompt(folder: Path | None, kind: Kind) -> str:
+def _prompt(folder: Path | None, kind: PromptKind) -> str:
     own = None if folder is None else folder / f"{kind}.md"
     return _read(own) if own is not None and own.is_file() else _packaged(kind)
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.reasoning import part as parted
-from tokenmill.recipes.runner import BatchRunner, End, Origin, text_of
+from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, RecipeEnd, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount
-from tokenmill.recipes.summarization.documents import Found, Skipped
+from tokenmill.recipes.summarization.documents import FoundDocuments, Skipped
 from tokenmill.recipes.summarization.manifest import (
-    Entry,
+    DocumentChange,
     Manifest,
-    Recipe,
-    State,
-    Verdict,
+    ManifestEntry,
+    ManifestState,
+    SummaryInputs,
     file_names,
     held,
     put,
@@ -30,14 +30,14 @@ from tokenmill.recipes.summarization.manifest import (
     verdict,
 )
 from tokenmill.recipes.summarization.prompts import Prompts
-from tokenmill.recipes.summarization.work import Failure, Rooms, Work, begun, line_of, rooms
+from tokenmill.recipes.summarization.work import DocumentFailure, DocumentWork, Rooms, begun, line_of, rooms
 
 
 @dataclass(frozen=True, slots=True)
 class SummarizeRequest:
     """What is to be summarized, how, and where to."""
 
-    found: Found
+    found: FoundDocuments
     out: Path
     prompts: Prompts
     sampling: Mapping[str, Any]  # keys of the request's body, max_tokens among them
@@ -46,9 +46,11 @@ class SummarizeRequest:
     force: bool = False  # files that somebody else wrote or edited are overwritten
     prune: bool = False  # summaries of documents that are gone are removed
 
-    def recipe(self, model_id: str) -> Recipe:
+    def recipe(self, model_id: str) -> SummaryInputs:
         """What summaries depend on beside their documents."""
-        return Recipe(self.prompts.digest_sha256, self.prompts.sha256, model_id, dict(self.sampling), self.overlap)
+        return SummaryInputs(
+            self.prompts.digest_sha256, self.prompts.sha256, model_id, dict(self.sampling), self.overlap
+        )
 
     def rooms(self, context: int | None, tokens: TokenCount | None) -> Rooms:
         """What has room; UsageError where it is not known."""
@@ -62,11 +64,11 @@ class SummarizeRequest:
 class Judged:
     """Documents by what is to be done for them."""
 
-    verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, DocumentChange]
     files: Mapping[str, str]
     vanished: tuple[str, ...]  # documents of the manifest that are not there any more
 
-    def of(self, verdict: Verdict) -> list[str]:
+    def of(self, verdict: DocumentChange) -> list[str]:
         """Names."""
         return [name for name, each in self.verdicts.items() if each == verdict]
 
@@ -75,12 +77,12 @@ class Judged:
 class Summarized:
     """What came of it; every document is in one of done, unchanged, edited, failed and left."""
 
-    end: End
+    end: RecipeEnd
     documents: int
     done: int = 0
     unchanged: int = 0
     edited: tuple[str, ...] = ()  # summaries that somebody changed, kept as they are
-    failed: tuple[tuple[str, Failure], ...] = ()
+    failed: tuple[tuple[str, DocumentFailure], ...] = ()
     left: int = 0  # for the next run
     skipped: tuple[Skipped, ...] = ()
     vanished: tuple[str, ...] = ()
@@ -129,8 +131,8 @@ async def summarize(
     with held(request.out):
         manifest = read_manifest(request.out)
         judged = judge(request, manifest, runner.origin.model_id)
-        works = list[Work]()
-        end: End = "finished"
+        works = list[DocumentWork]()
+        end: RecipeEnd = "finished"
         if judged.of("to do"):
             room = request.rooms(runner.origin.context, tokens)
             works = works_of(request, judged, manifest, room)
@@ -147,7 +149,7 @@ def stage_name(number: int) -> str:
     return "read" if number == 1 else f"reduce {number - 1}"
 
 
-def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[Work]:
+def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[DocumentWork]:
     """The work on every document that is to be done, before the first stage."""
     failures = {name: entry.failures for name, entry in manifest.entries.items()}
     wanted = (each for each in request.found.documents if judged.verdicts[each.name] == "to do")
@@ -156,16 +158,16 @@ def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room
 
 async def _stages(
     runner: BatchRunner,
-    works: Sequence[Work],
+    works: Sequence[DocumentWork],
     room: Rooms,
     request: SummarizeRequest,
-    write: Callable[[list[Work]], None],
-) -> End:
+    write: Callable[[list[DocumentWork]], None],
+) -> RecipeEnd:
     """Stage by stage until every document is over, or until one ends early; finished ones are written after each."""
     number = 0
     opened = False
     waiting = list(works)
-    end: End = "finished"
+    end: RecipeEnd = "finished"
     while waiting and end == "finished":
         number += 1
         parts = {custom_id: (work, part) for work in waiting for custom_id, part in work.pending()}
@@ -184,7 +186,7 @@ async def _stages(
     return end
 
 
-def _write(manifest: Manifest, works: Sequence[Work], request: SummarizeRequest, origin: Origin) -> None:
+def _write(manifest: Manifest, works: Sequence[DocumentWork], request: SummarizeRequest, origin: AnswerOrigin) -> None:
     """Write what is over: the manifest, then summaries. A file that is not ours is left, and its entry says so."""
     recipe = request.recipe(origin.model_id)
     files = list[tuple[Path, bytes]]()
@@ -192,7 +194,7 @@ def _write(manifest: Manifest, works: Sequence[Work], request: SummarizeRequest,
         name = work.document.name
         old = manifest.entries.get(name)
         path = manifest.folder / work.file
-        entry = Entry(
+        entry = ManifestEntry(
             name,
             work.document.source,
             work.document.sha256,
@@ -214,7 +216,7 @@ def _write(manifest: Manifest, works: Sequence[Work], request: SummarizeRequest,
             finish_reason=work.finish_reason,
         )
         if work.failure is not None or work.summary is None:
-            failure = work.failure or Failure("failed", "no answer")
+            failure = work.failure or DocumentFailure("failed", "no answer")
             manifest.entries[name] = replace(
                 entry,
                 state="failed",
@@ -229,7 +231,7 @@ def _write(manifest: Manifest, works: Sequence[Work], request: SummarizeRequest,
         new = sum_of_bytes(data)
         here = sum_of(path)
         ours = here is None or here == new or (old is not None and here in old.ours)
-        state: State = "done" if ours or request.force else "edited"
+        state: ManifestState = "done" if ours or request.force else "edited"
         manifest.entries[name] = replace(
             entry, state=state, summary_sha256=new, before_sha256=here if state == "done" else None
         )
@@ -262,7 +264,12 @@ def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], No
 
 
 def _summarized(
-    request: SummarizeRequest, judged: Judged, end: End, works: Sequence[Work], manifest: Manifest, pruned: int
+    request: SummarizeRequest,
+    judged: Judged,
+    end: RecipeEnd,
+    works: Sequence[DocumentWork],
+    manifest: Manifest,
+    pruned: int,
 ) -> Summarized:
     over = [work for work in works if work.over]
     done = [work for work in over if manifest.entries[work.document.name].state == "done"]

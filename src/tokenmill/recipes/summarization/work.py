@@ -17,8 +17,8 @@ from tokenmill.jobs.line import LONGEST_CUSTOM_ID
 from tokenmill.recipes.reasoning import part as parted
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split
-from tokenmill.recipes.summarization.documents import Document
-from tokenmill.recipes.summarization.prompts import KINDS, Kind, Prompts
+from tokenmill.recipes.summarization.documents import SourceDocument
+from tokenmill.recipes.summarization.prompts import KINDS, PromptKind, Prompts
 
 TEMPLATE_TOKENS = 64  # what a chat template puts around two messages, at most
 MARGIN = 0.02  # of the context: tokens of parts do not quite add up
@@ -37,16 +37,16 @@ class Rooms:
     context: int
     answer: int
     margin: int
-    heads: Mapping[Kind, int]
+    heads: Mapping[PromptKind, int]
     count: TokenCount
     estimated: bool
     overlap: int = 0
 
-    def room(self, kind: Kind) -> int:
+    def room(self, kind: PromptKind) -> int:
         """For the user's message."""
         return self.context - self.heads[kind] - self.answer - self.margin
 
-    def check(self, kind: Kind) -> None:
+    def check(self, kind: PromptKind) -> None:
         """UsageError where there is too little of it."""
         # Reducing makes progress only where two notes and their numbers have room.
         least = 2 * (self.answer + NUMBER_TOKENS) if kind == "reduce" else LEAST_ROOM
@@ -73,10 +73,10 @@ def rooms(context: int, prompts: Prompts, tokens: TokenCount | None, *, answer: 
 
 
 @dataclass(slots=True)
-class Part:
+class SummaryPart:
     """Something to be answered, and the answer when it is there."""
 
-    kind: Kind
+    kind: PromptKind
     notes: tuple[str, ...]  # to be reduced; of a document or a piece the one text
     answer: str | None = None
     halvings: int = 0
@@ -90,7 +90,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DocumentFailure:
     """Why a document has no summary."""
 
     code: str
@@ -98,16 +98,16 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Work:
+class DocumentWork:
     """A document that is worked on."""
 
-    document: Document
+    document: SourceDocument
     file: str
     attempt: int  # how often it failed before
-    parts: list[Part]
+    parts: list[SummaryPart]
     pieces: int
     level: int = 0
-    failure: Failure | None = None
+    failure: DocumentFailure | None = None
     finish_reason: str | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -123,7 +123,7 @@ class Work:
         """Whether it needs no more."""
         return self.failure is not None or self.summary is not None
 
-    def pending(self) -> Iterator[tuple[str, Part]]:
+    def pending(self) -> Iterator[tuple[str, SummaryPart]]:
         """Parts without an answer, under names that no other document's have."""
         again = f"~{self.attempt}" if self.attempt else ""
         # A long path is told by its end, which the sum in front of it makes different from others.
@@ -132,7 +132,7 @@ class Work:
             if part.answer is None:
                 yield f"{name}#{self.level}.{number}{again}", part
 
-    def take(self, part: Part, answered: Answered, rooms: Rooms, *, opened: bool = False) -> None:
+    def take(self, part: SummaryPart, answered: Answered, rooms: Rooms, *, opened: bool = False) -> None:
         """Note what became of a part; `opened`: the model's template begins its thinking."""
         if answered.body is None:
             self._refused(part, answered, rooms)
@@ -142,7 +142,7 @@ class Work:
         self._count(answered.body.get("usage") or {})
         if not text:
             why = "--max-tokens ended before an answer began" if finish == "length" else "the model wrote nothing"
-            self.failure = self.failure or Failure("empty", why)
+            self.failure = self.failure or DocumentFailure("empty", why)
             return
         part.answer = text
         part.notes = ()
@@ -154,14 +154,14 @@ class Work:
         self.cached_tokens += details.get("cached_tokens") or 0
         self.completion_tokens += usage.get("completion_tokens") or 0
 
-    def _refused(self, part: Part, answered: Answered, rooms: Rooms) -> None:
+    def _refused(self, part: SummaryPart, answered: Answered, rooms: Rooms) -> None:
         if answered.code == "too_long" and part.halvings < MOST_HALVINGS and (two := _in_two(part, rooms)):
             index = next(place for place, other in enumerate(self.parts) if other is part)
             self.parts[index : index + 1] = two
             if self.level == 0:
                 self.pieces = len(self.parts)
             return
-        self.failure = self.failure or Failure(answered.code or "failed", answered.message or "no answer")
+        self.failure = self.failure or DocumentFailure(answered.code or "failed", answered.message or "no answer")
 
     def advance(self, rooms: Rooms) -> None:
         """When every part has its answer and there are several: make the parts of the next level."""
@@ -171,7 +171,9 @@ class Work:
         sizes = [rooms.count(note) + NUMBER_TOKENS for note in notes]
         together = groups(sizes, rooms.room("reduce"))
         if self.level >= MOST_LEVELS or len(together) == len(notes):
-            self.failure = Failure("too_long", f"the notes on {len(notes):,} parts could not be reduced any further")
+            self.failure = DocumentFailure(
+                "too_long", f"the notes on {len(notes):,} parts could not be reduced any further"
+            )
             return
         self.level += 1
         self.parts = []
@@ -181,17 +183,17 @@ class Work:
             start += size
 
 
-def begun(document: Document, file: str, attempt: int, rooms: Rooms) -> Work:
+def begun(document: SourceDocument, file: str, attempt: int, rooms: Rooms) -> DocumentWork:
     """A document's work before the first stage."""
     if fits(document.text, rooms.room("document"), rooms.count):
-        return Work(document, file, attempt, [Part("document", (document.text,))], 1)
+        return DocumentWork(document, file, attempt, [SummaryPart("document", (document.text,))], 1)
     rooms.check("piece")
     rooms.check("reduce")
     parts = _pieces(split(document.text, rooms.room("piece"), rooms.count, overlap=rooms.overlap), 0)
-    return Work(document, file, attempt, parts, len(parts))
+    return DocumentWork(document, file, attempt, parts, len(parts))
 
 
-def line_of(name: str, part: Part, prompts: Prompts, sampling: Mapping[str, Any]) -> Line:
+def line_of(name: str, part: SummaryPart, prompts: Prompts, sampling: Mapping[str, Any]) -> Line:
     """The line of a batch that has a part answered."""
     system = {"role": "system", "content": prompts.system(part.kind)}
     messages = [system, {"role": "user", "content": part.message}]
@@ -209,16 +211,20 @@ def _sum(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-def _pieces(texts: Sequence[str], halvings: int) -> list[Part]:
-    return [Part("piece", (text,), halvings=halvings) for text in texts if text.strip()]
+def _pieces(texts: Sequence[str], halvings: int) -> list[SummaryPart]:
+    return [SummaryPart("piece", (text,), halvings=halvings) for text in texts if text.strip()]
 
 
-def _reduced(notes: Sequence[str], halvings: int = 0) -> Part:
+def _reduced(notes: Sequence[str], halvings: int = 0) -> SummaryPart:
     """Notes to be made one; a single one is that already."""
-    return Part("reduce", (), answer=notes[0]) if len(notes) == 1 else Part("reduce", tuple(notes), None, halvings)
+    return (
+        SummaryPart("reduce", (), answer=notes[0])
+        if len(notes) == 1
+        else SummaryPart("reduce", tuple(notes), None, halvings)
+    )
 
 
-def _in_two(part: Part, rooms: Rooms) -> list[Part]:
+def _in_two(part: SummaryPart, rooms: Rooms) -> list[SummaryPart]:
     """Shorter parts instead of one; none: it cannot be cut."""
     halvings = part.halvings + 1
     if part.kind != "reduce":

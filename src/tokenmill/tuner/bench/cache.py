@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenmill.errors import EngineError
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner.bench.rig import Rig
-from tokenmill.tuner.bench.rows import Row, Runs, Stat, row_of
+from tokenmill.tuner.bench.rows import BenchRow, Runs, Stat, row_of
 from tokenmill.tuner.bench.served import Served, Units
 from tokenmill.tuner.bench.sweep import Keep, joined
 
@@ -34,7 +34,7 @@ class CacheEffect:
         return self.cold_s.median / self.lookup_s.median
 
 
-async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> Row:
+async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> BenchRow:
     """The first request to a new engine; it must not have had one before."""
     rig.need(prompt + tokens, f"a prompt of {prompt:,}")
     rig.tell("the first request")
@@ -44,7 +44,7 @@ async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> Row:
 
 async def cache(
     rig: Rig, *, prompt: int, tokens: int, keep: Keep, plan: Plan | None
-) -> tuple[tuple[Row, ...], CacheEffect | None]:
+) -> tuple[tuple[BenchRow, ...], CacheEffect | None]:
     """A cold prompt, the same again, and its prefix with a new end; the effect is None if nothing was reused."""
     rig.need(prompt + TAIL + tokens, f"a prompt of {prompt:,} with a tail")
     units: Units = ()
@@ -69,7 +69,7 @@ async def cache(
     return (one, two, three), await _effect(rig, one, two, units, plan)
 
 
-async def _effect(rig: Rig, cold: Row, again: Row, units: Units, plan: Plan | None) -> CacheEffect | None:
+async def _effect(rig: Rig, cold: BenchRow, again: BenchRow, units: Units, plan: Plan | None) -> CacheEffect | None:
     if again.n_kv == 0 or again.t_pp_s is None or cold.t_pp_s is None:
         return None
     return CacheEffect(

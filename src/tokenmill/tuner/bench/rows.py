@@ -29,7 +29,7 @@ class Stat:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One point. PP and TG are computed prompt tokens and generated tokens of all sequences together; N_KV is the
     number of cached tokens of one sequence before."""
 
@@ -74,7 +74,7 @@ def stat(values: Sequence[float | None]) -> Stat | None:
     return Stat(median(known), min(known), max(known), len(known)) if known else None
 
 
-def row_of(what: What, runs: Runs) -> Row:
+def row_of(what: What, runs: Runs) -> BenchRow:
     """The row of a point with one sequence."""
     served = runs.served
 
@@ -84,7 +84,7 @@ def row_of(what: What, runs: Runs) -> Row:
     cached = [each.cached_tokens for each in served]
     engine_pp = stat_of(lambda each: each.engine_prefill_s)
     engine_tg = stat_of(lambda each: each.engine_decode_s)
-    return Row(
+    return BenchRow(
         what,
         pp=round(median(each.computed_tokens for each in served)),
         tg=round(median(each.written_tokens for each in served)),

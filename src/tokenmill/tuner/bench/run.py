@@ -15,13 +15,13 @@ from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.bench.cache import TAIL, CacheEffect, cache, first
 from tokenmill.tuner.bench.energy import Energy, energy
 from tokenmill.tuner.bench.rig import Rig
-from tokenmill.tuner.bench.rows import Row
+from tokenmill.tuner.bench.rows import BenchRow
 from tokenmill.tuner.bench.sweep import by_sequences, by_threads, sweep
-from tokenmill.tuner.history import Source, Speed
+from tokenmill.tuner.history import Source, SpeedRecord
 from tokenmill.tuner.point import Figures, PointScope, TrialSettings
 
-Part = Literal["first", "cache", "sweep", "threads", "sequences", "energy"]
-PARTS: tuple[Part, ...] = get_args(Part)
+BenchSection = Literal["first", "cache", "sweep", "threads", "sequences", "energy"]
+PARTS: tuple[BenchSection, ...] = get_args(BenchSection)
 PROMPT = 512  # tokens of a prompt, except in the sweep by depth
 BESIDE = 128  # tokens of each prompt with several sequences
 LEAST_PROMPT = 16
@@ -32,7 +32,7 @@ PART = 0.1  # relative tolerance of the length of a micro-batch
 class Order:
     """What to measure."""
 
-    parts: tuple[Part, ...] = PARTS
+    parts: tuple[BenchSection, ...] = PARTS
     depth: int = 2048
     step: int = 512
     tokens: int = 128  # generated at each point
@@ -47,13 +47,13 @@ class Bench:
 
     place: PointScope
     when: str  # ISO 8601, UTC
-    rows: tuple[Row, ...] = ()
+    rows: tuple[BenchRow, ...] = ()
     cache: CacheEffect | None = None
     energy: Energy | None = None
     dials: TrialSettings | None = None  # None: the engine's settings are unknown
     notes: tuple[str, ...] = ()
 
-    def of(self, *what: str) -> tuple[Row, ...]:
+    def of(self, *what: str) -> tuple[BenchRow, ...]:
         """Rows of the given kinds."""
         return tuple(row for row in self.rows if row.what in what)
 
@@ -64,10 +64,10 @@ class _Book:
 
     plan: Plan | None
     place: PointScope
-    record: Callable[[Speed], None] | None
-    rows: list[Row] = field(default_factory=list)
+    record: Callable[[SpeedRecord], None] | None
+    rows: list[BenchRow] = field(default_factory=list)
 
-    def keep(self, row: Row) -> Row:
+    def keep(self, row: BenchRow) -> BenchRow:
         known = row if self.plan is None else predicted(self.plan, row)
         self.rows.append(known)
         if self.record is not None and self.plan is not None and belongs(known):
@@ -82,7 +82,7 @@ async def bench(
     place: PointScope,
     *,
     plan: Plan | None = None,
-    record: Callable[[Speed], None] | None = None,
+    record: Callable[[SpeedRecord], None] | None = None,
 ) -> Bench:
     """Measure an engine; `record` is called immediately with each speed that belongs in the history."""
     book = _Book(plan, place, record)
@@ -121,7 +121,7 @@ async def bench(
     )
 
 
-def belongs(row: Row) -> bool:
+def belongs(row: BenchRow) -> bool:
     """Whether a row belongs in the history: forecasts assume a steady state on an idle machine."""
     return row.what != "first" and row.disturbed is None
 
@@ -136,7 +136,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def predicted(plan: Plan, row: Row) -> Row:
+def predicted(plan: Plan, row: BenchRow) -> BenchRow:
     """The row with the forecast of the same point."""
     settings = plan.settings
     if row.threads is not None:
@@ -184,8 +184,14 @@ def dials_of(settings: Settings) -> TrialSettings:
 
 
 def speed_of(
-    row: Row, place: PointScope, settings: Settings, when: str, source: Source = "bench", *, placement: str = UNKNOWN
-) -> Speed:
+    row: BenchRow,
+    place: PointScope,
+    settings: Settings,
+    when: str,
+    source: Source = "bench",
+    *,
+    placement: str = UNKNOWN,
+) -> SpeedRecord:
     """The row as a speed of the history, with the number of sequences in use and the fingerprint of the placement."""
     dials = replace(dials_of(settings), sequences=row.sequences, placement=placement)
     if row.threads is not None:
@@ -193,7 +199,7 @@ def speed_of(
     alike = row.sequences == 1 and last_part(row.pp, row.depth, settings.ubatch)
     read = row.s_pp_tok_s if alike else None
     write = row.s_tg_tok_s
-    return Speed(
+    return SpeedRecord(
         when,
         place.machine,
         place.machine_id,

@@ -20,10 +20,10 @@ from statistics import median
 
 from tokenmill.errors import UsageError
 from tokenmill.tuner.bench.rig import Rig
-from tokenmill.tuner.bench.rows import Row, row_of, stat
+from tokenmill.tuner.bench.rows import BenchRow, row_of, stat
 from tokenmill.tuner.bench.served import Arrivals, Served, Units
 
-Keep = Callable[[Row], Row]
+Keep = Callable[[BenchRow], BenchRow]
 """Called with each row as it is measured; returns it, perhaps with the forecast."""
 
 
@@ -32,7 +32,7 @@ def steps(depth: int, step: int) -> tuple[tuple[int, int], ...]:
     return tuple((before, min(step, depth - before)) for before in range(0, depth, step))
 
 
-async def sweep(rig: Rig, *, depth: int, step: int, tokens: int, keep: Keep) -> tuple[Row, ...]:
+async def sweep(rig: Rig, *, depth: int, step: int, tokens: int, keep: Keep) -> tuple[BenchRow, ...]:
     """Rows up to a depth, in steps; `tokens` are generated at each."""
     if depth < 1 or step < 1 or tokens < 2:
         raise UsageError("a sweep needs a depth and a step of at least 1, and 2 tokens to write")
@@ -78,7 +78,7 @@ def sequence_counts(most: int) -> tuple[int, ...]:
 
 async def by_threads(
     rig: Rig, counts: Sequence[int], *, prompt: int, tokens: int, keep: Keep
-) -> tuple[tuple[Row, ...], str | None]:
+) -> tuple[tuple[BenchRow, ...], str | None]:
     """A row for each number of threads, used for decoding and prefill; or the reason for having no rows."""
     engine = rig.engine
     before = rig.engine.runtime
@@ -103,7 +103,7 @@ async def by_threads(
 
 async def by_sequences(
     rig: Rig, counts: Sequence[int] | None, *, prompt: int, tokens: int, keep: Keep
-) -> tuple[tuple[Row, ...], str | None]:
+) -> tuple[tuple[BenchRow, ...], str | None]:
     """A row for each number of concurrent sequences; or the reason for having no rows."""
     engine = rig.engine
     lanes = engine.identity.lanes
@@ -136,7 +136,7 @@ async def by_sequences(
     return tuple(rows), note
 
 
-async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> Row:
+async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> BenchRow:
     """Prompts first, then answers: decoding during a prefill does not measure decoding."""
 
     async def once() -> tuple[float, list[Served], float | None]:
@@ -152,7 +152,7 @@ async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> Row:
     served = [each for _, answers, _ in found for each in answers]
     depth = round(median(each.prompt_tokens for each in served))
     computed = count * depth
-    return Row(
+    return BenchRow(
         "sequences",
         computed,
         round(count * median(each.written_tokens for each in served)),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenmill.tuner.bench.cache import CacheEffect
 from tokenmill.tuner.bench.energy import Energy, Price
-from tokenmill.tuner.bench.rows import Row, Stat
+from tokenmill.tuner.bench.rows import BenchRow, Stat
 from tokenmill.tuner.bench.run import Bench
 from tokenmill.units import format_bytes
 
@@ -61,7 +61,7 @@ def as_csv(bench: Bench) -> str:
     return text.getvalue()
 
 
-def _csv_row(row: Row, bench: Bench) -> list[object]:
+def _csv_row(row: BenchRow, bench: Bench) -> list[object]:
     place = bench.place
     values = [
         row.what,
@@ -155,7 +155,7 @@ REQUEST_COLUMNS = ("Request", "Prompt", "cached", "first s", "PP t/s", "Gen", "T
 TURN_COLUMNS = ("PP t/s", "±", "TG t/s", "±", "of best", "predicted PP", "predicted TG")
 
 
-def sweep_cells(row: Row) -> Cells:
+def sweep_cells(row: BenchRow) -> Cells:
     """A row as llama-sweep-bench prints it, with spread and forecast."""
     return (
         str(row.pp),
@@ -172,7 +172,7 @@ def sweep_cells(row: Row) -> Cells:
     )
 
 
-def request_cells(row: Row) -> Cells:
+def request_cells(row: BenchRow) -> Cells:
     """A request with the cached part of its prompt."""
     return (
         TITLES[row.what],
@@ -187,7 +187,7 @@ def request_cells(row: Row) -> Cells:
     )
 
 
-def turn_cells(rows: Sequence[Row], *, by: str) -> list[Cells]:
+def turn_cells(rows: Sequence[BenchRow], *, by: str) -> list[Cells]:
     """Rows by threads or by sequences, each as a share of the best."""
     best = max((row.s_tg_tok_s.median for row in rows if row.s_tg_tok_s), default=None)
     return [
@@ -227,12 +227,12 @@ def spread(value: Stat | None) -> str:
     return "" if value is None or value.runs < 2 else f"{value.spread:.0%}"
 
 
-def mark(row: Row) -> str:
+def mark(row: BenchRow) -> str:
     """A star if every run was disturbed."""
     return "*" if row.disturbed else ""
 
 
-def first_words(rows: Sequence[Row]) -> Iterator[str]:
+def first_words(rows: Sequence[BenchRow]) -> Iterator[str]:
     """The first request compared with the steady state."""
     found = {row.what: row for row in rows}
     first = found.get("first")

@@ -53,7 +53,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class QualifyStep:
     """How far it is."""
 
     check: CheckName
@@ -62,7 +62,7 @@ class Step:
     of: str | None = None  # which engine, where there are two
 
 
-Tell = Callable[[Step], None]
+Tell = Callable[[QualifyStep], None]
 
 
 def check(name: CheckName, asked: int, failures: Sequence[Failure], words: str, figures: dict[str, float]) -> Check:

@@ -13,7 +13,7 @@ from typing import Literal
 from tokenmill.engine.engine import Answer, Chat, Engine, Request, Sampling, answer
 from tokenmill.errors import RequestRefused
 from tokenmill.tuner.qualify.judge import code_in, has_number, is_code, is_json, spoken
-from tokenmill.tuner.qualify.result import Check, CheckName, Failure, Step, Tell, check
+from tokenmill.tuner.qualify.result import Check, CheckName, Failure, QualifyStep, Tell, check
 from tokenmill.tuner.qualify.tasks import PLACES, Document, asks, documents, paragraph
 
 DEPTHS = (1024, 4096, 16384)
@@ -65,7 +65,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
             # one after another: the first computes the document, and a slot engine keeps it in one slot
             found.append(await _asked(engine, asked))
             done += 1
-            tell(Step("needle", done, total))
+            tell(QualifyStep("needle", done, total))
         wrong = [failure for _, failure in found if failure is not None]
         depth = max((answered.usage.prompt_tokens for answered, _ in found if answered is not None), default=0)
         right[depth or document.tokens] = len(found) - len(wrong)
@@ -124,13 +124,13 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
         # the first computes the prompt, all others find it: chunks of another size round otherwise
         answers = [await answer(engine, request) for _ in range(_ROUNDS + 1)][1:]
         done += _ROUNDS + 1
-        tell(Step("repeat", done, total))
+        tell(QualifyStep("repeat", done, total))
         first.append(answers[0])
         other = next((each for each in answers if _drawn(each) != _drawn(answers[0])), None)
         if other is not None:
             failures.append(Failure(prompt, _parted(answers[0], other), _excerpt(other.text)))
     beside = await asyncio.gather(*(answer(engine, request) for request in requests))
-    tell(Step("repeat", total, total))
+    tell(QualifyStep("repeat", total, total))
     changed = sum(_drawn(one) != _drawn(alone) for one, alone in zip(beside, first, strict=True))
     words = f"{len(prompts) - len(failures)} of {len(prompts)} stay the same when asked again alone; " + (
         f"{changed} of {len(prompts)} change beside others, which rounding explains"
@@ -188,7 +188,7 @@ async def _together(engine: Engine, name: CheckName, requests: Sequence[Asked], 
         async with lanes:
             _, failure = await _asked(engine, asked)
         done += 1
-        tell(Step(name, done, len(requests)))
+        tell(QualifyStep(name, done, len(requests)))
         return failure
 
     async with asyncio.TaskGroup() as group:

@@ -27,7 +27,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SoakStep:
     """A depth that was reached, or at which memory ran short."""
 
     depth: int  # tokens of each sequence
@@ -54,7 +54,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SoakVerdict:
     """Whether to continue, and the usable context if not."""
 
     go_on: bool
@@ -76,7 +76,7 @@ class SoakResult:
     build: str
     when: str  # ISO 8601, UTC
     goal: int
-    steps: tuple[Step, ...]
+    steps: tuple[SoakStep, ...]
     usable_context: int
     reason: str
     ended: Ended
@@ -87,11 +87,11 @@ class SoakResult:
     last_words: str | None = None  # of an engine that died
 
 
-def judge(steps: Sequence[Step], limit: Limit) -> Verdict:
+def judge(steps: Sequence[SoakStep], limit: Limit) -> SoakVerdict:
     """Judge the steps so far, all with the same number of sequences, by ascending depth."""
     safe = _safe(steps, limit)
     if not steps:
-        return Verdict(True, 0, "nothing has been tried")
+        return SoakVerdict(True, 0, "nothing has been tried")
     if len(safe) < len(steps):
         return _short(safe, steps[len(safe)], limit)
     last = safe[-1]
@@ -107,11 +107,11 @@ def judge(steps: Sequence[Step], limit: Limit) -> Verdict:
         if nearest is None or end < nearest[0]:
             nearest = end, reading, slope
     if nearest is None or nearest[0] >= ahead:
-        return Verdict(True, last.depth, "there is room for the next step")
+        return SoakVerdict(True, last.depth, "there is room for the next step")
     return _before(last, limit, *nearest)
 
 
-def growth(steps: Sequence[Step], tier: str) -> float | None:
+def growth(steps: Sequence[SoakStep], tier: str) -> float | None:
     """Bytes per further token, the larger of recent and overall growth; None if unknown."""
     known = [(step.depth, used) for step in steps if (used := _used(step, tier)) is not None]
     if len(known) < 2:
@@ -126,7 +126,7 @@ def _slope(one: tuple[int, int], two: tuple[int, int]) -> float:
     return (two[1] - one[1]) / (two[0] - one[0]) if two[0] > one[0] else 0.0
 
 
-def _used(step: Step, tier: str) -> int | None:
+def _used(step: SoakStep, tier: str) -> int | None:
     """Bytes that the engine holds; if unknown, the negative of the free bytes, which grows in the same way."""
     for reading in step.memory:
         if reading.tier == tier:
@@ -136,7 +136,7 @@ def _used(step: Step, tier: str) -> int | None:
     return None
 
 
-def _safe(steps: Sequence[Step], limit: Limit) -> Sequence[Step]:
+def _safe(steps: Sequence[SoakStep], limit: Limit) -> Sequence[SoakStep]:
     """Steps before the first in which a memory ran short."""
     for at, step in enumerate(steps):
         if not step.whole or _tightest(step, limit)[1] < 0:
@@ -144,33 +144,33 @@ def _safe(steps: Sequence[Step], limit: Limit) -> Sequence[Step]:
     return steps
 
 
-def _tightest(step: Step, limit: Limit) -> tuple[Reading | None, float]:
+def _tightest(step: SoakStep, limit: Limit) -> tuple[Reading | None, float]:
     """The memory with the least left above its reserve, and the bytes left."""
     rooms = [(r, r.free_bytes - limit.reserve(r.tier)) for r in step.memory if r.free_bytes is not None]
     return min(rooms, key=lambda room: room[1], default=(None, inf))
 
 
-def _reached(last: Step, limit: Limit) -> Verdict:
+def _reached(last: SoakStep, limit: Limit) -> SoakVerdict:
     reading, _ = _tightest(last, limit)
     if reading is None or reading.free_bytes is None:
-        return Verdict(False, limit.goal, "all of it was filled; memory could not be watched")
+        return SoakVerdict(False, limit.goal, "all of it was filled; memory could not be watched")
     left = f"{named(reading.tier)} has {size(reading.free_bytes)} left there"
     reason = f"all of it was filled; {left}, {_reserved(limit, reading.tier)}"
-    return Verdict(False, limit.goal, reason, reading.tier, reading.free_bytes)
+    return SoakVerdict(False, limit.goal, reason, reading.tier, reading.free_bytes)
 
 
-def _short(safe: Sequence[Step], step: Step, limit: Limit) -> Verdict:
+def _short(safe: Sequence[SoakStep], step: SoakStep, limit: Limit) -> SoakVerdict:
     """Memory ran short: the last safe depth is usable."""
     reading, _ = _tightest(step, limit)
     usable = min(safe[-1].depth, limit.goal) if safe else 0
     if reading is None or reading.free_bytes is None:
-        return Verdict(False, usable, f"memory ran short on the way to {step.depth:,} tokens")
+        return SoakVerdict(False, usable, f"memory ran short on the way to {step.depth:,} tokens")
     words = f"at {step.depth:,} tokens {named(reading.tier)} had {size(reading.free_bytes)} left"
     left = next((r.free_bytes for r in safe[-1].memory if r.tier == reading.tier), None) if safe else None
-    return Verdict(False, usable, f"{words}, {_reserved(limit, reading.tier)}", reading.tier, left)
+    return SoakVerdict(False, usable, f"{words}, {_reserved(limit, reading.tier)}", reading.tier, left)
 
 
-def _before(last: Step, limit: Limit, end: float, reading: Reading, slope: float) -> Verdict:
+def _before(last: SoakStep, limit: Limit, end: float, reading: Reading, slope: float) -> SoakVerdict:
     """Memory would run short in the next step: the usable context follows from the growth so far."""
     usable = min(limit.goal, max(last.depth, int(end) // ROUND * ROUND))
     free = reading.free_bytes or 0
@@ -181,7 +181,7 @@ def _before(last: Step, limit: Limit, end: float, reading: Reading, slope: float
         f"it grows by {size(round(slope * 1000))} for 1,000 tokens, and at {limit.goal:,} "
         + (f"only {size(beyond)} would be left" if beyond >= 0 else f"{size(-beyond)} would be missing")
     )
-    return Verdict(False, usable, reason, reading.tier, left)
+    return SoakVerdict(False, usable, reason, reading.tier, left)
 
 
 def _reserved(limit: Limit, tier: str) -> str:

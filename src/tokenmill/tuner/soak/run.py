@@ -12,12 +12,12 @@ from tokenmill.errors import EngineError, UsageError
 from tokenmill.tuner.bench.rig import Rig, pids_of
 from tokenmill.tuner.bench.served import Units
 from tokenmill.tuner.bench.sweep import joined
-from tokenmill.tuner.soak.judge import Ended, Limit, Reading, Step, Verdict, judge
+from tokenmill.tuner.soak.judge import Ended, Limit, Reading, SoakStep, SoakVerdict, judge
 
 LOOK_S = 0.2
 STEPS = 16  # of a goal, if no step is given
 TOKENS = 16  # generated at each depth
-Look = Callable[[int], tuple[Reading, ...]]
+NoiseSample = Callable[[int], tuple[Reading, ...]]
 """Reads all memories; the argument is the depth for the ledger."""
 
 
@@ -25,8 +25,8 @@ Look = Callable[[int], tuple[Reading, ...]]
 class Filled:
     """The result of filling a context."""
 
-    steps: tuple[Step, ...]
-    verdict: Verdict
+    steps: tuple[SoakStep, ...]
+    verdict: SoakVerdict
     ended: Ended
     last_words: str | None = None
 
@@ -39,11 +39,11 @@ def default_step(goal: int, ubatch: int) -> int:
 async def fill(
     rig: Rig,
     limit: Limit,
-    look: Look,
+    look: NoiseSample,
     *,
     sequences: int = 1,
     tokens: int = TOKENS,
-    tell: Callable[[Step], None] = lambda _: None,
+    tell: Callable[[SoakStep], None] = lambda _: None,
 ) -> Filled:
     """Fill one sequence, or several concurrently, up to the goal or until memory runs short."""
     if min(limit.goal, limit.step) <= tokens or sequences < 1:
@@ -54,7 +54,7 @@ async def fill(
     await rig.prose.learn()
     rig.need(limit.goal, "the goal")
     heads: list[Units] = [()] * sequences
-    steps: list[Step] = []
+    steps: list[SoakStep] = []
     depth = 0
     verdict = judge(steps, limit)
     try:
@@ -73,7 +73,7 @@ async def fill(
     return Filled(tuple(steps), verdict, "goal" if goal else "memory")
 
 
-def _died(verdict: Verdict, steps: Sequence[Step], limit: Limit) -> Verdict:
+def _died(verdict: SoakVerdict, steps: Sequence[SoakStep], limit: Limit) -> SoakVerdict:
     reached = f"{steps[-1].depth:,} tokens were reached before" if steps else "nothing was reached before"
     ahead = min((steps[-1].depth if steps else 0) + limit.step, limit.goal)
     return replace(verdict, go_on=False, reason=f"the engine failed on the way to {ahead:,} tokens; {reached}")
@@ -83,7 +83,7 @@ def _words(error: EngineError) -> str:
     return error.message + (f"\n{error.hint}" if error.hint else "")
 
 
-async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look: Look, limit: Limit) -> Step:
+async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look: NoiseSample, limit: Limit) -> SoakStep:
     """One step; the least free memory in it counts."""
     quiet = rig.quiet() if rig.quiet is not None else None
     if quiet is not None:
@@ -94,7 +94,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     try:
         await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
-            return Step(depth, len(heads), tightest(seen), whole=False)
+            return SoakStep(depth, len(heads), tightest(seen), whole=False)
         served = [each for each, _ in asking.result()]
         seen.append(look(depth))
     finally:
@@ -104,7 +104,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     computed = sum(each.computed_tokens for each in served)
     first_s = max(each.first_s for each in served)
     speeds = [each.decode_tok_s for each in served if each.decode_tok_s is not None]
-    return Step(
+    return SoakStep(
         depth,
         len(heads),
         tightest(seen),
@@ -115,7 +115,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     )
 
 
-async def _watch(look: Look, depth: int, limit: Limit, seen: list[tuple[Reading, ...]]) -> None:
+async def _watch(look: NoiseSample, depth: int, limit: Limit, seen: list[tuple[Reading, ...]]) -> None:
     """Read memory repeatedly; returns when a memory has less left than its reserve."""
     while True:
         await asyncio.sleep(LOOK_S)

@@ -9,12 +9,12 @@ from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.tuner.bench.run import dials_of, last_part
-from tokenmill.tuner.history import Speed
+from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, PointScope
-from tokenmill.tuner.soak.judge import Reading, SoakResult, Step
+from tokenmill.tuner.soak.judge import Reading, SoakResult, SoakStep
 
 
-def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
+def speed_of(step: SoakStep, place: PointScope, plan: Plan, when: str) -> SpeedRecord:
     """A step as a speed of the history."""
     write = decode_speed(
         plan.machine,
@@ -38,7 +38,7 @@ def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
         gpu_bytes=_sum(step, "predicted_bytes", host=False),
     )
     where = fingerprint(plan.profile, plan.placement)
-    return Speed(
+    return SpeedRecord(
         when,
         place.machine,
         place.machine_id,
@@ -54,7 +54,7 @@ def speed_of(step: Step, place: PointScope, plan: Plan, when: str) -> Speed:
     )
 
 
-def _sum(step: Step, name: str, *, host: bool) -> int | None:
+def _sum(step: SoakStep, name: str, *, host: bool) -> int | None:
     """The sum over all memories of one kind; None if one is unknown."""
     sizes = [_size(reading, name) for reading in step.memory if (reading.tier in HOST_TIERS) == host]
     return None if not sizes or None in sizes else sum(size or 0 for size in sizes)

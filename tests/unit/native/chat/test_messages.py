@@ -7,7 +7,7 @@ import pytest
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
 from tokenmill.native.chat.messages import (
-    Capabilities,
+    TemplateCapabilities,
     adapted,
     arguments_of,
     fitted,
@@ -80,29 +80,31 @@ def test_the_form_of_a_message(given_message: dict[str, Any], expected: dict[str
 @pytest.mark.parametrize(
     ("can", "content", "expected"),
     [
-        (Capabilities(True, False), [text("a"), text(""), text("b")], "a\n\nb"),
-        (Capabilities(True, False), [text(""), text("a")], "a"),
-        (Capabilities(False, True), "a", [text("a")]),
-        (Capabilities(True, True), [text("a")], [text("a")]),
-        (Capabilities(True, True), "a", "a"),
+        (TemplateCapabilities(True, False), [text("a"), text(""), text("b")], "a\n\nb"),
+        (TemplateCapabilities(True, False), [text(""), text("a")], "a"),
+        (TemplateCapabilities(False, True), "a", [text("a")]),
+        (TemplateCapabilities(True, True), [text("a")], [text("a")]),
+        (TemplateCapabilities(True, True), "a", "a"),
     ],
 )
-def test_content_takes_the_form_a_template_reads(can: Capabilities, content: Any, expected: Any) -> None:
+def test_content_takes_the_form_a_template_reads(can: TemplateCapabilities, content: Any, expected: Any) -> None:
     assert fitted([{"role": "user", "content": content}], can)[0]["content"] == expected
 
 
 @pytest.mark.parametrize(
     ("roles", "can", "developers", "expected"),
     [
-        ("developer user", Capabilities(), False, ["system:0", "user:1"]),
-        ("developer user", Capabilities(), True, ["developer:0", "user:1"]),
-        ("system user user", Capabilities(system_role=False), False, ["user:0\n1", "user:2"]),
-        ("developer user", Capabilities(system_role=False), False, ["user:0\n1"]),
-        ("user system user", Capabilities(system_role=False), False, ["user:0", "system:1", "user:2"]),
-        ("system", Capabilities(system_role=False), False, []),
+        ("developer user", TemplateCapabilities(), False, ["system:0", "user:1"]),
+        ("developer user", TemplateCapabilities(), True, ["developer:0", "user:1"]),
+        ("system user user", TemplateCapabilities(system_role=False), False, ["user:0\n1", "user:2"]),
+        ("developer user", TemplateCapabilities(system_role=False), False, ["user:0\n1"]),
+        ("user system user", TemplateCapabilities(system_role=False), False, ["user:0", "system:1", "user:2"]),
+        ("system", TemplateCapabilities(system_role=False), False, []),
     ],
 )
-def test_roles_a_template_does_not_know(roles: str, can: Capabilities, developers: bool, expected: list[str]) -> None:
+def test_roles_a_template_does_not_know(
+    roles: str, can: TemplateCapabilities, developers: bool, expected: list[str]
+) -> None:
     messages = [{"role": role, "content": str(place)} for place, role in enumerate(roles.split())]
     changed = adapted(messages, can, developers=developers)
     assert [f"{message['role']}:{message['content']}" for message in changed] == expected
@@ -115,7 +117,7 @@ def test_arguments_that_are_no_json_are_named_by_their_first_place() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     with pytest.raises(RequestRefused, match=r"messages\[1\] has a tool call with arguments that are not JSON"):
-        adapted(messages, Capabilities(system_role=False, object_arguments=True), developers=False)
+        adapted(messages, TemplateCapabilities(system_role=False, object_arguments=True), developers=False)
 
 
 @pytest.mark.parametrize(

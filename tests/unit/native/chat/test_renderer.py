@@ -12,7 +12,7 @@ import pytest
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import EngineError, ModelError, RequestRefused
 from tokenmill.native.chat.renderer import Renderer
-from tokenmill.native.chat.template import CHATML, Source, SpecialTokens, Template
+from tokenmill.native.chat.template import CHATML, ChatTemplate, SpecialTokens, TemplateSource
 from tokenmill.native.limited_process import Limits
 from tokenmill.units import MIB
 
@@ -61,7 +61,7 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_request_answere
     renderer: Renderer, name: str
 ) -> None:
     source = "{% if messages[0].content == 'attack' %}" + HOSTILE[name] + "{% endif %}{{ messages[0].content }}"
-    renderer.open(Source(source), NO_TOKENS)
+    renderer.open(TemplateSource(source), NO_TOKENS)
     with pytest.raises(RequestRefused) as refused:
         renderer.render(chat("attack"))
     assert refused.value.code == "chat_template_stopped"
@@ -71,12 +71,12 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_request_answere
 @pytest.mark.parametrize("name", ["loops", "one call into C", "text repeated"])
 def test_a_model_whose_template_exceeds_a_limit_is_not_loaded(renderer: Renderer, name: str) -> None:
     with pytest.raises(ModelError):
-        renderer.open(Source(HOSTILE[name]), NO_TOKENS)
+        renderer.open(TemplateSource(HOSTILE[name]), NO_TOKENS)
 
 
 def test_a_child_that_does_not_answer_is_killed() -> None:
     renderer = Renderer(Limits(64 * MIB, cpu_s=1, wall_s=5.0))
-    renderer.open(Source("{{ messages[0].content }}"), NO_TOKENS)
+    renderer.open(TemplateSource("{{ messages[0].content }}"), NO_TOKENS)
     os.kill(pid_of(renderer), signal.SIGSTOP)
     with pytest.raises(RequestRefused) as refused:
         renderer.render(chat("hi"))
@@ -86,7 +86,7 @@ def test_a_child_that_does_not_answer_is_killed() -> None:
 
 
 def test_a_child_that_was_killed_is_replaced(renderer: Renderer) -> None:
-    renderer.open(Source("{{ messages[0].content }}"), NO_TOKENS)
+    renderer.open(TemplateSource("{{ messages[0].content }}"), NO_TOKENS)
     os.kill(pid_of(renderer), signal.SIGKILL)
     with pytest.raises(EngineError):
         renderer.render(chat("hi"))
@@ -94,9 +94,9 @@ def test_a_child_that_was_killed_is_replaced(renderer: Renderer) -> None:
 
 
 def test_it_renders_what_the_template_renders(renderer: Renderer) -> None:
-    source = Source((DATA / "qwen3.jinja").read_text())
+    source = TemplateSource((DATA / "qwen3.jinja").read_text())
     renderer.open(source, SpecialTokens("<s>", "</s>"))
-    template = Template(source, bos="<s>", eos="</s>")
+    template = ChatTemplate(source, bos="<s>", eos="</s>")
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     asked = Chat(chat("Zürich? 你好").messages, (tool,), "auto", {"enable_thinking": False})
     assert renderer.render(asked, now=NOON) == template.render(asked, now=NOON)
@@ -104,7 +104,7 @@ def test_it_renders_what_the_template_renders(renderer: Renderer) -> None:
 
 
 def test_errors_arrive_as_they_were_raised(renderer: Renderer) -> None:
-    renderer.open(Source("{{ raise_exception('no') }}"), NO_TOKENS)
+    renderer.open(TemplateSource("{{ raise_exception('no') }}"), NO_TOKENS)
     with pytest.raises(RequestRefused, match="no") as refused:
         renderer.render(chat("hi"))
     assert refused.value.code == "chat_template_refused"
@@ -113,24 +113,24 @@ def test_errors_arrive_as_they_were_raised(renderer: Renderer) -> None:
 
 
 def test_half_a_surrogate_pair_is_refused(renderer: Renderer) -> None:
-    renderer.open(Source("{{ messages[0].content }}"), NO_TOKENS)
+    renderer.open(TemplateSource("{{ messages[0].content }}"), NO_TOKENS)
     with pytest.raises(RequestRefused, match=r"messages\[0\]"):
         renderer.render(chat("\ud83d"))
 
 
 def test_a_syntax_error_is_a_model_error(renderer: Renderer) -> None:
     with pytest.raises(ModelError, match="line 1"):
-        renderer.open(Source("{% for %}"), NO_TOKENS)
+        renderer.open(TemplateSource("{% for %}"), NO_TOKENS)
 
 
 def test_a_prompt_may_be_long(renderer: Renderer) -> None:
-    renderer.open(Source(CHATML), NO_TOKENS)
+    renderer.open(TemplateSource(CHATML), NO_TOKENS)
     text = "é" * (1 << 20)
     assert text in renderer.render(chat(text))
 
 
 def test_several_threads_may_render(renderer: Renderer) -> None:
-    renderer.open(Source("{{ messages[0].content }}"), NO_TOKENS)
+    renderer.open(TemplateSource("{{ messages[0].content }}"), NO_TOKENS)
     wrong: list[str] = []
 
     def work(text: str) -> None:

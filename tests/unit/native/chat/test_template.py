@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import ModelError, RequestRefused
-from tokenmill.native.chat.template import CHATML, Source, Template, template_of
+from tokenmill.native.chat.template import CHATML, ChatTemplate, TemplateSource, template_of
 
 DATA = Path(__file__).parents[3] / "data" / "templates"
 NOON = datetime(2026, 3, 4, 12)
@@ -27,7 +27,7 @@ def chat(*messages: Any, **more: Any) -> Chat:
 
 
 def render(source: str, given_chat: Chat | None = None, **more: Any) -> str:
-    return Template(source, bos="<s>", eos="</s>", **more).render(given_chat or chat(), now=NOON)
+    return ChatTemplate(source, bos="<s>", eos="</s>", **more).render(given_chat or chat(), now=NOON)
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,20 @@ def test_the_answer_begins_where_it_is_computed() -> None:
 @pytest.mark.parametrize(
     ("metadata", "source", "words"),
     [
-        ({"tokenizer.chat_template": "a"}, Source("a"), ()),
-        ({"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}, Source("a", "b"), ()),
-        ({"tokenizer.chat_template.tool_use": "b"}, Source("b", "b"), ("is for tools",)),
-        ({"tokenizer.chat_template": "a", "tokenizer.chat_template.rag": "c"}, Source("a"), ("'rag' is not used",)),
-        ({"tokenizer.ggml.model": "gpt2"}, Source(CHATML), ("no chat template",)),
-        ({"tokenizer.chat_template": ""}, Source(CHATML), ("no chat template",)),
-        ({"tokenizer.chat_template": 7}, Source(CHATML), ("no chat template",)),
+        ({"tokenizer.chat_template": "a"}, TemplateSource("a"), ()),
+        ({"tokenizer.chat_template": "a", "tokenizer.chat_template.tool_use": "b"}, TemplateSource("a", "b"), ()),
+        ({"tokenizer.chat_template.tool_use": "b"}, TemplateSource("b", "b"), ("is for tools",)),
+        (
+            {"tokenizer.chat_template": "a", "tokenizer.chat_template.rag": "c"},
+            TemplateSource("a"),
+            ("'rag' is not used",),
+        ),
+        ({"tokenizer.ggml.model": "gpt2"}, TemplateSource(CHATML), ("no chat template",)),
+        ({"tokenizer.chat_template": ""}, TemplateSource(CHATML), ("no chat template",)),
+        ({"tokenizer.chat_template": 7}, TemplateSource(CHATML), ("no chat template",)),
     ],
 )
-def test_templates_in_a_model_file(metadata: dict[str, object], source: Source, words: tuple[str, ...]) -> None:
+def test_templates_in_a_model_file(metadata: dict[str, object], source: TemplateSource, words: tuple[str, ...]) -> None:
     found, notes = template_of(metadata)
     assert found == source
     assert len(notes) == len(words)
@@ -89,7 +93,9 @@ def test_templates_in_a_model_file(metadata: dict[str, object], source: Source, 
 
 
 def test_conversations_with_tools_have_their_own_template() -> None:
-    template = Template(Source("plain {{ messages[0].content }}", "tools {{ messages[0].content }}"), bos="", eos="")
+    template = ChatTemplate(
+        TemplateSource("plain {{ messages[0].content }}", "tools {{ messages[0].content }}"), bos="", eos=""
+    )
     tool = {"type": "function", "function": {"name": "f"}}
     assert template.render(chat()) == "plain hi"
     assert template.render(chat(tools=(tool,))) == "tools hi"
@@ -104,13 +110,13 @@ def test_conversations_with_tools_have_their_own_template() -> None:
     ],
 )
 def test_a_template_without_a_place_for_tools_says_so(source: str, shown: bool) -> None:
-    template = Template(source, bos="", eos="")
+    template = ChatTemplate(source, bos="", eos="")
     assert template.shows_tools is shown
     assert any("does not support tools" in note for note in template.notes) is not shown
 
 
 def test_a_bad_template_for_tools_is_done_without() -> None:
-    template = Template(Source("plain {{ messages[0].content }}", "{% for %}"), bos="", eos="")
+    template = ChatTemplate(TemplateSource("plain {{ messages[0].content }}", "{% for %}"), bos="", eos="")
     tool = {"type": "function", "function": {"name": "f"}}
     assert template.render(chat(tools=(tool,))) == "plain hi"
     assert template.notes[0].endswith("the default template is used for conversations with tools, too")
@@ -133,7 +139,7 @@ def test_what_the_tokenizer_adds_is_left_out(adds: bool, expected: str) -> None:
 )
 def test_a_template_that_cannot_be_compiled(source: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as refused:
-        Template(source, bos="", eos="")
+        ChatTemplate(source, bos="", eos="")
     assert refused.value.hint
 
 
@@ -194,7 +200,7 @@ def test_a_template_changes_nothing_it_was_given() -> None:
     parameters = {"type": "object", "properties": {}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     given_chat = chat(tools=(tool,))
-    template = Template(source, bos="", eos="")
+    template = ChatTemplate(source, bos="", eos="")
     assert template.render(given_chat) == template.render(given_chat)
     assert parameters["required"] == ["a"]
     assert len(given_chat.messages) == 1
@@ -204,11 +210,11 @@ def test_one_template_changes_nothing_for_the_next() -> None:
     shrinking = (
         "{% for t in tools %}{% set _ = t.function.parameters.required.append('x') %}{% endfor %}{{ messages.pop() }}"
     )
-    before = Template((DATA / "qwen3.jinja").read_text(), bos="", eos="")
-    Template(shrinking, bos="", eos="")
-    after = Template((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    before = ChatTemplate((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    ChatTemplate(shrinking, bos="", eos="")
+    after = ChatTemplate((DATA / "qwen3.jinja").read_text(), bos="", eos="")
     asked = chat(user("hi"), {"role": "assistant", "content": "a", "reasoning_content": "b"})
     assert before.render(asked) == after.render(asked)
 
 
-_CHATML = Template(CHATML, bos="", eos="")
+_CHATML = ChatTemplate(CHATML, bos="", eos="")

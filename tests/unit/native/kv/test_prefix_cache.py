@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.kv.prefix_cache import Head, Keep, Match, Opened, PrefixCache
+from tokenmill.native.kv.prefix_cache import CachedPrefix, KeepPolicy, Match, Opened, PrefixCache
 from tokenmill.native.kv.radix import as_tokens, common
 
 DIGEST = list(range(100, 120))
@@ -101,7 +101,7 @@ def test_the_promise_that_goes_furthest_leads() -> None:
 
 
 @pytest.mark.parametrize("keep", ["nothing", "prompt", "all"])
-def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: Keep) -> None:
+def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: KeepPolicy) -> None:
     grown = Grown()
     sequence = grown.open([*DIGEST, 1], compute=8)
     grown.forest.close(sequence, keep)
@@ -111,7 +111,7 @@ def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: Kee
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("nothing", 0), ("prompt", 20), ("all", 23)])
-def test_what_is_kept_of_a_finished_sequence(keep: Keep, kept: int) -> None:
+def test_what_is_kept_of_a_finished_sequence(keep: KeepPolicy, kept: int) -> None:
     grown = Grown()
     grown.leave(DIGEST, keep, answer=(1, 2, 3))
     assert grown.cached([*DIGEST, 1, 2, 3]) == grown.forest.used == kept
@@ -139,7 +139,9 @@ def test_a_status_page_shows_every_segment() -> None:
     grown.open([*DIGEST, 2, 2])
     grown.leave([*DIGEST, 3], "nothing")
     digest, *tails = grown.forest.heads()
-    assert digest == Head(depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used)
+    assert digest == CachedPrefix(
+        depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used
+    )
     assert {(tail.depth, tail.start, tail.tokens, tail.hits, tail.pinned, tail.locked) for tail in tails} == {
         (1, 20, 1, 0, False, False),
         (1, 20, 2, 0, False, True),

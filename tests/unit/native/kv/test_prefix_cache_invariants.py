@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
 
 from support.kv_cells import KvCells
-from tokenmill.native.kv.prefix_cache import Keep, PrefixCache
+from tokenmill.native.kv.prefix_cache import KeepPolicy, PrefixCache
 from tokenmill.native.kv.radix import as_tokens
 
 CELLS, SEQUENCES = 40, 5
@@ -65,7 +65,7 @@ class ForestMachine(RuleBasedStateMachine):
         keep=st.sampled_from(["nothing", "prompt", "all"]),
         waiting=st.lists(TOKENS | TOKENS.map(SHARED.__add__), max_size=2),
     )
-    def close(self, sequence: int, keep: Keep, waiting: list[list[int]]) -> None:
+    def close(self, sequence: int, keep: KeepPolicy, waiting: list[list[int]]) -> None:
         before = self.forest.used
         shared = {tuple(prompt): self.ready(prompt[:-1]) for prompt in waiting if keep == "prompt"}
         self.forest.close(sequence, keep, wanted=[as_tokens(prompt) for prompt in waiting])

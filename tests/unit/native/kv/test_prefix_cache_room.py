@@ -3,7 +3,7 @@
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.kv.prefix_cache import Keep, Opened, PrefixCache
+from tokenmill.native.kv.prefix_cache import KeepPolicy, Opened, PrefixCache
 
 DIGEST = list(range(100, 120))
 
@@ -118,7 +118,7 @@ def test_a_prompt_fits_around_what_is_locked_or_pinned() -> None:
 
 @pytest.mark.parametrize("when", ["before", "while", "after"])
 @pytest.mark.parametrize("keep", ["nothing", "prompt", "all"])
-def test_a_pinned_head_is_never_evicted(when: str, keep: Keep) -> None:
+def test_a_pinned_head_is_never_evicted(when: str, keep: KeepPolicy) -> None:
     grown = Grown(cells=30)
     if when == "before":
         grown.forest.pin(DIGEST)

@@ -14,11 +14,11 @@ from tokenmill.native.batching import Id
 from tokenmill.native.kv.prefix_cache import Match, PrefixCache
 from tokenmill.native.kv.streams import PAD, apart, least_copied, mixes, padded
 from tokenmill.native.llama.context import check_streams
-from tokenmill.native.llama.model import Facts
+from tokenmill.native.llama.model import ModelMetadata
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 TOGETHER = ContextSettings(cells=8192, context=1000, sequences=60)
-FACTS = Facts("a model", "llama", 1, 1, 4096, None, shares=True, why_not=None)
+FACTS = ModelMetadata("a model", "llama", 1, 1, 4096, None, shares=True, why_not=None)
 
 
 @given(st.integers(1, 300), st.integers(1, 5000), st.integers(1, 100_000))
@@ -52,7 +52,7 @@ def test_none_is_no_number_of_lanes() -> None:
         (replace(FACTS, shares=False, why_not="a recurrent state cannot be cut"), "a recurrent state cannot be cut"),
     ],
 )
-def test_models_with_another_memory_are_refused_and_told_why(facts: Facts, why: str) -> None:
+def test_models_with_another_memory_are_refused_and_told_why(facts: ModelMetadata, why: str) -> None:
     check_streams(FACTS)
     with pytest.raises(EngineError, match=why):
         check_streams(facts)

@@ -7,7 +7,7 @@ from cffi import FFI
 
 from support.native import Work
 from tokenmill.errors import EngineError
-from tokenmill.native.llama.batch import Batch
+from tokenmill.native.llama.batch import DecodeBatch
 
 BATCH = """
 typedef struct llama_batch {
@@ -17,13 +17,13 @@ typedef struct llama_batch {
 """
 
 
-def made(size: int = 8, *, twins: bool = False) -> Batch:
+def made(size: int = 8, *, twins: bool = False) -> DecodeBatch:
     ffi = FFI()
     ffi.cdef(BATCH)
-    return Batch(ffi, size, [(one, one + 4) if twins else (one,) for one in range(4)], most_rows=4)
+    return DecodeBatch(ffi, size, [(one, one + 4) if twins else (one,) for one in range(4)], most_rows=4)
 
 
-def content(batch: Batch) -> list[tuple[int, int, list[int], int]]:
+def content(batch: DecodeBatch) -> list[tuple[int, int, list[int], int]]:
     given: Any = batch.struct
     return [
         (given.token[i], given.pos[i], [given.seq_id[i][k] for k in range(given.n_seq_id[i])], given.logits[i])
