@@ -282,7 +282,13 @@ def mixtures(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @settings(max_examples=100, deadline=None)
 def test_whatever_is_drawn_satisfies_the_schema(inner: Any, seed: int) -> None:
     schema = {"anyOf": [inner, {"type": "null"}]}
-    made = compiled(schema=json.dumps(schema))
+    try:
+        made = compiled(schema=json.dumps(schema))
+    except RequestRefused as refused:
+        # a schema that refers to itself next to other keywords cannot be followed
+        assert "circular references" in refused.message
+        assert '"allOf"' in json.dumps(inner)
+        return
     text = drawn(made, random.Random(seed))
     assert text is None or Draft202012Validator(schema).is_valid(json.loads(text)), text
 
