@@ -115,7 +115,7 @@ class Grown:
         self.forest.close(sequence, keep)
 
     def cached(self, tokens: list[int]) -> int:
-        found = self.forest.holder(tokens)
+        found = self.forest.find(tokens)
         assert self.forest.used == self.cells.used
         return found[1] if found else 0
 

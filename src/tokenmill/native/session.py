@@ -123,7 +123,7 @@ class Session:
 
     def save(self, tokens: tuple[int, ...], path: Path, model_id: str) -> int:
         """Write a head that is in the cells to a file; how many tokens it has."""
-        held = self.forest.holder(tokens)
+        held = self.forest.find(tokens)
         if held is None or held[1] < len(tokens):
             raise EngineError(
                 f"of these {len(tokens)} tokens {held[1] if held else 0} are in the cells", hint="pin the head first"

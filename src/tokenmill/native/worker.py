@@ -327,7 +327,7 @@ class Worker:
             return self._keeping().restore(Path(given["path"]), self.order.model_id, pin=pin)
 
     def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(head) for head in self._session.forest.heads()]
+        return [asdict(head) for head in self._session.forest.segments()]
 
     def _at_work(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
         return [asdict(sequence) for sequence in self._session.schedule.at_work()]

@@ -1,7 +1,7 @@
-"""Which tokens lie in the KV cells, what of a prompt need not be computed, and what goes when room is needed.
+"""Prefix cache: records the tokens in the KV cells, finds reusable prefixes of a prompt, and evicts old ones.
 
-It knows tokens, cells and sequence ids, acts through `Cells`, and orders by ordinals. It knows no clock, no priority
-and no llama.cpp; what runs when is the schedule's business.
+`PrefixCache` changes the KV cache through `CellOps` and orders uses by ordinals. It knows no clock, no priorities and
+no llama.cpp; `StepScheduler` decides which request runs when.
 """
 
 from array import array
@@ -13,18 +13,18 @@ from tokenmill.native.kv.radix import TokenArray, as_tokens, common
 from tokenmill.native.kv.sequence_pool import CellOps, SequencePool, SequenceUse
 
 KeepPolicy = Literal["nothing", "prompt", "all"]
-# A cut walks every cell of the cache, so room is made in pieces worth the walk, but never a large part of the cache.
-_MOST_TRIMMED = 256
-_TRIMMED_SHARE = 32
+# llama.cpp walks all cells for each cut, so evictions have a minimum size, which is a small part of the cache.
+_MOST_EVICTED = 256
+_EVICTED_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How much of a prompt need not be computed."""
+    """The cached part of a prompt, and the part that a running sequence is computing."""
 
-    ready: int  # leading tokens that can be copied now
-    coming: int  # leading tokens that are there, or that `leader` has promised to compute
-    leader: int | None = None  # the sequence that computes them; None: nothing more is coming
+    ready: int  # leading tokens that can be reused now
+    coming: int  # leading tokens that are cached or that `leader` is going to compute
+    leader: int | None = None  # the running sequence that computes them; None: no sequence does
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +32,41 @@ class Opened:
     """A new running sequence."""
 
     sequence: int
-    reused: int  # tokens it begins with
+    reused: int  # tokens of its prompt that were cached
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """One segment of the forest, for a person to look at."""
+    """One segment of the prefix tree, for display."""
 
-    depth: int  # segments above it
+    depth: int  # number of segments above it
     start: int  # position of its first token
     tokens: int
-    hits: int  # sequences that began with a copy of it, or of a part
+    hits: int  # sequences that reused it or a part of it
     pinned: bool
     locked: bool  # a running sequence needs it
-    last_used: int  # an ordinal: larger is later
+    last_used: int  # ordinal: larger is later
 
 
 class PrefixCache:
-    """Heads of prompts in the cells, shared by running sequences and kept for later ones.
+    """Cached prefixes of prompts, shared by running sequences and retained for later ones.
 
         tree of segments                                cells (each has a position and a set of sequences)
-        root                                            positions    held by
+        root                                            positions    owned by
         └── [0,100) the digest, forked                  0 to 99      {0, 1, 2}
             ├── [100,132) prompt and answer of 0        100 to 131   {0}
-            ├── [100,108) of 1, which promised 40 more  100 to 107   {1}
-            └── 2, an idle keeper, ends at 100
+            ├── [100,108) of 1, with 40 more to come    100 to 107   {1}
+            └── 2, retained, ends at 100
 
-    A sequence holds the cells of its whole path, and running ones lock theirs. A *keeper* is the id of a closed
-    sequence that goes on holding a path which nothing else would keep; one with another keeper below it is let go.
-    Room is made by cutting the least recently used idle leaves from their ends, so a head outlives its tails.
+    A sequence owns the cells of its whole path; a running sequence locks them. A *retained* sequence is the id of a
+    closed one that still owns a path which no other sequence does; it is released when another retained sequence ends
+    below it. Eviction cuts the least recently used idle leaves from their ends, so a prefix is evicted after its tails.
 
-    Idle cells are not free: attention walks over them at every step. So of the tails that batch work leaves beyond a
-    fork (a point where two sequences have parted, and the root) only the newest stays, and those that a prompt which
-    waits will begin with. The newest, because jobs come depth first: nobody shares more with the next one, though it
-    may not be here yet. The others, because several are at work at once: where eight of them are the first of a
-    digest each and end together, all eight are wanted.
+    Idle cells are not free, because attention reads them in every step. So below a fork (a point where two sequences
+    diverged, or the root) only two kinds of tails of batch requests are retained: the newest, because jobs are
+    submitted depth first and the next one shares most with it, though it may not be queued yet; and those that a
+    queued prompt begins with, because several requests run concurrently: if eight of them each compute a different
+    prefix first and end together, all eight prefixes are needed.
     """
 
     def __init__(
@@ -79,104 +79,105 @@ class PrefixCache:
         streams: bool = False,
         least_copied: int = 1,
     ) -> None:
-        """`streams`: each sequence has cells of its own; it begins with what is there, or with a copy of another's.
+        """Create an empty cache.
 
-        `least_copied`: tokens that such a copy must save.
+        shares: sequences can share cells.
+        streams: each sequence has cells of its own, and reuses them or a copy of another sequence's.
+        least_copied: minimum tokens that such a copy must save.
         """
         self.total_cells = total_cells
         self.sequences = sequences
         self.shares = shares
         self.streams = streams
-        self.evicted = 0  # tokens dropped to make room, ever
+        self.evicted = 0  # tokens evicted since the start
         self._cells = cells
-        self._least_trimmed = max(1, min(_MOST_TRIMMED, total_cells // _TRIMMED_SHARE))
+        self._least_evicted = max(1, min(_MOST_EVICTED, total_cells // _EVICTED_SHARE))
         self._least_copied = least_copied
         self._taken: set[int] = set()
-        self._begin_anew()
+        self._reset()
 
     def clear(self) -> None:
-        """Forget all sequences and heads, because the cache was emptied or built anew; mutates. Pins stay."""
-        pins = self._holders.pins
-        self._begin_anew()
-        self._holders.pins = pins
+        """Forget all sequences and prefixes after the KV cache was emptied or rebuilt. Pins stay."""
+        pins = self._pool.pins
+        self._reset()
+        self._pool.pins = pins
         self._taken.clear()
 
-    def _begin_anew(self) -> None:
-        """Nobody holds anything; mutates."""
-        self._holders = SequencePool(self._cells, self.sequences, leaves=self.streams, least_copied=self._least_copied)
-        self._tree = self._holders.tree
+    def _reset(self) -> None:
+        self._pool = SequencePool(self._cells, self.sequences, streams=self.streams, least_copied=self._least_copied)
+        self._tree = self._pool.tree
 
     @property
     def used(self) -> int:
-        """Cells that hold something. Mutates nothing."""
+        """Number of cells in use."""
         return self._tree.size
 
     @property
     def free(self) -> int:
-        """Cells that hold nothing. Mutates nothing."""
+        """Number of empty cells."""
         return self.total_cells - self._tree.size
 
     @property
     def available(self) -> int:
-        """Cells that are free, or would be if everything idle went. Mutates nothing."""
-        locked = self._holders.locked()
-        kept = sum(len(node.tokens) for node in locked)
-        kept += sum(end - node.start for node, end in self._holders.guarded().items() if node not in locked)
-        return self.total_cells - kept
+        """Number of cells that are empty or can be evicted."""
+        locked = self._pool.locked()
+        needed = sum(len(node.tokens) for node in locked)
+        needed += sum(end - node.start for node, end in self._pool.pinned_nodes().items() if node not in locked)
+        return self.total_cells - needed
 
     def length(self, sequence: int) -> int:
-        """Tokens a sequence has in the cells. Mutates nothing."""
+        """Return how many tokens of a sequence are in the cells."""
         return self._tree.ends[sequence].end
 
     def look(self, tokens: Sequence[int]) -> Match:
-        """How much of a prompt is there or coming; never its last token, whose logits are wanted. Mutates nothing."""
+        """Find the cached part of a prompt; never its last token, whose logits are needed."""
         if not self.shares and not self.streams:
             return Match(0, 0)
         wanted = as_tokens(tokens)
         limit = len(wanted) - 1
-        ready = self._tree.walk(wanted, limit)[1] if self.shares else self._holders.head_for(wanted)[1]
+        ready = self._tree.walk(wanted, limit)[1] if self.shares else self._pool.longest_source(wanted)[1]
         coming = ready
         leader = None
-        for sequence, held in self._holders.held.items():
-            prompt = held.prompt
-            # Without the token right after what is known to come, it cannot give more: a cheap test that mostly fails.
-            if held.running and coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
-                promised = common(prompt, wanted, 0, limit)
-                if promised >= coming + self._least_copied:
-                    coming = promised
+        for sequence, use in self._pool.uses.items():
+            prompt = use.prompt
+            # Without the next token after `coming` it cannot match more: a cheap test that mostly fails.
+            if use.running and coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
+                shared = common(prompt, wanted, 0, limit)
+                if shared >= coming + self._least_copied:
+                    coming = shared
                     leader = sequence
         return Match(ready, coming, leader)
 
     def fits(self, tokens: Sequence[int], more: int) -> bool:
-        """Whether a prompt and `more` cells beside it could be had from what is free or idle. Mutates nothing."""
+        """Whether a prompt and `more` further cells fit in the available cells."""
         wanted = as_tokens(tokens)
         node, ready = self._tree.walk(wanted, len(wanted) - 1) if self.shares else (self._tree.root, 0)
-        locked = self._holders.locked()
-        guarded = self._holders.guarded()
+        locked = self._pool.locked()
+        pinned = self._pool.pinned_nodes()
         would_lock = sum(
-            max(0, min(above.end, ready) - guarded.get(above, above.start))
+            max(0, min(above.end, ready) - pinned.get(above, above.start))
             for above in node.upward()
             if above not in locked
         )
         return len(wanted) - ready + more <= self.available - would_lock
 
-    def holder(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """A sequence that holds the longest cached head of these tokens, and that length. Mutates nothing."""
+    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Return a sequence that owns the longest cached prefix of these tokens, and the length of that prefix."""
         wanted = as_tokens(tokens)
         node, reached = self._tree.walk(wanted, len(wanted)) if self.shares else (self._tree.root, 0)
-        return (next(node.holders()), reached) if reached else None
+        return (next(node.sequences_through()), reached) if reached else None
 
-    def heads(self) -> list[CachedPrefix]:
-        """Every segment. Mutates nothing."""
-        locked = self._holders.locked()
-        guarded = self._holders.guarded()
+    def segments(self) -> list[CachedPrefix]:
+        """Return every segment of the prefix tree."""
+        locked = self._pool.locked()
+        pinned = self._pool.pinned_nodes()
         return [
             CachedPrefix(
                 depth=sum(1 for _ in node.upward()) - 1,
                 start=node.start,
                 tokens=len(node.tokens),
                 hits=node.hits,
-                pinned=node in guarded,
+                pinned=node in pinned,
                 locked=node in locked,
                 last_used=node.last_used,
             )
@@ -184,109 +185,113 @@ class PrefixCache:
         ]
 
     def open(self, tokens: Sequence[int]) -> Opened | None:
-        """Begin a sequence with what is cached of its prompt; None where no id can be had.
+        """Start a sequence with the cached prefix of its prompt, and lock that prefix; None if no id is available.
 
-        Mutates: copies the head, locks it and promises the rest. Where ids are short, the oldest keeper goes.
+        If all ids are in use, the least recently used retained sequence is released.
         """
         wanted = as_tokens(tokens)
         limit = len(wanted) - 1 if self.shares else 0
         node, ready = self._tree.walk(wanted, limit)
         before = self.used
-        claimed = self._holders.claim(node, ready)
+        claimed = self._pool.claim(node, ready)
         self.evicted += before - self.used
         if claimed is None:
             return None
-        sequence, holds_head = claimed
-        held = SequenceUse(wanted, running=True)
-        if holds_head:
-            head = self._tree.ends[sequence]
+        sequence, owns_prefix = claimed
+        use = SequenceUse(wanted, running=True)
+        if owns_prefix:
+            prefix = self._tree.ends[sequence]
             splits = False
-            self._holders.held[sequence] = held
+            self._pool.uses[sequence] = use
         else:
-            node, ready = self._tree.walk(wanted, limit)  # a keeper may have gone, and nodes with it
+            node, ready = self._tree.walk(wanted, limit)  # again: `claim` may have released a sequence and its nodes
             splits = ready < node.end
-            head = self._holders.begin(sequence, node, ready, held)
-            ready += self._holders.take_up(sequence)
-        self._holders.touch(head, hits=1)
-        head.forked |= splits
+            prefix = self._pool.begin(sequence, node, ready, use)
+            ready += self._pool.reuse_stream(sequence)
+        self._pool.touch(prefix, hits=1)
+        prefix.forked |= splits
         return Opened(sequence, ready)
 
     def filled(self, sequence: int, count: int) -> None:
-        """The next `count` tokens of a prompt have been computed; mutates: others may copy them now."""
+        """Record that the next `count` tokens of a prompt were computed: other sequences can reuse them from now on."""
         start = self.length(sequence)
-        self._tree.extend(sequence, self._holders.held[sequence].prompt[start : start + count])
+        self._tree.extend(sequence, self._pool.uses[sequence].prompt[start : start + count])
 
     def appended(self, sequence: int, token: int) -> None:
-        """A token beyond the prompt has been computed; mutates."""
+        """Record that a token after the prompt was computed."""
         self._tree.extend(sequence, array("i", (token,)))
 
     def close(
         self, sequence: int, keep: KeepPolicy, *, prompt_tokens: int | None = None, wanted: Iterable[TokenArray] = ()
     ) -> None:
-        """End a running sequence; mutates: what is kept is idle from now on, and what is pinned is kept anyway.
+        """End a running sequence and retain the part that `keep` names; pinned tokens are retained in any case.
 
-        The prompt is what it was opened with, unless another number of tokens is given. Older tails go, but for those
-        that `wanted` prompts will begin with.
+        keep: "prompt" also drops older tails of batch requests below the last fork.
+        prompt_tokens: length of the prompt; by default that of the tokens with which the sequence was opened.
+        wanted: queued prompts; the tails that they begin with are not dropped.
         """
-        held = self._holders.held[sequence]
+        use = self._pool.uses[sequence]
         length = self.length(sequence)
         end = length if keep == "all" else 0
         fork = None
         if keep == "prompt":
-            end = min(length, len(held.prompt) if prompt_tokens is None else prompt_tokens)
-            fork = self._holders.last_fork(sequence, end)
-        end = max(end, self._holders.guarded_length(sequence)) if self.shares else 0
-        held.running = False
-        held.from_batch = keep != "all"
-        self._holders.touch(self._tree.ends[sequence])
-        self._holders.settle(sequence, end)
+            end = min(length, len(use.prompt) if prompt_tokens is None else prompt_tokens)
+            fork = self._pool.last_fork(sequence, end)
+        end = max(end, self._pool.pinned_length(sequence)) if self.shares else 0
+        use.running = False
+        use.from_batch = keep != "all"
+        self._pool.touch(self._tree.ends[sequence])
+        self._pool.retain(sequence, end)
         if fork is not None:
-            self._holders.drop_tails(fork, wanted)
+            self._pool.drop_tails(fork, wanted)
 
     def pause(self, sequence: int) -> None:
-        """Stop a running sequence that will be opened again with all it has; mutates: that is idle until then."""
-        held = self._holders.held[sequence]
-        held.running = False
-        held.paused = True
-        self._holders.touch(self._tree.ends[sequence])
-        self._holders.settle(sequence, self.length(sequence) if self.shares else 0)
+        """Stop a running sequence and retain all of it until it is opened again."""
+        use = self._pool.uses[sequence]
+        use.running = False
+        use.paused = True
+        self._pool.touch(self._tree.ends[sequence])
+        self._pool.retain(sequence, self.length(sequence) if self.shares else 0)
 
     def forget(self, tokens: Sequence[int]) -> None:
-        """Let go of what was paused with these tokens, unless it is pinned: nobody comes back for it; mutates."""
+        """Release the sequence that was paused with these tokens, except for pinned ones: it will not be resumed."""
         wanted = as_tokens(tokens)
-        paused = self._holders.paused_at(*self._tree.walk(wanted, len(wanted)))
+        paused = self._pool.paused_at(*self._tree.walk(wanted, len(wanted)))
         if paused is not None:
-            self._holders.held[paused].paused = False
-            self._holders.settle(paused, self._holders.guarded_length(paused))
+            self._pool.uses[paused].paused = False
+            self._pool.retain(paused, self._pool.pinned_length(paused))
 
     def room(self, count: int) -> bool:
-        """Make `count` cells free; mutates: idle cells go, oldest tails first. If it cannot: False, and none goes."""
+        """Free `count` cells by evicting idle ones, oldest first; False, without evicting any, if there are too few."""
         if count <= self.free:
             return True
         if count > self.available:
             return False
         while self.free < count:
-            self.evicted += self._holders.evict(count - self.free, self._least_trimmed)
+            self.evicted += self._pool.evict(count - self.free, self._least_evicted)
         return True
 
     def pin(self, tokens: Sequence[int]) -> None:
-        """Never evict what is, or will be, cached of this head; mutates. Pinning twice is pinning once."""
+        """Never evict this prefix, cached now or later. Pinning it again has no effect."""
         wanted = as_tokens(tokens)
-        self._holders.pins[wanted.tobytes()] = wanted[:]
+        self._pool.pins[wanted.tobytes()] = wanted[:]
 
     def unpin(self, tokens: Sequence[int]) -> None:
-        """Let a head be evicted again if it was pinned; mutates."""
-        self._holders.pins.pop(as_tokens(tokens).tobytes(), None)
+        """Allow a prefix to be evicted again, if it was pinned."""
+        self._pool.pins.pop(as_tokens(tokens).tobytes(), None)
 
     @property
     def pins(self) -> tuple[TokenArray, ...]:
-        """The pinned heads. Mutates nothing."""
-        return tuple(self._holders.pins.values())
+        """The pinned prefixes."""
+        return tuple(self._pool.pins.values())
 
     def take(self) -> int | None:
-        """An empty id to load a saved head into; mutates: the oldest keeper may go. None where there is none."""
+        """Return an empty id into which a saved prefix can be loaded; None if no id is available.
+
+        It must be passed to `adopted` or `given_back`.
+        """
         before = self.used
-        claimed = self._holders.claim(self._tree.root, 0) if self.shares else None
+        claimed = self._pool.claim(self._tree.root, 0) if self.shares else None
         self.evicted += before - self.used
         if claimed is None:
             return None
@@ -294,21 +299,21 @@ class PrefixCache:
         return claimed[0]
 
     def adopted(self, sequence: int, tokens: Sequence[int]) -> None:
-        """A taken id has been loaded with these tokens, for which there was room; mutates: they are idle now."""
+        """Record that a taken id was loaded with these tokens. There must have been room for them."""
         wanted = as_tokens(tokens)
         self._taken.remove(sequence)
-        held = SequenceUse(array("i"), running=False)
+        use = SequenceUse(array("i"), running=False)
         node, reached = self._tree.walk(wanted, len(wanted))
-        if reached == len(wanted):  # it is there already, and once is enough
+        if reached == len(wanted):  # cached already: drop the loaded copy
             self._cells.cut(sequence, 0)
-            self._holders.begin(sequence, node, reached, held)
+            self._pool.begin(sequence, node, reached, use)
         else:
-            self._holders.begin(sequence, self._tree.root, 0, held)
+            self._pool.begin(sequence, self._tree.root, 0, use)
             self._tree.extend(sequence, wanted)
-        self._holders.touch(self._tree.ends[sequence])
-        self._holders.settle(sequence, len(wanted))
+        self._pool.touch(self._tree.ends[sequence])
+        self._pool.retain(sequence, len(wanted))
 
     def given_back(self, sequence: int) -> None:
-        """A taken id was not loaded after all; mutates."""
+        """Return a taken id that was not loaded."""
         self._taken.remove(sequence)
-        self._holders.put_back(sequence)
+        self._pool.put_back(sequence)

@@ -1,9 +1,9 @@
-"""A radix tree over tokens that knows which sequences end where. It decides nothing.
+"""Radix tree over tokens that records where each sequence ends. It holds no policy.
 
 Each node is a segment of tokens at absolute positions [start, end). A sequence ends at exactly one node's end and
-holds every cell on the way from the root to there, so the cells of a node are held by the sequences that end in it
-or below it, and a node that nobody ends in or below is gone. Two sequences that computed the same tokens apart have
-cells apart: siblings may begin with the same token, and the deepest match wins.
+owns every cell on the path from the root to there, so the cells of a node belong to the sequences that end in it or
+below it; a node without such a sequence is removed. Two sequences that computed the same tokens separately have
+separate cells: siblings may begin with the same token, and the deepest match wins.
 """
 
 from array import array
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 TokenArray: TypeAlias = "array[int]"
-"""Of typecode i: slices of it are copied and compared at memory speed."""
+"""An array of typecode `i`, whose slices are copied and compared at memory speed."""
 
 
 def as_tokens(tokens: Sequence[int]) -> TokenArray:
-    """The same tokens as the tree compares them; an array is taken as it is. Mutates nothing."""
+    """Convert tokens to the array that the tree compares; an array of typecode `i` is returned unchanged."""
     return tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)
 
 
 def common(left: TokenArray, right: TokenArray, offset: int, limit: int) -> int:
-    """How many tokens left[0:] and right[offset:limit] share at their beginning. Mutates nothing."""
+    """Return the length of the common prefix of left[0:] and right[offset:limit]."""
     count = min(len(left), limit - offset)
     if count <= 0 or left[0] != right[offset]:
         return 0
@@ -37,7 +37,7 @@ def common(left: TokenArray, right: TokenArray, offset: int, limit: int) -> int:
 
 
 class Node:
-    """A segment of tokens with what hangs off its end."""
+    """A segment of tokens and its children."""
 
     __slots__ = ("children", "forked", "hits", "last_used", "parent", "sequences", "start", "tokens")
 
@@ -46,74 +46,77 @@ class Node:
         self.start = start
         self.tokens = tokens
         self.children: list[Node] = []
-        self.sequences: set[int] = set()  # that end here
-        self.forked = False  # two sequences have parted at this end, though one of them may be gone
+        self.sequences: set[int] = set()  # sequences that end here
+        self.forked = False  # two sequences diverged at this end; one of them may have been removed since
         self.hits = 0
         self.last_used = 0
 
     @property
     def end(self) -> int:
-        """The position after its last token. Mutates nothing."""
+        """The position after its last token."""
         return self.start + len(self.tokens)
 
     def upward(self) -> Iterator["Node"]:
-        """Itself and what is above it, without the root. Mutates nothing."""
+        """Yield this node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
     def below(self) -> Iterator["Node"]:
-        """Itself and everything below. Mutates nothing."""
-        waiting = [self]
-        while waiting:
-            node = waiting.pop()
+        """Yield this node and its descendants."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
             yield node
-            waiting += node.children
+            stack += node.children
 
-    def holders(self) -> Iterator[int]:
-        """Sequences that hold this node's cells. Mutates nothing."""
+    def sequences_through(self) -> Iterator[int]:
+        """Yield the sequences that own this node's cells: those that end here or below."""
         for node in self.below():
             yield from node.sequences
 
 
 class Tree:
-    """Nodes, and where each sequence ends."""
+    """The root, and the node in which each sequence ends."""
 
     def __init__(self) -> None:
         self.root = Node(None, 0, array("i"))
         self.size = 0  # tokens in all nodes
-        self.ends: dict[int, Node] = {}  # sequence -> the node it ends in
+        self.ends: dict[int, Node] = {}  # by sequence: the node in which it ends
 
     def nodes(self) -> Iterator[Node]:
-        """All but the root. Mutates nothing."""
+        """Yield every node except the root."""
         for child in self.root.children:
             yield from child.below()
 
     def walk(self, tokens: TokenArray, limit: int) -> tuple[Node, int]:
-        """The deepest node that tokens[:limit] reach, and the position they reach in it. Mutates nothing."""
+        """Return the deepest node that matches tokens[:limit], and the position up to which it matches."""
         best = self.root
         reached = 0
-        waiting = [self.root]
-        while waiting:
-            for child in waiting.pop().children:
+        stack = [self.root]
+        while stack:
+            for child in stack.pop().children:
                 shared = common(child.tokens, tokens, child.start, limit)
                 if child.start + shared > reached:
                     best = child
                     reached = child.start + shared
                 if shared == len(child.tokens):
-                    waiting.append(child)
+                    stack.append(child)
         return best, reached
 
     def attach(self, sequence: int, node: Node, position: int) -> Node:
-        """Let a new sequence end at a position inside a node; mutates: the node may be split there."""
+        """Add a sequence that ends at `position` of a node, which is split there if necessary."""
         node = self.split(node, position)
         node.sequences.add(sequence)
         self.ends[sequence] = node
         return node
 
     def split(self, node: Node, position: int) -> Node:
-        """The node that ends at this position; mutates where there was none: the lower part keeps its identity."""
+        """Return the node that ends at `position`, splitting `node` if necessary.
+
+        The lower part keeps the identity of `node`. Raises ValueError if the position is outside the node.
+        """
         if position == node.end:
             return node
         if node.parent is None or not node.start < position < node.end:
@@ -129,7 +132,7 @@ class Tree:
         return upper
 
     def extend(self, sequence: int, tokens: TokenArray) -> None:
-        """Put more tokens at a sequence's end; mutates."""
+        """Append tokens to a sequence."""
         node = self.ends[sequence]
         self.size += len(tokens)
         if node.parent is not None and len(node.sequences) == 1 and not node.children and not node.forked:
@@ -145,10 +148,10 @@ class Tree:
             node.forked = True
 
     def retreat(self, sequence: int, position: int) -> None:
-        """Let a sequence end earlier; mutates: what nobody holds any more is gone."""
+        """Shorten a sequence to `position`; nodes without a sequence are removed."""
         node = self.ends[sequence]
         node.sequences.discard(sequence)
-        loosened = node  # its border may have no reason any more; one that lost a child is forked, and has
+        former_end = node  # it may be joined with its child now; a node that lost a child is forked and is not
         while node.parent is not None and node.start >= position:
             parent = node.parent
             if not node.children and not node.sequences:
@@ -164,16 +167,16 @@ class Tree:
                 node.forked = False
         node.sequences.add(sequence)
         self.ends[sequence] = node
-        self._join(loosened)
+        self._join(former_end)
 
     def detach(self, sequence: int) -> None:
-        """Forget a sequence; mutates."""
+        """Remove a sequence."""
         self.retreat(sequence, 0)
         self.root.sequences.discard(sequence)
         del self.ends[sequence]
 
     def _join(self, node: Node) -> None:
-        """Make a node one with its only child where nothing marks the border; mutates: the child's identity stays."""
+        """Merge a node into its only child unless a sequence ends or forked there; the child keeps its identity."""
         if node.parent is None or node.sequences or node.forked or len(node.children) != 1:
             return
         child = node.children[0]

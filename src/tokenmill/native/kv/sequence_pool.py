@@ -1,6 +1,7 @@
-"""Who holds the cells of the forest: running sequences, keepers and pins, and which keeper has to yield first.
+"""Sequence ids and the cells they own: running sequences, retained sequences and pins.
 
-Every change of the tree that frees cells or ids is made here, together with the same change of the cache.
+`SequencePool` keeps the prefix tree and the KV cache in step: every change of the tree that frees cells or ids is made
+here, together with the same change of the cache. `PrefixCache` decides when to evict; this module picks the cells.
 """
 
 from array import array
@@ -11,46 +12,50 @@ from typing import Protocol
 
 from tokenmill.native.kv.radix import Node, TokenArray, Tree, common
 
-_NOTHING: TokenArray = array("i")
+_EMPTY: TokenArray = array("i")
 
 
 class CellOps(Protocol):
-    """What can be done to the cells of a cache without computing."""
+    """Operations on the cells of a KV cache that need no computation."""
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let `target` hold what `source` has before position `end`, and nothing else; mutates the cache.
+        """Make `target` own the cells that `source` has before position `end`, and no others.
 
-        It is empty, unless each sequence has cells of its own.
+        `target` must be empty, unless each sequence has cells of its own.
         """
 
     def cut(self, sequence: int, start: int) -> object:
-        """Let go of a sequence's cells from position `start` on; mutates the cache."""
+        """Release a sequence's cells from position `start` on."""
 
 
 @dataclass(slots=True)
 class SequenceUse:
-    """What a sequence id in use is used for."""
+    """The current use of a sequence id."""
 
-    prompt: TokenArray  # of a running sequence: what it has promised to compute
+    prompt: TokenArray  # of a running sequence: the tokens that it is going to compute
     running: bool
-    from_batch: bool = False  # of a keeper: nobody comes back for its tail
-    paused: bool = False  # of a keeper: whoever was stopped here comes back for all of it
+    from_batch: bool = False  # retained after a batch request: no later prompt needs its tokens after the last fork
+    paused: bool = False  # retained after a preemption: its request resumes with all of it
 
 
 class SequencePool:
-    """The tree with the sequences that hold it."""
+    """The prefix tree and the sequence ids that own its cells.
 
-    def __init__(self, cells: CellOps, sequences: int, *, leaves: bool = False, least_copied: int = 1) -> None:
-        """`leaves`: an id that is put back keeps its cells, of which others may have a copy, until it begins anew.
+    A *retained* sequence is idle: its request has ended, and its id keeps a cached prefix that no other sequence owns.
+    """
 
-        `least_copied`: tokens that it must gain by beginning with a copy of what another id has instead.
+    def __init__(self, cells: CellOps, sequences: int, *, streams: bool = False, least_copied: int = 1) -> None:
+        """Create `sequences` empty ids.
+
+        streams: each id has cells of its own, and a released id keeps them, for copies, until it is used again.
+        least_copied: minimum tokens that a copy from another id must save.
         """
         self.tree = Tree()
-        self._leaves = leaves
-        self._left = dict[int, TokenArray]()
-        self._least_copied = least_copied
-        self.held: dict[int, SequenceUse] = {}
+        self.uses: dict[int, SequenceUse] = {}
         self.pins: dict[bytes, TokenArray] = {}
+        self._streams = streams
+        self._released = dict[int, TokenArray]()  # by id: tokens that are still in its stream
+        self._least_copied = least_copied
         self._cells = cells
         self._unused = list(range(sequences))
         self._ordinal = 0
@@ -58,18 +63,18 @@ class SequencePool:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def locked(self) -> set[Node]:
-        """Nodes that a running sequence needs. Mutates nothing."""
+        """Return the nodes that running sequences need."""
         nodes: set[Node] = set()
-        for sequence, held in self.held.items():
-            if held.running:
+        for sequence, use in self.uses.items():
+            if use.running:
                 for node in self.tree.ends[sequence].upward():
                     if node in nodes:
                         break
                     nodes.add(node)
         return nodes
 
-    def guarded(self) -> dict[Node, int]:
-        """Nodes that a pin protects, with the position up to which it does. Mutates nothing."""
+    def pinned_nodes(self) -> dict[Node, int]:
+        """Return the nodes that pins protect, each with the position up to which it is protected."""
         nodes: dict[Node, int] = {}
         for pin in self.pins.values():
             node, reached = self.tree.walk(pin, len(pin))
@@ -77,194 +82,185 @@ class SequencePool:
                 nodes[above] = max(nodes.get(above, 0), min(above.end, reached))
         return nodes
 
-    def guarded_length(self, sequence: int) -> int:
-        """Tokens of a sequence that a pin protects. Mutates nothing."""
+    def pinned_length(self, sequence: int) -> int:
+        """Return how many leading tokens of a sequence are pinned."""
         if not self.pins:
             return 0
-        guarded = self.guarded()
-        return max((guarded.get(node, 0) for node in self.tree.ends[sequence].upward()), default=0)
+        pinned = self.pinned_nodes()
+        return max((pinned.get(node, 0) for node in self.tree.ends[sequence].upward()), default=0)
 
     def last_fork(self, sequence: int, end: int) -> Node:
-        """The deepest node on a sequence's path, ending at `end` or before, where sequences parted. Mutates nothing.
-
-        All part at the root.
-        """
+        """Return the deepest forked node on a sequence's path that ends at or before `end`, or the root."""
         path = self.tree.ends[sequence].upward()
         return next((node for node in path if node.forked and node.end <= end), self.tree.root)
 
     def paused_at(self, node: Node, position: int) -> int | None:
-        """The keeper that was paused at this very position, if there is one. Mutates nothing."""
+        """Return the paused sequence that ends at exactly this position, if there is one."""
         if position != node.end:
             return None
-        return next((sequence for sequence in node.sequences if self.held[sequence].paused), None)
+        return next((sequence for sequence in node.sequences if self.uses[sequence].paused), None)
 
-    # -- holding -----------------------------------------------------------------------------------------------------
+    # -- changing paths ----------------------------------------------------------------------------------------------
 
     def touch(self, node: Node, *, hits: int = 0) -> None:
-        """Note a use of a whole path; mutates ordinals only. No node is ever older than one below it."""
+        """Mark a whole path as used now, so that no node is older than one below it."""
         self._ordinal += 1
         for above in node.upward():
             above.last_used = self._ordinal
             above.hits += hits
 
-    def begin(self, sequence: int, node: Node, position: int, held: SequenceUse) -> Node:
-        """Let an empty sequence hold a path up to a position; mutates tree and cache."""
-        head = self.tree.attach(sequence, node, position)
-        self.held[sequence] = held
+    def begin(self, sequence: int, node: Node, position: int, use: SequenceUse) -> Node:
+        """Give an empty sequence the path down to `position` of a node, and return the node in which it ends."""
+        end = self.tree.attach(sequence, node, position)
+        self.uses[sequence] = use
         if position:
-            self._cells.copy(next(other for other in head.holders() if other != sequence), sequence, position)
-        return head
+            self._cells.copy(next(other for other in end.sequences_through() if other != sequence), sequence, position)
+        return end
 
-    def take_up(self, sequence: int) -> int:
-        """Let a sequence that holds nothing yet begin with what is there of its prompt, see `head_for`.
-
-        Mutates tree and cache. Returns how many tokens that are.
-        """
-        prompt = self.held[sequence].prompt
-        source, count = self.head_for(prompt, sequence)
-        left = self._left.pop(sequence, None)
+    def reuse_stream(self, sequence: int) -> int:
+        """Give an empty sequence the longest prefix that `longest_source` finds, and return its length."""
+        prompt = self.uses[sequence].prompt
+        source, count = self.longest_source(prompt, sequence)
+        former = self._released.pop(sequence, None)
         if source is not None:
             self._cells.copy(source, sequence, count)
-        elif left is not None:
+        elif former is not None:
             self._cells.cut(sequence, count)
         if count:
             self.tree.extend(sequence, prompt[:count])
         return count
 
-    def head_for(self, prompt: TokenArray, sequence: int | None = None) -> tuple[int | None, int]:
-        """What an id, the next if none is named, would begin a prompt with: whose cells, and how many. Mutates nothing.
+    def longest_source(self, prompt: TokenArray, sequence: int | None = None) -> tuple[int | None, int]:
+        """Return where `sequence`, by default the next unused id, gets the longest prefix of a prompt, and its length.
 
-        Its own (None), or a copy of another's where that is worth it. The last token never counts: its logits are
-        wanted.
+        The source is None for its own stream, else the id whose cells are worth a copy. The last token of the prompt
+        never counts, because its logits are needed.
         """
         if sequence is None and self._unused:
             sequence = self._unused[0]
-        left = self._left.get(sequence, _NOTHING) if sequence is not None else _NOTHING
+        former = self._released.get(sequence, _EMPTY) if sequence is not None else _EMPTY
         limit = len(prompt) - 1
         source = None
-        most = common(left, prompt, 0, limit)
-        worth = most + self._least_copied
-        running = ((other, self.tree.ends[other].tokens) for other in self.held) if self._leaves else ()
-        for other, tokens in (*self._left.items(), *running):
-            # Without the token after the most so far it cannot have more: a cheap test that mostly fails.
-            if other != sequence and most < min(limit, len(tokens)) and tokens[most] == prompt[most]:
+        longest = common(former, prompt, 0, limit)
+        least = longest + self._least_copied
+        running = ((other, self.tree.ends[other].tokens) for other in self.uses) if self._streams else ()
+        for other, tokens in (*self._released.items(), *running):
+            # Without the next token after the longest match it cannot match more: a cheap test that mostly fails.
+            if other != sequence and longest < min(limit, len(tokens)) and tokens[longest] == prompt[longest]:
                 same = common(tokens, prompt, 0, limit)
-                if same > most and same >= worth:
+                if same > longest and same >= least:
                     source = other
-                    most = same
-        return source, most
+                    longest = same
+        return source, longest
 
     def release(self, sequence: int) -> None:
-        """Let an id go with all it holds; mutates tree and cache."""
+        """Remove a sequence and free its id."""
         self.tree.detach(sequence)
-        del self.held[sequence]
+        del self.uses[sequence]
         self.put_back(sequence)
 
     def put_back(self, sequence: int) -> None:
-        """Empty an id that is not in the tree, for others to use; mutates the cache."""
-        if sequence not in self._left:
+        """Empty an id that is not in the tree and make it available."""
+        if sequence not in self._released:
             self._cells.cut(sequence, 0)
         heappush(self._unused, sequence)
 
-    def settle(self, sequence: int, position: int) -> None:
-        """Let an idle sequence keep its path up to a position; mutates tree and cache.
+    def retain(self, sequence: int, position: int) -> None:
+        """Shorten an idle sequence to `position`, and release every retained sequence that it makes redundant.
 
-        It is the path's only keeper then, or goes where there is one below. A running sequence below is no reason to
-        go: it may end and keep nothing.
+        Only one retained sequence stays on a path: the one that ends deepest. Running sequences below do not count,
+        because they may end without retaining anything.
         """
-        if self._leaves:
-            self._left[sequence] = self.tree.ends[sequence].tokens[:]  # all it has: such a path is one node
+        if self._streams:
+            self._released[sequence] = self.tree.ends[sequence].tokens[:]  # with streams, a path is a single node
         is_shorter = position < self.tree.ends[sequence].end
         if is_shorter:
             self.tree.retreat(sequence, position)
         node = self.tree.ends[sequence]
-        if node is self.tree.root or any(self._is_keeper(other) for other in node.holders() if other != sequence):
+        below = (other for other in node.sequences_through() if other != sequence)
+        if node is self.tree.root or any(self._is_retained(other) for other in below):
             self.release(sequence)
             return
         if is_shorter:
             self._cells.cut(sequence, position)
         others = [other for above in node.upward() for other in above.sequences if other != sequence]
-        for other in filter(self._is_keeper, others):
+        for other in filter(self._is_retained, others):
             self.release(other)
 
     def drop_tails(self, fork: Node, wanted: Iterable[TokenArray]) -> None:
-        """Drop what batch work has left beyond a fork, but for the newest tail and those that prompts go on in.
-
-        Mutates tree and cache.
-        """
+        """Drop the tails of batch requests below a fork, except the newest and those that `wanted` prompts continue."""
         tails = [child for child in fork.children if self._is_batch_tail(child)]
         if len(tails) < 2:
             return
-        prompts = [prompt for prompt in wanted if _passes(prompt, fork)]
+        prompts = [prompt for prompt in wanted if _continues(prompt, fork)]
         newest = max(tails, key=lambda child: child.last_used)
         for child in tails:
             if child is not newest and not any(prompt[fork.end] == child.tokens[0] for prompt in prompts):
                 (sequence,) = child.sequences
-                self.settle(sequence, max(fork.end, self.guarded_length(sequence)))
+                self.retain(sequence, max(fork.end, self.pinned_length(sequence)))
 
     def evict(self, wanted: int, least: int) -> int:
-        """Cut the end of the least recently used idle leaf, `least` tokens if it has them; mutates tree and cache.
+        """Cut the end of the least recently used idle leaf, and return how many tokens were evicted.
 
-        Returns how many went: as many as wanted, or all that this leaf could give.
+        It cuts `wanted` tokens and at least `least`, but never more than the leaf has or a pin allows.
         """
-        guarded = self.guarded()
-        leaves = ((sequence, self.tree.ends[sequence]) for sequence, held in self.held.items() if not held.running)
+        pinned = self.pinned_nodes()
+        leaves = ((sequence, self.tree.ends[sequence]) for sequence, use in self.uses.items() if not use.running)
         sequence, leaf = min(
             (
                 (sequence, leaf)
                 for sequence, leaf in leaves
-                if not leaf.children and len(leaf.sequences) == 1 and leaf.end > guarded.get(leaf, leaf.start)
+                if not leaf.children and len(leaf.sequences) == 1 and leaf.end > pinned.get(leaf, leaf.start)
             ),
             key=lambda found: found[1].last_used,
         )
-        count = min(leaf.end - guarded.get(leaf, leaf.start), max(wanted, least))
-        self.settle(sequence, leaf.end - count)
+        count = min(leaf.end - pinned.get(leaf, leaf.start), max(wanted, least))
+        self.retain(sequence, leaf.end - count)
         return count
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
-    def claim(self, head: Node, reached: int) -> tuple[int, bool] | None:
-        """An id for a sequence that begins with a head, and whether it holds that head already; None if there is none.
+    def claim(self, prefix: Node, reached: int) -> tuple[int, bool] | None:
+        """Return an id for a new sequence and whether it owns its prefix already; None if no id is available.
 
-        Mutates tree and cache where all ids are in use: the least recently used keeper goes, unless it is the only
-        holder of the head; then the new sequence takes its place, as it does that of one that was paused there.
+        If all ids are in use, the least recently used retained sequence is released. If it is the only owner of the
+        prefix, the new sequence takes it over instead, as it does a sequence that was paused there.
         """
-        paused = self.paused_at(head, reached)
+        paused = self.paused_at(prefix, reached)
         if paused is not None:
             return paused, True
         if self._unused:
             return heappop(self._unused), False
-        guarded = self.guarded()
-        keepers = sorted(filter(self._is_keeper, self.held), key=lambda keeper: self.tree.ends[keeper].last_used)
-        for keeper in keepers:
-            if reached and all(other == keeper for other in head.holders()):
-                if self.guarded_length(keeper) <= reached:
-                    self.tree.retreat(keeper, reached)
-                    self._cells.cut(keeper, reached)
-                    return keeper, True
-            elif self._can_go(keeper, guarded):
-                self.release(keeper)
+        pinned = self.pinned_nodes()
+        retained = sorted(filter(self._is_retained, self.uses), key=lambda each: self.tree.ends[each].last_used)
+        for sequence in retained:
+            if reached and all(other == sequence for other in prefix.sequences_through()):
+                if self.pinned_length(sequence) <= reached:
+                    self.tree.retreat(sequence, reached)
+                    self._cells.cut(sequence, reached)
+                    return sequence, True
+            elif self._is_releasable(sequence, pinned):
+                self.release(sequence)
                 return heappop(self._unused), False
         return None
 
-    def _can_go(self, keeper: int, guarded: dict[Node, int]) -> bool:
-        """Whether everything pinned on a keeper's path has another holder. Mutates nothing."""
-        pinned = next((node for node in self.tree.ends[keeper].upward() if node in guarded), None)
-        return pinned is None or any(other != keeper for other in pinned.holders())
+    def _is_releasable(self, sequence: int, pinned: dict[Node, int]) -> bool:
+        """Whether every pinned node on a sequence's path has another owner."""
+        deepest = next((node for node in self.tree.ends[sequence].upward() if node in pinned), None)
+        return deepest is None or any(other != sequence for other in deepest.sequences_through())
 
-    def _is_keeper(self, sequence: int) -> bool:
-        """Whether an id in use is idle. Mutates nothing."""
-        return not self.held[sequence].running
+    def _is_retained(self, sequence: int) -> bool:
+        return not self.uses[sequence].running
 
     def _is_batch_tail(self, node: Node) -> bool:
-        """Whether a node is an end that batch work has left and nobody has branched off. Mutates nothing."""
+        """Whether a node is a leaf that only batch requests retained."""
         if node.children or node.forked:
             return False
-        return all(not self.held[sequence].running and self.held[sequence].from_batch for sequence in node.sequences)
+        return all(not self.uses[sequence].running and self.uses[sequence].from_batch for sequence in node.sequences)
 
 
-def _passes(prompt: TokenArray, node: Node) -> bool:
-    """Whether a prompt begins with all that a node's end stands for, and goes on. Mutates nothing."""
+def _continues(prompt: TokenArray, node: Node) -> bool:
+    """Whether a prompt begins with all tokens down to a node's end and has at least two more."""
     if len(prompt) <= node.end + 1:  # the last token is computed anyway
         return False
     return all(common(above.tokens, prompt, above.start, above.end) == len(above.tokens) for above in node.upward())

@@ -18,20 +18,20 @@ PAD = 256  # llama.cpp rounds the cells of a context, and of each stream, up to 
 _LEAST_COPIED, _COPIED_SHARE = 16, 128  # tokens that a copy must save, and the divisor of its stream's cells
 
 
-def apart(settings: ContextSettings, lanes: int) -> ContextSettings:
+def apart(settings: ContextSettings, slots: int) -> ContextSettings:
     """The same context with one stream per slot, in which each sequence can be as long as before.
 
     It never takes more cells than the unified cache had; UsageError if these are too few.
     """
     each = padded(settings.context)
-    if lanes < 1:
-        raise UsageError(f"the number of slots must be at least 1 (got {lanes})")
-    if lanes * each > padded(settings.cells):
+    if slots < 1:
+        raise UsageError(f"the number of slots must be at least 1 (got {slots})")
+    if slots * each > padded(settings.cells):
         raise UsageError(
-            f"{lanes} slots with {each} cells each do not fit into {settings.cells} cells",
+            f"{slots} slots with {each} cells each do not fit into {settings.cells} cells",
             hint=f"use {padded(settings.cells) // each} slots, or a shorter context",
         )
-    return replace(settings, streams=True, sequences=lanes, cells=lanes * each)
+    return replace(settings, streams=True, sequences=slots, cells=slots * each)
 
 
 def padded(cells: int) -> int:

@@ -138,7 +138,7 @@ def test_a_status_page_shows_every_segment() -> None:
     grown.leave([*DIGEST, 1], "all")
     grown.open([*DIGEST, 2, 2])
     grown.leave([*DIGEST, 3], "nothing")
-    digest, *tails = grown.forest.heads()
+    digest, *tails = grown.forest.segments()
     assert digest == CachedPrefix(
         depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used
     )
@@ -170,7 +170,7 @@ def test_an_architecture_that_cannot_share() -> None:
     assert grown.forest.used == 42
     grown.forest.close(first, "all")
     assert grown.forest.used == grown.cells.used == 21
-    assert grown.forest.holder(DIGEST) is None
+    assert grown.forest.find(DIGEST) is None
     assert grown.forest.take() is None
     assert grown.forest.fits([*DIGEST, 3], 200 - 42)
     assert not grown.forest.fits([*DIGEST, 3], 200 - 41)
@@ -179,8 +179,8 @@ def test_an_architecture_that_cannot_share() -> None:
 READS: list[Callable[[PrefixCache], object]] = [
     lambda forest: forest.look([*DIGEST[:7], 3, 4]),
     lambda forest: forest.fits([*DIGEST[:7], 3, 4], 5),
-    lambda forest: forest.holder(DIGEST[:7]),
-    lambda forest: forest.heads(),
+    lambda forest: forest.find(DIGEST[:7]),
+    lambda forest: forest.segments(),
     lambda forest: (forest.available, forest.used, forest.free),
 ]
 

@@ -125,14 +125,14 @@ class ForestMachine(RuleBasedStateMachine):
         assert self.ready(tokens) == len(tokens)
 
     def ready(self, tokens: list[int]) -> int:
-        found = self.forest.holder(tokens)
+        found = self.forest.find(tokens)
         return found[1] if found else 0
 
     @invariant()
     def counts_the_cells(self) -> None:
         assert self.forest.used == self.cells.used
         assert self.forest.used + self.forest.free == CELLS
-        assert sum(head.tokens for head in self.forest.heads()) == self.forest.used
+        assert sum(head.tokens for head in self.forest.segments()) == self.forest.used
         assert self.forest.free <= self.forest.available <= CELLS
 
     @invariant()
@@ -146,7 +146,7 @@ class ForestMachine(RuleBasedStateMachine):
         for sequence in range(SEQUENCES):
             content = self.cells.content(sequence)
             if content and self.shares:
-                found = self.forest.holder(content)
+                found = self.forest.find(content)
                 assert found is not None
                 assert found[1] == len(content)
                 assert self.cells.content(found[0])[: found[1]] == content
@@ -165,7 +165,7 @@ class ForestMachine(RuleBasedStateMachine):
             assert node.children or node.sequences, "cells that nobody holds"
             assert len(node.children) != 1 or node.sequences or node.forked, "a border without a reason"
             if any(sequence not in self.content for sequence in node.sequences):
-                keepers = [sequence for sequence in node.holders() if sequence not in self.content]
+                keepers = [sequence for sequence in node.sequences_through() if sequence not in self.content]
                 assert len(keepers) == 1, "an id is wasted on what another keeps"
 
     def teardown(self) -> None:

@@ -248,7 +248,7 @@ def test_a_restored_head_is_as_good_as_a_computed_one() -> None:
     assert grown.forest.room(20)
     grown.cells.decode(sequence, 0, DIGEST)
     grown.forest.adopted(sequence, DIGEST)
-    assert grown.forest.holder([*DIGEST, 1]) == (sequence, 20)
+    assert grown.forest.find([*DIGEST, 1]) == (sequence, 20)
     assert grown.forest.look([*DIGEST, 1]).ready == 20
     grown.leave([*DIGEST, 1])
     grown.leave([*DIGEST, 2])
@@ -291,7 +291,7 @@ def test_an_id_that_was_not_loaded_comes_back() -> None:
 
 def test_the_holder_of_a_head() -> None:
     grown = Grown()
-    assert grown.forest.holder(DIGEST) is None
+    assert grown.forest.find(DIGEST) is None
     first = grown.open([*DIGEST, 1])
-    assert grown.forest.holder(DIGEST) == (first, 20)
-    assert grown.forest.holder([*DIGEST[:4], 9]) == (first, 4)
+    assert grown.forest.find(DIGEST) == (first, 20)
+    assert grown.forest.find([*DIGEST[:4], 9]) == (first, 4)
