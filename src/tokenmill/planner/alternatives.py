@@ -1,6 +1,6 @@
-"""What would make a plan fit, the cheapest first.
+"""Changes that make a plan fit, cheapest first.
 
-The mildest change of each kind, then what goes further; two kinds together where none is enough by itself.
+Tries the mildest value of every knob, then the next one; combines two knobs where no single one suffices.
 """
 
 from collections import deque
@@ -21,17 +21,17 @@ from tokenmill.units import format_bytes
 MOST_CHANGES = 3
 SHORTEST_CONTEXT = 4096
 Alternatives = Iterable[tuple[str, Profile]]
-"""Smaller quantisations of the same model, by name; asked for only when this one does not fit."""
+"""Smaller quantisations of the same model, by name; called only when the requested one does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One value that one knob, or each of two, could be turned to."""
+    """A new value for one knob, or for each of two."""
 
     what: str
-    cost: float  # what it takes away, 0 nothing to 1 everything
+    cost: float  # loss of usefulness: 0 none, 1 everything
     profile: Profile
-    changed: dict[str, Any] = field(default_factory=dict)  # of the goal
+    changed: dict[str, Any] = field(default_factory=dict)  # fields of the goal to replace
 
 
 _Fits = Callable[[Iterable[_Step]], Change | None]
@@ -40,7 +40,7 @@ _Fits = Callable[[Iterable[_Step]], Change | None]
 def changes_that_fit(
     machine: Machine, profile: Profile, goal: Goal, plan: Plan, alternatives: Alternatives
 ) -> Iterator[Change]:
-    """The cheapest changes that make it fit, at most three."""
+    """Yield at most three changes that make the plan fit, cheapest first."""
     cheap = list(_knobs(goal, plan.settings, profile))
     smaller = list[_Step]()
 
@@ -57,18 +57,18 @@ def changes_that_fit(
 
 
 def _in_turn(knobs: list[Iterator[_Step]], fits: _Fits) -> Iterator[Change]:
-    """What fits: first the mildest of every knob, then the next."""
+    """Yield the steps that fit, round-robin: the mildest step of every knob, then the next."""
     waiting = deque(knobs)
     while waiting:
         knob = waiting.popleft()
         change = fits(knob)
         if change is not None:
             yield change
-            waiting.append(knob)  # where it stopped
+            waiting.append(knob)  # resumes after this step
 
 
 def _fitting(machine: Machine, goal: Goal, steps: Iterable[_Step]) -> Change | None:
-    """The first step that fits."""
+    """The first step that fits; None if none does."""
     for step in steps:
         draft = make_draft(machine, step.profile, replace(goal, **step.changed), None, even=False)
         if not draft.shortfalls:
@@ -77,7 +77,7 @@ def _fitting(machine: Machine, goal: Goal, steps: Iterable[_Step]) -> Change | N
 
 
 def _knobs(goal: Goal, settings: Settings, profile: Profile) -> Iterator[list[_Step]]:
-    """The values of each knob but the model's, mildest first; the knobs in the order of what they cost."""
+    """The values of every knob except the model's, mildest first; knobs in order of cost."""
     if settings.repack:
         yield [_Step("--no-repack", 0.03, profile, {"repack": False})]
     sizes = [size for size in (256, 128) if size < settings.ubatch]
@@ -99,7 +99,7 @@ def _knobs(goal: Goal, settings: Settings, profile: Profile) -> Iterator[list[_S
 
 
 def _pairs(knobs: list[list[_Step]], fits: _Fits) -> Iterator[list[_Step]]:
-    """Two knobs at once, where turning both all the way is enough: the first all the way, the second step by step."""
+    """Pairs of knobs that fit when both are turned fully: the first fully, the second step by step."""
     turned = [knob for knob in knobs if knob]
     for first, second in combinations(turned, 2):
         steps = [_joined(first[-1], step) for step in second]
@@ -108,7 +108,7 @@ def _pairs(knobs: list[list[_Step]], fits: _Fits) -> Iterator[list[_Step]]:
 
 
 def _joined(one: _Step, other: _Step) -> _Step:
-    """Both; the model is the other's, for quantisations are the last knob."""
+    """Both steps combined, with the model of `other`: quantisations are always the last knob."""
     cost = min(1.0, one.cost + other.cost)
     return _Step(f"{one.what} and {other.what}", cost, other.profile, one.changed | other.changed)
 

@@ -1,4 +1,4 @@
-"""Answers the open questions of a goal that need no placement: context, threads, batches, cache types."""
+"""Chooses the settings that a goal leaves open and that need no placement: context, threads, batches, cache types."""
 
 from tokenmill.config import MAX_THREADS
 from tokenmill.errors import UsageError
@@ -14,7 +14,7 @@ DEFAULT_CONTEXT = 32768
 def choose_settings(
     machine: Machine, profile: Profile, goal: Goal, *, with_gpu: bool
 ) -> tuple[Settings, tuple[Decision, ...]]:
-    """Everything but the layout of weights in host memory."""
+    """Choose all settings except how the weights are held in host memory."""
     decisions = []
     context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     if profile.training_context and context > profile.training_context:
@@ -55,7 +55,7 @@ def choose_settings(
 
 
 def _unified(goal: Goal) -> bool:
-    """Slots of a server that is told how many (-np) have a cache each, unless it is told --kv-unified too."""
+    """Whether all sequences share one cache; llama-server's `-np` slots do so only with `--kv-unified`."""
     if goal.unified is not None:
         return goal.unified
     return goal.full_windows or (goal.sequences or 1) == 1
@@ -69,7 +69,7 @@ def _check_cache_type(kind: str | None, engine: str) -> None:
 
 
 def _cache_type_v(profile: Profile, goal: Goal) -> str:
-    """V's type; a latent cache has no V of its own, and engines refuse another type for it."""
+    """Type of the V cache; a latent cache has no V, and engines reject a different type for it."""
     type_k = goal.cache_type_k or "f16"
     latent = any(layer.kind == "latent" for layer in profile.cache)
     if latent and goal.engine == "llama.cpp":

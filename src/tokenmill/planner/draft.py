@@ -1,4 +1,4 @@
-"""One way to run a model: settings, a placement for them, and the ledger of both."""
+"""Drafts one candidate to run a model: settings, placement and ledger, without a forecast."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +34,11 @@ class PlanDraft:
 def make_draft(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, *, even: bool = True
 ) -> PlanDraft:
-    """Draft one way; with `placement` given, only account for it. Without `even`, quicker and less even."""
+    """Draft a plan for one goal.
+
+    With `placement` given, only its bytes are counted. Without `even`, the search for a placement is faster and fills
+    the GPUs less evenly.
+    """
     gpus = usable_gpus(machine, goal)
     settings, decisions = choose_settings(machine, profile, goal, with_gpu=bool(gpus))
     if goal.engine == "vllm":
@@ -49,7 +53,7 @@ def make_draft(
     costs = costs_of(profile, settings)
     found = ledger(machine, costs, placement, goal)
     placement, found = _spilled(machine, costs, placement, goal, found)
-    if not given or goal.offload_min_batch is not None:  # a placement of somebody else's is run with their environment
+    if not given or goal.offload_min_batch is not None:  # an existing placement is run with its own environment
         rows = set_rows(machine, profile, settings, placement, goal.offload_min_batch)
         settings = replace(settings, offload_min_batch=rows)
         decisions = (*decisions, *_moved(machine, profile, settings, placement))
@@ -57,7 +61,7 @@ def make_draft(
 
 
 def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
-    """Why the GPU decodes with experts that live in host memory, where it does."""
+    """Why decoding copies experts from host memory to the GPU, if it does."""
     found = left_to_cards(machine, profile, settings, placement)
     if found is not None:
         yield Decision(
@@ -71,7 +75,7 @@ def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Pl
 def _vllm_draft(
     machine: Machine, profile: Profile, goal: Goal, settings: Settings, decisions: tuple[Decision, ...]
 ) -> PlanDraft:
-    """vLLM fills its share of the GPUs; what counts is how many tokens that holds."""
+    """vLLM's draft: it fills its share of the GPUs, so the number of tokens that fit is the result."""
     gpus = usable_gpus(machine, goal)
     if max(1, len(gpus)) < goal.tensor_parallel:
         raise UsageError(
@@ -122,7 +126,7 @@ def _place(
     room = [max(0, capacity(machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
     found = split(layers, room, lambda _card, head, staged: beside[head, staged], even=even)
     if found.first:
-        # Layers that stay on the host are lent to the first card in large batches.
+        # Large batches of host layers are computed on the first GPU.
         lent = costs.lent(range(found.first))
         found = split(layers, room, lambda card, head, staged: beside[head, staged] + (0 if card else lent), even=even)
     devices = [host] * found.first
@@ -138,7 +142,7 @@ def _place(
 def _own_fit(
     machine: Machine, goal: Goal, costs: MemoryCosts, gpus: tuple[str, ...]
 ) -> tuple[Placement, tuple[Decision, ...]]:
-    """What the engine's own rule would do: only ik_llama.cpp's is known."""
+    """The engine's own automatic placement; known only for ik_llama.cpp."""
     if not isinstance(costs, IkCosts):
         raise UsageError(
             f"the own fit of {goal.engine} is not known here", hint="leave --own-fit out, or --engine ik_llama"
@@ -181,7 +185,7 @@ def _has_experts(profile: Profile, layer: int) -> bool:
 def _layout(
     machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal
 ) -> tuple[Settings, tuple[Decision, ...]]:
-    """Mapped or read, rewritten or not: whatever keeps one copy where two do not fit."""
+    """Choose mmap and repacking so that only one copy of the weights is kept where two do not fit."""
     settings = costs.settings
     if goal.mmap is not None and goal.repack is not None:
         return settings, ()
@@ -191,8 +195,8 @@ def _layout(
     mapped = replace(settings, mmap=True if goal.mmap is None else goal.mmap)
     is_open = goal.mmap is None and settings.repack
 
-    def peak(way: Settings) -> int:
-        return ledger(machine, costs_of(costs.profile, way), placement, goal).total(host, "load_peak")
+    def peak(candidate: Settings) -> int:
+        return ledger(machine, costs_of(costs.profile, candidate), placement, goal).total(host, "load_peak")
 
     if goal.mmap is None and costs.moves_to_gpu and _streams(costs, placement):
         read = replace(settings, mmap=False)
@@ -217,7 +221,7 @@ def _layout(
 
 
 def _streams(costs: MemoryCosts, placement: Placement) -> bool:
-    """Whether some layer that a GPU computes has its experts in host memory."""
+    """Whether a layer computed on a GPU has its experts in host memory."""
     return any(
         tensor.cls is TensorClass.ROUTED_EXPERTS
         and not home.startswith("gpu")
@@ -227,7 +231,7 @@ def _streams(costs: MemoryCosts, placement: Placement) -> bool:
 
 
 def capacity(machine: Machine, tier: str) -> int:
-    """What a plan may use of a tier: what is free now where that is known, within the limits of this process."""
+    """Usable bytes of a tier: free memory if known, within the limits of this process."""
     found = next((item for item in machine.tiers() if item.name == tier), None)
     if found is None:
         return 0
@@ -240,7 +244,7 @@ def capacity(machine: Machine, tier: str) -> int:
 def _spilled(
     machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal, found: Ledger
 ) -> tuple[Placement, Ledger]:
-    """Whole layers' experts beyond host memory go to persistent memory, then to disk where that is allowed."""
+    """Move whole layers' experts that exceed host memory to persistent memory, then to disk if allowed."""
     host = host_tier(machine)
     over = found.needed(host, "load_peak") - capacity(machine, host)
     if over <= 0:
@@ -253,7 +257,7 @@ def _spilled(
 
 
 def _beyond_host(machine: Machine, goal: Goal) -> list[str]:
-    """Slower memories that a mapped file can be read from in place: PMem with a file system on it, then disk."""
+    """Slower memories from which a mapped file is read in place: PMem with a file system, then disk."""
     host = host_tier(machine)
     further = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
     return [*further, "disk"] if goal.allow_disk and machine.disk is not None else further

@@ -1,4 +1,4 @@
-"""What the user wants of a model on a machine. What is None is left to the planner, which gives its reason."""
+"""What the user wants of a model on a machine. The planner chooses every field that is None and records why."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,45 +9,46 @@ from tokenmill.units import GIB, MIB
 DialectName = Literal[
     "llama.cpp", "llama.cpp-2025", "ik_llama", "ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025", "vllm"
 ]
-"""Engines as the planner tells them apart. Without a date: today's. llama.cpp-2025 stored K and V of a latent cache
-apart; ik_llama.cpp's `--fit` came in March 2026 and stopped counting its compute buffer in April."""
+"""Engines as the planner distinguishes them; no date means the current version. llama.cpp-2025 stored K and V of a
+latent cache separately; ik_llama.cpp's `--fit` came in March 2026 and stopped counting its compute buffer in April.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a plan must reach and what it may use."""
+    """Requirements of a plan and the resources it may use."""
 
-    context: int | None = None  # tokens of one sequence
-    sequences: int | None = None  # worked on at once
+    context: int | None = None  # tokens per sequence
+    sequences: int | None = None  # decoded concurrently
     engine: DialectName = "llama.cpp"
     cache_type_k: str | None = None
     cache_type_v: str | None = None
-    ubatch: int | None = None  # tokens computed at once in prefill
+    ubatch: int | None = None  # micro-batch size of prefill, in tokens
     batch: int | None = None
     threads: int | None = None
     threads_batch: int | None = None
     cpu_only: bool = False
-    gpus: tuple[int, ...] | None = None  # None: all there are
-    reserve_ram_bytes: int = 0  # for the pipeline beside it; the operating system's share is kept anyway
+    gpus: tuple[int, ...] | None = None  # None: all GPUs
+    reserve_ram_bytes: int = 0  # reserved for other programs; the operating system's reserve is separate
     reserve_cores: int = 0
-    gpu_margin_bytes: int = 512 * MIB  # left free on every GPU at full context
+    gpu_margin_bytes: int = 512 * MIB  # kept free on every GPU at full context
     cache_ram_bytes: int = 0  # host prompt cache (--cache-ram)
     mmap: bool | None = None
     mlock: bool = False
     repack: bool | None = None
     flash_attention: bool = True
-    allow_disk: bool = False  # experts beyond all memory may stay on disk, read at every use
+    allow_disk: bool = False  # experts that exceed all memory may stay on disk, read at every use
     own_fit: bool = False  # let the engine place layers by its own rule
-    fit_margin_bytes: tuple[int, ...] = ()  # its margin, one or one per GPU
-    ik: IkOptions | None = None  # ik_llama.cpp's own switches; None: those of its version
-    moe_cache_bytes: int = 0  # device cache for experts kept in host memory, where the build has it
-    full_windows: bool = False  # sliding windows keep the whole context, so that sequences can share it
-    unified: bool | None = None  # one cache for all sequences; None: only where they are to share windows
-    offload_min_batch: int | None = None  # rows from which llama.cpp moves host experts' products to the GPU
-    output_rows: int | None = None  # rows of logits kept at once; None: a whole micro-batch, which is safe to assume
+    fit_margin_bytes: tuple[int, ...] = ()  # margin of `own_fit`: one value, or one per GPU
+    ik: IkOptions | None = None  # ik_llama.cpp's options; None: the defaults of its version
+    moe_cache_bytes: int = 0  # device cache for host experts, if the build supports it
+    full_windows: bool = False  # sliding windows keep the whole context so that sequences can share it
+    unified: bool | None = None  # one cache for all sequences; None: only where sliding windows are shared
+    offload_min_batch: int | None = None  # rows from which llama.cpp moves products with host experts to the GPU
+    output_rows: int | None = None  # rows of logits kept concurrently; None: a whole micro-batch (safe upper bound)
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM
 
 
 OS_RESERVE_BYTES = 4 * GIB  # kernel, page tables of a mapped model, shells and services of an idle server
-OS_RESERVE_SHARE = 0.05  # of a small machine's memory, where that is less
+OS_RESERVE_SHARE = 0.05  # upper limit on small machines, as a share of memory

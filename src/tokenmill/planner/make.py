@@ -1,7 +1,7 @@
-"""The room's verb: `make(machine, profile, goal)` gives a `Plan`. Pure; where hardware and model meet.
+"""`make(machine, profile, goal)` returns a `Plan`. Pure.
 
-Memory that must hold comes first; the micro-batch is then chosen by what the forecast says it is worth. Every answer
-to a question that the goal left open carries its reason.
+Memory comes first: the first context and cache type that fit. Then the micro-batch and the number of sequences are
+chosen by forecast speed. Every choice that the goal left open is recorded with its reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_spe
 from tokenmill.units import format_bytes, format_gb_s
 
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # the engines' default first
-SEQUENCES = (1, 2, 4, 8, 16)  # beyond lies the offload cliff of engines that keep experts on the host
-JOB_PROMPT, JOB_OUTPUT = 4096, 512  # the job that settings are weighed with: a document in, a page out
-WORTH = 1.03  # a setting must win by more than this to be worth its memory
+SEQUENCES = (1, 2, 4, 8, 16)  # more trigger the offload cliff of engines that keep experts on the host
+JOB_PROMPT, JOB_OUTPUT = 4096, 512  # reference job for comparing settings: a document in, a page out
+WORTH = 1.03  # a setting must be faster by this factor to justify its memory
 
 
 def make(
@@ -35,9 +35,9 @@ def make(
     alternatives: Alternatives = (),
     calibration: Calibration | None = None,
 ) -> Plan:
-    """Plan a model on a machine; with `placement` given, only account for it.
+    """Plan a model on a machine; with `placement` given, only count its bytes.
 
-    `calibration` is what this machine's recorded runs say of the forecast, which is corrected by it.
+    `calibration` corrects the forecast by this machine's recorded runs. Raises `UsageError` for a missing GPU.
     """
     absent = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
     if absent and not goal.cpu_only:
@@ -53,12 +53,12 @@ def make(
 def _choose(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
 ) -> PlanDraft:
-    """The best draft: the first context and cache type that fit, then the micro-batch, then the sequences."""
+    """The best draft: the first context and cache type that fit, then the fastest micro-batch and sequences."""
     first: PlanDraft | None = None
     options = list(_memory_options(profile, goal))
     least = options[-1][0]
     if make_draft(machine, profile, replace(least, ubatch=min(_ubatches(least))), placement, even=False).shortfalls:
-        options = options[:1]  # what needs least does not fit: one draft says why
+        options = options[:1]  # the smallest option does not fit: one draft shows why
     for asked, reasons in options:
         sizes = _ubatches(asked)
         drafts = [make_draft(machine, profile, replace(asked, ubatch=s), placement, even=False) for s in sizes]
@@ -77,7 +77,7 @@ def _choose(
 
 
 def _memory_options(profile: Profile, goal: Goal) -> Iterator[tuple[Goal, tuple[Decision, ...]]]:
-    """What may be tried to make it fit, the most wanted first: shorter contexts only after smaller caches."""
+    """Candidates for context and cache type, best first; a smaller cache type is tried before a shorter context."""
     longest = min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     contexts = [goal.context] if goal.context is not None else [longest >> halvings for halvings in range(4)]
     open_type = goal.cache_type_k is None and goal.cache_type_v is None and goal.engine != "vllm"
@@ -104,7 +104,7 @@ def _ubatches(goal: Goal) -> tuple[int, ...]:
 def _soonest(
     machine: Machine, profile: Profile, drafts: Sequence[PlanDraft], calibration: Calibration | None
 ) -> PlanDraft:
-    """The draft that does the reference job soonest; an earlier one where the difference is not worth its memory."""
+    """The draft that finishes the reference job first; an earlier one if the gain does not justify the memory."""
     best = drafts[0]
     least = _job_seconds(machine, profile, drafts[0], calibration)
     for draft in drafts[1:]:
@@ -118,7 +118,7 @@ def _soonest(
 def _sequences(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
 ) -> tuple[int, tuple[Decision, ...]]:
-    """As many as still add a tenth with each doubling, and cost no expert layer its place."""
+    """The largest number of sequences whose last doubling adds a tenth and displaces no expert layer."""
     if goal.sequences is not None or goal.engine == "vllm":
         return goal.sequences or 1, ()
     chosen = 1
@@ -181,7 +181,7 @@ def _finished(
 
 
 def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
-    """What recorded runs changed in the forecast."""
+    """Decisions that record how calibration changed the forecast."""
     if calibration is None:
         return
     for tier, rate in calibration.tier_gb_s.items():
@@ -196,7 +196,7 @@ def _warnings(machine: Machine, draft: PlanDraft) -> Iterator[str]:
         tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
         if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):
             yield (
-                f"{format_bytes(row.bytes)} of the mapped file do not fit in {row.tier} beside their repacked copies:"
+                f"{format_bytes(row.bytes)} of the mapped file do not fit in {row.tier} with their repacked copies:"
                 " they are dropped, and read again at every start"
             )
     if any(home == "disk" for home in draft.placement.homes):

@@ -1,8 +1,8 @@
-"""Decides which memory every tensor lives in.
+"""Assigns every tensor to a memory tier.
 
-Attention, norms, routers, shared experts, dense layers and the output go to the fastest memory that holds them; whole
-layers' routed experts fill what remains of each GPU; the rest goes to host memory, then to persistent memory, then,
-if allowed, to disk. An expert tensor sits where its layer is computed or on the host, never on another card.
+Attention, norms, routers, shared experts, dense layers and the output go to the fastest memory that holds them;
+whole layers' routed experts fill the rest of each GPU; what remains goes to host memory, then to persistent memory
+and, if allowed, to disk. Experts live with their layer or on the host, never on another GPU.
 """
 
 import re
@@ -18,35 +18,35 @@ EXPERTS = TensorClass.ROUTED_EXPERTS
 
 
 def host_tier(machine: Machine) -> str:
-    """The tier that the processors work from: dram, or pmem where DRAM is only its cache."""
+    """The CPU's memory tier: dram, or pmem if DRAM is only its cache."""
     return next((tier.name for tier in machine.tiers() if tier.kind in ("dram", "pmem")), "dram")
 
 
 def os_reserve(machine: Machine) -> int:
-    """Host memory that is the operating system's."""
+    """Bytes of host memory reserved for the operating system."""
     size = next((tier.capacity_bytes for tier in machine.tiers() if tier.kind in ("dram", "pmem")), None) or 0
     return min(OS_RESERVE_BYTES, round(OS_RESERVE_SHARE * size))
 
 
 def usable_gpus(machine: Machine, goal: Goal) -> tuple[str, ...]:
-    """GPU tiers that the goal allows, in order."""
+    """GPU tiers allowed by the goal, in order."""
     allowed = [gpu.index for gpu in machine.gpus if goal.gpus is None or gpu.index in goal.gpus]
     return () if goal.cpu_only else tuple(f"gpu{index}" for index in allowed)
 
 
 def assemble(profile: Profile, host: str, layers: Sequence[str], head: str, resident: frozenset[int]) -> Placement:
-    """A placement from the device of every layer and the layers whose experts live with their layer."""
+    """Build a placement from the device of every layer and the layers whose experts live with them."""
     homes = tuple(_home(tensor, host, layers, head, resident) for tensor in profile.tensors)
     return Placement(homes, tuple(layers), head)
 
 
 def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident: frozenset[int]) -> str:
     if tensor.cls is TensorClass.EMBEDDING:
-        return host  # looked up row by row; engines keep it in host memory
+        return host  # looked up by row; engines keep it in host memory
     if tensor.layer is None:
         return head
     if tensor.layer >= len(layers):
-        return host  # multi-token prediction idles
+        return host  # multi-token prediction is not used
     if tensor.cls is EXPERTS and tensor.layer not in resident:
         return host
     return layers[tensor.layer]
@@ -55,7 +55,7 @@ def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident:
 def spill(
     profile: Profile, placement: Placement, host: str, over_bytes: int, tiers: Sequence[tuple[str, int]]
 ) -> Placement:
-    """Move whole layers' host experts, last layers first, to `tiers` (name, room) until `over_bytes` are gone."""
+    """Move `over_bytes` of whole layers' host experts, last layers first, to `tiers` (name, free bytes)."""
     homes = list(placement.homes)
     groups: dict[int, list[int]] = {}
     for index, tensor in enumerate(profile.tensors):
@@ -77,14 +77,14 @@ def spill(
 
 
 UNKNOWN = "plan"
-"""Processors alone; and what files have from before placements had names, of which nobody knows where weights were."""
+"""Fingerprint of CPU-only placements, and of old records that did not store a placement."""
 
 STEP = 10  # percent
 _IDLE = (TensorClass.EMBEDDING, TensorClass.MTP)
 
 
 def fingerprint(profile: Profile, placement: Placement) -> str:
-    """Equal for placements that are alike; `UNKNOWN` where no GPU is used."""
+    """A short name that similar placements share; `UNKNOWN` if no GPU is used."""
     if not placement.gpus:
         return UNKNOWN
     sums: dict[str, Counter[str]] = {"experts": Counter(), "rest": Counter()}
@@ -95,7 +95,7 @@ def fingerprint(profile: Profile, placement: Placement) -> str:
 
 
 def kinds(name: str) -> str:
-    """A fingerprint without its shares: which memories hold anything, for comparing different models."""
+    """A fingerprint without percentages: the memories in use, for comparing different models."""
     return re.sub(r" \d+%", "", name)
 
 
@@ -107,5 +107,5 @@ def _shares(found: Counter[str]) -> str:
 
 
 def _rounded(share: float) -> int:
-    """Some is never none, and all but some never all."""
+    """Round to `STEP`, but never to 0 or 100 unless exact."""
     return min(100 - STEP, max(STEP, round(share * 100 / STEP) * STEP))

@@ -1,4 +1,4 @@
-"""The one value that leaves this room: where everything goes, what that takes, how fast it will be, and why.
+"""The planner's result: placement, memory use, forecast and the reason of every choice.
 
 tiers of a machine               what a plan puts there
   gpu0 gpu1 ...   weights of whole layers, their KV, compute buffers, staging of host experts, runtime
@@ -25,10 +25,10 @@ Confidence = Literal["measured", "calibrated", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every knob with its value: a goal with nothing left open."""
+    """Engine settings: a goal with every choice made."""
 
     engine: DialectName
-    context: int  # tokens of one sequence
+    context: int  # tokens per sequence
     sequences: int
     ubatch: int
     batch: int
@@ -44,32 +44,32 @@ class Settings:
     ik: IkOptions | None = None  # ik_llama.cpp only
     moe_cache_bytes: int = 0
     full_windows: bool = False
-    unified: bool = True  # one cache for all sequences; llama-server's slots have one each
-    offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH where it is set; None: the engine's own
+    unified: bool = True  # one KV cache for all sequences; False: one each, as llama-server's slots have
+    offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH; None: the engine's default
     output_rows: int | None = None
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1
 
     @property
     def cells(self) -> int:
-        """KV cells for all sequences together."""
+        """KV cells of all sequences together."""
         return self.context * self.sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which memory each tensor lives in, and which device computes each layer.
+    """The memory of each tensor and the device that computes each layer.
 
     A layer's cache lives where the layer is computed; its experts may live elsewhere.
     """
 
     homes: tuple[str, ...]  # tier of each tensor, in the profile's order
-    layers: tuple[str, ...]  # tier of the device that computes each decoding layer: gpuN, or dram for the processors
+    layers: tuple[str, ...]  # tier of the device of each decoding layer: gpuN, or dram for the CPU
     head: str  # tier of the device that computes the output
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """GPU tiers in use, in order."""
+        """GPU tiers in use, sorted."""
         used = {tier for tier in {*self.homes, *self.layers, self.head} if tier.startswith("gpu")}
         return tuple(sorted(used, key=lambda tier: int(tier[3:])))
 
@@ -78,7 +78,7 @@ class Placement:
         return tuple(tensor for tensor, home in zip(profile.tensors, self.homes, strict=True) if home == tier)
 
     def device_of(self, tensor: Tensor) -> str:
-        """The tier of the device that computes with a tensor's layer."""
+        """The tier of the device that computes a tensor's layer."""
         return self.head if tensor.layer is None or tensor.layer >= len(self.layers) else self.layers[tensor.layer]
 
 
@@ -93,15 +93,15 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Bytes per tier and item at three moments."""
+    """Bytes per tier and item at the load peak, after loading and at full context."""
 
     load_peak: tuple[LedgerRow, ...]
     after_load: tuple[LedgerRow, ...]
     full_context: tuple[LedgerRow, ...]
-    page_cache: tuple[LedgerRow, ...] = ()  # of these, what the system can drop and read again from the file
+    page_cache: tuple[LedgerRow, ...] = ()  # the part that the system can drop and read again from the file
 
     def needed(self, tier: str, moment: Literal["load_peak", "full_context"] = "full_context") -> int:
-        """Bytes that a tier must hold at one moment, without what can be dropped."""
+        """Bytes that a tier must hold at one moment, without droppable pages."""
         return self.total(tier, moment) - sum(row.bytes for row in self.page_cache if row.tier == tier)
 
     def total(self, tier: str, moment: Literal["load_peak", "after_load", "full_context"] = "full_context") -> int:
@@ -118,7 +118,7 @@ class Ledger:
 class TierMemory:
     """Predicted use of one memory at full context."""
 
-    used_bytes: int  # without mapped file pages that the system can drop
+    used_bytes: int  # without mapped file pages, which the system can drop
     capacity_bytes: int | None  # None: unknown
     items: Mapping[Item, int]
     load_peak_bytes: int
@@ -130,25 +130,25 @@ class Command:
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    notes: tuple[str, ...] = ()  # why some flags are there, or are not
+    notes: tuple[str, ...] = ()  # why flags are set or omitted
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One share of the time a token takes: `dram weights`, `gpu0 attention`, `pcie experts`."""
+    """One part of the time per token: `dram weights`, `gpu0 attention`, `pcie experts`."""
 
     name: str
     seconds: float
-    bytes: float | None = None  # moved
-    gb_s: float | None = None  # at this effective rate
+    bytes: float | None = None  # bytes moved
+    gb_s: float | None = None  # effective rate
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """One forecast figure with what it is made of."""
+    """A predicted speed and the terms it is the sum of."""
 
-    tok_s: float  # all sequences together
-    depth: int  # tokens already in the context
+    tok_s: float  # total of all sequences
+    depth: int  # tokens already in each sequence's context
     sequences: int
     terms: tuple[Term, ...]
     confidence: Confidence
@@ -157,7 +157,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How fast it will be, and how long the load takes."""
+    """Predicted speeds and load times."""
 
     decode: tuple[Speed, ...]
     prefill: tuple[Speed, ...]
@@ -173,13 +173,13 @@ class Forecast:
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Predicted prefill speed of a prompt with nothing before it; None: unknown."""
+        """Predicted prefill speed of a prompt with an empty context; None: unknown."""
         return self.prefill[0].tok_s if self.prefill else None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A chosen value and why."""
+    """A chosen value and the reason."""
 
     name: str
     value: str
@@ -188,7 +188,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Bytes that are missing in one tier."""
+    """Missing bytes in one tier."""
 
     tier: str
     needed_bytes: int
@@ -197,22 +197,22 @@ class Shortfall:
 
     @property
     def missing_bytes(self) -> int:
-        """How much more the tier would have to hold."""
+        """Bytes that the tier lacks."""
         return self.needed_bytes - self.available_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change that would make a plan fit, and what it costs."""
+    """A change that makes a plan fit, and its effect."""
 
-    what: str  # in words: context 32768 -> 16384
-    effect: str  # in words: saves 2.1 GiB on gpu0
-    cost: float  # what it takes away, 0 nothing to 1 everything; the cheapest come first
+    what: str  # for example: context 32768 -> 16384
+    effect: str  # for example: saves 2.1 GiB on gpu0
+    cost: float  # loss of usefulness: 0 none, 1 everything; cheapest changes come first
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Plan:
-    """Where everything goes and what that will cost."""
+    """The placement of a model, its memory use and its predicted speed."""
 
     machine: Machine
     profile: Profile
@@ -225,17 +225,17 @@ class Plan:
     shortfalls: tuple[Shortfall, ...] = ()
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
-    calibration: Calibration | None = None  # that the forecast was corrected by
-    command: Command | None = None  # starts its engine; None: it does not fit, or nobody asked
+    calibration: Calibration | None = None  # the corrections applied to the forecast
+    command: Command | None = None  # starts the engine; None: the plan does not fit, or no command was requested
 
     @property
     def fits(self) -> bool:
-        """Whether every memory holds what the plan puts there."""
+        """Whether every tier holds its share."""
         return not self.shortfalls
 
     @property
     def memory(self) -> Mapping[str, TierMemory]:
-        """Predicted use of every memory that the plan uses, by its name: gpu0, dram, ..."""
+        """Predicted use of every tier in the plan, by name: gpu0, dram, ..."""
         return {
             tier.name: TierMemory(
                 self.ledger.needed(tier.name),
@@ -254,12 +254,12 @@ class Plan:
         return next(together, None)
 
     def __repr__(self) -> str:
-        from tokenmill.planner.render import as_text  # noqa: PLC0415  it imports this module
+        from tokenmill.planner.render import as_text  # noqa: PLC0415  import cycle
 
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from tokenmill.planner.render import as_html  # noqa: PLC0415  it imports this module
+        from tokenmill.planner.render import as_html  # noqa: PLC0415  import cycle
 
         return as_html(self)
 
@@ -271,11 +271,11 @@ _KINDS = (
     (r"gpu\d+ (weights|experts|attention)", "the GPUs' own work", "a faster GPU, or a second for a larger share"),
     (r"", "hops, launches and other fixed costs", "fewer GPUs with more memory each"),
 )
-"""(start of a term's name, what that is, what makes it less)."""
+"""(pattern of the term's name, its meaning, what reduces it)."""
 
 
 def to_buy(name: str, speed: Speed) -> str | None:
-    """The largest kind of cost and what would lower it; None where nothing was forecast."""
+    """The largest kind of cost and what would reduce it; None without a forecast."""
     total = sum(term.seconds for term in speed.terms)
     if total <= 0:
         return None

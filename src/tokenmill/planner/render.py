@@ -1,6 +1,6 @@
-"""A plan as plain text for a Python prompt and as HTML for a notebook.
+"""Renders a plan as plain text for a Python prompt and as HTML for a notebook. Pure.
 
-The command line draws its own, wider view (`cli/views/plan.py`). Pure.
+The command line has its own, wider view (`cli/views/plan.py`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ _COLUMNS = ("memory", "weights", "KV", "compute", "other", "used", "of")
 
 
 def as_text(plan: Plan) -> str:
-    """Facts, a table of memories, and speeds, at most 80 columns wide."""
+    """A text of at most 80 columns: facts, a table of memories, and speeds."""
     lines = [f"{label:<8} {value}" for label, value in _facts(plan)]
     rows = [_COLUMNS, *_memory(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
@@ -26,7 +26,7 @@ def as_text(plan: Plan) -> str:
 
 
 def as_html(plan: Plan) -> str:
-    """The same as HTML tables; every value is escaped."""
+    """The same content as HTML tables; every value is escaped."""
     notes = (*(f"would fit with {change.what}: {change.effect}" for change in plan.changes), *plan.warnings)
     return "".join(
         (
@@ -83,7 +83,7 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """The first column to the left, figures to the right."""
+    """Align the first column left and the others right."""
     yield row[0].ljust(widths[0])
     for cell, width in zip(row[1:], widths[1:], strict=True):
         yield cell.rjust(width)

@@ -1,4 +1,4 @@
-"""Divides a model's layers over GPUs: an exact search over contiguous runs of layers.
+"""Divides a model's layers over GPUs by an exact search over contiguous runs of layers.
 
          gpu0                gpu1              host
   ┌──────────────────┬──────────────────┬─────────────────┐
@@ -7,8 +7,8 @@
   │ of them          │ of them, output  │ experts         │
   └──────────────────┴──────────────────┴─────────────────┘
 
-Wanted, in this order: as few layers as possible left to the processors; as many layers' experts as possible on
-GPUs; the least free card as free as possible; all cards equally full. Everything is bytes here: no model, no machine.
+Objectives, in order: fewest layers on the CPU; most layers' experts on GPUs; most free memory on the fullest GPU; all
+GPUs equally full. Works on bytes alone, without a machine or a model.
 """
 
 from bisect import bisect_right
@@ -19,48 +19,48 @@ from itertools import accumulate
 
 from tokenmill.units import MIB
 
-FINEST_BYTES = 64 * MIB  # how closely the least free card is made free
+FINEST_BYTES = 64 * MIB  # resolution of the search for the largest free margin
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer takes on the card that computes it, and what its routed experts take wherever they are."""
+    """Bytes of one layer on the GPU that computes it, and of its routed experts."""
 
     base_bytes: int
     expert_bytes: int = 0
 
 
 Overhead = Callable[[int, bool, bool], int]
-"""(card, has the output, some of its layers' experts are on the host) -> bytes beside the layers."""
+"""(GPU, has the output, some experts of its layers are on the host) -> bytes in addition to the layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardShare:
-    """What one card got."""
+    """The layers of one GPU."""
 
     start: int
     stop: int
-    experts: tuple[int, ...]  # layers whose experts it holds
+    experts: tuple[int, ...]  # layers whose experts the GPU holds
     used_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CardSplit:
-    """Every card's share, in the order of the cards; layers before the first share are the processors'."""
+    """The shares of all GPUs in order; layers before the first share are computed by the CPU."""
 
     shares: tuple[CardShare, ...]
-    first: int  # layers before this one are computed by the processors
+    first: int  # layers before this one are computed by the CPU
 
     @property
     def expert_layers(self) -> int:
-        """Layers whose experts are on a card."""
+        """Number of layers whose experts are on a GPU."""
         return sum(len(share.experts) for share in self.shares)
 
 
 def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead, *, even: bool = True) -> CardSplit:
-    """Divide `layers` over cards of these capacities; the same input always gives the same split.
+    """Divide `layers` over GPUs of these capacities; deterministic.
 
-    Without `even` the cards are as useful but not equally full, which is ten times quicker to find.
+    Without `even` the GPUs hold as much but are not equally full, which is ten times faster to find.
     """
     search = _Search(tuple(layers), tuple(capacities), overhead)
     first = _smallest(0, len(layers), lambda start: search.score(start, 0) is not None)
@@ -75,7 +75,7 @@ _Score = tuple[int, float]  # layers' experts held, evenness (higher is more eve
 
 
 class _Search:
-    """Dynamic programming over (card, first layer left)."""
+    """Dynamic programming over (GPU, first layer left)."""
 
     def __init__(self, layers: tuple[Layer, ...], capacities: tuple[int, ...], overhead: Overhead) -> None:
         self.layers = layers
@@ -94,11 +94,11 @@ class _Search:
         self.base = [0, *accumulate(layer.base_bytes for layer in layers)]
 
     def score(self, first: int, margin: int) -> _Score | None:
-        """How good the best split of layers `first` and up is when every used card keeps `margin` bytes free."""
+        """Best score of layers `first` and up if every used GPU keeps `margin` bytes free; None: impossible."""
         return self._table(first, margin)[0][first][0]
 
     def shares(self, first: int, margin: int) -> tuple[CardShare, ...]:
-        """The best split itself."""
+        """The best split."""
         tables = self._table(first, margin)
         start = first
         shares = []
@@ -111,7 +111,7 @@ class _Search:
         return tuple(shares)
 
     def _table(self, first: int, margin: int) -> list[list[tuple[_Score | None, int]]]:
-        """For every card and every first layer left to place: the best score, and where the card's run stops."""
+        """For every GPU and first remaining layer: the best score, and the end of that GPU's run."""
         count = len(self.layers)
         done: list[tuple[_Score | None, int]] = [(None, count)] * count + [((0, 0.0), count)]
         tables = [done]
@@ -121,11 +121,11 @@ class _Search:
             table: list[tuple[_Score | None, int]] = [(None, start) for start in range(count)]
             table.append(((0, 0.0), count))
             for start in range(first, count):
-                best, where = rest[start][0], start  # leaving the card empty
+                best, where = rest[start][0], start  # leaves the GPU empty
                 for stop in range(start + 1, count + 1):
                     held = self._held(kind, start, stop, margin)
                     if held is None:
-                        break  # more layers only take more
+                        break  # more layers need more memory
                     after = rest[stop][0]
                     if after is None:
                         continue
@@ -139,7 +139,7 @@ class _Search:
 
     @cache  # noqa: B019  lives as long as one search; cards of one kind share it
     def _held(self, kind: _Kind, start: int, stop: int, margin: int) -> tuple[int, int] | None:
-        """How many layers' experts a card holds beside these layers, and bytes used; None: not even the layers."""
+        """Expert layers that a GPU holds with these layers, and bytes used; None if the layers alone do not fit."""
         capacity, plain, staging, head_plain, head_staging = kind
         if stop == len(self.layers):
             plain = head_plain
@@ -157,7 +157,7 @@ class _Search:
 
 
 class _Runs:
-    """For every run of layers: those with experts, smallest first, and their running total."""
+    """Layers with experts in every run, smallest first, and their running total."""
 
     def __init__(self, experts: tuple[int, ...]) -> None:
         self._experts = experts
@@ -172,11 +172,11 @@ class _Runs:
         return found
 
 
-_runs = lru_cache(maxsize=4)(_Runs)  # one model is divided again and again with other batches
+_runs = lru_cache(maxsize=4)(_Runs)  # the same model is divided repeatedly with other batch sizes
 
 
 def _largest_margin(search: _Search, first: int, most: int) -> int:
-    """The most that every used card can keep free without giving up an expert layer."""
+    """Largest margin on every used GPU that costs no expert layer."""
     wanted = search.score(first, 0)
     low = 0
     high = most // FINEST_BYTES + 1
@@ -191,7 +191,7 @@ def _largest_margin(search: _Search, first: int, most: int) -> int:
 
 
 def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """The smallest number in low..high for which `holds`, which stays true once it is."""
+    """Smallest number in low..high that satisfies the monotonic predicate `holds`; None if there is none."""
     if holds(low):
         return low
     if not holds(high):

@@ -1,7 +1,7 @@
-"""vLLM's memory: it takes a share of every GPU at the start, and what weights and activations leave of it is KV.
+"""vLLM's memory: it reserves a share of every GPU at start and uses what weights and activations leave for KV.
 
-So a vLLM plan is read the other way round: not what the context needs, but how many tokens what is left can hold.
-Without GPUs it computes on the processors, and is told how much to take: what the context needs.
+So the plan computes the number of tokens that fit, not the memory that a context needs. Without GPUs vLLM runs on
+the CPU with an explicit KV size, computed from the context.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ from tokenmill.planner.placement import assemble, host_tier, os_reserve, usable_
 from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
 from tokenmill.units import GIB, MIB
 
-BLOCK = 16  # tokens in one KV block
-ACTIVATION_BYTES = 1024 * MIB  # driver, profiling run, sampler, graph pools: estimated from one published start
+BLOCK = 16  # tokens per KV block
+ACTIVATION_BYTES = 1024 * MIB  # driver, profiling run, sampler, graph pools: estimated from one published log
 HOST_BYTES = 6 * GIB  # the Python processes and their pinned buffers: estimated
-CPU_BLOCK = 32  # tokens in one KV block on processors
+CPU_BLOCK = 32  # tokens per KV block on the CPU
 CPU_HOST_BYTES = 2304 * MIB  # three Python processes of 0.32.0: 2.2 GiB measured, 1.5 where Triton is not installed
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What the KV space of one engine holds."""
+    """The KV space of one engine."""
 
-    kv_bytes: int  # on each GPU
-    tokens: int  # of all sequences together
+    kv_bytes: int  # per GPU
+    tokens: int  # total of all sequences
 
 
 def bytes_per_token(profile: Profile, settings: Settings) -> float:
-    """KV of one token over all layers and GPUs; windows and chunks are kept in full."""
+    """KV bytes of one token over all layers and GPUs; windows and chunks keep the full context."""
     kind = "fp8" if settings.cache_type_k.startswith("fp8") else "f16"
     return sum(layer.bytes_per_token(kind, kind) for layer in profile.cache)
 
@@ -44,14 +44,14 @@ def blocks(profile: Profile, settings: Settings, vram_bytes: int) -> Blocks:
 
 
 def place(machine: Machine, profile: Profile, settings: Settings, goal: Goal) -> tuple[Placement, Ledger, int]:
-    """Everything on the first GPUs; the ledger, and tokens of KV that fit."""
+    """Place the model on the first GPUs; return placement, ledger and KV tokens that fit."""
     gpus = usable_gpus(machine, goal)[: settings.tensor_parallel]
     if not gpus:
         return _on_processors(machine, profile, settings, goal)
     host = host_tier(machine)
     home = gpus[0]
     placement = assemble(profile, host, [home] * profile.layers, home, frozenset(range(profile.layers)))
-    # vLLM keeps embeddings on the GPU too.
+    # vLLM keeps embeddings on the GPU, too.
     homes = tuple(
         home if tensor.cls is TensorClass.EMBEDDING else old
         for tensor, old in zip(profile.tensors, placement.homes, strict=True)
@@ -76,10 +76,10 @@ def place(machine: Machine, profile: Profile, settings: Settings, goal: Goal) ->
 
 
 def _on_processors(machine: Machine, profile: Profile, settings: Settings, goal: Goal) -> tuple[Placement, Ledger, int]:
-    """Everything in host memory, with KV for every sequence at its full context."""
+    """Place the model in host memory, with KV for every sequence at full context."""
     host = host_tier(machine)
     placement = assemble(profile, host, [host] * profile.layers, host, frozenset())
-    # one block is vLLM's own and never holds a token
+    # vLLM reserves one block
     tokens = settings.sequences * -(-settings.context // CPU_BLOCK) * CPU_BLOCK
     rows = (
         LedgerRow(host, "weights", profile.bytes),
@@ -91,7 +91,7 @@ def _on_processors(machine: Machine, profile: Profile, settings: Settings, goal:
 
 
 def _kv_shards(profile: Profile, shards: int) -> int:
-    """KV heads are divided over GPUs as far as they go; a latent cache is kept whole on each."""
+    """Number of shards of the KV heads; a latent cache is replicated on every GPU."""
     if any(layer.kind == "latent" for layer in profile.cache):
         return 1
     return min(shards, profile.kv_heads or shards)

@@ -1,24 +1,24 @@
-"""Replays how ggml's graph allocator packs the intermediate results of one computation into one buffer.
+"""Replays how ggml's graph allocator packs the intermediate results of one graph into one buffer.
 
 The size of a compute buffer is not the largest sum of live tensors: blocks are reused best-fit, a hole that is
-one page too small is passed over, and a view that nobody reads keeps what it looks at alive. Replaying the very
-rule gives the very size. Nothing here knows a model.
+one page too small is skipped, and an unread view keeps its source alive. Replaying the same rules gives the exact
+size. Main entry point: `buffer_bytes`. Independent of any model.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-ALIGNMENT = 128  # CUDA's; the CPU's 32 differs by less than a page in the end
+ALIGNMENT = 128  # CUDA's; with the CPU's 32 the total differs by less than a page
 
 
 @dataclass(frozen=True, slots=True)
 class GraphOp:
-    """One operation: what it writes, what it reads, and whether it may write over what it reads."""
+    """One operation: what it writes and reads, and whether it may overwrite an input."""
 
     bytes: int
     reads: tuple[int, ...] = ()  # indices of earlier steps
-    view_of: int | None = None  # takes no memory of its own: looks at that step's, which is no view itself
-    in_place: bool = False  # may write over the first read of its size that nobody else needs, but not through a view
+    view_of: int | None = None  # allocates nothing and aliases that step, which must not be a view
+    in_place: bool = False  # may overwrite the first read of its size that has no other reader, but not through a view
     external: bool = False  # writes into memory outside the buffer (the cache)
     keep: bool = False  # a result of the whole graph, never freed
     is_input: bool = False  # filled before the graph runs, placed before everything else
@@ -26,15 +26,15 @@ class GraphOp:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Free blocks by offset; the last one has no end. Every method changes it."""
+    """Free blocks by offset; the last one is unbounded."""
 
     free: list[list[int]] = field(default_factory=lambda: [[0, 1 << 62]])
     peak: int = 0
 
     def take(self, size: int) -> int:
-        """Place `size` bytes in the smallest hole that holds them, else at the end."""
+        """Allocate `size` bytes in the smallest sufficient hole, else at the end; return the offset."""
         fits = [index for index, block in enumerate(self.free[:-1]) if block[1] >= size]
-        # ggml keeps the last of equally small holes
+        # like ggml: of equally small holes, the last one
         best = min(fits, key=lambda index: (self.free[index][1], -index), default=len(self.free) - 1)
         block = self.free[best]
         offset = block[0]
@@ -46,7 +46,7 @@ class _Buffer:
         return offset
 
     def give_back(self, offset: int, size: int) -> None:
-        """Free a placed block and join it with its neighbours."""
+        """Free an allocated block and merge it with its neighbours."""
         if size == 0:
             return
         index = next(i for i, block in enumerate(self.free) if block[0] > offset)
@@ -58,14 +58,14 @@ class _Buffer:
 
 
 class _Replay:
-    """One run through a graph's steps."""
+    """State of one pass over a graph's steps."""
 
     def __init__(self, steps: Sequence[GraphOp], alignment: int) -> None:
         self.steps = steps
         self.alignment = alignment
         self.arena = _Buffer()
         self.place: dict[int, tuple[int, int]] = {}  # step -> offset, bytes
-        self.readers, self.views = [0] * len(steps), [0] * len(steps)  # still to come
+        self.readers, self.views = [0] * len(steps), [0] * len(steps)  # not yet executed
         for step in steps:
             for read in step.reads:
                 self.readers[read] += 1
@@ -73,7 +73,7 @@ class _Replay:
                 self.views[step.view_of] += 1
 
     def allocate(self, index: int) -> None:
-        """Give a step its memory; changes the arena."""
+        """Allocate the output of a step."""
         step = self.steps[index]
         if index in self.place or step.external or step.view_of is not None:
             return
@@ -87,7 +87,7 @@ class _Replay:
         self.place[index] = self.arena.take(size), size
 
     def has_read(self, read: int) -> None:
-        """Count one reader off and free what nobody needs any more; changes the arena."""
+        """Record that a step was read once; free it after its last read."""
         self.readers[read] -= 1
         if self.readers[read] or self.views[read]:
             return
@@ -102,7 +102,7 @@ class _Replay:
 
 
 def buffer_bytes(steps: Sequence[GraphOp], alignment: int = ALIGNMENT) -> int:
-    """Bytes of the buffer that holds this graph's intermediate results."""
+    """Size of the buffer that holds the graph's intermediate results."""
     replay = _Replay(steps, alignment)
     for index, step in enumerate(steps):
         if step.is_input:

@@ -1,4 +1,4 @@
-"""How engines differ in what they allocate. One row per dialect; a figure that is not from its source says so."""
+"""Differences between engines in what they allocate: one row per dialect. Estimates are marked as such."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,18 @@ from tokenmill.units import GIB, MIB
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What one dialect does with memory."""
+    """Memory behaviour of one dialect."""
 
-    stores_latent_v: bool = False  # keeps V of a latent cache apart from K
-    graph_of_2025: bool = False  # the mask comes in 32 bits, and there is no room for ready-made embeddings
-    offload_rows: int | None = 32  # rows from which a product with host weights moves to the GPU, weights and all
-    repacks: bool = True  # copies host weights into a layout for its kernels
-    runtime_bytes: int = 512 * MIB  # driver context, kernels and workspaces on a GPU that nobody measured: estimated
-    process_bytes: int = GIB  # the server itself, its vocabulary and HTTP buffers: estimated
-    ik: IkOptions | None = None  # ik_llama.cpp's switches as that version has them
-    loads_mtp: bool = False  # reads multi-token-prediction layers although ordinary decoding does not use them
+    stores_latent_v: bool = False  # stores V of a latent cache separately from K
+    graph_of_2025: bool = False  # creates the mask in 32 bits, reserves no input for embeddings
+    offload_rows: int | None = (
+        32  # rows from which a product with host weights moves to the GPU together with the weights
+    )
+    repacks: bool = True  # copies host weights into the layout of its kernels
+    runtime_bytes: int = 512 * MIB  # driver context, kernels and workspaces on an unmeasured GPU: estimated
+    process_bytes: int = GIB  # the server, its vocabulary and HTTP buffers: estimated
+    ik: IkOptions | None = None  # ik_llama.cpp's options in that version
+    loads_mtp: bool = False  # loads multi-token-prediction layers although ordinary decoding does not use them
 
 
 TRAITS: dict[DialectName, EngineTraits] = {

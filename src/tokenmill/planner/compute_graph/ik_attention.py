@@ -1,11 +1,11 @@
-"""Attention as ik_llama.cpp computes it. What takes memory is the latent kind with `-mla 3`.
+"""Attention as ik_llama.cpp computes it. The latent kind with `-mla 3` dominates memory.
 
-A prompt is attended to with K and V in full, expanded out of the latent cache for some heads at a time:
+For a prompt, K and V are expanded from the latent cache for a group of attention heads at a time:
 
   cache -> both (K without rope, and V; 32 bit) -> k_nope, v (16 bit) -> k (with rope) -> attended -> next heads
 
-`-amb` bounds `both`, and everything beside it follows. Single tokens stay in the latent space and need little.
-Drawn after src/graphs/build_deepseek2.cpp of 2026, and in the order of 2025 where the options say so.
+`-amb` limits the size of `both`, and with it all the others. Single tokens stay in the latent space and need little.
+Follows src/graphs/build_deepseek2.cpp of 2026, and the order of 2025 where the options select it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tokenmill.planner.compute_graph.builder import F16, F32, GraphBuilder
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.units import MIB
 
-LEAST_PROMPT = 128  # tokens from which on K and V are expanded
+LEAST_PROMPT = 128  # tokens from which K and V are expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Latent:
 
     @property
     def expanded(self) -> int:
-        """K without rope, and V, of one head."""
+        """Elements of K (without rope) and V of one attention head."""
         return self.nope + self.v
 
     def heads_at_once(self, cells: int, amb_mib: int) -> int:
-        """Heads expanded together: the largest equal share whose 32-bit result stays within `-amb`, or one."""
+        """Attention heads expanded together: the largest equal share whose 32-bit result fits `-amb`, at least one."""
         whole_mib = self.heads * self.expanded * cells * F32 // MIB
         if amb_mib <= 0 or whole_mib <= amb_mib:
             return self.heads
@@ -45,7 +45,7 @@ class Latent:
 
 
 def latent_of(profile: Profile, tensors: Mapping[str, Tensor], layer: int) -> Latent | None:
-    """Sizes of one layer's latent attention; None where it is ordinary."""
+    """Sizes of one layer's latent attention; None if the layer has ordinary attention."""
     cache = profile.cache[layer]
     heads = profile.heads or 1
     if cache.kind != "latent":
@@ -58,78 +58,78 @@ def latent_of(profile: Profile, tensors: Mapping[str, Tensor], layer: int) -> La
 
 @dataclass(slots=True)
 class Attention:
-    """Attention being drawn on one device; every method adds to the sketch."""
+    """Builds attention on one device; every method appends to the graph."""
 
-    sketch: GraphBuilder
+    graph: GraphBuilder
     options: IkOptions
     cells: int
     cache_type: str  # of K
     flash: bool
-    gpu: bool  # without one, what is expanded keeps the cache's type
+    gpu: bool  # without a GPU, expanded tensors keep the cache's type
     positions: int
-    mask: int  # as it came in
+    mask: int  # as created, before any cast
     half_mask_bytes: int
     convert_mask: bool
     heads: int
     _converted: list[int] = field(default_factory=list)
 
     def expands(self) -> bool:
-        """Whether a batch of this size expands K and V."""
-        return self.options.mla > 1 and self.flash and self.sketch.tokens >= LEAST_PROMPT
+        """Whether this batch is large enough that K and V are expanded."""
+        return self.options.mla > 1 and self.flash and self.graph.tokens >= LEAST_PROMPT
 
     def ordinary(self, cache: LayerCache, width: int, normed: int) -> int:
-        """K and V as they are; `width` elements of query for each token."""
-        sketch = self.sketch
-        q, k, v = (sketch.add("qkv", size, normed) for size in (width, cache.k_elements, cache.v_elements))
-        q = sketch.add("q", width, q, self.positions, in_place=True)
-        k = sketch.add("k", cache.k_elements, k, self.positions, in_place=True)
-        sketch.store(sketch.view(k))
-        sketch.store(v)
+        """Ordinary attention; each token has `width` elements of query."""
+        graph = self.graph
+        q, k, v = (graph.add("qkv", size, normed) for size in (width, cache.k_elements, cache.v_elements))
+        q = graph.add("q", width, q, self.positions, in_place=True)
+        k = graph.add("k", cache.k_elements, k, self.positions, in_place=True)
+        graph.store(graph.view(k))
+        graph.store(v)
         if self.flash:
-            return sketch.view(sketch.add("attended", width, sketch.view(q), self._mask()))
-        return sketch.add("attended", width, sketch.view(sketch.add("kqv", width, self._scores(sketch.view(q)))))
+            return graph.view(graph.add("attended", width, graph.view(q), self._mask()))
+        return graph.add("attended", width, graph.view(graph.add("kqv", width, self._scores(graph.view(q)))))
 
     def latent(self, sizes: Latent, rank: int, normed: int) -> int:
-        """Through the latent cache; `rank` is that of compressed queries, 0 for none."""
+        """Attention through the latent cache; `rank` is that of compressed queries, 0 for none."""
         query, rotated = self._query(sizes, rank, normed)
         return self._expanded(sizes, query, rotated) if self.expands() else self._absorbed(sizes, query, rotated)
 
     def _query(self, sizes: Latent, rank: int, normed: int) -> tuple[int, int]:
-        """Queries and their rotated part; the token's own row goes into the cache before or after."""
-        sketch = self.sketch
+        """Queries and their rotated part; depending on the version, the token's own row is stored before or after."""
+        graph = self.graph
         width = sizes.heads * (sizes.nope + sizes.rope)
         if not self.options.by_groups:
-            self._store(sizes, sketch.add("kv_a", sizes.lora + sizes.rope, normed))
-        query = sketch.add("q_a", rank, normed) if rank else normed
-        row = sketch.add("kv_a", sizes.lora + sizes.rope, normed) if self.options.by_groups else None
-        query = sketch.add("q_a", rank, query) if rank else query
-        query = sketch.add("q", width, query)
-        rotated = sketch.add("q_rope", sizes.heads * sizes.rope, sketch.view(query), self.positions)
+            self._store(sizes, graph.add("kv_a", sizes.lora + sizes.rope, normed))
+        query = graph.add("q_a", rank, normed) if rank else normed
+        row = graph.add("kv_a", sizes.lora + sizes.rope, normed) if self.options.by_groups else None
+        query = graph.add("q_a", rank, query) if rank else query
+        query = graph.add("q", width, query)
+        rotated = graph.add("q_rope", sizes.heads * sizes.rope, graph.view(query), self.positions)
         if row is not None:
             self._store(sizes, row)
         return query, rotated
 
     def _store(self, sizes: Latent, row: int) -> None:
-        sketch = self.sketch
-        rope = sketch.add("k_rope", sizes.rope, sketch.view(row), self.positions)
-        lora = sketch.add("kv_norm", sizes.lora, sketch.view(row))
-        sketch.store(sketch.add("kvr", sizes.lora + sizes.rope, sketch.view(rope), lora))
+        graph = self.graph
+        rope = graph.add("k_rope", sizes.rope, graph.view(row), self.positions)
+        lora = graph.add("kv_norm", sizes.lora, graph.view(row))
+        graph.store(graph.add("kvr", sizes.lora + sizes.rope, graph.view(rope), lora))
 
     def _expanded(self, sizes: Latent, query: int, rotated: int) -> int:
-        sketch = self.sketch
+        graph = self.graph
         cells = self.cells
-        joined = sketch.add("q", sizes.heads * (sizes.nope + sizes.rope), rotated, sketch.view(query))
-        queries = sketch.view(joined)
+        joined = graph.add("q", sizes.heads * (sizes.nope + sizes.rope), rotated, graph.view(query))
+        queries = graph.view(joined)
         together = sizes.heads_at_once(cells, self.options.amb_mib)
         done: list[int] = []
         waiting: list[tuple[int, int]] = []
         ropes: int | None = None
         for _ in range(sizes.heads // together):
-            both = sketch.block("both", together * sizes.expanded * cells * F32)
-            k_nope = sketch.block("k_nope", self._kept(together * sizes.nope), sketch.view(both))
-            v = sketch.block("v", self._kept(together * sizes.v), sketch.view(both))
+            both = graph.block("both", together * sizes.expanded * cells * F32)
+            k_nope = graph.block("k_nope", self._kept(together * sizes.nope), graph.view(both))
+            v = graph.block("v", self._kept(together * sizes.v), graph.view(both))
             ropes = self._ropes(sizes, together) if ropes is None else ropes
-            waiting.append((sketch.block("k", self._kept(together * (sizes.nope + sizes.rope)), ropes, k_nope), v))
+            waiting.append((graph.block("k", self._kept(together * (sizes.nope + sizes.rope)), ropes, k_nope), v))
             if self.options.by_groups:
                 self._attend(queries, waiting.pop(), together * sizes.v, done)
         for pair in waiting:
@@ -137,44 +137,44 @@ class Attention:
         return done[-1]
 
     def _ropes(self, sizes: Latent, together: int) -> int:
-        """The rotated part, the same for every head, once for each."""
+        """The rotated part, which all attention heads share, repeated for each."""
         plain = not self.gpu or self.cache_type == "f16"
-        half = () if plain else (self.sketch.block("rope", sizes.rope * self.cells * F16),)
-        return self.sketch.block("ropes", self._kept(together * sizes.rope), *half)
+        half = () if plain else (self.graph.block("rope", sizes.rope * self.cells * F16),)
+        return self.graph.block("ropes", self._kept(together * sizes.rope), *half)
 
     def _attend(self, queries: int, pair: tuple[int, int], width: int, done: list[int]) -> None:
-        """Attend to one group of heads and put the result behind those `done`, in a new place."""
-        sketch = self.sketch
-        result = sketch.view(sketch.add("kqv", width, sketch.view(queries), *pair, self._mask()))
-        done.append(sketch.add("heads", (len(done) + 1) * width, done[-1], result) if done else result)
+        """Attend with one group of attention heads and append the result to `done` in a new buffer."""
+        graph = self.graph
+        result = graph.view(graph.add("kqv", width, graph.view(queries), *pair, self._mask()))
+        done.append(graph.add("heads", (len(done) + 1) * width, done[-1], result) if done else result)
 
     def _absorbed(self, sizes: Latent, query: int, rotated: int) -> int:
-        """Queries are taken into the latent space, and the result out of it."""
-        sketch = self.sketch
+        """Project queries into the latent space, attend there, and project the result back."""
+        graph = self.graph
         heads = sizes.heads
-        taken = sketch.add("q_nope", heads * sizes.lora, sketch.view(query))
-        joined = sketch.add("q", heads * (sizes.lora + sizes.rope), sketch.view(rotated), taken)
+        taken = graph.add("q_nope", heads * sizes.lora, graph.view(query))
+        joined = graph.add("q", heads * (sizes.lora + sizes.rope), graph.view(rotated), taken)
         if self.flash:
-            result = sketch.add("latent", heads * sizes.lora, joined, self._mask())
+            result = graph.add("latent", heads * sizes.lora, joined, self._mask())
         else:
-            result = sketch.add("latent", heads * sizes.lora, self._scores(joined))
-        values = sketch.add("kqv", heads * sizes.v, sketch.view(result))
-        return sketch.view(sketch.add("kqv", heads * sizes.v, sketch.view(values)))
+            result = graph.add("latent", heads * sizes.lora, self._scores(joined))
+        values = graph.add("kqv", heads * sizes.v, graph.view(result))
+        return graph.view(graph.add("kqv", heads * sizes.v, graph.view(values)))
 
     def _scores(self, query: int) -> int:
-        """Without flash attention: every token against every cell, in parts no larger than `-amb`."""
-        size = self.heads * self.cells * self.sketch.tokens * F32
+        """Scores without flash attention: every token against every cell, in parts of at most `-amb`."""
+        size = self.heads * self.cells * self.graph.tokens * F32
         size = min(size, self.options.amb_mib * MIB) if self.options.amb_mib else size
-        return self.sketch.block("soft", size, self.sketch.block("kq", size, query), self._mask())
+        return self.graph.block("soft", size, self.graph.block("kq", size, query), self._mask())
 
     def _kept(self, per_cell: int) -> int:
-        """Bytes of expanded K or V: 16 bits, or the cache's own type where no GPU is in use."""
+        """Bytes of expanded K or V: 16 bits, or the cache's own type without a GPU."""
         return self.cells * (per_cell * F16 if self.gpu else round(cache_bytes(self.cache_type, per_cell)))
 
     def _mask(self) -> int:
-        """The mask as flash attention reads it; made in 32 bits, it is converted when it is first needed."""
+        """The mask as flash attention reads it; a 32-bit mask is converted on first use."""
         if not self.convert_mask:
             return self.mask
         if not self._converted:
-            self._converted.append(self.sketch.block("mask", self.half_mask_bytes, self.mask))
+            self._converted.append(self.graph.block("mask", self.half_mask_bytes, self.mask))
         return self._converted[0]

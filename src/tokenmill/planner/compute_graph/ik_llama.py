@@ -1,8 +1,8 @@
-"""What ik_llama.cpp computes for one micro-batch on one device, step by step: enough to size its buffers.
+"""Graphs of ik_llama.cpp for one micro-batch on one device, detailed enough to size its buffers.
 
-A GPU gets what it works on at the beginning of its part of the graph: hidden state, positions, mask. Replayed by
-`arena`, the published buffers of Kimi-K2, DeepSeek-R1, Qwen3-235B and MiniMax-M2.5 come out to the page. Not drawn:
-`-sm graph`, sliding windows (ik keeps them in full), recurrent layers, prediction layers.
+A GPU receives its inputs at the start of its part of the graph: hidden state, positions, mask. Replayed by
+`allocator`, these graphs reproduce the published buffers of Kimi-K2, DeepSeek-R1, Qwen3-235B and MiniMax-M2.5 to the
+page. Not modelled: `-sm graph`, sliding windows (ik keeps the full context), recurrent and prediction layers.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,60 +16,61 @@ from tokenmill.planner.compute_graph.layer_tensors import by_layer
 from tokenmill.planner.plan import Settings
 
 ExpertsAre = Literal["here", "copied", "on_host"]
-"""Of one device's layer: its experts live on the device, are copied to it from host memory at every use, or are
-computed by the host, which sends their results back."""
+"""Location of a layer's experts, as seen from its device: on the device, copied to it from host memory at every use,
+or computed by the host, which sends back the results.
+"""
 
 
-def dense(sketch: GraphBuilder, tensors: Mapping[str, Tensor], normed: int, suffix: str = "") -> int:
-    """Gate and up in one, then down."""
+def dense(graph: GraphBuilder, tensors: Mapping[str, Tensor], normed: int, suffix: str = "") -> int:
+    """Dense feed-forward: gate and up in one operation, then down."""
     inner, embed = tensors[f"ffn_down{suffix}"].shape
-    return sketch.add("down", embed, sketch.add("joined", inner, normed))
+    return graph.add("down", embed, graph.add("joined", inner, normed))
 
 
 def experts(
-    sketch: GraphBuilder,
+    graph: GraphBuilder,
     mixture: Experts,
     tensors: Mapping[str, Tensor],
     normed: int,
     are: ExpertsAre,
     options: IkOptions,
 ) -> int:
-    """Routed experts, weighed and added up, and the shared one."""
+    """Routed experts, weighted and summed, plus the shared expert."""
     embed = tensors["ffn_down_exps"].shape[1]
     used = mixture.used
     biased = any(name.startswith("exp_probs_b") for name in tensors)
-    chosen, weights = _routed(sketch, mixture, normed, biased=biased)
-    read = sketch.view(normed)
+    chosen, weights = _routed(graph, mixture, normed, biased=biased)
+    read = graph.view(normed)
     if are == "on_host":
-        sketch.store(sketch.view(read), chosen)
-        result = sketch.add("moe_down", embed * used)
+        graph.store(graph.view(read), chosen)
+        result = graph.add("moe_down", embed * used)
     else:
-        result = _computed(sketch, tensors, used, read, chosen, options, copied=are == "copied")
+        result = _computed(graph, tensors, used, read, chosen, options, copied=are == "copied")
     if options.fused_sum:
-        total = sketch.add("moe_out", embed, result, weights)
+        total = graph.add("moe_out", embed, result, weights)
     else:
-        weighed = sketch.add("moe_weighed", embed * used, result, weights, in_place=True)
-        total = sketch.add("moe_out", embed, sketch.view(weighed))
+        weighed = graph.add("moe_weighed", embed * used, result, weights, in_place=True)
+        total = graph.add("moe_out", embed, graph.view(weighed))
     if "ffn_down_shexp" in tensors:
-        shared = dense(sketch, tensors, normed, "_shexp")
-        total = sketch.add("moe_merged", embed, total, shared, in_place=True)
+        shared = dense(graph, tensors, normed, "_shexp")
+        total = graph.add("moe_merged", embed, total, shared, in_place=True)
     return total
 
 
-def _routed(sketch: GraphBuilder, mixture: Experts, normed: int, *, biased: bool) -> tuple[int, int]:
-    """Which experts each token goes to, and their weights."""
+def _routed(graph: GraphBuilder, mixture: Experts, normed: int, *, biased: bool) -> tuple[int, int]:
+    """Chosen experts of each token, and their weights."""
     count = mixture.count
     used = mixture.used
-    chances = sketch.add("probs", count, sketch.add("logits", count, normed), in_place=True)
-    ranked = sketch.add("biased", count, chances) if biased else chances
-    chosen = sketch.view(sketch.add("argsort", count, ranked))
-    weights = sketch.view(sketch.add("weights", used, sketch.view(chances), chosen))
-    shares = sketch.add("weights", used, weights, sketch.add("sum", 1, weights))
-    return chosen, sketch.add("weights", used, sketch.view(shares))
+    chances = graph.add("probs", count, graph.add("logits", count, normed), in_place=True)
+    ranked = graph.add("biased", count, chances) if biased else chances
+    chosen = graph.view(graph.add("argsort", count, ranked))
+    weights = graph.view(graph.add("weights", used, graph.view(chances), chosen))
+    shares = graph.add("weights", used, weights, graph.add("sum", 1, weights))
+    return chosen, graph.add("weights", used, graph.view(shares))
 
 
 def _computed(
-    sketch: GraphBuilder,
+    graph: GraphBuilder,
     tensors: Mapping[str, Tensor],
     used: int,
     read: int,
@@ -78,31 +79,31 @@ def _computed(
     *,
     copied: bool,
 ) -> int:
-    """The products on this device; `copied` experts come in right before, up and gate together when they are fused."""
+    """Products on this device; `copied` experts arrive right before use, up and gate together when they are fused."""
     inner, embed, _ = tensors["ffn_down_exps"].shape
     names = [name for name in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_up_exps") if name in tensors]
     rounds = [names] if options.fmoe or options.muge else [[name] for name in names]
     made = []
     for group in rounds:
-        copies = [sketch.block("copied", tensors[name].bytes) for name in group if copied]
-        made.append(sketch.add("joined", inner * used, *copies, read, chosen))
-    joined = made[0] if len(made) == 1 else sketch.add("joined", inner * used, *made)
-    copies = [sketch.block("copied", tensors["ffn_down_exps"].bytes)] if copied else []
-    return sketch.add("moe_down", embed * used, *copies, joined, chosen)
+        copies = [graph.block("copied", tensors[name].bytes) for name in group if copied]
+        made.append(graph.add("joined", inner * used, *copies, read, chosen))
+    joined = made[0] if len(made) == 1 else graph.add("joined", inner * used, *made)
+    copies = [graph.block("copied", tensors["ffn_down_exps"].bytes)] if copied else []
+    return graph.add("moe_down", embed * used, *copies, joined, chosen)
 
 
-PAD_CELLS = 256  # the cache is a multiple of this
+PAD_CELLS = 256  # the cache size is a multiple of this
 PAD_MASK_ROWS = 64
-LEAST_ROWS = 32  # rows of each expert from which on host experts are copied to a GPU
+LEAST_ROWS = 32  # rows per expert from which host experts are copied to a GPU
 
 
 def cells_of(settings: Settings) -> int:
-    """KV cells of all sequences together, as the engine rounds them."""
+    """KV cells of all sequences together, rounded as the engine does."""
     return -(-settings.cells // PAD_CELLS) * PAD_CELLS
 
 
 def experts_travel(profile: Profile, settings: Settings, options: IkOptions) -> bool:
-    """Whether a full micro-batch has experts of host memory copied to the GPU instead of computed on the host."""
+    """Whether a full micro-batch has host experts copied to the GPU instead of computed on the host."""
     mixture = profile.experts or Experts(1, 1)
     return not options.rtr and settings.ubatch * mixture.used >= LEAST_ROWS * mixture.count
 
@@ -117,16 +118,16 @@ def draw(
     staged: Collection[int] = (),
     options: IkOptions,
 ) -> GraphBuilder:
-    """The steps of one GPU; experts of `staged` layers live in host memory, the `first` GPU gets the embeddings."""
-    sketch = _paper(settings)
+    """The graph of one GPU; experts of `staged` layers live in host memory, the `first` GPU receives the embeddings."""
+    graph = _builder(settings)
     away: ExpertsAre = "copied" if experts_travel(profile, settings, options) else "on_host"
-    hidden = sketch.add("hidden", profile.embedding_length or 0)
-    positions = sketch.add("positions", 1)
+    hidden = graph.add("hidden", profile.embedding_length or 0)
+    positions = graph.add("positions", 1)
     whole, half = _mask_bytes(settings, options)
-    # the others get what the first one converted
-    mask = sketch.block("mask", whole if first or not settings.flash_attention else half)
+    # other GPUs receive the mask that the first one converted
+    mask = graph.block("mask", whole if first or not settings.flash_attention else half)
     attention = Attention(
-        sketch,
+        graph,
         options,
         cells_of(settings),
         settings.cache_type_k,
@@ -139,17 +140,17 @@ def draw(
         profile.heads or 1,
     )
     _body(profile, attention, hidden, ((layer, away if layer in staged else "here") for layer in layers), head=head)
-    return sketch
+    return graph
 
 
 def draw_processors(profile: Profile, settings: Settings, options: IkOptions) -> GraphBuilder:
-    """The steps of a model without any GPU."""
-    sketch = _paper(settings)
-    hidden = _looked_up(sketch, profile, settings, options)
+    """The graph of a model without any GPU."""
+    graph = _builder(settings)
+    hidden = _looked_up(graph, profile, settings, options)
     whole, half = _mask_bytes(settings, options)
-    inputs = sketch.inputs
+    inputs = graph.inputs
     attention = Attention(
-        sketch,
+        graph,
         options,
         cells_of(settings),
         settings.cache_type_k,
@@ -162,34 +163,34 @@ def draw_processors(profile: Profile, settings: Settings, options: IkOptions) ->
         profile.heads or 1,
     )
     _body(profile, attention, hidden, ((layer, "here") for layer in range(profile.layers)), head=True)
-    return sketch
+    return graph
 
 
 def draw_host(profile: Profile, settings: Settings, *, hosted: bool, options: IkOptions) -> GraphBuilder:
-    """The steps that stay on the host of GPUs: embeddings, inputs, and experts where `hosted` and too few to travel."""
-    sketch = _paper(settings)
+    """The host's graph next to GPUs: embeddings, inputs and, if `hosted`, experts with too few rows to be copied."""
+    graph = _builder(settings)
     embed = profile.embedding_length or 0
     mixture = profile.experts
-    sketch.store(sketch.view(_looked_up(sketch, profile, settings, options)))
-    sketch.store(sketch.inputs["positions"], sketch.inputs["mask"])
+    graph.store(graph.view(_looked_up(graph, profile, settings, options)))
+    graph.store(graph.inputs["positions"], graph.inputs["mask"])
     stacks = [tensors["ffn_down_exps"] for tensors in by_layer(profile).values() if "ffn_down_exps" in tensors]
     if hosted and mixture and stacks and not experts_travel(profile, settings, options):
-        for _ in range(2):  # the second shows what the first leaves behind
-            normed = sketch.add("normed", embed)
-            chosen = sketch.add("chosen", mixture.used)
-            joined = sketch.add("joined", stacks[0].shape[0] * mixture.used, normed, chosen)
-            sketch.store(sketch.add("down", embed * mixture.used, joined, chosen))
-    sketch.store(sketch.inputs["outputs"])
-    return sketch
+        for _ in range(2):  # the second layer shows what the first one leaves allocated
+            normed = graph.add("normed", embed)
+            chosen = graph.add("chosen", mixture.used)
+            joined = graph.add("joined", stacks[0].shape[0] * mixture.used, normed, chosen)
+            graph.store(graph.add("down", embed * mixture.used, joined, chosen))
+    graph.store(graph.inputs["outputs"])
+    return graph
 
 
-def _paper(settings: Settings) -> GraphBuilder:
+def _builder(settings: Settings) -> GraphBuilder:
     tokens = min(settings.ubatch, settings.cells)
     return GraphBuilder(MicroBatch(tokens, cells_of(settings)), tokens)
 
 
 def _mask_bytes(settings: Settings, options: IkOptions) -> tuple[int, int]:
-    """The mask as it is made, and as flash attention wants it."""
+    """Bytes of the mask as created, and as flash attention reads it."""
     rows = -(-min(settings.ubatch, settings.cells) // PAD_MASK_ROWS) * PAD_MASK_ROWS
     whole = cells_of(settings) * rows * F32
     half = cells_of(settings) * rows * F16
@@ -198,50 +199,50 @@ def _mask_bytes(settings: Settings, options: IkOptions) -> tuple[int, int]:
     return (half if options.half_mask else whole), half
 
 
-def _looked_up(sketch: GraphBuilder, profile: Profile, settings: Settings, options: IkOptions) -> int:
-    """Inputs, and the embeddings of the tokens."""
-    tokens = sketch.input("tokens", sketch.tokens * I32)
-    sketch.input("positions", sketch.tokens * I32)
-    sketch.input("mask", _mask_bytes(settings, options)[0])
-    sketch.input("outputs", sketch.tokens * I32)
-    return sketch.add("embd", profile.embedding_length or 0, tokens)
+def _looked_up(graph: GraphBuilder, profile: Profile, settings: Settings, options: IkOptions) -> int:
+    """Inputs and the embeddings of the tokens."""
+    tokens = graph.input("tokens", graph.tokens * I32)
+    graph.input("positions", graph.tokens * I32)
+    graph.input("mask", _mask_bytes(settings, options)[0])
+    graph.input("outputs", graph.tokens * I32)
+    return graph.add("embd", profile.embedding_length or 0, tokens)
 
 
 def _body(
     profile: Profile, attention: Attention, hidden: int, layers: Iterable[tuple[int, ExpertsAre]], *, head: bool
 ) -> None:
-    """Layers and, at their end, logits of every token: the engine reserves for the worst case."""
-    sketch = attention.sketch
+    """Layers, then the logits of every token: the engine reserves for the worst case."""
+    graph = attention.graph
     table = by_layer(profile)
     embed = profile.embedding_length or 0
     for index, are in layers:
         hidden = _layer(profile, attention, index, table.get(index, {}), hidden, are)
     if head:
-        sketch.add("logits", profile.vocabulary or 0, sketch.add("normed", embed, hidden), keep=True)
+        graph.add("logits", profile.vocabulary or 0, graph.add("normed", embed, hidden), keep=True)
 
 
 def _layer(
     profile: Profile, attention: Attention, index: int, tensors: dict[str, Tensor], hidden: int, are: ExpertsAre
 ) -> int:
-    sketch = attention.sketch
+    graph = attention.graph
     embed = profile.embedding_length or 0
-    out = sketch.add("attn_out", embed, _attended(profile, attention, index, tensors, hidden))
+    out = graph.add("attn_out", embed, _attended(profile, attention, index, tensors, hidden))
     if index == profile.layers - 1:
-        wanted = sketch.inputs["outputs"] if "outputs" in sketch.inputs else sketch.add("outputs", 1)
-        out = sketch.add("attn_out", embed, out, wanted)
-        hidden = sketch.add("residual", embed, hidden, wanted)
-    added = sketch.add("ffn_inp", embed, out, hidden, in_place=True)
-    normed = sketch.add("normed", embed, added)
+        wanted = graph.inputs["outputs"] if "outputs" in graph.inputs else graph.add("outputs", 1)
+        out = graph.add("attn_out", embed, out, wanted)
+        hidden = graph.add("residual", embed, hidden, wanted)
+    added = graph.add("ffn_inp", embed, out, hidden, in_place=True)
+    normed = graph.add("normed", embed, added)
     if profile.experts and "ffn_down_exps" in tensors:
-        result = experts(sketch, profile.experts, tensors, normed, are, attention.options)
+        result = experts(graph, profile.experts, tensors, normed, are, attention.options)
     else:
-        result = dense(sketch, tensors, normed)
-    return sketch.add("l_out", embed, result, added, in_place=True)
+        result = dense(graph, tensors, normed)
+    return graph.add("l_out", embed, result, added, in_place=True)
 
 
 def _attended(profile: Profile, attention: Attention, index: int, tensors: dict[str, Tensor], hidden: int) -> int:
     embed = profile.embedding_length or 0
-    normed = attention.sketch.add("normed", embed, hidden)
+    normed = attention.graph.add("normed", embed, hidden)
     latent = latent_of(profile, tensors, index)
     if latent is not None and attention.options.mla > 0:
         rank = tensors["attn_q_a"].shape[1] if "attn_q_a" in tensors else 0

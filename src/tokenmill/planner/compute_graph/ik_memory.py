@@ -1,7 +1,7 @@
-"""Bytes that ik_llama.cpp takes beside the weights of the file: cache, buffers, derived weights, runtime, growth.
+"""Bytes that ik_llama.cpp allocates in addition to the file's weights: cache, buffers, runtime, growth.
 
-Cache and buffers are computed and match the engine's own log to the page. What the CUDA runtime takes is not: it is
-read off what nvidia-smi showed on two machines of RTX 3090 after everything else was taken away.
+Cache and buffers are computed and match the engine's own log to the page. The CUDA runtime's share is fitted: the
+remainder that nvidia-smi showed on two machines with RTX 3090 cards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,14 +22,14 @@ from tokenmill.units import MIB
 TODAY = IkOptions()
 HOST_ALIGNMENT = 32
 
-# Context, kernels, cuBLAS: what three RTX 3090 held beyond all buffers in July 2025 (ik discussion 258), the pool
-# of 54 K tokens taken off.
+# Context, kernels, cuBLAS: what three RTX 3090 held beyond all buffers in July 2025 (ik discussion 258), minus the pool
+# of 54 K tokens.
 CONTEXT_BYTES = 470 * MIB
-# NCCL's communicators and whatever else grows with the number of GPUs: what is left of eight RTX 3090 in March 2026,
-# the same on seven of them to 7 MiB. llama.cpp's makers speak of several hundred MB with two.
+# NCCL's communicators and everything else that grows with the number of GPUs: the remainder on eight RTX 3090 in March
+# 2026, equal on seven of them to 7 MiB. llama.cpp's documentation mentions several hundred MB with two GPUs.
 NCCL_PAIR_BYTES = 300 * MIB
 NCCL_NEXT_BYTES = 116 * MIB
-# An RTX 3090 of 24576 MiB shows 24124 MiB to CUDA, and less once a context is open: what --fit sees as free.
+# An RTX 3090 of 24576 MiB reports 24124 MiB to CUDA, and less once a context is open: the amount --fit sees as free.
 DRIVER_BYTES = 452 * MIB
 BEFORE_FIT_BYTES = DRIVER_BYTES + CONTEXT_BYTES
 
@@ -44,7 +44,7 @@ def ik_compute_bytes(
     staged: Sequence[int] = (),
     options: IkOptions = TODAY,
 ) -> int:
-    """The compute buffer of one GPU that computes `layers`; experts of `staged` ones live in host memory."""
+    """Compute buffer of a GPU that computes `layers`; the experts of `staged` layers live in host memory."""
     sketch = draw(profile, settings, layers, head=head, first=first, staged=frozenset(staged), options=options)
     return buffer_bytes(sketch.steps)
 
@@ -52,17 +52,17 @@ def ik_compute_bytes(
 def ik_host_compute_bytes(
     profile: Profile, settings: Settings, *, hosted: bool = True, options: IkOptions = TODAY
 ) -> int:
-    """The compute buffer of the host beside GPUs; `hosted` when experts live in host memory."""
+    """Host compute buffer of a machine with GPUs; `hosted` when experts live in host memory."""
     return buffer_bytes(draw_host(profile, settings, hosted=hosted, options=options).steps, HOST_ALIGNMENT)
 
 
 def ik_cpu_compute_bytes(profile: Profile, settings: Settings, *, options: IkOptions = TODAY) -> int:
-    """The compute buffer where there is no GPU at all."""
+    """Compute buffer of a machine without GPUs."""
     return buffer_bytes(draw_processors(profile, settings, options).steps, HOST_ALIGNMENT)
 
 
 def ik_kv_bytes(profile: Profile, settings: Settings, layers: Sequence[int], *, options: IkOptions = TODAY) -> int:
-    """Cache of some layers. A latent cache is K alone, in the type of K: the type of V does not matter."""
+    """Cache of the given layers. A latent cache stores only K, in the type of K; the type of V is ignored."""
     table = by_layer(profile)
     return sum(
         round(kv_row_bytes(profile, settings, layer, table.get(layer, {}), options) * cells_of(settings))
@@ -74,7 +74,7 @@ def ik_kv_bytes(profile: Profile, settings: Settings, layers: Sequence[int], *, 
 def kv_row_bytes(
     profile: Profile, settings: Settings, layer: int, tensors: Mapping[str, Tensor], options: IkOptions
 ) -> float:
-    """What one layer keeps of one token."""
+    """Cache bytes of one token in one layer."""
     cache = profile.cache[layer]
     k = cache.k_elements
     v = cache.v_elements
@@ -83,15 +83,15 @@ def kv_row_bytes(
         k = latent.heads * (latent.nope + latent.rope)
         v = latent.heads * latent.v
     elif latent is not None and (settings.flash_attention or options.mla > 1):
-        v = 0  # otherwise kept a second time, transposed
+        v = 0  # otherwise stored a second time, transposed
     return cache_bytes(settings.cache_type_k, k) + cache_bytes(settings.cache_type_v, v) + cache.indexer_elements * F16
 
 
 def ik_derived_bytes(profile: Profile, layers: Sequence[int], *, options: IkOptions = TODAY) -> int:
-    """Weights that are not in the file but made of those that are, on the device of their layer.
+    """Bytes of weights that are derived from those in the file, on the device of their layer.
 
     Files made with llama.cpp have attn_k_b and attn_v_b; expanding needs attn_kv_b, their join in Q8_0. Older files
-    have only the join; staying in the latent space needs the parts.
+    have only the join; attention in the latent space needs the parts.
     """
     table = by_layer(profile)
     return sum(_derived_layer(profile, layer, table.get(layer, {}), options.mla) for layer in layers)
@@ -113,7 +113,7 @@ def _derived_layer(profile: Profile, layer: int, tensors: Mapping[str, Tensor], 
 
 
 def ik_runtime_bytes(gpus: int, *, options: IkOptions = TODAY) -> int:
-    """What each of `gpus` GPUs holds after the load beyond all of the above; measured with 3 and 8, else between."""
+    """Runtime bytes of each of `gpus` GPUs beyond all of the above; measured for 3 and 8, interpolated between."""
     if gpus < 2 or not options.nccl:
         return CONTEXT_BYTES
     return CONTEXT_BYTES + NCCL_PAIR_BYTES + NCCL_NEXT_BYTES * (gpus - 2)
@@ -122,11 +122,11 @@ def ik_runtime_bytes(gpus: int, *, options: IkOptions = TODAY) -> int:
 def ik_growth_bytes_per_token(
     profile: Profile, settings: Settings, layers: Sequence[int], *, options: IkOptions = TODAY
 ) -> int:
-    """What one more token of context in use takes from a GPU's pool, which only ever grows.
+    """Bytes that each further token of context adds to a GPU's pool, which never shrinks.
 
-    Expanding K and V is a product of a weight with the cache, which is not in 32 bits: cuBLAS does it in 16, so the
-    pool holds the product in 16 bits and the cache's rows twice (copied, then in 16 bits). Attention straight on a
-    quantised cache has it converted first. The largest of the layers counts, they take turns.
+    Expanding K and V multiplies a weight with the cache, which is not in 32 bits: cuBLAS does it in 16, so the pool
+    holds the product in 16 bits and the cache's rows twice (copied, then in 16 bits). Attention on a quantised cache
+    converts the cache first. The largest layer counts, because layers take turns.
     """
     table = by_layer(profile)
     return max((_growth_layer(profile, settings, layer, table.get(layer, {}), options) for layer in layers), default=0)
@@ -149,7 +149,7 @@ def _growth_layer(
 
 
 def ik_load_extra_bytes(profile: Profile, *, options: IkOptions = TODAY) -> int:
-    """Host memory that loading takes beyond what stays: `-muge` copies up and gate of a layer, then joins them."""
+    """Temporary host memory of the load: `-muge` copies up and gate of a layer, then joins them."""
     if not options.muge:
         return 0
     pairs = [
@@ -165,26 +165,26 @@ DEFAULT_MARGIN_BYTES = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class FitSizes:
-    """What the engine thinks everything takes, in bytes, as it prints it before loading."""
+    """The engine's own estimate of all sizes in bytes, as it prints it before loading."""
 
     layers: tuple[int, ...]  # weights, derived weights and cache
-    experts: tuple[int, ...]  # of them, what can go to host memory
+    experts: tuple[int, ...]  # the part of `layers` that can go to host memory
     head: int
-    compute: int  # on every GPU
+    compute: int  # compute buffer of every GPU
 
 
 @dataclass(frozen=True, slots=True)
 class OwnFit:
-    """Where the engine puts everything by itself."""
+    """The placement that the engine chooses by itself."""
 
     layers: tuple[int | None, ...]  # GPU of each layer; None: the processors
     head: int  # GPU of the output
-    experts: tuple[tuple[int, ...], ...]  # for each GPU, the layers whose experts it holds
-    gives_up: tuple[int, ...] = ()  # GPUs that cannot even hold the rest: the engine refuses to start
+    experts: tuple[tuple[int, ...], ...]  # per GPU, the layers whose experts it holds
+    gives_up: tuple[int, ...] = ()  # GPUs that cannot hold their layers without experts: the engine refuses to start
 
 
 def fit_sizes(profile: Profile, settings: Settings, *, options: IkOptions = TODAY) -> FitSizes:
-    """The engine's estimate; derived attention weights are counted five times too large, as it does."""
+    """The engine's estimate, which counts derived attention weights five times too large."""
     table = {layer: tensors for layer, tensors in by_layer(profile).items() if layer < profile.layers}
     outside = {tensor.name: tensor.bytes for tensor in profile.tensors if tensor.layer is None}
     layers = [0] * profile.layers
@@ -204,7 +204,7 @@ def fit_sizes(profile: Profile, settings: Settings, *, options: IkOptions = TODA
 def _estimates(
     profile: Profile, settings: Settings, layer: int, tensors: Mapping[str, Tensor], options: IkOptions
 ) -> tuple[int, int]:
-    """Derived weights and compute buffer of one layer, as the engine reckons them."""
+    """Derived weights and compute buffer of one layer, as the engine estimates them."""
     compute = (_widest(profile, tensors) + 2 * (profile.embedding_length or 0)) * settings.ubatch * F32
     latent = latent_of(profile, tensors, layer)
     if latent is None:
@@ -223,7 +223,7 @@ def _estimates(
 
 
 def _widest(profile: Profile, tensors: Mapping[str, Tensor]) -> int:
-    """Rows of up, gate and down together: of all chosen experts, of the shared one or of the dense ones."""
+    """Rows of up, gate and down together: of all chosen experts, the shared expert or the dense layer."""
     used = profile.experts.used if profile.experts else 1
     widths = {"_exps": 0, "_shexp": 0, "": 0}
     for name, tensor in tensors.items():
@@ -234,14 +234,14 @@ def _widest(profile: Profile, tensors: Mapping[str, Tensor]) -> int:
 
 
 def free_at_start(total_bytes: int) -> int:
-    """What `--fit` sees as free on an otherwise idle GPU of this size."""
+    """Bytes that `--fit` sees as free on an otherwise idle GPU of this size."""
     return max(0, total_bytes - BEFORE_FIT_BYTES)
 
 
 def own_fit(
     sizes: FitSizes, free_bytes: Sequence[int], margins: Sequence[int] = (), *, options: IkOptions = TODAY
 ) -> OwnFit:
-    """Divide a model over GPUs with so much free memory as `--fit --fit-margin` does."""
+    """Divide a model over GPUs with `free_bytes` of memory as `--fit --fit-margin` does."""
     count = len(free_bytes)
     each = list(margins) or [DEFAULT_MARGIN_BYTES]
     if not options.fit_margin_each or len(each) < count:
@@ -272,7 +272,7 @@ def own_fit(
 
 
 def _dealt(sizes: FitSizes, memory: Sequence[int]) -> list[int]:
-    """The GPU of each layer and, last, of the output: each takes its share of the whole, rounded to whole layers."""
+    """The GPU of each layer and, last, of the output; each GPU's share is rounded to whole layers."""
     items = (*sizes.layers, sizes.head)
     count = len(memory)
     whole = sizes.compute * count + sum(items)
@@ -299,7 +299,7 @@ def _kept(sizes: FitSizes, homes: Sequence[int], dropped: Sequence[set[int]], gi
 
 
 def _from_the_end(sizes: FitSizes, memory: Sequence[int]) -> OwnFit:
-    """A model without experts: the last GPU is filled first, what is left over at the front stays on the host."""
+    """Placement of a model without experts: the last GPU is filled first, the first layers may stay on the host."""
     items = (*sizes.layers, sizes.head)
     room = list(memory)
     homes: list[int | None] = [None] * len(items)

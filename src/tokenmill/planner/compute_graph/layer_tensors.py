@@ -1,16 +1,16 @@
-"""Tensors of a model by layer and short name, which every graph is drawn from."""
+"""Tensors of a model by layer and short name: the input of every graph."""
 
 from tokenmill.model.profile import Profile, Tensor
 
 TensorTable = dict[int, dict[str, Tensor]]
-_KEPT = 4  # one model is asked about again and again, its smaller quantisations a few times
+_KEPT = 4  # the same few models (and their quantisations) are looked up repeatedly
 _kept: list[
     tuple[tuple[Tensor, ...], TensorTable]
-] = []  # by identity: hashing a thousand tensors costs as much as sorting
+] = []  # compared by identity: hashing a thousand tensors costs as much as sorting them
 
 
 def by_layer(profile: Profile) -> TensorTable:
-    """Tensors of each layer by their short names: `attn_q`, `ffn_down_exps`. Shared: not to be changed."""
+    """Tensors of each layer by short name: `attn_q`, `ffn_down_exps`. The result is shared; do not modify it."""
     for tensors, table in _kept:
         if tensors is profile.tensors:
             return table

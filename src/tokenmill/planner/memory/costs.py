@@ -1,7 +1,7 @@
-"""What one model with one set of settings takes, piece by piece: the prices that `place` shops with.
+"""Memory cost of each part of a model under given settings; `place` and `ledger` add them up.
 
-KV is whole cells; compute buffers are replayed (`graph`, `arena`) over a few typical layers, which gives the same size
-as all of them in a fraction of the time. Knows engines, not machines.
+KV is counted in whole cells. Compute buffers are replayed (`compute_graph`) over a few typical layers, which gives
+the same size as all layers in a fraction of the time. Knows engines, not machines.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ EXPERTS = TensorClass.ROUTED_EXPERTS
 
 
 class MemoryCosts:
-    """Prices in bytes. Nothing changes after construction; answers are kept."""
+    """Costs in bytes. Immutable; results are cached."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
         self.profile = profile
@@ -48,21 +48,21 @@ class MemoryCosts:
         self._device = cache(self._device_bytes)
 
     def base(self, layer: int) -> int:
-        """What a layer takes on the device that computes it, without its routed experts."""
+        """Bytes of a layer on the device that computes it, without its routed experts."""
         weights = sum(tensor.bytes for tensor in self.tensors[layer] if tensor.cls is not EXPERTS)
         return self.kv[layer] + weights + self.derived(layer) + self.expert_cache(1)
 
     def expert_cache(self, layers: int) -> int:
-        """The device's cache for experts kept on the host: divided over the cards as the layers are."""
+        """A GPU's cache for host experts, divided over the GPUs in proportion to their layers."""
         return -(-self.settings.moe_cache_bytes * layers // self.profile.layers) if self.profile.layers else 0
 
     def experts(self, layer: int) -> int:
-        """A layer's routed experts."""
+        """Bytes of a layer's routed experts."""
         return sum(tensor.bytes for tensor in self.tensors[layer] if tensor.cls is EXPERTS)
 
     @property
     def head(self) -> int:
-        """Weights of the output; a tied output is a second copy of the embedding."""
+        """Bytes of the output weights; a tied output is a second copy of the embedding."""
         outside = [tensor for tensor in self.profile.tensors if tensor.layer is None]
         tied = self.profile.tied_output
         return sum(t.bytes for t in outside if t.cls is not TensorClass.EMBEDDING or tied)
@@ -74,11 +74,11 @@ class MemoryCosts:
         return rows is not None and self.context.largest_ubatch >= rows
 
     def compute(self, layers: Sequence[int], *, head: bool) -> int:
-        """Compute buffer of a GPU that has these layers, without what is staged."""
+        """Compute buffer of a GPU with these layers, without staging."""
         return self._device(self._typical(layers), False, head, False)
 
     def staging(self, layers: Sequence[int], *, head: bool, staged: Sequence[int]) -> int:
-        """What copying the experts of `staged` layers from the host adds to that."""
+        """Bytes that copying the experts of `staged` layers from the host adds to that."""
         if not any(self.experts(layer) for layer in staged) or not self.moves_to_gpu:
             return 0
         largest = max(
@@ -89,43 +89,43 @@ class MemoryCosts:
 
     @property
     def lends_host_layers(self) -> bool:
-        """Whether the first GPU also computes large batches of the layers that live on the host."""
+        """Whether the first GPU computes large batches of host layers."""
         return self.moves_to_gpu
 
     def lent(self, layers: Sequence[int]) -> int:
-        """What copying in their cache takes there and, where they have no experts, their largest matrix."""
+        """Bytes on the first GPU for the cache of host layers and, if they have no experts, their largest matrix."""
         if not layers or not self.lends_host_layers:
             return 0
-        # K and V of a latent cache are two views of one tensor, and both are copied.
+        # K and V of a latent cache are two views of one tensor; both are copied.
         twice = max(self.kv[layer] * (2 if self.profile.cache[layer].kind == "latent" else 1) for layer in layers)
         if any(self.experts(layer) for layer in layers):
             return twice
         return twice + max((tensor.bytes for layer in layers for tensor in self.tensors[layer]), default=0)
 
     def host_compute(self, layers: Sequence[int], *, head: bool) -> int:
-        """Compute buffer in host memory; `layers` are those the processors compute."""
+        """Compute buffer in host memory; `layers` are those the CPU computes."""
         return self._device(self._typical(layers), True, head, False)
 
     @property
     def process(self) -> int:
-        """The engine's process in host memory: itself, and the logits it keeps for every sequence."""
+        """Host memory of the engine process, including the logits of every sequence."""
         return self.traits.process_bytes + output_bytes(self.profile, self.context)
 
     def derived(self, layer: int) -> int:
-        """Weights that the engine makes out of others while loading."""
+        """Bytes of weights that the engine derives while loading."""
         return 0
 
     def runtime(self, gpus: int, capability: str | None = None) -> int:
-        """Driver context, kernels, workspaces and scratch on each of so many GPUs of a compute capability."""
+        """Driver context, kernels, workspaces and scratch on each of `gpus` GPUs of a compute capability."""
         return CONTEXT_BYTES.get(capability or "", self.traits.runtime_bytes) + pool_bytes(self.profile, self.context)
 
     def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
-        """What a GPU with these layers takes beyond its buffers with so many tokens in the context; None: all."""
+        """Bytes beyond the buffers of a GPU with these layers at `tokens` of context; None: full context."""
         return 0
 
     @property
     def load_extra(self) -> int:
-        """What rewriting tensors while loading takes for a moment in host memory."""
+        """Temporary host memory for rewriting tensors during the load."""
         return 0
 
     def _kv(self) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class MemoryCosts:
         return self.profile.cache[layer], tuple((tensor.cls, tensor.shape) for tensor in self.tensors[layer])
 
     def _typical(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Two layers of each kind, the model's first and its last: their buffer is as large as that of all."""
+        """The first and last layer of each kind; their buffer is as large as that of all layers."""
         kinds: dict[object, list[int]] = {}
         for layer in layers:
             kinds.setdefault(self._kinds[layer], []).append(layer)
@@ -161,7 +161,7 @@ class MemoryCosts:
 
 
 class IkCosts(MemoryCosts):
-    """The same for ik_llama.cpp, whose graphs and cache are its own."""
+    """Costs of ik_llama.cpp, which has its own graphs and cache."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
         self.options = settings.ik or TRAITS[settings.engine].ik or IkOptions()
@@ -174,26 +174,26 @@ class IkCosts(MemoryCosts):
 
     @property
     def lends_host_layers(self) -> bool:
-        """Not known of ik_llama.cpp: the processors are taken to compute their own layers."""
+        """Unknown for ik_llama.cpp; the CPU is assumed to compute its own layers."""
         return False
 
     def derived(self, layer: int) -> int:
-        """`attn_kv_b`, made out of its two halves."""
+        """`attn_kv_b`, derived from its two halves."""
         return ik_derived_bytes(self.profile, (layer,), options=self.options)
 
     def runtime(self, gpus: int, capability: str | None = None) -> int:
-        """Driver context and, with several GPUs, communicators: fitted on two reports."""
+        """Driver context and, with several GPUs, communicators; fitted to two reports."""
         return ik_runtime_bytes(gpus, options=self.options)
 
     def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
-        """16-bit temporaries of the matrix library grow with the context that is in use."""
+        """16-bit temporaries of cuBLAS, which grow with the context in use."""
         per_token = ik_growth_bytes_per_token(self.profile, self.settings, tuple(layers), options=self.options)
         cells = self.settings.cells
         return per_token * (cells if tokens is None else min(tokens, cells))
 
     @property
     def load_extra(self) -> int:
-        """Merging up and gate keeps both for a moment."""
+        """Merging up and gate briefly keeps both copies."""
         return ik_load_extra_bytes(self.profile, options=self.options)
 
     def _kv(self) -> tuple[int, ...]:
@@ -220,5 +220,5 @@ class IkCosts(MemoryCosts):
 
 
 def costs_of(profile: Profile, settings: Settings) -> MemoryCosts:
-    """The prices of the engine that the settings name."""
+    """The costs for the engine that the settings name."""
     return IkCosts(profile, settings) if TRAITS[settings.engine].ik else MemoryCosts(profile, settings)

@@ -1,11 +1,11 @@
-"""How many KV cells llama.cpp keeps for a context, and the bytes they take: its own rounding, in whole numbers.
+"""Number and size of the KV cells that llama.cpp allocates for a context, with its exact rounding.
 
            one cache for all sequences (unified)          a cache for each sequence
   full     the whole context, padded to 256               context / sequences, padded to 256, for each
   window   span x sequences + micro-batch, padded,        span + micro-batch, padded, for each
            never more than the full one                   never more than the full one
 
-Holds for llama.cpp since late 2025 (padding of windows to 256; latent caches store K alone). Knows no other engine.
+Valid for llama.cpp since late 2025 (windows padded to 256; latent caches store only K). Covers no other engine.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ PAD = 256  # cells
 
 @dataclass(frozen=True, slots=True)
 class KvContext:
-    """One llama.cpp context as it is asked for."""
+    """Parameters of one llama.cpp context."""
 
-    tokens: int  # of one sequence
+    tokens: int  # tokens per sequence
     sequences: int = 1
     ubatch: int = 512
     batch: int = 2048
@@ -31,11 +31,11 @@ class KvContext:
     flash_attention: bool = True
     unified: bool = True  # one cache for all sequences; --kv-unified
     full_windows: bool = False  # sliding windows keep the whole context; --swa-full
-    outputs: int | None = None  # tokens of a batch whose logits are kept; None: all. llama-server keeps one a sequence
+    outputs: int | None = None  # tokens of a batch with logits; None: all. llama-server keeps one per sequence
 
     @property
     def size(self) -> int:
-        """Tokens of all sequences together, as llama.cpp is asked for them (n_ctx)."""
+        """Tokens of all sequences together (n_ctx)."""
         return self.tokens * self.sequences
 
     @property
@@ -45,17 +45,17 @@ class KvContext:
 
     @property
     def largest_batch(self) -> int:
-        """Tokens in one call, at most (n_batch)."""
+        """Maximum tokens per call (n_batch)."""
         return min(self.size, self.batch)
 
     @property
     def largest_ubatch(self) -> int:
-        """Tokens computed at once, at most (n_ubatch)."""
+        """Maximum tokens per micro-batch (n_ubatch)."""
         return min(self.largest_batch, self.ubatch)
 
 
 def context_of(settings: Settings, *, unified: bool = True, outputs: int | None = None) -> KvContext:
-    """The context that a plan's settings ask for; not `unified`: with a cache for each sequence, whatever they say."""
+    """The llama.cpp context for a plan's settings; `unified=False` forces one cache per sequence."""
     return KvContext(
         tokens=settings.context,
         sequences=settings.sequences,
@@ -71,7 +71,7 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
 
 
 def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: bool) -> int:
-    """Cells of one stream's cache in one layer; `context` is one sequence's, `span` that of a sliding window."""
+    """Cells per stream in one layer; `context` is that of one sequence, `span` that of a sliding window."""
     together = _padded(context * sequences)
     full = together if unified else _padded(together // sequences)
     if span is None:
@@ -81,18 +81,18 @@ def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: 
 
 def kv_bytes(profile: Profile, context: KvContext) -> tuple[int, ...]:
     """Bytes of each layer's cache, all streams together, recurrent state included."""
-    # Stored transposed, V has the same width in every layer.
+    # A transposed V has the same width in every layer.
     widest = 0 if context.flash_attention else max((layer.v_elements for layer in profile.cache), default=0)
     return tuple(_layer_bytes(layer, context, widest) for layer in profile.cache)
 
 
 def output_bytes(profile: Profile, context: KvContext) -> int:
-    """Bytes of the buffer that the host keeps for logits from the start: a row for each sequence."""
+    """Bytes of the host's logits buffer, allocated at start: one row per sequence."""
     return (profile.vocabulary or 0) * context.sequences * F32
 
 
 def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
-    """The micro-batch that compute buffers are reserved for."""
+    """The micro-batch for which compute buffers are reserved."""
     spans = [layer.span_tokens for layer in profile.cache if layer.span_tokens is not None]
     tokens = min(_padded(context.size), context.largest_ubatch)
     wanted = context.largest_batch if context.outputs is None else context.outputs

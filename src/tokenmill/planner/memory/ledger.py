@@ -1,7 +1,7 @@
-"""Bytes per tier and item: what a placement takes while loading, after loading, and with the context full.
+"""Bytes per tier and item of a placement: at the load peak, after loading, and with a full context.
 
-Weights are sums of the tensor table, the rest are `costs`. What cannot be computed (driver contexts, the process)
-is an estimate kept in `traits` and is called `runtime`; what is kept free on purpose is called `reserve`.
+Weights are sums over the tensor table; the rest comes from `costs`. Figures that cannot be computed (driver contexts,
+the process) are estimates from `engines.EngineTraits` and are named `runtime`; memory kept free is named `reserve`.
 """
 
 from tokenmill.hardware.machine import Machine
@@ -13,13 +13,13 @@ from tokenmill.planner.placement import host_tier, os_reserve
 from tokenmill.planner.plan import Item, Ledger, LedgerRow, Placement
 from tokenmill.units import MIB
 
-FIRST_PROMPT_TOKENS = 8192  # what people see after loading is the state after a first request
-UPLOAD_BYTES = 4 * 64 * MIB  # pinned buffers through which weights pass to a GPU when they are not mapped
+FIRST_PROMPT_TOKENS = 8192  # `after_load` includes a first request, because users look at memory after one
+UPLOAD_BYTES = 4 * 64 * MIB  # pinned buffers for uploading unmapped weights to a GPU
 LedgerRows = list[tuple[str, Item, int]]
 
 
 def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal) -> Ledger:
-    """Account for every byte of one placement."""
+    """Count the bytes of one placement."""
     host = host_tier(machine)
     rows = _weights(costs, placement)
     growth: LedgerRows = []
@@ -32,7 +32,7 @@ def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goa
     repack = _repacked(machine, costs, placement, host)
     rows += _host(costs, placement, host, os_reserve(machine) + goal.reserve_ram_bytes, repack)
     loaded = _joined(rows)
-    # Mapped pages of rewritten weights are not read again until the next start.
+    # Mapped pages of repacked weights are not read again before the next start.
     dropped = [LedgerRow(host, "weights", repack)] if repack and costs.settings.mmap else []
     peak = _load_peak(costs, placement, host, loaded, repack)
     return Ledger(peak, loaded, _joined([*rows, *growth]), tuple(dropped))
@@ -45,7 +45,7 @@ def _weights(costs: MemoryCosts, placement: Placement) -> LedgerRows:
             rows.append((home, "weights", tensor.bytes))
     if costs.profile.tied_output and placement.head.startswith("gpu"):
         table = sum(t.bytes for t in costs.profile.of(TensorClass.EMBEDDING))
-        rows.append((placement.head, "weights", table))  # the output's own copy
+        rows.append((placement.head, "weights", table))  # copy of the tied embedding
     return rows
 
 
@@ -77,7 +77,7 @@ def _card(
 
 
 def _staged(costs: MemoryCosts, placement: Placement) -> frozenset[int]:
-    """Layers with experts that live elsewhere than the device that computes the layer."""
+    """Layers whose experts live on another device than the one that computes the layer."""
     return frozenset(
         tensor.layer
         for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
@@ -93,7 +93,7 @@ def _host(costs: MemoryCosts, placement: Placement, host: str, reserve: int, rep
     return [
         (host, "kv", sum(costs.kv[layer] for layer in layers)),
         (host, "compute", costs.host_compute(computed, head=not placement.head.startswith("gpu"))),
-        # Mapped, the file's own pages stay beside the rewritten ones; read, each tensor is rewritten and let go.
+        # With mmap, the file's pages stay in memory next to the repacked copy; without, each tensor is freed.
         (host, "repack", repack if settings.mmap else 0),
         (host, "prompt_cache", settings.cache_ram_bytes),
         (host, "runtime", costs.process),
@@ -102,7 +102,7 @@ def _host(costs: MemoryCosts, placement: Placement, host: str, reserve: int, rep
 
 
 def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: str) -> int:
-    """Bytes of the host's weights that are rewritten into another layout."""
+    """Bytes of host weights that are repacked."""
     settings = costs.settings
     if not (settings.repack and costs.traits.repacks):
         return 0
@@ -110,7 +110,7 @@ def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: 
     return sum(
         tensor.bytes
         for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
-        # experts that an override keeps on the host of a GPU's layer stay as they are
+        # experts of a GPU's layer that an override keeps on the host are not repacked
         if home == host and placement.device_of(tensor) == host and is_repacked(tensor, isa)
     )
 
@@ -118,7 +118,7 @@ def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: 
 def _load_peak(
     costs: MemoryCosts, placement: Placement, host: str, loaded: tuple[LedgerRow, ...], repack: int
 ) -> tuple[LedgerRow, ...]:
-    """The most that is ever needed at once: weights on their way are counted where they wait."""
+    """Bytes at the load peak; weights in transit count in the memory where they wait."""
     settings = costs.settings
     waiting = costs.load_extra
     if not settings.mmap:
@@ -129,7 +129,7 @@ def _load_peak(
 
 
 def _joined(rows: LedgerRows) -> tuple[LedgerRow, ...]:
-    """One row for each tier and item, empty ones left out, in the order of first mention."""
+    """One row per tier and item in order of first appearance, without empty ones."""
     sums: dict[tuple[str, Item], int] = {}
     for tier, item, size in rows:
         sums[tier, item] = sums.get((tier, item), 0) + size

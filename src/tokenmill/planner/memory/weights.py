@@ -1,8 +1,8 @@
-"""Which weights llama.cpp's processor backend keeps in a layout of its own, interleaved for vector instructions.
+"""Weights that llama.cpp's CPU backend repacks into a layout interleaved for vector instructions.
 
-They are rewritten while the model loads: where the file is mapped, its pages stay beside them. What is rewritten
-depends on the instructions that llama.cpp was *built* for, which in a wheel is less than the processor has.
-From ggml/src/ggml-cpu/repack.cpp of b11549; AMX builds have a buffer of their own and are not known here.
+They are repacked while the model loads; with mmap the file's pages remain in memory as well. The instructions that
+llama.cpp was *built* for decide, which in a wheel are fewer than the CPU has.
+Source: ggml/src/ggml-cpu/repack.cpp of b11549. AMX builds use a separate buffer and are not covered.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,13 @@ from tokenmill.planner.memory.kv_cells import KvContext
 from tokenmill.units import MIB
 
 WHEEL_ISA = frozenset({"avx2", "fma", "f16c"})
-"""What the x86-64 xllamacpp wheel is built for."""
+"""Instruction sets that the x86-64 xllamacpp wheel is built for."""
 
 _AVX2 = frozenset({"avx2"})
 _AVX512 = frozenset({"avx512f"})
 _DOT = frozenset({"neon", "dotprod"})
 _I8MM = frozenset({"neon", "i8mm"})
-# Type -> (instructions that suffice, what the number of rows must be a multiple of).
+# Type -> (sufficient instructions, divisor of the number of rows).
 _KERNELS: dict[str, tuple[tuple[frozenset[str], int], ...]] = {
     "Q4_0": ((_AVX2, 8), (_I8MM, 4), (_DOT, 4)),
     "Q4_K": ((_AVX2, 8), (_I8MM, 8), (_DOT, 8)),
@@ -32,7 +32,7 @@ _KERNELS: dict[str, tuple[tuple[frozenset[str], int], ...]] = {
 
 
 def repacked(tensor_type: str, shape: tuple[int, ...], isa: Collection[str] = WHEEL_ISA) -> bool:
-    """Whether a matrix of this type and shape is rewritten by a build for these instructions."""
+    """Whether a build for these instructions repacks a matrix of this type and shape."""
     if len(shape) < 2:
         return False
     kernels = _KERNELS.get(tensor_type.upper(), ())
@@ -40,22 +40,22 @@ def repacked(tensor_type: str, shape: tuple[int, ...], isa: Collection[str] = WH
 
 
 def is_repacked(tensor: Tensor, isa: Collection[str] = WHEEL_ISA) -> bool:
-    """Whether this tensor of a model is rewritten: a matrix that is multiplied with, or a stack of experts.
+    """Whether this tensor is repacked: a matrix that is multiplied with, or a stack of experts.
 
-    Multi-token prediction layers are not: llama.cpp leaves them on the disk unless it is told to use them.
+    Multi-token prediction layers are not: by default llama.cpp leaves them on disk.
     """
     unused = tensor.cls in (TensorClass.EMBEDDING, TensorClass.NORM, TensorClass.MTP)
     stacked = len(tensor.shape) == 3 and tensor.cls is not TensorClass.ROUTED_EXPERTS
     return not unused and not stacked and repacked(tensor.type, tensor.shape, isa)
 
 
-_PADDED = 512  # values of a row, as the products take them
-_BLOCK_BYTES, _BLOCK = 36, 32  # of a block of 8-bit values with its scales
+_PADDED = 512  # values per row, as the kernels read them
+_BLOCK_BYTES, _BLOCK = 36, 32  # bytes and values of an 8-bit block with its scales
 _HALF = 2
 _WHOLE = ("F32", "F64")
 _HALVES = ("F16", "BF16")
 
-# Driver context, kernels and workspaces, by compute capability: what is left of the driver's figure for the process.
+# Driver context, kernels and workspaces by compute capability: the rest of the driver's figure for the process.
 CONTEXT_BYTES = {
     "8.6": 470 * MIB,  # three RTX 3090, ik_llama.cpp, July 2025: see ik_memory
     "9.0": 690 * MIB,  # H200, driver 580, llama.cpp b11549, 2026-11-15
@@ -63,7 +63,7 @@ CONTEXT_BYTES = {
 
 
 def pool_bytes(profile: Profile, context: KvContext) -> int:
-    """Scratch of the largest operation of a full micro-batch."""
+    """Scratch bytes of the largest operation of a full micro-batch."""
     rows = context.largest_ubatch
     used = profile.experts.used if profile.experts is not None else 1
     widest = max((_per_row(tensor, used) for tensor in profile.tensors if tensor.layer is not None), default=0)
@@ -71,17 +71,17 @@ def pool_bytes(profile: Profile, context: KvContext) -> int:
 
 
 def _per_row(tensor: Tensor, used: int) -> int:
-    """Bytes that a row of a product's input is converted to."""
+    """Bytes of one row of a product's input after conversion."""
     if len(tensor.shape) < 2 or tensor.type in _WHOLE:
         return 0
     width = -(-tensor.shape[0] // _PADDED) * _PADDED
-    matrices = tensor.shape[2] if len(tensor.shape) > 2 else 1  # experts, or heads that have one each
+    matrices = tensor.shape[2] if len(tensor.shape) > 2 else 1  # experts, or attention heads with one matrix each
     times = used if tensor.cls is TensorClass.ROUTED_EXPERTS else matrices
     return width * times * _HALF if tensor.type in _HALVES else width * times * _BLOCK_BYTES // _BLOCK
 
 
 def _converted(profile: Profile, context: KvContext) -> int:
-    """One layer's cache in 16 bits, where it is kept in others."""
+    """Bytes of one layer's cache converted to 16 bits; 0 if it already is."""
     if not context.flash_attention:
         return 0
     type_k = context.type_k.lower()

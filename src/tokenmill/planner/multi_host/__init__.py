@@ -2,5 +2,6 @@
 
 hosts     the hosts, the network between them, and their shares of the layers
 make      the plan
-forecast  its speed, the network's part of a step included
-worker    what one RPC worker holds; vllm the same for vLLM"""
+forecast  its speed, including the network's part of a step
+worker    one RPC worker; vllm the same for vLLM
+"""

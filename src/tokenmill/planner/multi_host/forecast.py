@@ -1,7 +1,7 @@
-"""How fast a model over several hosts will be: each host's own terms under its name, and those of the network.
+"""Forecasts the speed of a model over several hosts from the terms of each host and those of the network.
 
-A host's terms are what `forecast` says of its part alone. Loading is one thread's work: it reads a tensor, hashes it
-where it is large, copies it into a message and sends it, one after the other.
+A host's terms are the single-machine forecast of its part. Loading is single-threaded: a thread reads a tensor,
+hashes it if it is large, copies it into a message and sends it, one after the other.
 """
 
 from collections import defaultdict
@@ -17,23 +17,23 @@ from tokenmill.planner.speed.forecast import forecast
 from tokenmill.units import format_bytes, format_seconds
 
 STATE_BYTES = 4  # llama.cpp's activations are F32
-TENSOR_BYTES = 296  # one tensor's description on the wire (rpc_tensor)
-# Tensors of one layer's graph, nodes and what they read: counted for a dense model, inferred from the bytes on the wire
-# for one mixture with a latent cache.
+TENSOR_BYTES = 296  # size of one tensor description on the wire (rpc_tensor)
+# Tensors in one layer's graph, nodes and their inputs: counted for a dense model, inferred from the bytes on the wire
+# for one mixture-of-experts model with a latent cache.
 DENSE_TENSORS = 43
 MIXTURE_TENSORS = 90
-STEP_MESSAGES = 7  # inputs that are set, graph, result: each with a description and its sizes
+STEP_MESSAGES = 7  # inputs, graph and result, each with a description and its sizes
 MESSAGE_BYTES = TENSOR_BYTES + 32
-GRAPH_TOKENS = PAD  # decoding sends the graph again when the cache grows by another page
-INSIDE_TRIPS = 3  # round trips of a state between two devices of one worker: refused copy, fetched, set
-INSIDE_MESSAGES = 4  # and the graph behind it
-MESSAGE_S = 60e-6  # one message on both ends, without the network: amid 45 to 115 on a busy guest, see docs/hosts.md
+GRAPH_TOKENS = PAD  # decoding sends the graph again when the cache grows by a page
+INSIDE_TRIPS = 3  # round trips that move a state between two devices of one worker: refused copy, get, set
+INSIDE_MESSAGES = 4  # the same plus the next graph
+MESSAGE_S = 60e-6  # CPU time of one message at both ends: 45 to 115 us on a busy virtual machine, see docs/hosts.md
 HALF_BYTES = 2  # vLLM's activations
 GIGA = 1e9
 
 
 def graph_tensors(part: Profile) -> int:
-    """Tensors of the graph that a worker gets for its part of a model."""
+    """Number of tensors in the graph that a worker receives for its part of a model."""
     mixed = {tensor.layer for tensor in part.of(TensorClass.ROUTED_EXPERTS)}
     return len(mixed) * MIXTURE_TENSORS + (part.layers - len(mixed)) * DENSE_TENSORS
 
@@ -50,9 +50,9 @@ def rpc_terms(
     takes: int = 1,
     inside: int = 0,
 ) -> list[Term]:
-    """What one worker adds to a step of `tokens` tokens that look at `cells` cells.
+    """Network terms of one worker in a step of `tokens` tokens that attend to `cells` cells.
 
-    `graph`: tensors of its graph; `takes`: states that it is sent for a token; `inside`: how often one passes between
+    `graph`: tensors in its graph; `takes`: states sent to it per token; `inside`: transfers of a state between
     that worker's own devices.
     """
     padded = -(-cells // PAD) * PAD
@@ -71,7 +71,7 @@ def rpc_terms(
 
 
 def stage_terms(link: NetworkLink, *, embedding: int, tokens: int) -> list[Term]:
-    """vLLM: from one pipeline stage to the next."""
+    """vLLM: the transfer from one pipeline stage to the next."""
     return [
         _term("link states", 2.0 * tokens * embedding * HALF_BYTES, link),
         Term("link round trips", link.one_way_s),
@@ -79,7 +79,7 @@ def stage_terms(link: NetworkLink, *, embedding: int, tokens: int) -> list[Term]
 
 
 def reduce_terms(link: NetworkLink, *, embedding: int, layers: int, tokens: int, hosts: int) -> list[Term]:
-    """vLLM: two sums in every layer, and one of the embedding, round a ring of `hosts` hosts."""
+    """vLLM: two all-reduces per layer and one for the embedding, on a ring of `hosts` hosts."""
     if hosts < 2:
         return []
     sums = 2 * layers + 1
@@ -94,15 +94,15 @@ def _term(name: str, count: float, link: NetworkLink) -> Term:
     return Term(name, count / link.gb_s / GIGA, count, link.gb_s)
 
 
-NEVER = 1 << 30  # rows from which a worker would copy weights to its GPUs: it does not
-HASHED_BYTES = 10 << 20  # larger tensors are hashed before they are sent, in case the worker has them on disk
-HASH_GB_S = 0.88  # FNV-1a, a byte at a time: measured, see docs/hosts.md
-HANDLED_GB_S = 0.5  # copied into a message, out of it and into place: processor time measured, see docs/hosts.md
-ENGINE = "engine"  # the term of an engine's own work in a step: the head's alone
+NEVER = 1 << 30  # offload threshold of a worker: it never copies weights to its GPUs
+HASHED_BYTES = 10 << 20  # larger tensors are hashed before sending, in case the worker has them on disk
+HASH_GB_S = 0.88  # FNV-1a, bytewise: measured, see docs/hosts.md
+HANDLED_GB_S = 0.5  # copies into the message, out of it and into place: measured CPU time, see docs/hosts.md
+ENGINE = "engine"  # term of the engine's own work in a step; only the main host has it
 
 
 def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) -> Forecast:
-    """llama.cpp with RPC servers."""
+    """Forecast for llama.cpp with RPC servers."""
     alone = {
         share.host.name: forecast(
             share.host.machine,
@@ -150,7 +150,7 @@ def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) ->
 def worker_terms(
     fleet: Fleet, profile: Profile, share: HostShare, tokens: int, cells: int, *, prefill: bool = False
 ) -> list[Term]:
-    """What the network adds to a step for one worker."""
+    """Network terms of one worker in a step."""
     return rpc_terms(
         fleet.link,
         embedding=profile.embedding_length or 0,
@@ -168,7 +168,7 @@ def joined(
     speeds: dict[str, tuple[Speed, ...]],
     combine: Callable[[tuple[int, int, int | None], list[tuple[str, Speed]]], Speed],
 ) -> Iterable[Speed]:
-    """One speed for every point that all hosts have; none where one host's is not known."""
+    """Combine the hosts' speeds at every point that all of them have."""
     tables = {name: {(s.depth, s.sequences, s.ubatch): s for s in found} for name, found in speeds.items()}
     first = next(iter(tables.values()), {})
     for key in first:
@@ -177,7 +177,7 @@ def joined(
 
 
 def named(parts: Iterable[tuple[str, Speed]], head: str) -> list[Term]:
-    """Every host's terms under its name; an engine's own work is the head's only."""
+    """Prefix every host's terms with its name; only the main host keeps the engine's own work."""
     return [
         Term(f"{name} {term.name}", term.seconds, term.bytes, term.gb_s)
         for name, speed in parts
@@ -187,7 +187,7 @@ def named(parts: Iterable[tuple[str, Speed]], head: str) -> list[Term]:
 
 
 def summed(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """Terms of one name added up."""
+    """Sum terms with equal names."""
     seconds: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)
     for term in terms:
@@ -200,7 +200,7 @@ def summed(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def surest(parts: Iterable[tuple[str, Speed]]) -> Confidence:
-    """Only as sure as the least sure of all hosts; a link is taken at its word."""
+    """The lowest confidence of all hosts; the stated link speed is trusted."""
     return "calibrated" if all(speed.confidence != "estimated" for _, speed in parts) else "estimated"
 
 
@@ -211,14 +211,14 @@ def _seconds(terms: Iterable[Term]) -> float:
 def _own_notes(alone: dict[str, Forecast]) -> Iterable[str]:
     for name, found in alone.items():
         for note in found.notes:
-            if "load" not in note:  # the whole load has notes of its own
+            if "load" not in note:  # notes on the whole load replace those of each host
                 yield f"{name}: {note}"
 
 
 def _load(
     fleet: Fleet, shares: Sequence[HostShare], alone: dict[str, Forecast]
 ) -> tuple[float | None, float | None, str | None, list[str]]:
-    """Cold, warm, what takes most of it, and what to say of it."""
+    """Seconds of a cold and a warm load, what limits it, and notes."""
     own = alone[fleet.head.name]
     sizes = [tensor.bytes for share in shares if share.host != fleet.head for tensor in share.part.tensors]
     sent = sum(sizes)
@@ -250,6 +250,6 @@ def _load(
 
 
 def disk_gb_s(machine: Machine) -> float | None:
-    """What the disk under the model reads: measured, else as stated."""
+    """Read rate of the model's disk: measured, else as stated; None if unknown."""
     measured = machine.measured.gb_s("disk") if machine.measured else None
     return measured if measured is not None else machine.disk.nominal_gb_s if machine.disk else None

@@ -1,7 +1,7 @@
-"""One model over several hosts: the values of such a plan, and the parts of a model that hosts get.
+"""Values of a plan over several hosts, and the partial profile of a model that each host gets.
 
-A host's memories are tiers of their own, HOST/TIER. Layers go to hosts as runs, one after the other; embeddings and
-output stay with the head, which has the files and answers.
+A host's memories are tiers named HOST/TIER. Each host has one contiguous run of layers; embeddings and output stay
+on the main host (`head`), which reads the files and serves requests.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,34 +19,36 @@ Moment = Literal["load_peak", "full_context"]
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """What one host does: a run of layers, where they live there, and what that takes."""
+    """One host's run of layers, their placement and memory use."""
 
     host: FleetHost
-    first: int  # layer
+    first: int  # index of its first layer
     count: int
-    part: Profile  # its layers numbered from 0; the head's with embeddings and output
+    part: Profile  # the host's layers, numbered from 0; the main host's with embeddings and output
     settings: Settings
-    placement: Placement  # of the part, in this host's own tiers
+    placement: Placement  # of `part`, in this host's own tiers
     ledger: Ledger  # in this host's own tiers
-    hops: int = 0  # how often a token's state passes between this worker's own devices
-    takes: int = 1  # states of a token that it is sent: two where the head's processors computed the layer before
+    hops: int = 0  # transfers of a token's state between this worker's own devices
+    takes: int = 1  # states per token sent to it: two if the main host's CPU computed the previous layer
 
     @property
     def weights_bytes(self) -> int:
-        """All tensors of its part."""
+        """Bytes of all tensors of its part."""
         return self.part.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class HostsPlan:
-    """Where everything goes over several hosts, and what that will cost."""
+    """A plan over several hosts."""
 
     fleet: Fleet
     profile: Profile
     goal: Goal
-    settings: Settings  # the head's
-    shares: tuple[HostShare, ...]  # in the order that a token passes through them; hosts without layers left out
-    ledger: Ledger  # tiers are HOST/TIER
+    settings: Settings  # those of the main host
+    shares: tuple[
+        HostShare, ...
+    ]  # in the order in which a token passes through them; hosts without layers are left out
+    ledger: Ledger  # tiers are named HOST/TIER
     forecast: Forecast
     decisions: tuple[Decision, ...]
     shortfalls: tuple[Shortfall, ...]
@@ -55,7 +57,7 @@ class HostsPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is missing anywhere."""
+        """Whether every tier of every host holds its share."""
         return not self.shortfalls
 
     @property
@@ -65,14 +67,14 @@ class HostsPlan:
 
     @property
     def workers(self) -> tuple[HostShare, ...]:
-        """All others, in the fleet's order: engines number them by it."""
+        """All other hosts in the fleet's order, which is the engines' numbering."""
         order = [host.name for host in self.fleet.hosts]
         others = [share for share in self.shares if share.host != self.fleet.head]
         return tuple(sorted(others, key=lambda share: order.index(share.host.name)))
 
     @property
     def head_plan(self) -> Plan:
-        """The head's share as a plan of its own: for what depends on one machine only."""
+        """The main host's share as a single-machine plan."""
         head = self.head
         return Plan(
             head.host.machine,
@@ -87,7 +89,7 @@ class HostsPlan:
         )
 
     def placement(self) -> Placement:
-        """The whole model's, in tiers of the fleet."""
+        """The placement of the whole model in HOST/TIER tiers."""
         homes: dict[str, str] = {}
         layers: list[str] = [""] * self.profile.layers
         for share in self.shares:
@@ -101,7 +103,7 @@ class HostsPlan:
 
 
 def part_of(profile: Profile, first: int, count: int, *, embeddings: bool = False, output: bool = False) -> Profile:
-    """Layers `first` to `first + count`, numbered from 0, and what of the rest is asked for."""
+    """Layers `first` to `first + count`, numbered from 0, with embeddings and output on request."""
     embeddings = embeddings or (output and profile.tied_output)
     tensors = []
     for tensor in profile.tensors:
@@ -114,7 +116,7 @@ def part_of(profile: Profile, first: int, count: int, *, embeddings: bool = Fals
 
 
 def _shifted(tensor: Tensor, by: int) -> Tensor:
-    """The same tensor of another layer; names carry the layer's number too."""
+    """The same tensor with its layer, and the number in its name, changed by `by`."""
     if tensor.layer is None or by == 0:
         return tensor
     layer = tensor.layer + by
@@ -122,7 +124,7 @@ def _shifted(tensor: Tensor, by: int) -> Tensor:
 
 
 def of_fleet(shares: Iterable[HostShare]) -> Ledger:
-    """All hosts' ledgers in one, each tier under its host's name."""
+    """Merge all hosts' ledgers, with tiers renamed to HOST/TIER."""
     found = tuple(shares)
 
     def joined(moment: Literal["load_peak", "after_load", "full_context", "page_cache"]) -> tuple[LedgerRow, ...]:
@@ -136,7 +138,7 @@ def of_fleet(shares: Iterable[HostShare]) -> Ledger:
 
 
 def lacking(share: HostShare) -> Iterator[Shortfall]:
-    """What a host's memories lack for its share; tiers under the host's name."""
+    """Yield what a host's memories lack for its share, with tiers named HOST/TIER."""
     machine = share.host.machine
     moments: tuple[Moment, ...] = ("load_peak", "full_context")
     for tier in machine.tiers():

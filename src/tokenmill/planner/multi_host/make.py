@@ -1,9 +1,9 @@
-"""Plans a model over several hosts: `make_over(fleet, profile, goal)` gives a `HostsPlan`. Pure.
+"""Plans a model over several hosts: `make_over(fleet, profile, goal)` returns a `HostsPlan`. Pure.
 
-llama.cpp with RPC servers: a token passes through the hosts one after the other, so the sum of their times counts. The
-fastest host gets as many layers as it holds, then the next; a host that is not needed is left out. Where the head's
-GPUs compute all its layers they come last, and the output is there already; else they come first, and the state of the
-last layer is brought back.
+With llama.cpp's RPC servers a token passes through the hosts in turn, so their times add up: the fastest host gets
+as many layers as it holds, then the next; hosts that are not needed are left out. If the GPUs of the main host
+(`head`) compute all its layers, they come last, next to the output; otherwise they come first, and the last layer's
+state is sent back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def make_over(
     layers: Sequence[int] | None = None,
     pipeline_parallel: int | None = None,
 ) -> HostsPlan:
-    """Plan a model over a fleet; `layers` says how many each host gets, in the fleet's order."""
+    """Plan a model over a fleet; `layers` sets each host's number of layers, in the fleet's order."""
     if layers is not None:
         _check_layers(fleet, profile, layers)
     if goal.engine == "vllm":
@@ -58,13 +58,13 @@ def make_over(
 
 
 def _settled(profile: Profile, goal: Goal) -> Goal:
-    """What must be the same on every host, with nothing left open."""
+    """The goal with everything chosen that must be equal on all hosts."""
     context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     return replace(goal, context=context, sequences=goal.sequences or 1, ubatch=goal.ubatch or min(UBATCH, context))
 
 
 def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[FleetHost, ...]:
-    """The head last where its GPUs compute all its layers; processors can only have a model's first layers."""
+    """Order of the hosts: the main host last if its GPUs compute all its layers; CPU layers must be a model's first."""
     head = fleet.head
     workers = fleet.hosts[1:]
     share = _share(fleet, head, profile, goal, profile.layers - count, count)
@@ -77,22 +77,22 @@ def _share(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, first: i
         return worker_share(host, profile, goal, first, count)
     part = part_of(profile, first, count, embeddings=True, output=True)
     draft = make_draft(host.machine, part, goal, None, even=False)
-    settings = replace(draft.settings, offload_min_batch=None)  # commands over several hosts do not set it
+    settings = replace(draft.settings, offload_min_batch=None)  # commands for several hosts do not set it
     share = HostShare(host, first, count, part, settings, draft.placement, draft.ledger)
     return share if count == profile.layers else replace(share, ledger=_with_message(share, profile))
 
 
 def _counts(fleet: Fleet, profile: Profile, goal: Goal) -> tuple[dict[str, int], str]:
-    """Layers of each host: the fastest first, each as many as it holds; the head at least one."""
+    """Layers per host, fastest first, each as many as it holds; at least one for the main host."""
     most = {host.name: _most(fleet, host, profile, goal) for host in fleet.hosts}
     pace = {host.name: _seconds_per_layer(fleet, host, profile, goal, most[host.name]) for host in fleet.hosts}
     head = fleet.head.name
-    # equally fast hosts: the head first, because what it computes crosses no network
+    # among equally fast hosts the main host comes first, because its layers need no network
     ranked = sorted((host.name for host in fleet.hosts), key=lambda name: (pace[name], name != head))
     counts = dict.fromkeys(most, 0)
     left = profile.layers
     for name in ranked:
-        kept = 0 if name == head else int(counts[head] == 0)  # one for the head
+        kept = 0 if name == head else int(counts[head] == 0)  # one layer for the main host
         counts[name] = max(0, min(most[name], left - kept))
         if name == head:
             counts[name] = max(1, counts[name])
@@ -108,7 +108,7 @@ def _counts(fleet: Fleet, profile: Profile, goal: Goal) -> tuple[dict[str, int],
 
 
 def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
-    """The most of the last layers that a host holds; the first ones of a mixture are smaller, never larger."""
+    """Largest number of last layers that a host holds; a mixture's first layers are never larger."""
 
     def holds(count: int) -> bool:
         share = _share(fleet, host, profile, goal, profile.layers - count, count)
@@ -118,7 +118,7 @@ def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
     high = profile.layers
     step = 1
     count = _guess(host, profile, goal)
-    while low < high:  # from a good guess outwards, then by halves: a draft takes tens of milliseconds
+    while low < high:  # start from an estimate, then bisect: a draft takes tens of milliseconds
         if holds(count):
             low = count
         else:
@@ -130,7 +130,7 @@ def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
 
 
 def _guess(host: FleetHost, profile: Profile, goal: Goal) -> int:
-    """About how many layers a host's memories hold, by their sizes alone; at least 1."""
+    """Estimate how many layers a host holds from their sizes alone; at least 1."""
     tiers = (*usable_gpus(host.machine, goal), host_tier(host.machine))
     room = sum(capacity(host.machine, tier) for tier in tiers) - os_reserve(host.machine) - goal.reserve_ram_bytes
     cache = profile.cache_bytes((goal.context or 0) * (goal.sequences or 1)) if profile.layers else 0
@@ -138,9 +138,9 @@ def _guess(host: FleetHost, profile: Profile, goal: Goal) -> int:
 
 
 def _seconds_per_layer(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, count: int) -> float:
-    """What a layer takes when the host is full, network included; infinite where too little is stated.
+    """Seconds per layer on a full host, network included; infinite if a fact is unknown.
 
-    The head is looked at as if it were a worker too, without embeddings and output, which are its in any case.
+    The main host is treated like a worker, without embeddings and output, which it always has.
     """
     if not count:
         return float("inf")
@@ -167,7 +167,7 @@ def _shares(
 
 
 def _with_message(share: HostShare, profile: Profile) -> Ledger:
-    """The head's ledger, with the message that the largest tensor is sent in while loading."""
+    """The main host's ledger plus the message that carries the largest tensor during the load."""
     largest = max((tensor.bytes for tensor in profile.tensors if tensor.layer is not None), default=0)
     row = LedgerRow(host_tier(share.host.machine), "staging", largest)
     return replace(share.ledger, load_peak=(*share.ledger.load_peak, row))

@@ -1,11 +1,11 @@
-"""vLLM over several hosts: tensor parallel inside a stage, pipeline parallel from stage to stage, on Ray.
+"""Plans vLLM over several hosts: tensor parallel within a stage, pipeline parallel between stages, on Ray.
 
   hosts            stages                                   what crosses the network
   a: gpu0..gpu3    layers of the first half, each over 4    state and residual, once for a stage
   b: gpu0..gpu3    layers of the second half, each over 4
   a + b: 8 GPUs    one stage, each layer over 8             two sums in every layer
 
-Stages get equal runs of layers, as vLLM deals them; all but the last take one more where it does not divide.
+Stages get equal runs of layers, as in vLLM; a remainder goes one each to stages other than the last.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ def make_staged(
     asked = replace(goal, context=context, sequences=goal.sequences or 1, tensor_parallel=tensor)
     if layers is not None:
         raise UsageError("vLLM deals layers out by itself", hint="leave --layers out")
-    spans = len(fleet.hosts) // pipeline  # hosts of one stage
+    spans = len(fleet.hosts) // pipeline  # hosts per stage
     counts = stage_layers(profile.layers, pipeline)
     shares: list[HostShare] = []
     tokens: list[int] = []
@@ -84,7 +84,7 @@ def make_staged(
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:
-    """Layers of each stage, as vLLM deals them: what is left over goes to stages before the last, the latest first."""
+    """Layers per stage as vLLM splits them; a remainder goes to the stages before the last, latest first."""
     counts = [layers // stages] * stages
     for extra in range(layers % stages):
         counts[-2 - extra] += 1
@@ -124,7 +124,7 @@ def _divides(profile: Profile, count: int) -> bool:
 
 
 def _share(host: FleetHost, profile: Profile, goal: Goal, counts: Sequence[int], stage: int) -> tuple[HostShare, int]:
-    """A host's share of its stage, and the tokens of KV that fit there."""
+    """A host's share of its stage, and the KV tokens that fit there."""
     first = sum(counts[:stage])
     count = counts[stage]
     part = part_of(profile, first, count, embeddings=stage == 0, output=stage == len(counts) - 1)
@@ -134,7 +134,7 @@ def _share(host: FleetHost, profile: Profile, goal: Goal, counts: Sequence[int],
 
 
 def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stages: int, spans: int) -> Forecast:
-    """A stage is as fast as its slowest host; several stages work on several batches at once."""
+    """Forecast: a stage is as fast as its slowest host; several stages process different batches concurrently."""
     alone = {s.host.name: forecast(s.host.machine, s.part, s.settings, s.placement) for s in shares}
     groups = [shares[stage * spans : (stage + 1) * spans] for stage in range(stages)]
     embedding = profile.embedding_length or 0
@@ -153,8 +153,8 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
             for group in groups
         ]
 
-    def at_once(depth: int, sequences: int) -> list[tuple[str, Speed]] | None:
-        """Every host with the smallest known batch that holds `sequences`; None where one has none."""
+    def concurrent(depth: int, sequences: int) -> list[tuple[str, Speed]] | None:
+        """Every host's speed at its smallest known batch that holds `sequences`; None if a host has none."""
         found = []
         for name, one in alone.items():
             able = [speed for speed in one.decode if speed.depth == depth and speed.sequences >= sequences]
@@ -164,12 +164,12 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
         return found
 
     def decode(key: tuple[int, int, int | None], parts: list[tuple[str, Speed]]) -> Speed:
-        """As many batches as stages are on their way at once, where there are sequences for them."""
+        """Decode with one batch per stage in flight, as far as there are sequences."""
         depth, sequences, _ = key
         busy = min(stages, sequences)
-        parts = slowest(at_once(depth, -(-sequences // busy)) or parts)
+        parts = slowest(concurrent(depth, -(-sequences // busy)) or parts)
         terms = summed([*named(parts, fleet.head.name), *linked(parts[0][1].sequences)])
-        # what the engine does itself it does for one batch while others are computed
+        # the engine's own work on one batch overlaps with the computation of the others
         longest = max(sum(term.seconds for term in speed.terms if term.name != ENGINE) for _, speed in parts)
         idle = busy * longest - sum(term.seconds for term in terms)
         if idle > 0:

@@ -1,8 +1,8 @@
-"""What a host needs that computes layers for another: llama.cpp's RPC server and what is sent to it.
+"""Memory and placement of an RPC worker: a host that computes layers for the main host.
 
-To the head every device of a worker is a GPU, its processors too: weights, cache and compute buffer of the layers that
-it gets live in it, nothing is mapped, nothing is repacked, and no weights are copied for large batches. A worker with
-GPUs keeps experts that they cannot hold with its processors, at the price of hops that the head pays over the network.
+The main host sees every device of a worker, its CPU included, as a GPU that holds weights, cache and compute buffers
+of its layers: nothing is mapped, repacked or copied for large batches. A worker with GPUs keeps the experts that do
+not fit there on its CPU; each such layer costs the main host extra network round trips.
 """
 
 from dataclasses import replace
@@ -22,14 +22,14 @@ from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
 from tokenmill.planner.split import Layer, split
 from tokenmill.units import MIB
 
-PROCESS_BYTES = 16 * MIB  # ggml-rpc-server itself: 6 measured, and what allocators keep, see docs/hosts.md
-GRAPHS_KEPT = 1024  # it keeps every graph that it was sent, and forgets them all when there are so many
-KEPT_BYTES = 663  # of one tensor of such a graph: measured
-DRIVER_BYTES = 256 * MIB  # of host memory for each GPU that it uses: estimated
+PROCESS_BYTES = 16 * MIB  # ggml-rpc-server: 6 MiB measured, plus allocator overhead, see docs/hosts.md
+GRAPHS_KEPT = 1024  # the server caches every graph it receives and clears the cache at this number
+KEPT_BYTES = 663  # bytes per tensor of a cached graph: measured
+DRIVER_BYTES = 256 * MIB  # host memory per GPU in use: estimated
 
 
 def worker_share(host: FleetHost, profile: Profile, goal: Goal, first: int, count: int) -> HostShare:
-    """A worker with these layers; what does not fit is for the caller to see in the ledger."""
+    """The share of a worker with these layers; it may exceed the worker's memory, which the ledger shows."""
     gpus = usable_gpus(host.machine, goal)
     settings = worker_settings(host, profile, goal)
     part = part_of(profile, first, count)
@@ -46,7 +46,7 @@ def worker_share(host: FleetHost, profile: Profile, goal: Goal, first: int, coun
 
 
 def worker_settings(host: FleetHost, profile: Profile, goal: Goal) -> Settings:
-    """The head's settings as far as they are the model's, with this host's own threads."""
+    """The settings that belong to the model, with this host's number of threads."""
     own = replace(goal, mmap=False, mlock=False, repack=False, cache_ram_bytes=0, moe_cache_bytes=0)
     settings, _ = choose_settings(host.machine, profile, own, with_gpu=bool(usable_gpus(host.machine, goal)))
     return settings
@@ -55,7 +55,7 @@ def worker_settings(host: FleetHost, profile: Profile, goal: Goal) -> Settings:
 def _on_gpus(
     host: FleetHost, costs: MemoryCosts, goal: Goal, gpus: tuple[str, ...], tier: str
 ) -> tuple[list[str], frozenset[int]]:
-    """Layers on the GPUs, experts there as far as they go, the first layers with the processors where need be."""
+    """Devices of the layers, and the layers with resident experts: GPUs first, first layers on the CPU if needed."""
     count = costs.profile.layers
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
     runtime = max(costs.runtime(len(gpus), host.machine.capability(gpu)) for gpu in gpus)
@@ -77,7 +77,7 @@ def _ledger(host: FleetHost, costs: MemoryCosts, placement: Placement, goal: Goa
         rows.append((device, "kv", costs.kv[index]))
     for device in dict.fromkeys((*placement.layers, *placement.homes)):
         own = [index for index, where in enumerate(placement.layers) if where == device]
-        # a device that holds only experts computes their products alone: a layer's whole buffer is more than enough
+        # a device with only experts computes their products: the buffer of a whole layer is an upper bound
         rows.append((device, "compute", costs.compute(own or range(costs.profile.layers), head=False)))
         if device.startswith("gpu"):
             rows.append((device, "runtime", costs.runtime(1, host.machine.capability(device))))
@@ -88,7 +88,7 @@ def _ledger(host: FleetHost, costs: MemoryCosts, placement: Placement, goal: Goa
     ]
     loaded = _joined(rows)
     graphs = GRAPHS_KEPT * KEPT_BYTES * graph_tensors(costs.profile)
-    # a tensor arrives as one message before it is copied to where it will live
+    # a tensor arrives as one message before it is copied into place
     largest = max((tensor.bytes for tensor in costs.profile.tensors), default=0)
     return Ledger(_joined([*rows, (tier, "staging", largest)]), loaded, _joined([*rows, (tier, "runtime", graphs)]))
 
@@ -102,7 +102,7 @@ def _joined(rows: LedgerRows) -> tuple[LedgerRow, ...]:
 
 
 def _hops(part: Profile, placement: Placement) -> int:
-    """How often a token's state passes between devices of one worker."""
+    """Number of transfers of a token's state between devices of one worker."""
     away = {
         tensor.layer
         for tensor, home in zip(part.tensors, placement.homes, strict=True)

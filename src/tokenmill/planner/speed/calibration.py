@@ -1,4 +1,4 @@
-"""What a machine's own recorded runs say of the forecast. Values only; `tokenmill.tuner.calibrate` makes them."""
+"""Corrections of the forecast from recorded runs. Values only; `tokenmill.tuner.calibrate` computes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What recorded runs say of one kind of speed."""
+    """The correction of one kind of speed."""
 
-    factor: float = 1.0  # seconds measured over seconds forecast
-    spread: float = 0.0  # relative, at settings like those measured; one factor does not mend a curve's shape
+    factor: float = 1.0  # measured seconds divided by predicted seconds
+    spread: float = 0.0  # relative, at similar settings; a single factor cannot correct the shape of a curve
     measurements: int = 0
-    of: str = "this model"  # what was measured, in words
-    last: str | None = None  # ISO 8601: when the newest was made
+    of: str = "this model"  # description of the measured model or models
+    last: str | None = None  # time of the newest measurement, ISO 8601
 
     @property
     def grounds(self) -> str:
-        """How many measurements of what, when, and how sure that makes it."""
+        """One line for the user: number and subject of the measurements, date and spread."""
         times = f"{self.measurements} measurement{'' if self.measurements == 1 else 's'}"
         last = f", the last of {self.last[:10]}" if self.last else ""
         return f"{times} of {self.of} on this machine{last}; give or take {self.spread:.0%} at settings like those"
@@ -24,8 +24,8 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What this machine's own recorded runs say; the forecast is corrected by it."""
+    """All corrections from this machine's recorded runs."""
 
-    tier_gb_s: Mapping[str, float] = field(default_factory=dict)  # the most a memory gives, as decoding has shown
+    tier_gb_s: Mapping[str, float] = field(default_factory=dict)  # highest bandwidth per tier seen while decoding
     decode: Correction | None = None
     prefill: Correction | None = None

@@ -1,6 +1,6 @@
-"""What each device of a machine can do under given settings: memory rates, arithmetic, costs of operations and links.
+"""Capabilities of each device under given settings: memory rates, arithmetic, cost of operations and links.
 
-What is not known is named in `missing`, and nothing is made up for it. Nothing here knows a model.
+`devices` is the entry point. Unknown facts are named in `missing`; nothing is assumed for them. Independent of models.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.memory_rates import MemoryRate, memory_rate
 from tokenmill.planner.speed.rates import RateConstants, card_tflops
 
-DATACENTER = ("8.0", "9.0")  # A100, H100, H200: most of their arithmetic is out of reach of llama.cpp's kernels
+DATACENTER = ("8.0", "9.0")  # A100, H100, H200: llama.cpp's kernels reach only a small part of their peak
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The cores that compute, all together."""
+    """All CPU cores in use together."""
 
     tier_gb_s: dict[str, float]
     gweights_s: float  # 4-bit weights unpacked per second
-    matmul_gflops: float  # with many rows
-    attention_pairs_s: float  # a query against a key, in decode
-    attention_batch: float  # how many times faster in prefill
+    matmul_gflops: float  # for many rows
+    attention_pairs_s: float  # query-key pairs per second in decode
+    attention_batch: float  # speed-up in prefill
     op_s: float
 
 
@@ -33,28 +33,28 @@ class CardRates:
     """One GPU."""
 
     gb_s: float
-    dense_tflops: float | None  # of matrix products, as the engine's kernels reach them
+    dense_tflops: float | None  # for matrix products, as reached by the engine's kernels
     expert_tflops: float | None
     attention_tflops: float | None
-    op_s: float  # launched one by one
-    graph_op_s: float  # launched as one graph
-    link_gb_s: float | None  # copying weights from host memory
-    tiled: bool = False  # beyond a few rows, experts' products are always computed in tiles
+    op_s: float  # per operation, launched individually
+    graph_op_s: float  # per operation, launched as a CUDA graph
+    link_gb_s: float | None  # for copying weights from host memory
+    tiled: bool = False  # products of experts with more than a few rows always use tiles
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """All that a step can run on."""
+    """All devices that a step can use."""
 
-    decode: Processors  # with the threads of decoding
-    prefill: Processors  # with those of prefill
+    decode: Processors  # with the number of decode threads
+    prefill: Processors  # with the number of prefill threads
     cards: dict[str, CardRates]
-    step_s: float  # the engine's own work in every step
-    draw_s: float  # for each sequence and token of the vocabulary
+    step_s: float  # the engine's overhead per step
+    draw_s: float  # sampling: per sequence and vocabulary entry
     host_hop_s: float
     card_hop_s: float
     measured: frozenset[str]  # tiers whose rate was measured
-    missing: dict[str, str]  # tier -> what is not known of it
+    missing: dict[str, str]  # tier -> the unknown fact
     notes: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def devices(
     resident_bytes: Mapping[str, float],
     calibration: Calibration | None = None,
 ) -> Devices:
-    """Everything the forecast needs to know of a machine; `resident_bytes` of the model live in each tier."""
+    """Collect what the forecast needs of a machine; `resident_bytes` of the model live in each tier."""
     known = calibration.tier_gb_s if calibration else {}
     notes: list[str] = []
     missing: dict[str, str] = {}
@@ -95,7 +95,7 @@ def devices(
         else:
             cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
     measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)
-    # a guest's processor feeds its card more slowly than bare metal does
+    # a virtual machine's CPU feeds its GPU more slowly than bare metal
     slow = 1 / rates.virtual_host if machine.virtual else 1.0
     step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
     return Devices(
@@ -104,7 +104,9 @@ def devices(
         cards=cards,
         step_s=step_s * slow,
         host_hop_s=rates.host_hop_s * slow,
-        draw_s=rates.draw_ns * slow * 1e-9 if settings.output_rows is not None else 0.0,  # native: others are unknown
+        draw_s=rates.draw_ns * slow * 1e-9
+        if settings.output_rows is not None
+        else 0.0,  # the native engine; unknown for others
         card_hop_s=rates.gpu_hop_s,
         measured=frozenset(measured),
         missing=missing,
@@ -113,9 +115,9 @@ def devices(
 
 
 def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
-    """How many cores the threads are worth.
+    """Number of cores that the threads are worth.
 
-    Work is dealt out evenly, so a core with two threads holds up all others: 1.3 threads a core are worth less than 1.
+    Work is split evenly, so a core with two threads delays all others: 1.3 threads per core are slower than 1.
     """
     cores = machine.cpu.cores or threads
     share = threads if threads <= cores else threads * rates.shared_core
@@ -123,13 +125,13 @@ def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
 
 
 def _clock(machine: Machine, rates: RateConstants) -> float:
-    """How fast each core runs: sockets with many cores clock lower. 16 cores are 1."""
+    """Relative clock per core (1 at 16 cores): CPUs with many cores clock lower."""
     cores = machine.cpu.cores
     return 1.0 if cores is None else (16 / (cores / (machine.cpu.sockets or 1))) ** rates.crowding
 
 
 def _undisturbed(machine: Machine, threads: int, rates: RateConstants) -> float:
-    """What is left when no core is free for the system, the driver or the hypervisor."""
+    """Factor for running without a free core for the system, the driver or the hypervisor."""
     if threads < (machine.cpu.cores or threads + 1):
         return 1.0
     return rates.all_cores_virtual if machine.virtual else rates.all_cores
@@ -156,7 +158,7 @@ def _processors(
 
 def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) -> CardRates | None:
     measured = machine.measured.gb_s(f"gpu{gpu.index}") if machine.measured else None
-    # probe measures a copy, which gets close to nominal; weights are read at a smaller part of it
+    # probe measures a copy, which is close to nominal; weights are read at a lower rate
     bandwidth = gpu.nominal_gb_s if measured is None else measured / rates.gpu_copy_fraction
     if bandwidth is None:
         return None
@@ -177,7 +179,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) 
 
 
 def _link(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) -> float | None:
-    """Weights of a mapped file are copied through the driver's own buffer, others straight from pinned memory."""
+    """Link rate: weights of a mapped file pass through the driver's buffer, others come from pinned memory."""
     measured = machine.measured.gb_s(f"dram->gpu{gpu.index}") if machine.measured else None
     nominal = gpu.pcie.nominal_gb_s
     pinned = measured if measured is not None else None if nominal is None else nominal * rates.pcie_fraction

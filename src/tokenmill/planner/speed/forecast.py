@@ -1,7 +1,7 @@
-"""How fast a plan will be, before anything is loaded: decode and prefill as sums of named terms, and the load.
+"""Predicts decode and prefill speed as sums of named terms, and the duration of the load.
 
-Depth is the tokens that each sequence has in its context already; tok/s count all sequences together. What depends on
-a fact the machine does not state has no number, and a note says which fact it is.
+Depth is the number of tokens already in each sequence's context; tok/s are totals of all sequences. Figures that
+depend on a fact the machine does not state are omitted, and a note names the fact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ UBATCHES = (256, 512, 1024, 2048, 4096)
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What every point of one forecast shares."""
+    """Inputs shared by all points of one forecast."""
 
     work: StepWork
     devices: Devices
@@ -46,21 +46,20 @@ def forecast(
     calibration: Calibration | None = None,
     min_batch: int | None = None,
 ) -> Forecast:
-    """Decode by depth and sequences, prefill by depth and micro-batch, and the load.
+    """Forecast decode by depth and sequences, prefill by depth and micro-batch, and the load.
 
-    `min_batch` is GGML_OP_OFFLOAD_MIN_BATCH where it is not as the settings have it; `calibration` is what recorded
-    runs say.
+    `min_batch` overrides the settings' GGML_OP_OFFLOAD_MIN_BATCH; `calibration` corrects the result.
     """
     given = _given(machine, profile, settings, placement, calibration, min_batch)
     notes = list(given.devices.notes)
     context = settings.context
     depths = sorted({0, context // 4, context // 2, context})
     together = sorted({*TOGETHER, settings.sequences})
-    missing: dict[str, None] = {}  # in the order they were found
+    missing: dict[str, None] = {}  # an ordered set
     decode = _known(missing, "decode", partial(_decode, given), product(depths, together))
     if decode and decode[0].sequences > 1:
-        decode = []  # what one sequence needs is not known: figures for many would only mislead
-    # the cache is full at the last depth
+        decode = []  # without the speed of one sequence, figures for many would mislead
+    # at the last depth the cache is full
     by_depth = [(depth, None, settings.ubatch) for depth in depths if depth < context]
     by_size = [(0, None, size) for size in UBATCHES if size != settings.ubatch and size <= context]
     prefill = _known(missing, "prefill", partial(_prefill, given), (*by_depth, *by_size))
@@ -81,7 +80,7 @@ def forecast(
 def _known(
     missing: dict[str, None], kind: str, speed: Callable[..., Speed], points: Iterable[tuple[int | None, ...]]
 ) -> list[Speed]:
-    """Those points that the machine states enough for; what others lack goes into `missing`."""
+    """The points that can be computed; facts missing for the others are added to `missing`."""
     found = []
     lacking = []
     for point in points:
@@ -106,7 +105,7 @@ def decode_speed(
     calibration: Calibration | None = None,
     min_batch: int | None = None,
 ) -> Speed | None:
-    """One point of decode; None where the machine does not state enough."""
+    """One point of decode; None if a fact is unknown."""
     try:
         return _decode(_given(machine, profile, settings, placement, calibration, min_batch), depth, sequences)
     except Missing:
@@ -124,7 +123,7 @@ def prefill_speed(
     calibration: Calibration | None = None,
     min_batch: int | None = None,
 ) -> Speed | None:
-    """A prompt of `prompt` tokens (one micro-batch if None) behind `depth` others; None where too little is stated."""
+    """Prefill of `prompt` tokens (None: one micro-batch) after `depth` others; None if a fact is unknown."""
     given = _given(machine, profile, settings, placement, calibration, min_batch)
     try:
         return _prefill(given, depth, prompt, settings.ubatch)
@@ -175,7 +174,7 @@ def _prefill(given: _Given, depth: int, prompt: int | None, ubatch: int) -> Spee
     )
     correction = given.calibration.prefill if given.calibration is not None else None
     terms = _corrected(terms, correction)
-    # terms are of one token, as those of decode are
+    # terms are per token, as in decode
     each = [Term(term.name, term.seconds / tokens, term.bytes and term.bytes / tokens, term.gb_s) for term in terms]
     return Speed(_rate(1, each), depth, 1, tuple(each), _confidence(given, terms, correction), ubatch=ubatch)
 
@@ -192,7 +191,7 @@ def _corrected(terms: list[Term], correction: Correction | None) -> list[Term]:
 
 
 def _corrections(calibration: Calibration | None) -> list[str]:
-    """What was corrected by how much, and on what grounds."""
+    """Notes about each correction and its grounds."""
     if calibration is None:
         return []
     kinds = (("decode", calibration.decode), ("prefill", calibration.prefill))
@@ -200,7 +199,7 @@ def _corrections(calibration: Calibration | None) -> list[str]:
 
 
 def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | None) -> Confidence:
-    """Calibrated by runs of this machine, or where the memory that takes most of the time was measured."""
+    """`calibrated` with runs of this machine or a measured rate of the dominant memory, else `estimated`."""
     if correction is not None:
         return "calibrated"
     seconds: dict[str, float] = {}
@@ -213,7 +212,7 @@ def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | N
 
 
 def _cliff(given: _Given, decode: Sequence[Speed]) -> list[str]:
-    """Where more sequences are slower together than fewer, because the experts cross PCIe in every step."""
+    """A note when more sequences are slower in total than fewer, because experts cross PCIe in every step."""
     threshold = offload_threshold(given.work, given.settings, given.min_batch)
     if threshold is None or threshold > max(TOGETHER):
         return []

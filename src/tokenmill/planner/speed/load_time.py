@@ -1,4 +1,4 @@
-"""How long a model takes to load: its bytes over the slower of disk and copying, page cache cold or warm."""
+"""Predicts load times: bytes over the slower of disk and copying, with a cold or warm page cache."""
 
 from dataclasses import dataclass
 
@@ -8,31 +8,31 @@ from tokenmill.planner.plan import Placement, Settings
 from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import format_bytes, format_seconds
 
-SATA_GB_S, NVME_GB_S = 0.5, 3.0  # what such disks commonly read, to say what an unknown one would mean
+SATA_GB_S, NVME_GB_S = 0.5, 3.0  # common rates, used to show a range when the disk is unknown
 SLOW_S = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Seconds from start to ready; None where the disk's rate is not known."""
+    """Seconds from start to ready; None if the disk's rate is unknown."""
 
     cold_s: float | None
     warm_s: float | None
-    bound_by: str | None  # disk, copying
+    bound_by: str | None  # disk or copying
     notes: tuple[str, ...] = ()
 
 
 def load_time(
     machine: Machine, profile: Profile, settings: Settings, placement: Placement, rates: RateConstants
 ) -> Load:
-    """Cold: nothing of the files in memory. Warm: all of them in the page cache, where it can hold them."""
+    """Load time with an empty page cache (cold) and with all files in it (warm), if it can hold them."""
     on_cards = sum(
         tensor.bytes for tensor, home in zip(profile.tensors, placement.homes, strict=True) if home.startswith("gpu")
     )
     on_disk = sum(tensor.bytes for tensor, home in zip(profile.tensors, placement.homes, strict=True) if home == "disk")
     read = profile.bytes - on_disk
     in_memory = read - on_cards
-    # a mapped file is used where it lies; what goes to a card, and all of an unmapped file, is copied by one thread
+    # a mapped file is used in place; GPU weights, and all of an unmapped file, are copied by one thread
     kept_gb = 0 if settings.mmap else in_memory / 1e9
     copy_s = on_cards / 1e9 / rates.read_copy_gb_s
     copy_s += kept_gb / (rates.read_pinned_gb_s if placement.gpus else rates.read_copy_gb_s)
@@ -43,8 +43,8 @@ def load_time(
     cached = read + (0 if settings.mmap else in_memory)
     if memory is not None and cached > memory:
         warm_s = None
-        beside = "" if settings.mmap else " beside the copy that is loaded"
-        notes.append(f"every load is a cold one: the page cache cannot hold {format_bytes(read)} of files{beside}")
+        extra = "" if settings.mmap else " in addition to the loaded copy"
+        notes.append(f"every load is a cold one: the page cache cannot hold {format_bytes(read)} of files{extra}")
     rate = _disk_gb_s(machine)
     if rate is None:
         times = " or ".join(
@@ -62,7 +62,7 @@ def load_time(
 
 
 def _memory_bytes(machine: Machine) -> int | None:
-    """What the system's memory holds, page cache included."""
+    """Size of system memory, page cache included."""
     pmem = machine.pmem
     if pmem is not None and pmem.mode in ("memory", "mixed"):
         return pmem.memory_mode_bytes

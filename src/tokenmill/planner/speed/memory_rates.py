@@ -1,7 +1,6 @@
-"""How fast the processors read each host memory: nominal figures taken down by what was seen, or measured ones.
+"""Predicts how fast the CPU reads each host memory: measured rates, or nominal ones scaled by experience.
 
-Chiplets, sockets and PMem behind a DRAM cache are accounted for. What is not known is None, and what had to be
-assumed is said in a note.
+Covers chiplets, sockets and PMem behind a DRAM cache. Unknown rates are None; assumptions are reported in notes.
 """
 
 import re
@@ -13,24 +12,24 @@ from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import MIB
 
 CHIPLET_L3 = 32 * MIB
-STACKED_CHIPLET_L3 = 96 * MIB  # EPYC parts whose names end in X
-FABRIC_DDR4_GHZ = 1.6  # the fabric runs at half the memory's transfers, up to this
+STACKED_CHIPLET_L3 = 96 * MIB  # EPYC models whose names end in X
+FABRIC_DDR4_GHZ = 1.6  # the fabric runs at half the memory's transfer rate, up to this
 FEW_CHIPLETS = 4
 BYTES_PER_TRANSFER = 8
-KNEE = 4.0  # how sharply a rate turns from what the threads ask for to what the memory gives
+KNEE = 4.0  # sharpness of the transition between the threads' demand and the memory's limit
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRate:
-    """Reading one memory, by number of threads."""
+    """Read rate of one memory as a function of the number of threads."""
 
     peak_gb_s: float
-    by_threads: dict[int, float] = field(default_factory=dict)  # measured; empty: not
-    behind_gb_s: float | None = None  # Memory Mode: rate of the PMem behind
-    hits: float = 1.0  # share of reads that the DRAM in front answers
+    by_threads: dict[int, float] = field(default_factory=dict)  # measured rates; empty: none
+    behind_gb_s: float | None = None  # Memory Mode: rate of the PMem behind the DRAM
+    hits: float = 1.0  # share of reads served by the DRAM cache
 
     def at(self, threads: int, core_gb_s: float) -> float:
-        """GB/s with so many threads, each of which could read `core_gb_s` alone."""
+        """GB/s with `threads` threads, each of which reads at most `core_gb_s` alone."""
         front = self._curve(threads) if self.by_threads else softer(self.peak_gb_s, threads * core_gb_s)
         if self.behind_gb_s is None or self.hits >= 1.0:
             return front
@@ -50,16 +49,16 @@ class MemoryRate:
 
 
 def softer(first: float, second: float) -> float:
-    """The smaller of two rates, rounded off where they meet."""
+    """A smooth minimum of two rates."""
     return float((first**-KNEE + second**-KNEE) ** (-1 / KNEE))
 
 
 def memory_rate(
     machine: Machine, tier: str, resident_bytes: float, rates: RateConstants, notes: list[str]
 ) -> MemoryRate | None:
-    """How fast one host tier is read; None where neither a nominal nor a measured rate is known.
+    """Read rate of one host tier; None if neither a nominal nor a measured rate is known.
 
-    `resident_bytes` of the model live there: a cache in front holds a share of them.
+    `resident_bytes` of the model live there, of which a DRAM cache holds a share.
     """
     found = next((item for item in machine.tiers() if item.name == tier), None)
     if found is None:
@@ -92,7 +91,7 @@ def _dram_peak(machine: Machine, nominal_gb_s: float, rates: RateConstants, note
 
 
 def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
-    """What AMD's chiplets can read together; how many there are follows from the L3 cache."""
+    """Total read rate of AMD's chiplets, whose number follows from the size of the L3 cache."""
     cpu = machine.cpu
     dram = machine.dram
     model = cpu.model or ""
@@ -105,13 +104,13 @@ def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
     else:
         zen5 = re.search(r"EPYC 9\d{2}5|Ryzen 9 9\d{3}|Threadripper( PRO)? 9", model)
         clock_ghz = rates.chiplet_clock_zen5_ghz if zen5 else rates.chiplet_clock_zen4_ghz
-    # EPYC of the 9004 and 9005 series gives each chiplet two links where there are four or fewer
+    # EPYC 9004 and 9005 give each chiplet two links if there are four or fewer
     links = 2 if re.search(r"EPYC 9\d{2}[45]", model) and count <= FEW_CHIPLETS * (cpu.sockets or 1) else 1
     return count * links * rates.chiplet_bytes_per_clock * clock_ghz
 
 
 def _cached(machine: Machine, resident_bytes: float, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
-    """Memory Mode. The DRAM holds a share of the model; reuse makes it answer more reads than that."""
+    """Memory Mode: DRAM caches a share of the model; reuse raises its hit rate above that share."""
     pmem = machine.pmem
     front = _front(machine, rates, notes)
     if pmem is None or pmem.nominal_gb_s is None or front is None:
@@ -126,7 +125,7 @@ def _cached(machine: Machine, resident_bytes: float, rates: RateConstants, notes
 
 
 def _front(machine: Machine, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
-    """The DRAM in front of PMem."""
+    """The rate of the DRAM cache."""
     measured = _measured(machine, "dram")
     if measured is not None:
         return _scaled(measured, rates.measured_fraction)

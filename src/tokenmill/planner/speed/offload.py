@@ -1,9 +1,9 @@
-"""From how many rows llama.cpp moves products with host experts to a GPU, and when a plan moves that point.
+"""Chooses GGML_OP_OFFLOAD_MIN_BATCH: the rows from which llama.cpp moves products with host experts to a GPU.
 
-The experts cross PCIe each time. In prefill that pays. In decoding, where every sequence is a row, it depends: from a
-mapped file, 32 sequences were measured five times slower than 16; from pinned memory and with hundreds of sequences a
-step costs what one of a few hundred prompt tokens does, and processors need longer for it. The forecast knows both.
-GGML_OP_OFFLOAD_MIN_BATCH is read when the engine starts, and holds for prefill and decoding.
+Moved experts cross PCIe in every step. That pays in prefill; in decode, where each sequence is one row, it depends:
+from a mapped file, 32 sequences were measured five times slower than 16, but from pinned memory and with hundreds of
+sequences moving is faster than the CPU. The forecast covers both. The engine reads the variable at start, and it
+applies to prefill and decode.
 """
 
 from dataclasses import dataclass, replace
@@ -14,31 +14,32 @@ from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.plan import Placement, Settings
 from tokenmill.planner.speed.forecast import decode_speed
 
-LEAST_ROWS = 128  # a threshold that is set is never lower, so that some more sequences do not reach it
-WORTH = 1.2  # times the processors' speed, by the forecast, for decoding to be left to the GPU
-_NEVER = 1 << 30  # rows that no batch has
+LEAST_ROWS = 128  # lower bound of the threshold, so that a few more sequences do not reach it
+WORTH = 1.2  # decode moves to the GPU if the forecast is faster than the CPU by this factor
+_NEVER = 1 << 30  # more rows than any batch
 
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """Decoding all sequences with the experts copied to the GPU in every step, and with the processors computing."""
+    """Predicted decode speed of all sequences with experts copied to the GPU in every step, and on the CPU."""
 
     moved_tok_s: float
     processors_tok_s: float
 
     @property
     def pays(self) -> bool:
-        """Whether copying is faster, and by more than a forecast may be off."""
+        """Whether copying is faster by more than the forecast's error."""
         return self.moved_tok_s > WORTH * self.processors_tok_s
 
 
 def set_rows(
     machine: Machine, profile: Profile, settings: Settings, placement: Placement, asked: int | None = None
 ) -> int | None:
-    """The variable's value under a plan; None: the engine's own threshold stays, or nothing ever moves.
+    """The variable's value for a plan; None keeps the engine's own threshold, or nothing ever moves.
 
-    What is `asked` for is taken; else it is set where decoding all sequences would reach the engine's own, and would
-    be slower there or nobody knows. Where it is faster, fewer rows that are not stay with the processors.
+    A requested value (`asked`) is kept. Otherwise the variable is set where decoding all sequences would reach the
+    engine's threshold and be slower there, or of unknown speed. Where moving is faster, smaller batches for which it is
+    slower stay on the CPU.
     """
     own = _own_rows(profile, settings, placement)
     if own is None or asked is not None:
@@ -61,7 +62,7 @@ def _as_fast(found: There | None) -> bool:
 
 
 def there(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> There | None:
-    """What the forecast says of both; None where no step ever moves, or the machine does not state enough."""
+    """Both predicted speeds; None if no step ever moves or a fact is unknown."""
     if _own_rows(profile, settings, placement) is None:
         return None
     moved, still = (
@@ -80,7 +81,7 @@ def there(machine: Machine, profile: Profile, settings: Settings, placement: Pla
 
 
 def left_to_cards(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> There | None:
-    """Why cards decode with experts of host memory under these settings; None: they do not, or it does not pay."""
+    """Both speeds if GPUs decode with host experts under these settings; None if they do not or it is slower."""
     rows = rows_in_force(profile, settings, placement)
     if rows is None or settings.sequences < rows:
         return None
@@ -89,13 +90,13 @@ def left_to_cards(machine: Machine, profile: Profile, settings: Settings, placem
 
 
 def rows_in_force(profile: Profile, settings: Settings, placement: Placement) -> int | None:
-    """The threshold that an engine with these settings has, whoever set it; None: nothing ever moves."""
+    """The threshold that applies to an engine with these settings; None: nothing ever moves."""
     own = _own_rows(profile, settings, placement)
     return own if own is None or settings.offload_min_batch is None else settings.offload_min_batch
 
 
 def _own_rows(profile: Profile, settings: Settings, placement: Placement) -> int | None:
-    """The engine's own threshold; None where it knows no such variable or no GPU computes beside host experts."""
+    """The engine's default threshold; None if it has no such variable or no GPU computes with host experts."""
     traits = TRAITS[settings.engine]
     if traits.ik is not None or not placement.gpus:
         return None

@@ -1,6 +1,6 @@
-"""The constants of the speed forecast, read once from rates.toml, where each stands with its source and how sure it is.
+"""Constants of the speed forecast, loaded once from rates.toml, which documents the source and certainty of each.
 
-`Rates` is what the arithmetic takes, so that a fit can try other values. Nothing here knows a machine or a model.
+`RateConstants` is an argument of the arithmetic, so that a fit can try other values. Knows no machine and no model.
 """
 
 import re
@@ -19,19 +19,19 @@ QuantFamily = Literal["float", "q8", "linear", "low", "table", "grid", "trellis"
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One row of the table."""
+    """One row of rates.toml."""
 
     value: float
     unit: str
     stands_for: str
-    source: str  # what it was fitted on or where it was read
+    source: str  # measurements it was fitted to, or the document it was taken from
     sure: Sure
-    bounds: tuple[float, float] | None = None  # of the fit; None: not fitted
+    bounds: tuple[float, float] | None = None  # bounds of the fit; None: not fitted
 
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """Arithmetic of one card: dense half precision with single-precision accumulation."""
+    """Arithmetic of one GPU: dense half precision with single-precision accumulation."""
 
     tflops: float
     source: str
@@ -47,9 +47,9 @@ class RatesTable:
 
 @dataclass(frozen=True, slots=True)
 class RateConstants:
-    """Values of the constants; rates.toml says what each is."""
+    """Values of the constants; rates.toml documents each."""
 
-    # memory of the processors
+    # CPU memory
     ddr4_fraction: float
     ddr5_fraction: float
     measured_fraction: float
@@ -63,7 +63,7 @@ class RateConstants:
     memory_mode_ratio: float
     memory_mode_mts: float
     cache_reuse: float
-    # arithmetic of the processors
+    # CPU arithmetic
     unpack_avx512: float
     unpack_vnni: float
     unpack_avx2: float
@@ -92,7 +92,7 @@ class RateConstants:
     cpu_matmul_avx2_gflops: float
     cpu_matmul_ik: float
     cpu_matmul_rows: float
-    # cards
+    # GPUs
     gpu_fraction: float
     gpu_copy_fraction: float
     gpu_expert_gb_s: float
@@ -106,7 +106,7 @@ class RateConstants:
     gpu_attention_fraction: float
     gpu_attention_row_tflops: float
     datacenter_fraction: float
-    # between devices, and the engine itself
+    # links between devices, and engine overhead
     host_hop_s: float
     gpu_hop_s: float
     pcie_fraction: float
@@ -121,7 +121,7 @@ class RateConstants:
     gpu_start_s: float
 
     def unpack_cost(self, family: QuantFamily) -> float:
-        """Work of unpacking one weight, where a 4-bit linear one is 1."""
+        """Cost of unpacking one weight relative to a 4-bit linear one."""
         return {
             "float": self.unpack_float,
             "q8": self.unpack_q8,
@@ -142,17 +142,17 @@ def table() -> RatesTable:
 
 @cache
 def standard() -> RateConstants:
-    """The constants that ship."""
+    """The default constants."""
     return from_constants(table().constants)
 
 
 def from_constants(constants: Mapping[str, Constant]) -> RateConstants:
-    """Values by name; KeyError names a constant that rates.toml lacks."""
+    """Build the constants by name; raises KeyError for one that rates.toml lacks."""
     return RateConstants(**{item.name: constants[item.name].value for item in fields(RateConstants)})
 
 
 def card_tflops(name: str) -> float | None:
-    """Half-precision arithmetic of a card by its maker's name for it; the longest name in the table that it holds."""
+    """Half-precision TFLOPS of a GPU; of the names in the table that `name` contains, the longest wins."""
     found = [known for known in table().cards if known.casefold() in name.casefold()]
     return table().cards[max(found, key=len)].tflops if found else None
 
@@ -170,6 +170,6 @@ _FAMILIES: tuple[tuple[QuantFamily, str], ...] = (
 
 @cache
 def family(type_name: str) -> QuantFamily:
-    """How much work the type is to unpack: by its code, not by its bits; the first pattern that fits decides."""
+    """The family of a quantisation type, which sets its unpacking cost; the first matching pattern wins."""
     name = type_name.upper()
     return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")

@@ -1,7 +1,7 @@
-"""How long one step takes: so many tokens through all layers, as a sum of named terms.
+"""Predicts the duration of one step (`tokens` tokens through all layers) as a sum of named terms.
 
-A step of decoding is one token of each sequence, a step of prefill is one micro-batch. A term named after a memory
-is what reading it would take alone; what arithmetic adds to that is a term of its own, so the sum says what to buy.
+A decode step is one token of each sequence, a prefill step one micro-batch. A term named after a memory is the time
+to read it alone; additional arithmetic is a separate term, so the sum shows which upgrade helps.
 """
 
 import math
@@ -15,7 +15,7 @@ from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.planner.speed.work import PROCESSORS, Caches, Pile, StepWork
 
 ACTIVATION_BYTES = 4
-QUANTISED_CACHE_OPS = 3  # a layer's K and V are quantised, and turned first
+QUANTISED_CACHE_OPS = 3  # extra operations per layer with a quantised cache: rotate, quantise K and V
 GIGA = 1e9
 
 
@@ -23,22 +23,22 @@ GIGA = 1e9
 class ForecastStep:
     """One step."""
 
-    tokens: int  # computed together
-    attended: float  # cells each of them looks at
-    caches: int  # different sequences among them
-    streams: bool  # host weights are copied to the cards and computed there
+    tokens: int  # tokens in the step
+    attended: float  # cells that each token attends to
+    caches: int  # number of distinct sequences
+    streams: bool  # host weights are copied to the GPUs and computed there
     prefill: bool = False
 
 
 class Missing(Exception):
-    """A fact the arithmetic needs is not known; the message says which. Never leaves this room."""
+    """A fact that the forecast needs is unknown; the message names it. Caught within this package."""
 
 
 def offload_threshold(work: StepWork, settings: Settings, min_batch: int | None = None) -> int | None:
-    """Tokens from which a step copies host weights to the cards; None: never.
+    """Tokens from which a step copies host weights to the GPUs; None: never.
 
-    llama.cpp goes by the batch (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else as the settings have it, else 32),
-    ik_llama.cpp by the rows that each expert gets.
+    llama.cpp compares the batch size (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else the settings' value, else 32),
+    ik_llama.cpp the rows per expert.
     """
     traits = TRAITS[settings.engine]
     if not work.streams_to or traits.offload_rows is None:
@@ -47,7 +47,7 @@ def offload_threshold(work: StepWork, settings: Settings, min_batch: int | None 
     rows = traits.offload_rows if told is None else told
     if traits.ik is None:
         return rows
-    # weights repacked while loading are for the processors only
+    # weights repacked while loading are usable only by the CPU
     return None if settings.repack else round(rows / work.used_share())
 
 
@@ -59,7 +59,7 @@ def step_terms(
     settings: Settings,
     rates: RateConstants,
 ) -> list[Term]:
-    """Everything one step waits for; `Missing` where a fact is not known."""
+    """The terms of one step; raises `Missing` if a fact is unknown."""
     terms: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)
 
@@ -99,7 +99,9 @@ def step_terms(
         add(name, seconds)
     add("engine", devices.step_s)
     if not step.prefill:
-        add("drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s)  # the first is in the engine's step
+        add(
+            "drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s
+        )  # the first sequence is part of the engine's step
     return [
         Term(name, seconds, moved[name] or None, moved[name] / seconds / GIGA if moved[name] and seconds else None)
         for name, seconds in terms.items()
@@ -110,7 +112,7 @@ def step_terms(
 def _host_seconds(
     pile: Pile, step: ForecastStep, work: StepWork, processors: Processors, devices: Devices, rates: RateConstants
 ) -> tuple[float, float]:
-    """Seconds of reading alone, and of reading and computing; the two overlap in part."""
+    """Seconds of reading alone, and of reading and computing, which partly overlap."""
     rate = processors.tier_gb_s.get(pile.tier)
     if rate is None:
         raise Missing(devices.missing.get(pile.tier, f"the bandwidth of {pile.tier}"))
@@ -118,7 +120,7 @@ def _host_seconds(
     rows = pile.elements * (work.used_share() if pile.routed else 1.0) * step.tokens
     memory = pile.bytes * touched / pile.elements / rate / GIGA
     unpack = rates.unpack_cost(pile.family) / processors.gweights_s / GIGA
-    # row by row every row unpacks anew; blocked products unpack once and multiply, worse the fewer the rows
+    # computing by row unpacks for every row; blocked products unpack once but are inefficient for few rows
     blocked = touched * unpack + 2 * (rows + rates.cpu_matmul_rows * touched) / processors.matmul_gflops / GIGA
     arithmetic = min(rows * unpack, blocked)
     whole = (memory**rates.overlap + arithmetic**rates.overlap) ** (1 / rates.overlap)
@@ -128,18 +130,18 @@ def _host_seconds(
 def _card_seconds(
     pile: Pile, step: ForecastStep, work: StepWork, card: CardRates, name: str, rates: RateConstants
 ) -> float:
-    """Weights on a card, or copied there."""
+    """Seconds for weights on a GPU, or copied there."""
     if pile.routed:
         touched = work.touched_share(step.tokens)
         used = work.used_share() * step.tokens
-        # a few tokens: each reads its own experts, in pieces too small for the full rate
+        # few tokens: each reads its own experts, in pieces too small for the full rate
         singly = pile.bytes * used * (1 / card.gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
         if card.expert_tflops is None:
             if step.tokens > FEW:
                 raise Missing(f"the arithmetic of {name}")
             return singly
         tiles = rates.gpu_matmul_rows
-        if card.tiled:  # llama.cpp cuts products into smaller tiles where a batch has fewer rows
+        if card.tiled:  # llama.cpp uses smaller tiles for batches with fewer rows
             tiles *= step.tokens / (step.tokens + rates.gpu_matmul_half)
         padded = pile.elements * (used + tiles * touched)
         grouped = max(pile.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
@@ -155,7 +157,7 @@ def _card_seconds(
 
 
 FEW = 8
-"""Tokens up to which a card's products are as slow as reading the weights, whatever its arithmetic."""
+"""Tokens up to which a GPU's products are bound by reading the weights, regardless of its arithmetic."""
 
 
 def _attention(
@@ -200,7 +202,7 @@ def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Count
 
 
 def _as_graph(work: StepWork, settings: Settings) -> bool:
-    """Whether a card's operations go out as one CUDA graph: not in ik_llama.cpp, nor where the processors join in."""
+    """Whether a GPU's operations run as one CUDA graph: not in ik_llama.cpp, nor if the CPU computes a part."""
     return TRAITS[settings.engine].ik is None and PROCESSORS not in work.operations
 
 
@@ -230,7 +232,7 @@ def decode_terms(
     sequences: int,
     min_batch: int | None = None,
 ) -> list[Term]:
-    """What one step waits for, with every sequence `depth` tokens long."""
+    """Terms of one decode step in which every sequence has `depth` tokens."""
     threshold = offload_threshold(work, settings, min_batch)
     streams = threshold is not None and sequences >= threshold
     step = ForecastStep(tokens=sequences, attended=depth, caches=sequences, streams=streams)
@@ -248,9 +250,9 @@ def prefill_terms(
     ubatch: int,
     min_batch: int | None = None,
 ) -> list[Term]:
-    """What a prompt of `prompt` tokens waits for, behind `depth` tokens that are there already."""
+    """Terms of the prefill of `prompt` tokens after `depth` existing ones."""
     whole, rest = divmod(prompt, ubatch)
-    # the cost of attention grows evenly, so the middle of all whole micro-batches stands for each of them
+    # attention cost grows linearly, so the middle micro-batch represents all whole ones
     parts = [(whole, ubatch, depth + whole * ubatch / 2), (1, rest, depth + whole * ubatch + rest / 2)]
     seconds: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)

@@ -1,7 +1,7 @@
-"""What one step of a model touches, summed once: weights by memory and type, operations, hops and caches by device.
+"""Sums up what one step of a model reads and computes: weights by memory and type, operations, hops, caches by device.
 
-Bytes and elements of routed experts are those of all of them; a step uses a share that depends on its tokens.
-Nothing here knows how fast anything is.
+Bytes and elements of routed experts cover all experts; a step uses a share that depends on its tokens. Speeds are
+added in `step_time`.
 """
 
 from collections import Counter, defaultdict
@@ -13,9 +13,9 @@ from tokenmill.planner.plan import Placement
 from tokenmill.planner.speed.rates import QuantFamily, family
 
 PROCESSORS = "dram"
-"""The device that computes with whatever lives in host memory, as `Placement.layers` names it."""
+"""The device that computes with weights in host memory, as `Placement.layers` names it."""
 
-# Operations that a graph of llama.cpp launches, views left out: counted in its graphs for one layer of each kind.
+# Operations that llama.cpp's graph launches for one layer of each kind, without views: counted in its graphs.
 _ATTENTION_OPS = {"full": 14, "window": 14, "chunked": 14, "latent": 24, "recurrent": 36, "none": 4}
 _DENSE_OPS = 6
 _ROUTER_OPS = 8
@@ -26,7 +26,7 @@ _HEAD_OPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Pile:
-    """Weights of one kind in one memory, over all layers."""
+    """Weights of one kind in one memory, summed over all layers."""
 
     tier: str
     routed: bool
@@ -42,27 +42,29 @@ class Caches:
     device: str
     cache: LayerCache
     layers: int
-    pairs: int  # heads: a query and a key meet once for each, in each layer, at each cell
-    flops: float  # of one token looking at one cell of one layer
-    flops_unfolded: float  # the same where a latent cache is unfolded into heads first, as some engines do in prefill
+    pairs: int  # attention heads: query-key products per layer and cell
+    flops: float  # per token, cell and layer
+    flops_unfolded: (
+        float  # the same if a latent cache is expanded into attention heads first, as some engines do in prefill
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """One step of a model under one placement."""
+    """The work of one step under one placement."""
 
     piles: tuple[Pile, ...]
     caches: tuple[Caches, ...]
-    operations: dict[str, int]  # of one step, by device
-    host_hops: int  # between the processors and a card, in one step
-    card_hops: int  # between two cards
+    operations: dict[str, int]  # per step, by device
+    host_hops: int  # transfers between CPU and GPU per step
+    card_hops: int  # transfers between two GPUs per step
     experts: Experts | None
     embedding: int
-    streams_to: dict[str, float]  # bytes of host weights by the card that would compute them in large batches
-    vocabulary: int = 0  # tokens that the next one is drawn from
+    streams_to: dict[str, float]  # bytes of host weights by the GPU that would compute them in large batches
+    vocabulary: int = 0  # size of the vocabulary
 
     def resident_bytes(self) -> dict[str, float]:
-        """Weights in each memory."""
+        """Bytes of weights in each tier."""
         totals: defaultdict[str, float] = defaultdict(float)
         for pile in self.piles:
             totals[pile.tier] += pile.bytes
@@ -78,13 +80,13 @@ class StepWork:
 
 
 def device_of(tier: str) -> str:
-    """The device that computes with what lives in a tier."""
+    """The device that computes with weights in a tier."""
     return tier if tier.startswith("gpu") else PROCESSORS
 
 
 def work(profile: Profile, placement: Placement) -> StepWork:
-    """Sum up one step."""
-    # The processors compute from whatever memory is the host's: pmem, where DRAM is only its cache.
+    """Sum up the work of one step."""
+    # The CPU computes from any host memory: pmem, if DRAM is only its cache.
     devices = tuple(device_of(tier) for tier in placement.layers)
     placement = replace(placement, layers=devices, head=device_of(placement.head))
     sums: dict[tuple[str, bool, QuantFamily], list[float]] = {}
@@ -122,7 +124,7 @@ def work(profile: Profile, placement: Placement) -> StepWork:
 
 
 def _caches(profile: Profile, device: str, cache: LayerCache, layers: int) -> Caches:
-    """Every head multiplies its query with a key and its score with a value; latent heads share one wide pair."""
+    """One device's caches of a kind; each attention head has a key and a value, latent ones share one wide pair."""
     heads = profile.heads or 1
     width = cache.k_elements + cache.v_elements
     if cache.kind != "latent":
@@ -135,15 +137,15 @@ def _caches(profile: Profile, device: str, cache: LayerCache, layers: int) -> Ca
 
 
 def _head_width(profile: Profile, v_b: Tensor, cache: LayerCache) -> int:
-    """Elements of one head's key and value, from the matrix that unfolds values."""
+    """Elements of one attention head's key and value, from the matrix that expands values."""
     value = v_b.elements // (v_b.shape[0] * (profile.heads or 1))
-    return 2 * value + cache.k_elements - cache.v_elements  # keys are as wide as values, and rotated elements beside
+    return 2 * value + cache.k_elements - cache.v_elements  # keys are as wide as values plus the rotated elements
 
 
 def _tier_read(tensor: Tensor, home: str, tied_head: str | None) -> str | None:
-    """Where a tensor is read in every step; None where it is not, or only a row of it.
+    """The tier from which a tensor is read in every step; None if it is not read, or only one row.
 
-    Embeddings that serve as the output matrix too are read at `tied_head`, if that is a card: it has its own copy.
+    Embeddings that are also the output matrix are read at `tied_head` if that is a GPU, which has its own copy.
     """
     if tensor.cls is TensorClass.MTP:
         return None
@@ -157,9 +159,9 @@ def _tier_read(tensor: Tensor, home: str, tied_head: str | None) -> str | None:
 def _path(
     profile: Profile, placement: Placement, homes: list[dict[TensorClass, str]]
 ) -> tuple[dict[str, int], int, int]:
-    """Operations by device, and how often a token's state crosses between devices."""
+    """Operations by device, and the number of transfers of a token's state between devices."""
     operations: Counter[str] = Counter()
-    visited = [PROCESSORS]  # the embedding is looked up there
+    visited = [PROCESSORS]  # looks up the embedding
     for index, device in enumerate(placement.layers):
         kinds = homes[index]
         operations[device] += _ATTENTION_OPS[profile.cache[index].kind if index < len(profile.cache) else "none"]
@@ -174,7 +176,7 @@ def _path(
         else:
             operations[device] += _DENSE_OPS
     operations[placement.head] += _HEAD_OPS
-    visited += [placement.head, PROCESSORS]  # the logits are read there
+    visited += [placement.head, PROCESSORS]  # reads the logits
     crossings = [pair for pair in pairwise(visited) if pair[0] != pair[1]]
     host = sum(PROCESSORS in pair for pair in crossings)
     return dict(operations), host, len(crossings) - host
