@@ -7,7 +7,7 @@ from typing import Any
 
 from support.plans import placed, settings
 from tokenmill.config import Config
-from tokenmill.doctor.facts import CounterSample, Facts, ModelFacts
+from tokenmill.doctor.facts import CounterSample, Facts, ModelNeeds
 from tokenmill.doctor.gather import gather
 from tokenmill.hardware.gpu.nvml import NvmlReading
 from tokenmill.hardware.machine import Cpu, Disk, Dram, HugePages, Machine, NumaNode
@@ -46,9 +46,9 @@ def _scout() -> Profile:
     return read("llama-4-scout:Q4_K_M")
 
 
-def model(plan: Plan | None = None, **changes: Any) -> ModelFacts:
+def model(plan: Plan | None = None, **changes: Any) -> ModelNeeds:
     """A model that is asked about."""
-    return ModelFacts(**{"name": "llama-4-scout:Q4_K_M", "plan": plan or planned(), **changes})
+    return ModelNeeds(**{"name": "llama-4-scout:Q4_K_M", "plan": plan or planned(), **changes})
 
 
 def captured(root: Path, name: str, *more: str, nvml: NvmlReading | None = None) -> CapturedHost:

@@ -11,12 +11,12 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.ray import (
     ActorHandle,
     EngineFacts,
-    Node,
     NodeActor,
     NodeLost,
     NodePlan,
     PreparedEngine,
     PrepareEngine,
+    RayNode,
 )
 from tokenmill.errors import TokenmillError
 
@@ -105,13 +105,13 @@ class FakeCluster:
 
     def __init__(self, **actors: FakeActor) -> None:
         self.actors = actors
-        self.alive = [Node(f"id-{name}", name, 4.0, 0.0) for name in actors]
+        self.alive = [RayNode(f"id-{name}", name, 4.0, 0.0) for name in actors]
         self.handles: dict[str, list[FakeHandle]] = {name: [] for name in actors}
 
-    async def nodes(self) -> tuple[Node, ...]:
+    async def nodes(self) -> tuple[RayNode, ...]:
         return tuple(self.alive)
 
-    def start_actor(self, node: Node, prepare: PrepareEngine) -> FakeHandle:
+    def start_actor(self, node: RayNode, prepare: PrepareEngine) -> FakeHandle:
         handle = FakeHandle(self.actors[node.host])
         self.handles[node.host].append(handle)
         return handle
@@ -119,7 +119,7 @@ class FakeCluster:
     def add(self, name: str, actor: FakeActor) -> None:
         self.actors[name] = actor
         self.handles[name] = []
-        self.alive.append(Node(f"id-{name}", name, 4.0, 0.0))
+        self.alive.append(RayNode(f"id-{name}", name, 4.0, 0.0))
 
     def lose(self, name: str, *, node: bool = True) -> None:
         """Lose the actor of a node, and the node with it unless told otherwise."""

@@ -17,7 +17,7 @@ from tokenmill.report.collect import Results, Subject, build_report
 from tokenmill.report.report import CommandText, ReportPage
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
-from tokenmill.tuner.soak.judge import Reading, SoakResult, SoakStep
+from tokenmill.tuner.soak.judge import MemoryReading, SoakResult, SoakStep
 from tokenmill.units import GIB, MIB
 
 MODEL = "gpt-oss-120b:MXFP4"
@@ -159,7 +159,7 @@ def batch(number: int, prompt: int, cached: int) -> Batch:
 
 def kept(given: Subject) -> Results:
     steps = tuple(
-        SoakStep(depth, 1, (Reading("gpu0", 60 * GIB + depth * MIB // 8, 60 * GIB + depth * MIB // 7, 9 * GIB),))
+        SoakStep(depth, 1, (MemoryReading("gpu0", 60 * GIB + depth * MIB // 8, 60 * GIB + depth * MIB // 7, 9 * GIB),))
         for depth in (1024, 2048, 4096, 7168)
     )
     soak = SoakResult(

@@ -16,7 +16,7 @@ from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
 from tokenmill.doctor.check_result import CheckResult, Remedy, Severity
 from tokenmill.doctor.examine import by_severity, examine
-from tokenmill.doctor.facts import ModelFacts
+from tokenmill.doctor.facts import ModelNeeds
 from tokenmill.doctor.gather import gather
 from tokenmill.doctor.limits import core_finding, memory_finding, running_findings
 from tokenmill.doctor.model import model_facts
@@ -172,7 +172,7 @@ def _document(finding: CheckResult) -> dict[str, object]:
 
 def _model(
     model: str | None, options: GoalOptions, config: Config, common: Common
-) -> tuple[Path, Callable[[Machine], ModelFacts] | None]:
+) -> tuple[Path, Callable[[Machine], ModelNeeds] | None]:
     """Where the models lie, and how to look at the one that is asked about."""
     if model is None:
         said = [field.name for field in fields(options) if getattr(options, field.name) != field.default]

@@ -30,7 +30,7 @@ from tokenmill.tuner.history import SpeedRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LintModel:
     """What a model adds to a look at jobs."""
 
     context: int | None = None  # tokens that it was trained for
@@ -89,7 +89,9 @@ def lint(
         Let --fix overwrite a file.
     """
     _check(jobs, fix=fix, output=output, machine=machine, model=model, context=context)
-    known = Model(speed="unknown, so no hours: --model says whose") if model is None else _model(model, machine, common)
+    known = (
+        LintModel(speed="unknown, so no hours: --model says whose") if model is None else _model(model, machine, common)
+    )
     with tokeniser(model, common.load_config()) as tokens:
         survey = Survey() if fix else None
         report = _look(jobs, tokens, context or known.context, survey)
@@ -134,7 +136,7 @@ def _check(
         raise UsageError(f"--context must be at least 1, not {context}", hint="tokens of a prompt and its answer")
 
 
-def _model(name: str, machine: str | None, common: Common) -> Model:
+def _model(name: str, machine: str | None, common: Common) -> LintModel:
     """What the model is and how fast it reads on the machine."""
     place = locate(name, common.load_config())
     config = common.load_config()
@@ -143,19 +145,19 @@ def _model(name: str, machine: str | None, common: Common) -> Model:
     measured = _measured(place, here, config.state_path)
     if measured is not None and measured.figures.prefill_tok_s is not None:
         words = f"{measured.figures.prefill_tok_s:.3g} tok/s, measured {measured.when[:10]} with {measured.build}"
-        return Model(profile.training_context, measured.figures.prefill_tok_s, words)
+        return LintModel(profile.training_context, measured.figures.prefill_tok_s, words)
     plan = plan_engine(name, EngineOptions(machine=machine), config, files=False).plan
     if not plan.fits:
         why = f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)"
-        return Model(profile.training_context, speed=why)
+        return LintModel(profile.training_context, speed=why)
     speed = prefill_speed(
         here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch, calibration=plan.calibration
     )
     if speed is None:
         why = f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)"
-        return Model(profile.training_context, speed=why)
+        return LintModel(profile.training_context, speed=why)
     words = f"{speed.tok_s:.3g} tok/s, forecast ({speed.confidence}) for {profile.name} on {here.name}"
-    return Model(profile.training_context, speed.tok_s, words)
+    return LintModel(profile.training_context, speed.tok_s, words)
 
 
 def _measured(place: str, machine: Machine, state: Path) -> SpeedRecord | None:
@@ -226,7 +228,7 @@ def _rewritten(raw: bytes, choices: Choices, counts: dict[str, int]) -> bytes:
     return line.replace(text, written, 1).encode() if changes else raw
 
 
-def _more(before: Report, fixed: Fixed | None, known: Model) -> dict[str, Any]:
+def _more(before: Report, fixed: Fixed | None, known: LintModel) -> dict[str, Any]:
     more: dict[str, Any] = {"prefill_tok_s": known.prefill_tok_s}
     if fixed is not None:
         more["fixed"] = {

@@ -20,7 +20,7 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read
-from tokenmill.tuner.qualify.agreement import Reading, compare, count, read_texts
+from tokenmill.tuner.qualify.agreement import TextReading, compare, count, read_texts
 from tokenmill.tuner.qualify.result import Check, QualifyStep, Tell, agreed, verdict
 from tokenmill.tuner.qualify.run import (
     DEPTHS,
@@ -117,7 +117,7 @@ async def _all(
     return identity, checks
 
 
-async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: Reading | None = None) -> Reading:
+async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: TextReading | None = None) -> TextReading:
     texts = asks().texts[: QUICK_TEXTS if quick else None]
     positions = QUICK_POSITIONS if quick else POSITIONS
     total = count(texts, positions)

@@ -99,7 +99,7 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelNeeds:
     """A model and what it needs here."""
 
     name: str  # as it was asked about
@@ -143,7 +143,7 @@ class Facts:
     engine_kind: str = "native"
     own_build: bool = False  # a library, binary or container of the user's own
     started_by_us: bool = True  # engines get their cores and memory nodes from the plan
-    model: ModelFacts | None = None
+    model: ModelNeeds | None = None
     engines: tuple[DoctorEngine, ...] = ()
 
     @property

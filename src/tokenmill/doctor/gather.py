@@ -22,7 +22,7 @@ from tokenmill.doctor.facts import (
     GpuState,
     Kernel,
     MemoryHolder,
-    ModelFacts,
+    ModelNeeds,
     Pool,
 )
 from tokenmill.engine.loading.process import parse_memlock, parse_status
@@ -42,7 +42,7 @@ _CPUS = "/sys/devices/system/cpu"
 _CGROUPS = "/sys/fs/cgroup"
 _MOST_HOLDERS = 3
 
-ReadModel = Callable[[Machine], ModelFacts]
+ReadModel = Callable[[Machine], ModelNeeds]
 
 
 def gather(

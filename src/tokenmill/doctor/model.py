@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from tokenmill.doctor.facts import ModelFacts
+from tokenmill.doctor.facts import ModelNeeds
 from tokenmill.engine.residency import resident
 from tokenmill.errors import ModelError
 from tokenmill.hardware.machine import Machine, Measurements
@@ -24,7 +24,7 @@ LEAST_BYTES = 256 * MIB  # a smaller file is read before its disk has shown what
 
 def model_facts(
     name: str, machine: Machine, profile: Profile, goal: Goal, *, measured: Measurements | None = None
-) -> ModelFacts:
+) -> ModelNeeds:
     """Plan it, and look at its files; `measured` is what a machine file says of this machine."""
     plan = make(replace(machine, measured=measured or machine.measured), profile, goal)
     paths = tuple(Path(file.path) for file in profile.files if Path(file.path).is_file())
@@ -39,7 +39,7 @@ def model_facts(
     rate = plan.machine.measured.gb_s("disk") if plan.machine.measured else None
     if rate is None and paths:
         rate = read_gb_s(max(paths, key=lambda path: path.stat().st_size))
-    return ModelFacts(
+    return ModelNeeds(
         name=name,
         plan=plan,
         paths=paths,

@@ -37,7 +37,7 @@ _HINT = "check that the cluster runs (ray status), and that Ray and Python have 
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RayNode:
     """A live node and the resources it gives to Ray."""
 
     id: str
@@ -244,7 +244,7 @@ class RayCluster:
         """`ray`: the module, connected."""
         self._ray = ray
 
-    async def nodes(self) -> tuple[Node, ...]:
+    async def nodes(self) -> tuple[RayNode, ...]:
         """The live nodes that have processors to give, by host name."""
         try:
             rows = await asyncio.to_thread(self._ray.nodes)
@@ -252,7 +252,7 @@ class RayCluster:
             raise EngineError(f"Ray does not list its nodes: {_first_line(error)}", hint=_HINT) from error
         return live_nodes(rows)
 
-    def start_actor(self, node: Node, prepare: PrepareEngine) -> ActorHandle:
+    def start_actor(self, node: RayNode, prepare: PrepareEngine) -> ActorHandle:
         """Start an actor on a node; its calls wait until the node's processors and GPUs are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  an extra
 
@@ -266,10 +266,10 @@ class RayCluster:
         return ActorHandle(self._ray, remote.remote(f"ray-{node.id[:12]}", prepare))
 
 
-def live_nodes(rows: list[dict[str, Any]]) -> tuple[Node, ...]:
+def live_nodes(rows: list[dict[str, Any]]) -> tuple[RayNode, ...]:
     """The live nodes with processors among the rows of `ray.nodes()`; one joined with none serves other purposes."""
     found = [
-        Node(
+        RayNode(
             str(row["NodeID"]),
             str(row.get("NodeManagerHostname") or row.get("NodeManagerAddress") or row["NodeID"]),
             float(row.get("Resources", {}).get("CPU", 0.0)),

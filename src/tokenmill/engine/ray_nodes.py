@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from tokenmill.engine.ray import ActorHandle, EngineFacts, LoadingEvent, Node, NodePlan, PrepareEngine
+from tokenmill.engine.ray import ActorHandle, EngineFacts, LoadingEvent, NodePlan, PrepareEngine, RayNode
 from tokenmill.engine.ray_engine import RayEngine
 from tokenmill.errors import EngineDied, EngineError, TokenmillError
 from tokenmill.units import number_of
@@ -56,10 +56,10 @@ Use = Callable[[ReadyNode], Awaitable[T]]
 class NodeSource(Protocol):
     """The part of `ray.RayCluster` that is used here."""
 
-    async def nodes(self) -> tuple[Node, ...]:
+    async def nodes(self) -> tuple[RayNode, ...]:
         """The live nodes."""
 
-    def start_actor(self, node: Node, prepare: PrepareEngine) -> ActorHandle:
+    def start_actor(self, node: RayNode, prepare: PrepareEngine) -> ActorHandle:
         """Start an actor on one of them."""
 
 
@@ -67,7 +67,7 @@ class NodeSource(Protocol):
 class _NodeState:
     """One node; `task` runs while its engine is loaded or in use."""
 
-    node: Node
+    node: RayNode
     name: str
     actor: ActorHandle | None = None
     plan: NodePlan | None = None
@@ -311,7 +311,7 @@ class RayNodes:
         for state in gone:
             del self._nodes[state.node.id]
 
-    def _add(self, nodes: Iterable[Node]) -> None:
+    def _add(self, nodes: Iterable[RayNode]) -> None:
         for node in nodes:
             if node.id not in self._nodes:
                 name = unique_name(node.host, self._names)
@@ -350,7 +350,7 @@ def _drop_actor(state: _NodeState) -> None:
     state.actor = None
 
 
-def _resources(node: Node) -> str:
+def _resources(node: RayNode) -> str:
     cpus = number_of(round(node.cpus), "processor")
     return f"{cpus}, {number_of(round(node.gpus), 'GPU')}" if node.gpus else cpus
 

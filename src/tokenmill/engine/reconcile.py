@@ -16,7 +16,7 @@ from typing import Literal
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.engine.logs.ik_llama import SPLIT
-from tokenmill.engine.logs.parsed import Asked, EngineLog
+from tokenmill.engine.logs.parsed import EngineLog, RequestedContext
 from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.launch.dialect import device_names
@@ -50,7 +50,7 @@ class ObservedMemory:
     mapped: bool | None = None
     output_bytes: int | None = None
     prompt_cache_bytes: int | None = None
-    asked: Asked = field(default_factory=Asked)
+    asked: RequestedContext = field(default_factory=RequestedContext)
     memory: ProcessMemory = field(default_factory=ProcessMemory)
     vram_bytes: Mapping[int, int] | None = None  # of the engine's processes, by the machine's number of the GPU
     build: str | None = None

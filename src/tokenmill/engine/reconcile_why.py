@@ -7,7 +7,7 @@ and whether its sequences share a cache. The rest are reasons that have been see
 from typing import Literal
 
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.logs.parsed import Asked
+from tokenmill.engine.logs.parsed import RequestedContext
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.model.profile import TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
@@ -20,7 +20,7 @@ from tokenmill.units import format_bytes
 HOST = "host"
 
 
-def compute_as_asked(plan: Plan, tier: str, asked: Asked) -> int | None:
+def compute_as_asked(plan: Plan, tier: str, asked: RequestedContext) -> int | None:
     """The plan's compute buffer for what the engine says it was asked; None: not said, or not simply computed.
 
     Known for today's llama.cpp where one kind of device computes everything.
@@ -46,7 +46,7 @@ def why_engine(
     plan: Plan,
     tier: str,
     item: str,
-    asked: Asked,
+    asked: RequestedContext,
     as_asked: int | None,
     predicted: int,
     measured: int,
@@ -76,7 +76,7 @@ def _host_weights(plan: Plan, predicted: int, measured: int, *, mapped: bool | N
     return None
 
 
-def _compute(plan: Plan, asked: Asked, as_asked: int | None) -> str | None:
+def _compute(plan: Plan, asked: RequestedContext, as_asked: int | None) -> str | None:
     rows = largest_batch(plan.profile, context_of(plan.settings)).outputs
     if asked.outputs is None or rows is None or asked.outputs >= rows:
         return None

@@ -19,7 +19,7 @@ from tokenmill.gateway.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
 from tokenmill.gateway.parts import RouteGroup
-from tokenmill.gateway.schemas import Forest, GatewayStatus, StatusWithForest
+from tokenmill.gateway.schemas import Forest, StatusObject, StatusWithForest
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.view import heads_view, status_view
 
@@ -143,7 +143,7 @@ _OPERATIONS = (
         path="/api/events",
         id="events",
         summary="The same as it changes.",
-        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(GatewayStatus, Forest))},
+        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(StatusObject, Forest))},
         errors=(429, *NO_KEY),
     ),
     Operation(

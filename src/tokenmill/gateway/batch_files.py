@@ -19,7 +19,7 @@ from tokenmill.jobs.job_file import open_jobs
 from tokenmill.jobs.line import custom_id_of
 from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.store.http_batches import BadLine, HttpBatch, StoredFile
+from tokenmill.jobs.store.http_batches import HttpBatch, RefusedLine, StoredFile
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
@@ -40,7 +40,7 @@ class CheckedInput:
 
     model: str | None = None  # None: its lines name none
     lines: int = 0
-    errors: tuple[BadLine, ...] = ()  # empty: the file is valid
+    errors: tuple[RefusedLine, ...] = ()  # empty: the file is valid
 
 
 @dataclass(slots=True)
@@ -59,13 +59,13 @@ def check_input(path: Path, endpoint: str, *, go_on: Callable[[], bool] = lambda
     try:
         errors = tuple(islice(_errors(path, reading, go_on), MOST_ERRORS))
     except UsageError as error:
-        errors = (BadLine("invalid_file", error.message.replace(str(path), "the file")),)
+        errors = (RefusedLine("invalid_file", error.message.replace(str(path), "the file")),)
     if not errors and not reading.lines:
-        errors = (BadLine("empty_file", "the file holds no requests"),)
+        errors = (RefusedLine("empty_file", "the file holds no requests"),)
     return CheckedInput(reading.model, reading.lines, errors)
 
 
-def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterator[BadLine]:
+def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterator[RefusedLine]:
     with path.open("rb") as file:
         start = file.read(2)
     if start in _COMPRESSED:
@@ -76,60 +76,60 @@ def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterato
                 return
             for item in (chunk,) if isinstance(chunk, lines.BadLine) else lines.split(chunk):
                 if isinstance(item, lines.BadLine):
-                    yield BadLine("invalid_json_line", item.reason, item.number)
+                    yield RefusedLine("invalid_json_line", item.reason, item.number)
                 elif (bad := _bad_line(item[1], item[0], reading)) is not None:
                     yield bad
 
 
-def _bad_line(text: str, number: int, reading: _Reading) -> BadLine | None:
+def _bad_line(text: str, number: int, reading: _Reading) -> RefusedLine | None:
     """What is wrong with a line, given those before it."""
     reading.lines += 1
     try:
         line = parse(text)
     except ValueError as error:
-        return BadLine("invalid_json_line", str(error), number)
+        return RefusedLine("invalid_json_line", str(error), number)
     bad = _bad_custom_id(line, number, reading) or _bad_request(line, number, reading)
     # the message may quote half of a surrogate pair, which cannot be sent
     return bad and replace(bad, message=bad.message.encode(errors="replace").decode())
 
 
-def _bad_custom_id(line: Mapping[str, Any], number: int, reading: _Reading) -> BadLine | None:
+def _bad_custom_id(line: Mapping[str, Any], number: int, reading: _Reading) -> RefusedLine | None:
     if line.get("custom_id") is None:
-        return BadLine("missing_required_parameter", "custom_id is missing", number, "custom_id")
+        return RefusedLine("missing_required_parameter", "custom_id is missing", number, "custom_id")
     try:
         name = custom_id_of(line, number)
     except RequestRefused as error:
-        return BadLine("invalid_value", error.message, number, "custom_id")
+        return RefusedLine("invalid_value", error.message, number, "custom_id")
     first = reading.ids.setdefault(name, number)
     if first != number:
         message = f"custom_id {name[:60]!r} is on line {first} and again on line {number}"
-        return BadLine("duplicate_custom_id", message, number, "custom_id")
+        return RefusedLine("duplicate_custom_id", message, number, "custom_id")
     return None
 
 
-def _bad_request(line: Mapping[str, Any], number: int, reading: _Reading) -> BadLine | None:
+def _bad_request(line: Mapping[str, Any], number: int, reading: _Reading) -> RefusedLine | None:
     for key in ("method", "url", "body"):
         if line.get(key) is None:
-            return BadLine("missing_required_parameter", f"{key} is missing", number, key)
+            return RefusedLine("missing_required_parameter", f"{key} is missing", number, key)
     if line["method"] != "POST":
-        return BadLine("invalid_method", f'method must be "POST", not {shown(line["method"])}', number, "method")
+        return RefusedLine("invalid_method", f'method must be "POST", not {shown(line["method"])}', number, "method")
     if line["url"] != reading.endpoint:
         message = f"url is {shown(line['url'])}, and the batch is for {reading.endpoint}"
-        return BadLine("mismatched_endpoint", message, number, "url")
+        return RefusedLine("mismatched_endpoint", message, number, "url")
     body = line["body"]
     if not isinstance(body, dict):
-        return BadLine("invalid_value", f"body must be an object, not {shown(body)}", number, "body")
+        return RefusedLine("invalid_value", f"body must be an object, not {shown(body)}", number, "body")
     return _bad_model(body.get("model"), number, reading)
 
 
-def _bad_model(model: Any, number: int, reading: _Reading) -> BadLine | None:
+def _bad_model(model: Any, number: int, reading: _Reading) -> RefusedLine | None:
     if not isinstance(model, str | None):
-        return BadLine("invalid_value", f"model must be a text, not {shown(model)}", number, "body.model")
+        return RefusedLine("invalid_value", f"model must be a text, not {shown(model)}", number, "body.model")
     if reading.lines == 1:
         reading.model = model
     elif model != reading.model:
         message = f"model is {shown(model)}, but {shown(reading.model)} on the first line: a batch has one model"
-        return BadLine("mismatched_model", message, number, "body.model")
+        return RefusedLine("mismatched_model", message, number, "body.model")
     return None
 
 

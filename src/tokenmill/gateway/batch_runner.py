@@ -22,7 +22,7 @@ from tokenmill.gateway.batch_workers import BackendWorkers
 from tokenmill.gateway.files import FileStore
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.models import Batch, Submission
-from tokenmill.jobs.store.http_batches import BadLine, HttpBatch, HttpBatches, Outcome, Status
+from tokenmill.jobs.store.http_batches import HttpBatch, HttpBatches, Outcome, RefusedLine, Status
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
@@ -36,7 +36,7 @@ class _Stopped(Exception):
     """The gateway stops while a file is being stored."""
 
 
-class BatchRunner:
+class HttpBatchRunner:
     """Runs in the gateway's event loop between `start` and `stop`."""
 
     def __init__(
@@ -179,7 +179,7 @@ class BatchRunner:
         path = self._files.path(batch.input_file_id)
         if not path.is_file():
             await self._refuse(
-                batch, BadLine("file_not_found", f"the file {batch.input_file_id} is not there any more")
+                batch, RefusedLine("file_not_found", f"the file {batch.input_file_id} is not there any more")
             )
             return
         checked = await asyncio.to_thread(check_input, path, batch.endpoint, go_on=lambda: not self._stopping)
@@ -191,7 +191,7 @@ class BatchRunner:
         try:
             chain = self._state.routes.choose(checked.model, "batch", None, batch.owner)
         except UnknownModel as error:
-            await self._refuse(batch, BadLine("model_not_found", error.message, 1, "body.model"))
+            await self._refuse(batch, RefusedLine("model_not_found", error.message, 1, "body.model"))
             return
         await asyncio.to_thread(self._rows.set_model, batch.id, checked.model)
         how = Submission(
@@ -205,7 +205,7 @@ class BatchRunner:
         try:
             await asyncio.to_thread(submit, store, path, how, progress=self._check_stopping)
         except UsageError as error:
-            await self._refuse(batch, BadLine("invalid_file", error.message.replace(str(path), "the file")))
+            await self._refuse(batch, RefusedLine("invalid_file", error.message.replace(str(path), "the file")))
             return
         stored = await asyncio.to_thread(self._rows.batch, batch.id)
         if stored is not None and stored.status == "in_progress":
@@ -230,7 +230,7 @@ class BatchRunner:
             status = "cancelled"
         await self._end(batch, status, even_cancelling=True, outcome=Outcome.of(jobs.counts, jobs.totals))
 
-    async def _refuse(self, batch: HttpBatch, *errors: BadLine) -> None:
+    async def _refuse(self, batch: HttpBatch, *errors: RefusedLine) -> None:
         await self._end(batch, "failed", even_cancelling=False, errors=errors)
 
     async def _end(self, batch: HttpBatch, status: Status, **how: Any) -> None:

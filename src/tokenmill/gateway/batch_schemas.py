@@ -40,7 +40,7 @@ class ExpiresAfter(Struct, forbid_unknown_fields=True):
     seconds: Annotated[int, Meta(ge=LEAST_KEPT_S, le=MOST_KEPT_S)]
 
 
-class BatchCreate(Struct, forbid_unknown_fields=True):
+class BatchRequestObject(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/batches."""
 
     input_file_id: str
@@ -236,7 +236,7 @@ OPERATIONS = (
         path="/v1/batches",
         id="createBatch",
         summary="Run the jobs of a file behind interactive requests.",
-        body=BatchCreate,
+        body=BatchRequestObject,
         answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(400, 404, 408, 413, 415, *NO_KEY),
     ),

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.gateway import batch_schemas
-from tokenmill.gateway.batch_runner import TICK_S, BatchRunner
-from tokenmill.gateway.batch_schemas import OPERATIONS, BatchCreate
+from tokenmill.gateway.batch_runner import TICK_S, HttpBatchRunner
+from tokenmill.gateway.batch_schemas import OPERATIONS, BatchRequestObject
 from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.files import (
     FileStore,
@@ -39,11 +39,11 @@ from tokenmill.jobs.store.http_batches import (
     MOST_METADATA,
     USUAL_BATCHES,
     WINDOW,
-    BadLine,
     HttpBatch,
     HttpBatches,
     HttpBatchRequest,
     Outcome,
+    RefusedLine,
 )
 from tokenmill.storage.json_text import shown
 
@@ -66,7 +66,7 @@ class _Service:
     state: GatewayState
     tick_s: float
     clock: Callable[[], float]
-    _opened: tuple[HttpBatches, FileStore, BatchRunner] | None = field(default=None, init=False)
+    _opened: tuple[HttpBatches, FileStore, HttpBatchRunner] | None = field(default=None, init=False)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -76,7 +76,7 @@ class _Service:
         try:
             await asyncio.to_thread(take_over_desk, folder, rows)
             files = FileStore(folder, rows)
-            runner = BatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
+            runner = HttpBatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
             self._opened = rows, files, runner
             runner.start()
             try:
@@ -202,7 +202,7 @@ def batch_body(batch: HttpBatch) -> batch_schemas.BatchObject:
     }
 
 
-def _errors_body(errors: Sequence[BadLine]) -> batch_schemas.BatchErrors:
+def _errors_body(errors: Sequence[RefusedLine]) -> batch_schemas.BatchErrors:
     data: list[batch_schemas.BatchError] = [
         {"code": bad.code, "line": bad.line, "message": bad.message, "param": bad.param} for bad in errors
     ]
@@ -228,7 +228,7 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
 def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
     """The body of a request for a batch. Raises RequestRefused or a Fault, which name the key."""
     present = {key: value for key, value in given.items() if value is not None}
-    wanted = validate(BatchCreate, present, code="invalid_value", missing_code="missing_required_parameter")
+    wanted = validate(BatchRequestObject, present, code="invalid_value", missing_code="missing_required_parameter")
     kept = wanted.output_expires_after
     return HttpBatchRequest(
         wanted.endpoint,

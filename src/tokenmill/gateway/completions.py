@@ -33,7 +33,7 @@ from tokenmill.gateway.faults import Busy, GatewayFault
 from tokenmill.gateway.openapi import INFERENCE, Operation
 from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.recorder import FinishedRequest, PriorityClass
-from tokenmill.gateway.request import ParsedRequest, lane_of, parse_body, parsed_request, read_body
+from tokenmill.gateway.request import ParsedRequest, parse_body, parsed_request, priority_of, read_body
 from tokenmill.gateway.request_context import RequestContext, visit_of
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streaming import DONE, HEADERS, ChoiceStream, Chunks, Heading, failure, merged
@@ -74,7 +74,7 @@ class Completions:
         http = Request(scope, receive)
         raw = await read_body(http, settings)
         body = await parse_body(raw)
-        context.lane = lane_of(http.headers, body)
+        context.lane = priority_of(http.headers, body)
         request = parsed_request(self.endpoint, body, context.lane, raw=raw, most_choices=settings.max_choices)
 
         writer = ResponseWriter(scope, send, settings.write_timeout_s)
@@ -308,12 +308,12 @@ async def _numbered(events: AsyncIterator[Piece | Answer]) -> AsyncIterator[Answ
         yield 0, event
 
 
-_LANE = {
-    "name": "X-Tokenmill-Lane",
+_PRIORITY = {
+    "name": "X-Tokenmill-Priority",
     "in": "header",
     "required": False,
     "schema": {"enum": ["interactive", "batch"]},
-    "description": "batch: behind interactive requests.",
+    "description": "batch: scheduled after interactive requests. X-Tokenmill-Lane is an alias.",
 }
 _HEADERS = {
     "X-Tokenmill-Engine": {"schema": {"type": "string"}, "description": "The engine that answered."},
@@ -329,7 +329,7 @@ def _operation(path: str, id: str, summary: str, body: Any, answer: Any) -> Oper
         path=path,
         id=id,
         summary=summary,
-        parameters=[_LANE],
+        parameters=[_PRIORITY],
         body=body,
         answers={200: openapi.DocumentedAnswer(description, answer, ("text/event-stream",), _HEADERS)},
         errors=INFERENCE,

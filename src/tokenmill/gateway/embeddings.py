@@ -14,7 +14,7 @@ from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.openapi import INFERENCE, DocumentedAnswer, Operation
 from tokenmill.gateway.parts import RouteGroup
-from tokenmill.gateway.request import lane_of, parse_body, read_body
+from tokenmill.gateway.request import parse_body, priority_of, read_body
 from tokenmill.gateway.request_context import visit_of
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
@@ -50,7 +50,7 @@ def part(state: GatewayState) -> RouteGroup:
         visit = visit_of(request.scope)
         given = await parse_body(await read_body(request, settings))
         validate(EmbeddingRequest, given)
-        visit.lane = lane_of(request.headers, {})
+        visit.lane = priority_of(request.headers, {})
         chain = state.routes.choose(given.get("model"), visit.lane, None, visit.key.name if visit.key else None)
         with state.limiter.admit(*visit.client) as charge:
             try:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tokenmill.engine.reconcile import HOST, ReconciledItem
-from tokenmill.gateway.schemas import MemoryPart, MemoryStatus
+from tokenmill.gateway.schemas import MemoryObject, MemoryPart
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.gpu.nvidia import read_nvidia
 from tokenmill.hardware.host import Host, LocalHost
@@ -49,14 +49,14 @@ def _host_room(host: Host) -> Room:
     return Room(total, free)
 
 
-def memory_view(ups: Mapping[str, ReadyEngine], there: Mapping[str, Room]) -> list[MemoryStatus]:
+def memory_view(ups: Mapping[str, ReadyEngine], there: Mapping[str, Room]) -> list[MemoryObject]:
     """Every memory that an engine of ours uses, GPUs first."""
     rows = [(name, row) for name, up in ups.items() for row in up.held.rows]
     tiers = sorted({row.tier for _, row in rows}, key=lambda tier: (tier == HOST, tier))
     return [_tier(tier, [(name, row) for name, row in rows if row.tier == tier], there.get(tier)) for tier in tiers]
 
 
-def _tier(tier: str, rows: list[tuple[str, ReconciledItem]], room: Room | None) -> MemoryStatus:
+def _tier(tier: str, rows: list[tuple[str, ReconciledItem]], room: Room | None) -> MemoryObject:
     parts = [_part(name, row) for name, row in rows if row.item in ITEMS and _is_part(row)]
     parts.sort(key=lambda part: ITEMS.index(part["item"]))
     ours = sum(part["measured_bytes"] or 0 for part in parts)

@@ -31,7 +31,7 @@ def part(state: GatewayState) -> RouteGroup:
     return RouteGroup([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
 
 
-def _body(name: str, model: ServedModel) -> schemas.Model:
+def _body(name: str, model: ServedModel) -> schemas.ModelObject:
     return {
         "id": name,
         "object": "model",
@@ -54,7 +54,7 @@ _OPERATIONS = (
         id="retrieveModel",
         summary="One model.",
         parameters=[path_parameter("model")],
-        answers={200: DocumentedAnswer("The model.", schemas.Model)},
+        answers={200: DocumentedAnswer("The model.", schemas.ModelObject)},
         errors=(404, *NO_KEY),
     ),
 )

@@ -1,7 +1,7 @@
 """/openapi.json, in OpenAPI 3.1: built from the operations of every part and the models of their bodies and answers.
 
 A part lists an `Operation` for each route. Models are types that msgspec describes (Structs, TypedDicts); each becomes
-a schema under its name.
+a schema under its name. A model called `BatchObject`, to tell it from the `Batch` of the store, becomes `Batch`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -81,7 +81,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
     for operation in every:
         models += filter(None, (operation.body, *(answer.model for answer in operation.answers.values())))
         models += [model for answer in operation.answers.values() for model in answer.mentions]
-    references, schemas = msgspec.json.schema_components(models, ref_template="#/components/schemas/{name}")
+    references, schemas = _described(models)
     schema_of = {id(model): reference for model, reference in zip(models, references, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for operation in every:
@@ -102,6 +102,18 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
         },
         "security": [{"key": []}, {}],
     }
+
+
+def _described(models: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """A reference to each model, and the schemas by name; `Object` at the end of a name is left out."""
+    found = msgspec.json.schema_components(models, ref_template="#/components/schemas/{name}")
+    text = msgspec.json.encode(found).decode()
+    for name in found[1]:
+        if name.endswith("Object"):
+            short = name.removesuffix("Object")
+            text = text.replace(f'"{name}"', f'"{short}"').replace(f'/{name}"', f'/{short}"')
+    references, schemas = msgspec.json.decode(text)
+    return references, schemas
 
 
 def route(described: Mapping[str, Any]) -> Route:

@@ -22,9 +22,10 @@ from tokenmill.units import MIB, format_bytes
 MOST_DEPTH = 64  # of nested arrays and objects
 _LARGE_BYTES = MIB  # parsed in a thread, so that other requests do not wait
 _SEEDS = 1 << 63
-_LANE_HEADER = "x-tokenmill-lane"
+_PRIORITY_HEADER = "x-tokenmill-priority"
+_OLD_PRIORITY_HEADER = "x-tokenmill-lane"  # its name before 0.2; clients may send it still
 _ONLY_IN_BATCHES = {
-    "priority": "the lane decides who goes first: X-Tokenmill-Lane: batch, or service_tier: flex",
+    "priority": "send the header X-Tokenmill-Priority: batch, or service_tier: flex, to let others go first",
     "deadline": "it is for jobs of a batch; timeout limits this request",
 }
 
@@ -98,14 +99,14 @@ def _choices(body: Mapping[str, Any]) -> int:
     return n
 
 
-def lane_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> PriorityClass:
-    """Interactive, unless the request says that it can wait."""
-    given = headers.get(_LANE_HEADER)
-    if given is not None:
+def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> PriorityClass:
+    """`batch` for requests that can wait, by header or service tier; `interactive` for all others."""
+    for name, code in ((_PRIORITY_HEADER, "invalid_priority"), (_OLD_PRIORITY_HEADER, "invalid_lane")):
+        given = headers.get(name)
+        if given is None:
+            continue
         if given not in ("interactive", "batch"):
-            raise GatewayFault(
-                f"X-Tokenmill-Lane must be interactive or batch, not {given[:40]!r}", code="invalid_lane"
-            )
+            raise GatewayFault(f"the header {name} must be interactive or batch (got {given[:40]!r})", code=code)
         return "interactive" if given == "interactive" else "batch"
     return "batch" if body.get("service_tier") == "flex" else "interactive"
 

@@ -40,7 +40,7 @@ class HealthReport(TypedDict):
     engines: dict[str, str]
 
 
-class Model(TypedDict):
+class ModelObject(TypedDict):
     """A name under which a model is served."""
 
     id: str
@@ -55,7 +55,7 @@ class ModelList(TypedDict):
     """Every name of every model."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelObject]
 
 
 # ---- /api/status
@@ -83,7 +83,7 @@ class SlotActivity(TypedDict):
     generated_tokens: _Count
 
 
-class ThroughputRates(TypedDict):
+class RatesObject(TypedDict):
     """Throughput of an engine."""
 
     generated_tok_s: _Rate
@@ -91,7 +91,7 @@ class ThroughputRates(TypedDict):
     reused_tok_s: _Rate
 
 
-class EngineObject(TypedDict):
+class EngineStatusObject(TypedDict):
     """One engine."""
 
     name: str
@@ -108,7 +108,7 @@ class EngineObject(TypedDict):
         Meta(description="What each running sequence is doing; null: the engine does not report it."),
     ]
     counters: Annotated[dict[str, Any] | None, Meta(description="Since the engine started; null: not reported.")]
-    rates: ThroughputRates
+    rates: RatesObject
 
 
 class MemoryPart(TypedDict):
@@ -122,7 +122,7 @@ class MemoryPart(TypedDict):
     explanation: str | None
 
 
-class MemoryStatus(TypedDict):
+class MemoryObject(TypedDict):
     """One memory of the machine."""
 
     tier: Annotated[str, Meta(description="gpu0, ...; host: all memory that is not a GPU's.")]
@@ -211,7 +211,7 @@ class Notice(TypedDict):
     words: str | None
 
 
-class GatewayStatus(TypedDict):
+class StatusObject(TypedDict):
     """The gateway, its engines and its memory."""
 
     status: Health
@@ -220,8 +220,8 @@ class GatewayStatus(TypedDict):
     now_s: _Time
     started_s: _Time
     models: list[str]
-    engines: list[EngineObject]
-    memory: list[MemoryStatus]
+    engines: list[EngineStatusObject]
+    memory: list[MemoryObject]
     tokens: TokenCounts
     times: Latencies
     batches: Annotated[dict[str, _Count] | None, Meta(description="Number of batches by status.")]
@@ -230,7 +230,7 @@ class GatewayStatus(TypedDict):
     notices: list[Notice]
 
 
-class StatusWithForest(GatewayStatus):
+class StatusWithForest(StatusObject):
     """The answer of /api/status."""
 
     forest: list[Forest]

@@ -9,14 +9,14 @@ from tokenmill.gateway.backend_monitor import BackendMonitor
 from tokenmill.gateway.memory_view import memory_view
 from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.pace import quantile
-from tokenmill.gateway.schemas import EngineObject, Forest, GatewayStatus, Health, PrefixSegment, SlotActivity
+from tokenmill.gateway.schemas import EngineStatusObject, Forest, Health, PrefixSegment, SlotActivity, StatusObject
 from tokenmill.version import __version__
 
 MOST_HEADS = 200
 MOST_AT_WORK = 64
 
 
-def status_view(watch: Monitor) -> GatewayStatus:
+def status_view(watch: Monitor) -> StatusObject:
     """All but the forest of heads."""
     state = watch.state
     states = [eye.state for eye in watch.eyes]
@@ -87,7 +87,7 @@ def named(heads: Sequence[dict[str, Any]], lengths: Mapping[str, int]) -> list[d
     return [{**head, "digest": names.get(at)} for at, head in enumerate(heads)]
 
 
-def _engine(eye: BackendMonitor) -> EngineObject:
+def _engine(eye: BackendMonitor) -> EngineStatusObject:
     backend = eye.backend
     identity = backend.engine.identity
     gate = backend.gate

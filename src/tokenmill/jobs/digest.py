@@ -29,7 +29,7 @@ TokenCount = Callable[[str], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class DigestDocument:
     """A file's name, relative to what was asked for, and its text."""
 
     name: str
@@ -64,9 +64,11 @@ def estimate(text: str) -> int:
     return -(-len(text.encode()) // 4)
 
 
-def build(documents: Sequence[Document], budget: int, count: TokenCount = estimate) -> Digest:
+def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = estimate) -> Digest:
     """A digest of at most `budget` tokens; the order in which documents are given does not matter."""
-    ordered = sorted((Document(one.name, normal(one.text)) for one in documents), key=lambda one: one.name.split("/"))
+    ordered = sorted(
+        (DigestDocument(one.name, normal(one.text)) for one in documents), key=lambda one: one.name.split("/")
+    )
     needs = [_need(one, budget, count) for one in ordered]
     room = budget
     text = ""
@@ -86,7 +88,7 @@ def build(documents: Sequence[Document], budget: int, count: TokenCount = estima
     return Digest(text, tokens, tuple(entries))
 
 
-def _need(one: Document, budget: int, count: TokenCount) -> int:
+def _need(one: DigestDocument, budget: int, count: TokenCount) -> int:
     """Tokens of a whole file; those of one that cannot fit need not be counted."""
     whole = _whole(one)
     return count(whole) if len(whole) <= LONGEST_TOKEN * budget else estimate(whole)
@@ -99,7 +101,7 @@ def normal(text: str) -> str:
 
 
 def _written(
-    documents: Sequence[Document], needs: Sequence[int], budget: int, count: TokenCount
+    documents: Sequence[DigestDocument], needs: Sequence[int], budget: int, count: TokenCount
 ) -> tuple[str, list[Shown]]:
     """The digest's text when files may have `budget` tokens together, and how each is shown."""
     kept = _kept(needs, budget)
@@ -119,7 +121,7 @@ def _how(there: bool, whole: bool) -> Shown:
     return ("whole" if whole else "part") if there else "none"
 
 
-def _shown(one: Document, need: int, level: int, count: TokenCount) -> str | None:
+def _shown(one: DigestDocument, need: int, level: int, count: TokenCount) -> str | None:
     return _whole(one) if need <= level else _part(one, level, count)
 
 
@@ -146,11 +148,11 @@ def _level(needs: Sequence[int], budget: int) -> int:
     return max(needs, default=0)
 
 
-def _whole(one: Document) -> str:
+def _whole(one: DigestDocument) -> str:
     return f"{_opening(one.name)}\n{one.text}</file>\n"
 
 
-def _part(one: Document, level: int, count: TokenCount) -> str | None:
+def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
     """The most lines from the beginning that fit, and an outline of the rest; None: not even a few words fit."""
     lines = [line + "\n" for line in one.text.split("\n")[:-1]]
     if not lines:
@@ -191,14 +193,19 @@ def _prefix(lines: Sequence[str], most: int) -> int:
     return len(lines) - 1
 
 
-def _cut_inside(one: Document, lines: Sequence[str], size: int) -> str:
+def _cut_inside(one: DigestDocument, lines: Sequence[str], size: int) -> str:
     more = f" and {len(lines) - 1} more lines" if len(lines) > 1 else ""
     opening = _opening(one.name, f' characters="1-{size} of {len(one.text)}"')
     return f"{opening}\n{lines[0][:size].rstrip()}\n[the rest of this line{more} not shown]\n</file>\n"
 
 
 def _cut(
-    one: Document, lines: Sequence[str], kept: int, headings: Sequence[tuple[int, str]], level: int, count: TokenCount
+    one: DigestDocument,
+    lines: Sequence[str],
+    kept: int,
+    headings: Sequence[tuple[int, str]],
+    level: int,
+    count: TokenCount,
 ) -> str:
     behind = [(number, line) for number, line in headings if number >= kept]
     outline = list[str]()

@@ -14,7 +14,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.digest import Document
+from tokenmill.jobs.digest import DigestDocument
 from tokenmill.units import MIB, format_bytes
 
 MOST_BYTES = 32 * MIB  # of one file
@@ -27,7 +27,7 @@ _FILE_HINT = "check the path and who may read it"
 class Found:
     """Files that were read, and files that were skipped with the reason."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[DigestDocument, ...]
     skipped: tuple[tuple[str, str], ...]  # name, reason
 
 
@@ -45,7 +45,7 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
             raise UsageError(f"no file or folder at {place}", hint=_FILE_HINT)
     root = _root(absolute)
     own = _real(leave_out) if leave_out is not None else None
-    documents = list[Document]()
+    documents = list[DigestDocument]()
     skipped = list[tuple[str, str]]()
     seen = set[Path]()
     for path in _files(absolute, root):
@@ -59,7 +59,7 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
         if text is None:
             skipped.append((name, why_not))
         else:
-            documents.append(Document(name, text))
+            documents.append(DigestDocument(name, text))
     return Found(tuple(documents), tuple(sorted(skipped)))
 
 

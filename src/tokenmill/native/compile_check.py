@@ -16,11 +16,11 @@ from typing import Any
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, from_wire, to_wire
 from tokenmill.native.constraints import ConstraintTokenizer, TokenTable
 from tokenmill.native.grammar import GrammarText
-from tokenmill.native.limited_process import ChildDied, LimitedProcess, Limits, serve
+from tokenmill.native.limited_process import ChildDied, LimitedProcess, ProcessLimits, serve
 from tokenmill.units import GIB, MIB
 
-LIMITS = Limits(memory_bytes=256 * MIB, cpu_s=10, wall_s=120.0)
-_VOCABULARY_LIMITS = Limits(memory_bytes=2 * GIB, cpu_s=60, wall_s=300.0)
+LIMITS = ProcessLimits(memory_bytes=256 * MIB, cpu_s=10, wall_s=120.0)
+_VOCABULARY_LIMITS = ProcessLimits(memory_bytes=2 * GIB, cpu_s=60, wall_s=300.0)
 _STACK_BYTES = 4 * MIB  # half of the usual stack, so that whatever passes here also fits the worker's threads
 _HINT = "simplify it: fewer alternatives and patterns combined with allOf, smaller bounds, less nesting"
 

@@ -25,7 +25,7 @@ _REAP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What one question may take."""
 
     memory_bytes: int  # on top of what the child has allocated before
@@ -66,7 +66,7 @@ class LimitedProcess:
         if self._closed:
             self._child.kill()
 
-    def ask(self, question: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    def ask(self, question: dict[str, Any], limits: ProcessLimits) -> dict[str, Any]:
         """The child's answer; ChildDied if it exceeds a limit."""
         line = json.dumps({"limits": asdict(limits), "question": question}).encode() + b"\n"
         deadline_s = time.monotonic() + limits.wall_s
@@ -103,7 +103,7 @@ class LimitedProcess:
             reply += data
         return bytes(reply)
 
-    def _bury(self, limits: Limits) -> ChildDied:
+    def _bury(self, limits: ProcessLimits) -> ChildDied:
         """End the child; the error says which limit it exceeded."""
         child = self._child
         self._child = None
@@ -134,7 +134,7 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     try:
         for line in sys.stdin.buffer:
             asked = json.loads(line)
-            _limit(Limits(**asked["limits"]))
+            _limit(ProcessLimits(**asked["limits"]))
             replies.write(json.dumps(answer(asked["question"])).encode() + b"\n")
             replies.flush()
     except MemoryError:
@@ -143,7 +143,7 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         pass  # the parent has gone
 
 
-def _limit(limits: Limits) -> None:
+def _limit(limits: ProcessLimits) -> None:
     """Limit the next question; memory and time that this process has used before do not count."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     used = resource.getrusage(resource.RUSAGE_SELF)

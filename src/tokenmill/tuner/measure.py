@@ -29,7 +29,7 @@ MOST_WAVES = 12
 WARM_TOKENS = 4
 
 
-class Mark(NamedTuple):
+class TokenMark(NamedTuple):
     """Tokens of a lane that had come at a moment."""
 
     at_s: float
@@ -62,7 +62,7 @@ class Measured:
     waves: int
 
 
-def rate(lanes: Sequence[Sequence[Mark]]) -> float | None:
+def rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
     """Tokens a second of all lanes together while all of them wrote: after the last began, before the first ended.
 
     Before, prompts are computed beside what is written; after, the width is another. Every mark is exact for its own
@@ -82,7 +82,7 @@ def rate(lanes: Sequence[Sequence[Mark]]) -> float | None:
     return len(lanes) * tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def rough_rate(lanes: Sequence[Sequence[Mark]]) -> float | None:
+def rough_rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
     """The same by the lane that came furthest, its whole time counted: too slow by what was computed beside it."""
     if not lanes or not all(lanes):
         return None
@@ -200,7 +200,7 @@ class _Running:
     engine: Engine
     jobs: Sequence[Request]
     seconds: float
-    lanes: list[list[Mark]] = field(default_factory=list)
+    lanes: list[list[TokenMark]] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -246,13 +246,13 @@ class _Running:
     async def _until(over: Coroutine[None, None, object]) -> None:
         await over
 
-    async def _lane(self, job: Request, marks: list[Mark]) -> None:
+    async def _lane(self, job: Request, marks: list[TokenMark]) -> None:
         stream = self.engine.stream(job)
         tokens = 0
         try:
             async for event in stream:
                 tokens = tokens + event.tokens if isinstance(event, Piece) else event.usage.completion_tokens
-                marks.append(Mark(perf_counter(), tokens))
+                marks.append(TokenMark(perf_counter(), tokens))
                 self._look(ended=isinstance(event, Answer))
         finally:
             await stream.aclose()

@@ -24,7 +24,7 @@ _HOT = 0x08 | 0x20 | 0x40 | 0x80  # NVML: slowed by hardware, by heat (driver or
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CpuUsage:
     """A process and the CPU time that it has used so far."""
 
     name: str
@@ -34,18 +34,18 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class MachineSample:
     """The machine at one moment."""
 
     at_s: float
     busy_s: float | None = None  # all processors, in user and kernel code
     stolen_s: float | None = None
     processors: int = 1
-    processes: Mapping[int, Usage] = field(default_factory=dict)
+    processes: Mapping[int, CpuUsage] = field(default_factory=dict)
     throttled: int | None = None  # times that a processor was slowed for heat
 
 
-def snapshot(host: Host) -> Snapshot:
+def snapshot(host: Host) -> MachineSample:
     """The machine now; `host` has the counters of thermal throttling."""
     total = psutil.cpu_times()
     known = any(total)  # some sandboxes show zeros
@@ -53,13 +53,13 @@ def snapshot(host: Host) -> Snapshot:
     for process in psutil.process_iter(["name", "ppid", "create_time", "cpu_times"], ad_value=None):
         name, parent, started, times = (process.info[key] for key in ("name", "ppid", "create_time", "cpu_times"))
         if None not in (parent, started, times):
-            processes[process.pid] = Usage(name or "", parent, started, times.user + times.system)
+            processes[process.pid] = CpuUsage(name or "", parent, started, times.user + times.system)
     counts = [
         count
         for path in host.glob("/sys/devices/system/cpu/cpu*/thermal_throttle/*_throttle_count")
         if (count := number(host.text(path))) is not None
     ]
-    return Snapshot(
+    return MachineSample(
         time.monotonic(),
         total.user + total.nice + total.system if known else None,
         total.steal if known else None,
@@ -69,7 +69,7 @@ def snapshot(host: Host) -> Snapshot:
     )
 
 
-def judge(before: Snapshot, after: Snapshot, ours: Collection[int]) -> str | None:
+def judge(before: MachineSample, after: MachineSample, ours: Collection[int]) -> str | None:
     """What disturbed the measurement between two snapshots, as text; None if nothing did."""
     span = after.at_s - before.at_s
     if span <= 0:
@@ -92,7 +92,7 @@ def judge(before: Snapshot, after: Snapshot, ours: Collection[int]) -> str | Non
     return "; ".join(found) or None
 
 
-def _used(before: Snapshot, after: Snapshot, ours: Collection[int]) -> dict[int, float]:
+def _used(before: MachineSample, after: MachineSample, ours: Collection[int]) -> dict[int, float]:
     """CPU time of other processes between two snapshots, by pid."""
     found = {}
     for pid, now in after.processes.items():
@@ -104,7 +104,7 @@ def _used(before: Snapshot, after: Snapshot, ours: Collection[int]) -> dict[int,
     return found
 
 
-def _unseen(before: Snapshot, after: Snapshot) -> float | None:
+def _unseen(before: MachineSample, after: MachineSample) -> float | None:
     """CPU time in the totals that belongs to no process of the second snapshot."""
     if before.busy_s is None or after.busy_s is None:
         return None
@@ -112,16 +112,16 @@ def _unseen(before: Snapshot, after: Snapshot) -> float | None:
     return after.busy_s - before.busy_s - seen
 
 
-def _before(before: Snapshot, pid: int, now: Usage) -> float:
+def _before(before: MachineSample, pid: int, now: CpuUsage) -> float:
     then = before.processes.get(pid)
     return then.used_s if then is not None and then.started == now.started else 0.0
 
 
-def _of_kernel(pid: int, process: Usage) -> bool:
+def _of_kernel(pid: int, process: CpuUsage) -> bool:
     return _KERNEL in (pid, process.parent)
 
 
-def _named(cores: Mapping[int, float], after: Snapshot) -> str:
+def _named(cores: Mapping[int, float], after: MachineSample) -> str:
     first, *rest = sorted(cores, key=lambda pid: -cores[pid])
     more = sum(cores[pid] for pid in rest)
     words = f"{after.processes[first].name} (pid {first}) used {cores[first]:.1f} cores"
@@ -152,7 +152,7 @@ class NoiseMonitor:
         self._host = LocalHost()
         self._nvml = nvml
         self._pids: tuple[int, ...] = ()
-        self._before: Snapshot | None = None
+        self._before: MachineSample | None = None
 
     def start(self, pids: Collection[int] = ()) -> None:
         """Watch from now on; this process, `pids` and their descendants are no disturbance."""

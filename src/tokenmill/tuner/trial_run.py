@@ -45,7 +45,7 @@ _DETAIL_CHARS = 300
 _log = logging.getLogger("tokenmill")
 
 
-class Search(Protocol):
+class TrialChooser(Protocol):
     """What decides which dials are tried."""
 
     @property
@@ -152,7 +152,7 @@ async def _attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, numbe
 
 async def drive(
     bed: TrialContext,
-    search: Search,
+    search: TrialChooser,
     work: WorkFor,
     *,
     known: Iterable[Trial] = (),

@@ -44,6 +44,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         (b'{"prompt": "a", "stream_options": {"include_usage": true}}', {}, 400, "invalid_request"),
         (b'{"prompt": "a", "stream": true, "stream_options": {"x": true}}', {}, 400, "invalid_request"),
         (b'{"prompt": "a", "what": 1}', {}, 400, "unknown_parameter"),
+        (b'{"prompt": "a"}', {"x-tokenmill-priority": "fast"}, 400, "invalid_priority"),
         (b'{"prompt": "a"}', {"x-tokenmill-lane": "fast"}, 400, "invalid_lane"),
         (b'{"prompt": "a"}', {"content-type": "text/plain"}, 415, "unsupported_media_type"),
         (b'{"prompt": "a"}', {"content-encoding": "gzip"}, 415, "unsupported_encoding"),

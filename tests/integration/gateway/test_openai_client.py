@@ -269,7 +269,7 @@ def test_many_at_once(gateway: Served) -> None:
         async with gateway.asynchronous() as client:
 
             async def one(number: int) -> Any:
-                lane = {"X-Tokenmill-Lane": "batch" if number % 2 else "interactive"}
+                lane = {"X-Tokenmill-Priority": "batch" if number % 2 else "interactive"}
                 answer = await client.chat.completions.create(
                     model="smollm2", messages=user(f"Say {number}."), max_tokens=4, temperature=0, extra_headers=lane
                 )

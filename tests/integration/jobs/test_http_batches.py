@@ -17,12 +17,12 @@ from tokenmill.jobs.store import http_batches
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.http_batches import (
     STATUSES,
-    BadLine,
     HttpBatch,
     HttpBatches,
     HttpBatchRequest,
     Outcome,
     Page,
+    RefusedLine,
     StoredFile,
     batches_by_status,
     new_file_id,
@@ -156,7 +156,7 @@ def test_a_batch_that_is_cancelled(rows: HttpBatches, clock: Clock) -> None:
     assert not rows.cancel(batch.id)
     assert not rows.finalize(batch.id)
     assert not rows.end(batch.id, "failed", even_cancelling=False)
-    bad = (BadLine("c", "m", 7, "p"),)
+    bad = (RefusedLine("c", "m", 7, "p"),)
     assert rows.end(batch.id, "cancelled", even_cancelling=True, errors=bad)
     found = rows.batch(batch.id)
     assert found is not None

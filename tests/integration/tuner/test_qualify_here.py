@@ -10,7 +10,7 @@ from support.native_engine import native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
 from tokenmill.native.launching import start
-from tokenmill.tuner.qualify.agreement import Reading, compare, read_texts
+from tokenmill.tuner.qualify.agreement import TextReading, compare, read_texts
 from tokenmill.tuner.qualify.result import MOST_KL, QualifyStep, agreed
 from tokenmill.tuner.qualify.run import needles
 from tokenmill.tuner.qualify.tasks import asks
@@ -19,8 +19,8 @@ TEXTS = asks().texts[:2]
 POSITIONS = 20
 
 
-def read(model: Path, state: Path) -> Reading:
-    async def work() -> Reading:
+def read(model: Path, state: Path) -> TextReading:
+    async def work() -> TextReading:
         async with native(model, state, plan=plan_for(model, context=512, sequences=1)) as engine:
             reading = await read_texts(engine, TEXTS, POSITIONS)
             reused = (await engine.status()).counters.prompt_tokens_reused
@@ -32,11 +32,11 @@ def read(model: Path, state: Path) -> Reading:
 
 
 @pytest.fixture(scope="module")
-def reading(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reading:
+def reading(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> TextReading:
     return read(smollm2_path, tmp_path_factory.mktemp("state"))
 
 
-def test_a_model_agrees_with_itself(reading: Reading, smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_model_agrees_with_itself(reading: TextReading, smollm2_path: Path, tmp_path: Path) -> None:
     found = compare(read(smollm2_path, tmp_path), reading)
     assert found.positions == 2 * POSITIONS
     assert found.same_top == 1.0
@@ -45,7 +45,7 @@ def test_a_model_agrees_with_itself(reading: Reading, smollm2_path: Path, tmp_pa
     assert agreed(found).good
 
 
-def test_a_damaged_copy_does_not_agree(reading: Reading, smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_damaged_copy_does_not_agree(reading: TextReading, smollm2_path: Path, tmp_path: Path) -> None:
     found = compare(read(damaged(smollm2_path, tmp_path / "damaged.gguf"), tmp_path), reading)
     check = agreed(found)
     assert not check.good
@@ -57,8 +57,8 @@ def test_a_damaged_copy_does_not_agree(reading: Reading, smollm2_path: Path, tmp
     assert check.failures
 
 
-def test_a_server_reads_as_the_native_engine_does(reading: Reading, smollm2_path: Path, tmp_path: Path) -> None:
-    async def work() -> Reading:
+def test_a_server_reads_as_the_native_engine_does(reading: TextReading, smollm2_path: Path, tmp_path: Path) -> None:
+    async def work() -> TextReading:
         plan = plan_for(smollm2_path, context=512, sequences=1)
         config = EngineConfig(kind="llama-server", port=0)
         engine = await start(plan, model_path=smollm2_path, config=config, state=tmp_path, name="server")
@@ -74,7 +74,7 @@ def test_a_server_reads_as_the_native_engine_does(reading: Reading, smollm2_path
     assert found.kl_mean < 0.01  # prompts are cut into other chunks there
 
 
-def test_another_vocabulary_cannot_be_compared(reading: Reading) -> None:
+def test_another_vocabulary_cannot_be_compared(reading: TextReading) -> None:
     other = replace(reading, tokens=tuple(tuple(token + 1 for token in tokens) for tokens in reading.tokens))
     with pytest.raises(UsageError, match="different vocabularies"):
         compare(reading, other)

@@ -7,7 +7,7 @@ import pytest
 from tokenmill.engine import logs
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.fit_params import Buffer
-from tokenmill.engine.logs import Asked, EngineLog, Hint
+from tokenmill.engine.logs import EngineLog, Hint, RequestedContext
 from tokenmill.units import MIB
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
@@ -74,15 +74,15 @@ def test_a_split_buffer_stays_one_where_it_does_not() -> None:
 @pytest.mark.parametrize(
     ("name", "build", "asked", "output", "mapped"),
     [
-        ("llama.cpp-smollm2-v3", None, Asked(), None, None),  # the wheel does not know its build
-        ("llama.cpp-smollm2-v4", None, Asked(2048, 2, 512, 2, False), 0.38, True),
-        ("llama.cpp-mla-no-mmap-v4", None, Asked(2048, 2, 512, 2, False), 0.02, False),
-        ("llama.cpp-2025-amx", None, Asked(4096, 1, 512), 0.49, True),
-        ("ik-two-4090", "b3737 (58f08e43)", Asked(32768, None, 2048), 0.99, None),
+        ("llama.cpp-smollm2-v3", None, RequestedContext(), None, None),  # the wheel does not know its build
+        ("llama.cpp-smollm2-v4", None, RequestedContext(2048, 2, 512, 2, False), 0.38, True),
+        ("llama.cpp-mla-no-mmap-v4", None, RequestedContext(2048, 2, 512, 2, False), 0.02, False),
+        ("llama.cpp-2025-amx", None, RequestedContext(4096, 1, 512), 0.49, True),
+        ("ik-two-4090", "b3737 (58f08e43)", RequestedContext(32768, None, 2048), 0.99, None),
     ],
 )
 def test_context_and_build(
-    name: str, build: str | None, asked: Asked, output: float | None, mapped: bool | None
+    name: str, build: str | None, asked: RequestedContext, output: float | None, mapped: bool | None
 ) -> None:
     found = log(name)
     assert (found.build, found.asked, found.mapped) == (build, asked, mapped)

@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.engine import ray as module
 from tokenmill.engine.process.ports import free_port
-from tokenmill.engine.ray import Node, connect, live_nodes
+from tokenmill.engine.ray import RayNode, connect, live_nodes
 from tokenmill.engine.ray_nodes import most_common, unique_name
 from tokenmill.errors import EngineError, UsageError
 
@@ -98,7 +98,7 @@ def row(node: str, host: str = "mill", *, alive: bool = True, **resources: float
 
 def test_machines_that_live_and_give_processors_are_used() -> None:
     rows = [row("c", "zeta", CPU=4.0), row("b", "alpha", CPU=64.0, GPU=2.0), row("a", alive=False, CPU=4.0), row("d")]
-    assert live_nodes(rows) == (Node("b", "alpha", 64.0, 2.0), Node("c", "zeta", 4.0, 0.0))
+    assert live_nodes(rows) == (RayNode("b", "alpha", 64.0, 2.0), RayNode("c", "zeta", 4.0, 0.0))
 
 
 def test_a_machine_without_a_name_is_called_by_its_address() -> None:
@@ -106,7 +106,7 @@ def test_a_machine_without_a_name_is_called_by_its_address() -> None:
 
 
 def test_machines_of_one_name_get_numbers() -> None:
-    node, taken = Node("a", "mill", 1.0, 0.0), list[str]()
+    node, taken = RayNode("a", "mill", 1.0, 0.0), list[str]()
     for _ in range(3):
         taken.append(unique_name(node.host, taken))
     assert taken == ["mill", "mill-2", "mill-3"]

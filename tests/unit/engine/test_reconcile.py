@@ -11,7 +11,7 @@ from support.plans import placed, settings
 from tokenmill.engine import logs
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.loading.process import ProcessMemory
-from tokenmill.engine.logs import Asked
+from tokenmill.engine.logs import RequestedContext
 from tokenmill.engine.reconcile import (
     FLOOR_BYTES,
     TOLERANCE,
@@ -92,7 +92,7 @@ def test_an_engine_that_took_what_was_said(cards: int) -> None:
 def test_logits_of_fewer_rows_are_the_reason() -> None:
     plan = placed(KIMI, settings())
     measured = of(plan, "dram", "compute") - 300 * MIB
-    asked = Asked(8192, 1, 512, outputs=1, unified=True)
+    asked = RequestedContext(8192, 1, 512, outputs=1, unified=True)
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv"), measured))
     (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=asked)).flagged
     assert (row.tier, row.item, row.difference_bytes) == ("host", "compute", 300 * MIB)
@@ -102,7 +102,7 @@ def test_logits_of_fewer_rows_are_the_reason() -> None:
 def test_a_smaller_context_is_the_reason() -> None:
     plan = placed(KIMI, settings())
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv") // 2, of(plan, "dram", "compute")))
-    (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=Asked(4096))).flagged
+    (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=RequestedContext(4096))).flagged
     assert (row.item, row.explanation) == ("kv", "the engine made a context of 4096 tokens, the plan of 8192")
 
 

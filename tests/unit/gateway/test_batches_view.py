@@ -14,11 +14,11 @@ from tokenmill.gateway.files import file_body, list_body, page_of, upload_terms
 from tokenmill.jobs.models import BatchTotals
 from tokenmill.jobs.store.http_batches import (
     FINAL,
-    BadLine,
     HttpBatch,
     HttpBatchRequest,
     Outcome,
     Page,
+    RefusedLine,
     Status,
     StoredFile,
 )
@@ -149,7 +149,7 @@ def test_a_batch_names_the_files_that_are_there(
 ) -> None:
     outcome = None if done is None or failed is None else Outcome(done, failed, 2, BatchTotals(1, 1, 10, 4, 6, 0.5))
     ended_s = 12.5 if status in FINAL else None
-    batch = replace(BATCH, status=status, ended_s=ended_s, errors=(BadLine("c", "m", 3),), outcome=outcome)
+    batch = replace(BATCH, status=status, ended_s=ended_s, errors=(RefusedLine("c", "m", 3),), outcome=outcome)
     body: Mapping[str, Any] = batch_body(batch)
     assert (body["output_file_id"], body["error_file_id"]) == (output, errors)
     seen = Batch.model_validate(body, strict=True)  # as OpenAI's client has it

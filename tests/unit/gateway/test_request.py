@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.faults import GatewayFault, param_of
-from tokenmill.gateway.request import MOST_DEPTH, ParsedRequest, deeper_than, lane_of, parse_json, parsed_request
+from tokenmill.gateway.request import MOST_DEPTH, ParsedRequest, deeper_than, parse_json, parsed_request, priority_of
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),
@@ -95,14 +95,16 @@ def test_what_clients_always_send_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "body", "lane"),
+    ("headers", "body", "priority"),
     [
         ({}, {}, "interactive"),
         ({}, {"service_tier": "flex"}, "batch"),
         ({}, {"service_tier": "priority"}, "interactive"),
+        ({"x-tokenmill-priority": "batch"}, {}, "batch"),
+        ({"x-tokenmill-priority": "interactive"}, {"service_tier": "flex"}, "interactive"),
         ({"x-tokenmill-lane": "batch"}, {}, "batch"),
         ({"x-tokenmill-lane": "interactive"}, {"service_tier": "flex"}, "interactive"),
     ],
 )
-def test_lanes(headers: dict[str, str], body: dict[str, Any], lane: str) -> None:
-    assert lane_of(headers, body) == lane
+def test_priority_class(headers: dict[str, str], body: dict[str, Any], priority: str) -> None:
+    assert priority_of(headers, body) == priority

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.digest import Document, build, estimate, normal
+from tokenmill.jobs.digest import DigestDocument, build, estimate, normal
 from tokenmill.jobs.digest_files import MOST_BYTES, gather
 
 
@@ -20,7 +20,12 @@ def numbered(lines: int, width: int = 40) -> str:
 
 def test_all_that_fits_is_there_whole_in_order() -> None:
     made = build(
-        [Document("b.txt", "two\r\nlines\r\n\r\n"), Document("a/z.txt", "\ufeffone"), Document("a.txt", "")], 1000
+        [
+            DigestDocument("b.txt", "two\r\nlines\r\n\r\n"),
+            DigestDocument("a/z.txt", "\ufeffone"),
+            DigestDocument("a.txt", ""),
+        ],
+        1000,
     )
     assert made.text == (
         '<file path="a/z.txt">\none\n</file>\n\n<file path="a.txt">\n</file>\n\n<file path="b.txt">\ntwo\nlines\n</file>\n'
@@ -34,7 +39,11 @@ def test_all_that_fits_is_there_whole_in_order() -> None:
 
 
 def test_small_files_are_whole_and_large_ones_share_the_rest() -> None:
-    documents = [Document("large", numbered(400)), Document("small", numbered(5)), Document("larger", numbered(900))]
+    documents = [
+        DigestDocument("large", numbered(400)),
+        DigestDocument("small", numbered(5)),
+        DigestDocument("larger", numbered(900)),
+    ]
     made = build(documents, 2000)
     assert {entry.name: entry.shown for entry in made.entries} == {"large": "part", "larger": "part", "small": "whole"}
     shown = {name: int(last) for name, last in re.findall(r'path="(\w+)" lines="1-(\d+) of', made.text)}
@@ -45,13 +54,13 @@ def test_small_files_are_whole_and_large_ones_share_the_rest() -> None:
 
 def test_what_was_cut_leaves_an_outline() -> None:
     text = "# Title\n" + numbered(200) + "## Far below\n" + numbered(50) + "def deep(x):\n    async def inner():\n"
-    made = build([Document("a.md", text)], 600)
+    made = build([DigestDocument("a.md", text)], 600)
     assert "[" in made.text
     assert "not shown; outline of them:]\n202: ## Far below\n253: def deep(x):\n</file>" in made.text
 
 
 def test_when_there_is_room_for_few_the_others_are_named() -> None:
-    made = build([Document(f"f{number:03d}.txt", numbered(100 + number)) for number in range(60)], 1000)
+    made = build([DigestDocument(f"f{number:03d}.txt", numbered(100 + number)) for number in range(60)], 1000)
     shown = [entry.name for entry in made.entries if entry.shown != "none"]
     assert shown == [f"f{number:03d}.txt" for number in range(len(shown))]
     assert 5 <= len(shown) <= 10
@@ -60,28 +69,28 @@ def test_when_there_is_room_for_few_the_others_are_named() -> None:
 
 
 def test_a_line_that_is_longer_than_the_room_is_cut_inside() -> None:
-    made = build([Document("one", "a " * 9000)], 60)
+    made = build([DigestDocument("one", "a " * 9000)], 60)
     assert made.text.startswith('<file path="one" characters="1-')
     assert "[the rest of this line not shown]" in made.text
     assert 55 <= made.tokens <= 60
 
 
 def test_no_room_for_anything() -> None:
-    made = build([Document("a", numbered(100))], 5)
+    made = build([DigestDocument("a", numbered(100))], 5)
     assert made.tokens <= 5
     assert [entry.shown for entry in made.entries] == ["none"]
 
 
 def test_names_cannot_break_out_of_their_tag() -> None:
-    assert '<file path="a&quot;&gt;' not in build([Document('a"><b', "x")], 99).text
-    assert '<file path="a&quot;>&lt;b">' in build([Document('a"><b', "x")], 99).text
+    assert '<file path="a&quot;&gt;' not in build([DigestDocument('a"><b', "x")], 99).text
+    assert '<file path="a&quot;>&lt;b">' in build([DigestDocument('a"><b', "x")], 99).text
 
 
 def test_an_exact_count_is_obeyed() -> None:
     def count(text: str) -> int:  # joined texts have more than their parts: as a tokeniser might
         return len(text) // 3 + text.count("\n\n") * 7
 
-    documents = [Document(f"{number}", numbered(20 + number)) for number in range(12)]
+    documents = [DigestDocument(f"{number}", numbered(20 + number)) for number in range(12)]
     for budget in (50, 200, 500, 3000, 100_000):
         assert count(build(documents, budget, count).text) <= budget
 
@@ -94,10 +103,10 @@ FILES = st.dictionaries(NAMES, st.text(st.sampled_from("ab#\n\r é"), max_size=2
 def test_order_and_line_ends_do_not_matter_and_the_budget_holds(
     files: dict[str, str], budget: int, rng: object
 ) -> None:
-    documents = [Document(name, text) for name, text in files.items()]
+    documents = [DigestDocument(name, text) for name, text in files.items()]
     made = build(documents, budget)
     rng.shuffle(documents)  # type: ignore[attr-defined]
-    other = build([Document(one.name, normal(one.text).replace("\n", "\r\n")) for one in documents], budget)
+    other = build([DigestDocument(one.name, normal(one.text).replace("\n", "\r\n")) for one in documents], budget)
     assert (other.text, other.sha256) == (made.text, made.sha256)
     assert made.tokens <= budget
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.head_keys import long_key
 from tokenmill.jobs.scheduler.cache_model import PrefixIndex
 from tokenmill.jobs.scheduler.prefix_groups import Pending, shared_bytes
-from tokenmill.jobs.scheduler.prefix_tree import Node, Order, Tree, length_of
+from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixNode, PrefixTree, length_of
 
 LETTERS = st.lists(st.sampled_from([b"aaaa", b"bbbb", b"cccc", long_key(b"aaaa")]), max_size=4).map(b"".join)
 JOBS = st.lists(st.tuples(LETTERS, st.none() | st.integers(1, 50)), max_size=14)
@@ -17,14 +17,14 @@ def pending(job: int, head: bytes, output: float | None = 1.0, deadline_s: float
     return Pending(job, head, len(head) * 128 + 10, output, deadline_s=deadline_s)
 
 
-def tree_of(records: list[Pending], order: Order = "stream") -> Tree:
-    tree = Tree(order)
+def tree_of(records: list[Pending], order: Order = "stream") -> PrefixTree:
+    tree = PrefixTree(order)
     for record in records:
         tree.add(record)
     return tree
 
 
-def check(tree: Tree, node: Node | None = None) -> list[Pending]:
+def check(tree: PrefixTree, node: PrefixNode | None = None) -> list[Pending]:
     """Sums are what they say, nodes are where they should be, and none is empty."""
     node = node or tree.root
     records = list(node.jobs)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.lint.costs import HEAD_ENDS, FileOrder, Repeats, ToolsBehind, Tree
+from tokenmill.jobs.lint.costs import HEAD_ENDS, FileOrder, PromptTree, Repeats, ToolsBehind
 from tokenmill.jobs.lint.differences import side
 from tokenmill.jobs.lint.parts import Part, Prompt, located, prompt_of, shortened
 from tokenmill.jobs.lint.prefixes import SharedHeads, cut, misplaced
@@ -30,7 +30,7 @@ def least(texts: list[bytes]) -> int:
 
 @given(st.lists(st.lists(st.sampled_from([b"a" * 64, b"b" * 64, b"c" * 30]), max_size=5).map(b"".join), max_size=8))
 def test_a_tree_counts_what_a_trie_does_to_a_chunk(texts: list[bytes]) -> None:
-    tree = Tree()
+    tree = PromptTree()
     for text in texts:
         tree.walk(text, 0, 1, HEAD_ENDS)
         tree.count(len(text), 1)
@@ -40,7 +40,7 @@ def test_a_tree_counts_what_a_trie_does_to_a_chunk(texts: list[bytes]) -> None:
 
 
 def test_spellings_are_counted_apart() -> None:
-    tree = Tree()
+    tree = PromptTree()
     for text, mask in ((b"x" * 128, 3), (b"x" * 128, 1), (b"y" * 128, 2)):
         tree.walk(text, 0, mask, HEAD_ENDS)
         tree.count(len(text), mask)
@@ -49,7 +49,7 @@ def test_spellings_are_counted_apart() -> None:
 
 
 def test_a_tree_that_is_full_keeps_a_sample_and_scales() -> None:
-    tree, rng = Tree(most_nodes=2000), random.Random(1)
+    tree, rng = PromptTree(most_nodes=2000), random.Random(1)
     for _ in range(4000):
         text = rng.randbytes(64) + b"s" * 640
         tree.walk(text, 0, 1, HEAD_ENDS)

@@ -9,7 +9,7 @@ from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.scheduler.costs import AGAIN_UNKNOWN, AGAIN_WITHOUT_RATES, EngineCosts
 from tokenmill.jobs.scheduler.estimates import ASSUMED_TOKENS_PER_BYTE, AnswerLengths, Left, MeasuredRates, eta_s
 from tokenmill.jobs.scheduler.prefix_groups import Pending
-from tokenmill.jobs.scheduler.prefix_tree import Tree
+from tokenmill.jobs.scheduler.prefix_tree import PrefixTree
 from tokenmill.jobs.scheduler.shape import UNKNOWN_LANES, EngineShape, Reuse, shape_of
 
 HEAD, OTHER = b"headtail", b"elsewise"
@@ -109,8 +109,8 @@ def test_what_is_left_is_like_what_was_done() -> None:
     assert lengths.left(10) == Left(1500, 300), "450 of 600 prompt tokens were reused"
 
 
-def group(jobs: int, output: float | None) -> Tree:
-    tree = Tree()
+def group(jobs: int, output: float | None) -> PrefixTree:
+    tree = PrefixTree()
     for job in range(jobs):
         tree.add(Pending(job, HEAD + bytes([job] * 4), 4000, output))
     return tree

@@ -15,9 +15,9 @@ from tokenmill.engine.engine import Answer, Piece, Request, Timings, Usage
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.tuner.measure import (
     SHARING,
-    Mark,
     Measured,
     MeasureOptions,
+    TokenMark,
     batch_rate,
     measure,
     prepare,
@@ -33,8 +33,8 @@ AIM = Aim(prompt_tokens=20, tail_tokens=4, output_tokens=16)
 WORK = Drawn(AIM, tuple(range(100, 400)))
 
 
-def marks(*pairs: tuple[float, int]) -> list[Mark]:
-    return [Mark(*pair) for pair in pairs]
+def marks(*pairs: tuple[float, int]) -> list[TokenMark]:
+    return [TokenMark(*pair) for pair in pairs]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def marks(*pairs: tuple[float, int]) -> list[Mark]:
         ([], None),
     ],
 )
-def test_the_rate_is_that_of_all_lanes_together(lanes: Sequence[Sequence[Mark]], expected: float | None) -> None:
+def test_the_rate_is_that_of_all_lanes_together(lanes: Sequence[Sequence[TokenMark]], expected: float | None) -> None:
     assert rate(lanes) == (None if expected is None else pytest.approx(expected))
 
 
@@ -73,7 +73,11 @@ def test_a_lane_that_was_told_of_only_at_its_ends_gives_a_rough_rate() -> None:
 )
 def test_the_rate_is_exact_however_pieces_are_held(step_s: float, starts: list[int], held: int, steps: int) -> None:
     lanes = [
-        [Mark((start + token) * step_s, token + 1) for token in range(steps) if token == 0 or (token + 1) % held == 0]
+        [
+            TokenMark((start + token) * step_s, token + 1)
+            for token in range(steps)
+            if token == 0 or (token + 1) % held == 0
+        ]
         for start in starts
     ]
     assert rate(lanes) == pytest.approx(len(starts) / step_s)

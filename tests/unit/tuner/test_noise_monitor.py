@@ -8,21 +8,23 @@ import psutil
 import pytest
 
 from support.written_host import WrittenHost
-from tokenmill.tuner.noise_monitor import Snapshot, Usage, hot_cards, judge, snapshot
+from tokenmill.tuner.noise_monitor import CpuUsage, MachineSample, hot_cards, judge, snapshot
 
 
-def process(used_s: float, name: str = "other", *, parent: int = 1, started: float = 5) -> Usage:
-    return Usage(name, parent, started, used_s)
+def process(used_s: float, name: str = "other", *, parent: int = 1, started: float = 5) -> CpuUsage:
+    return CpuUsage(name, parent, started, used_s)
 
 
-def looks(before: dict[int, Usage], after: dict[int, Usage], **more: Any) -> tuple[Snapshot, Snapshot]:
+def looks(before: dict[int, CpuUsage], after: dict[int, CpuUsage], **more: Any) -> tuple[MachineSample, MachineSample]:
     """Ten seconds of two processors."""
     first = {name.removesuffix("_before"): value for name, value in more.items() if name.endswith("_before")}
     last = {name: value for name, value in more.items() if not name.endswith("_before")}
-    return Snapshot(0.0, processors=2, processes=before, **first), Snapshot(10.0, processors=2, processes=after, **last)
+    return MachineSample(0.0, processors=2, processes=before, **first), MachineSample(
+        10.0, processors=2, processes=after, **last
+    )
 
 
-def judged(before: dict[int, Usage], after: dict[int, Usage], **more: Any) -> str | None:
+def judged(before: dict[int, CpuUsage], after: dict[int, CpuUsage], **more: Any) -> str | None:
     return judge(*looks(before, after, **more), ours={1, 2000})
 
 
@@ -44,7 +46,7 @@ def test_a_snapshot_holds_processes_totals_and_heat() -> None:
     assert after.busy_s > before.busy_s
 
 
-QUIET: list[tuple[dict[int, Usage], dict[int, Usage]]] = [
+QUIET: list[tuple[dict[int, CpuUsage], dict[int, CpuUsage]]] = [
     ({}, {}),
     ({7: process(1)}, {7: process(2.4)}),  # 0.14 cores
     ({2000: process(0)}, {2000: process(20)}),  # ours
@@ -54,7 +56,7 @@ QUIET: list[tuple[dict[int, Usage], dict[int, Usage]]] = [
 
 
 @pytest.mark.parametrize(("before", "after"), QUIET)
-def test_what_is_no_disturbance(before: dict[int, Usage], after: dict[int, Usage]) -> None:
+def test_what_is_no_disturbance(before: dict[int, CpuUsage], after: dict[int, CpuUsage]) -> None:
     assert judged(before, after) is None
 
 
@@ -76,7 +78,7 @@ def test_many_small_ones_disturb_together() -> None:
 
 def test_a_large_machine_bears_more() -> None:
     first, last = looks({}, {7: process(5)})
-    wide = Snapshot(0.0, processors=128), Snapshot(10.0, processors=128, processes=last.processes)
+    wide = MachineSample(0.0, processors=128), MachineSample(10.0, processors=128, processes=last.processes)
     assert judge(*wide, ours=()) is None
     assert judge(first, last, ours=()) is not None
 
@@ -94,7 +96,7 @@ def test_steal_heat_and_what_cannot_be_seen() -> None:
 
 
 def test_no_time_has_passed() -> None:
-    now = Snapshot(1.0)
+    now = MachineSample(1.0)
     assert judge(now, now, ours=()) is None
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.tuner.qualify.agreement import Place, Reading, compare, divergence
+from tokenmill.tuner.qualify.agreement import Place, TextReading, compare, divergence
 from tokenmill.tuner.qualify.result import MOST_KL, agreed
 
 Top = tuple[tuple[bytes, float], ...]
@@ -19,9 +19,9 @@ def top(**shares: float) -> Top:
     return tuple((name.encode(), math.log(share)) for name, share in ranked)
 
 
-def reading(*tops: Top, tokens: tuple[int, ...] = (1, 2, 3)) -> Reading:
+def reading(*tops: Top, tokens: tuple[int, ...] = (1, 2, 3)) -> TextReading:
     places = (Place("prose", at, one, one[0][1] if one else None) for at, one in enumerate(tops))
-    return Reading(True, (tokens,), tuple(places))
+    return TextReading(True, (tokens,), tuple(places))
 
 
 def test_the_same_distribution_does_not_diverge() -> None:
@@ -78,7 +78,7 @@ def test_agreement_in_figures() -> None:
         (reading(()), "position_mismatch"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(reference: Reading, code: str) -> None:
+def test_what_cannot_be_compared_is_refused(reference: TextReading, code: str) -> None:
     with pytest.raises(UsageError) as caught:
         compare(reading(top(a=1.0)), reference)
     assert caught.value.code == code

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.tuner.soak.judge import ROUND, Limit, Reading, SoakStep, growth, judge
+from tokenmill.tuner.soak.judge import ROUND, Limit, MemoryReading, SoakStep, growth, judge
 from tokenmill.units import GIB, MIB
 
 LIMIT = Limit(goal=32768, step=4096, reserve_bytes=(("dram", 512 * MIB), ("gpu0", 512 * MIB)))
 
 
 def step(depth: int, used: int | None, free: int | None, *, tier: str = "dram", whole: bool = True) -> SoakStep:
-    return SoakStep(depth, 1, (Reading(tier, None, used, free),), 100.0, 10.0, whole=whole)
+    return SoakStep(depth, 1, (MemoryReading(tier, None, used, free),), 100.0, 10.0, whole=whole)
 
 
 def line(depths: Sequence[int], *, start: int, per_token: int, free: int, tier: str = "dram") -> list[SoakStep]:

@@ -11,7 +11,7 @@ from tokenmill.hardware.host import LocalHost
 from tokenmill.model.read import read
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.tuner.point import PointScope
-from tokenmill.tuner.soak.judge import Reading, SoakStep
+from tokenmill.tuner.soak.judge import MemoryReading, SoakStep
 from tokenmill.tuner.soak.memory_watch import Gauge, Group, host_reading, predicted_bytes, read_groups
 from tokenmill.tuner.soak.run import default_step, tightest
 from tokenmill.tuner.soak.store import speed_of
@@ -124,8 +124,12 @@ def test_every_memory_of_a_plan_is_read() -> None:
 
 
 def test_the_tightest_of_several_looks() -> None:
-    looks = [(Reading("dram", 1, 10, 100, 5),), (Reading("dram", 1, 30, 80, 6),), (Reading("dram", 1, None, None, 7),)]
-    assert tightest(looks) == (Reading("dram", 1, 30, 80, 7),)
+    looks = [
+        (MemoryReading("dram", 1, 10, 100, 5),),
+        (MemoryReading("dram", 1, 30, 80, 6),),
+        (MemoryReading("dram", 1, None, None, 7),),
+    ]
+    assert tightest(looks) == (MemoryReading("dram", 1, 30, 80, 7),)
     assert tightest([()]) == ()
 
 

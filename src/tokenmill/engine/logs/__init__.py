@@ -7,9 +7,21 @@ that failed.
 from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.logs import ik_llama, llama_cpp, vllm
 from tokenmill.engine.logs.lines import LogLine, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, FaultKind, Hint, LogFault, Phase, Timing
+from tokenmill.engine.logs.parsed import EngineLog, FaultKind, Hint, LogFault, Phase, RequestedContext, Timing
 
-__all__ = ["Asked", "EngineLog", "FaultKind", "Hint", "LogFault", "LogLine", "Phase", "Timing", "hint", "lines", "read"]
+__all__ = [
+    "EngineLog",
+    "FaultKind",
+    "Hint",
+    "LogFault",
+    "LogLine",
+    "Phase",
+    "RequestedContext",
+    "Timing",
+    "hint",
+    "lines",
+    "read",
+]
 
 
 def read(kind: EngineKind, text: str) -> EngineLog:

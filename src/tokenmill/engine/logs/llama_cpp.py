@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenmill.engine import fit_params
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.lines import LogLine, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, Hint, LogFault, Phase, Timing, latest
+from tokenmill.engine.logs.parsed import EngineLog, Hint, LogFault, Phase, RequestedContext, Timing, latest
 from tokenmill.units import MIB, format_bytes
 
 # A log file may hold several runs; what stands before the last of these belongs to an earlier one.
@@ -163,7 +163,7 @@ def _build(said: Iterable[LogLine]) -> str | None:
     return None
 
 
-def _asked(said: Iterable[LogLine]) -> Asked:
+def _asked(said: Iterable[LogLine]) -> RequestedContext:
     values: dict[str, str] = {}
     for line in said:
         if match := _ASKED.match(line.text):
@@ -174,7 +174,7 @@ def _asked(said: Iterable[LogLine]) -> Asked:
         return int(value) if value.isdigit() else None
 
     unified = values.get("kv_unified")
-    return Asked(
+    return RequestedContext(
         number("n_ctx"),
         number("n_seq_max"),
         number("n_ubatch"),

@@ -66,7 +66,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedContext:
     """The context as the engine understood what it was asked for."""
 
     tokens: int | None = None  # of all sequences together
@@ -85,7 +85,7 @@ class EngineLog:
     output_bytes: int | None = None  # logits, in host memory
     prompt_cache_bytes: int | None = None  # of the host's prompt cache, what is filled
     kv_tokens: int | None = None  # that all sequences together can have
-    asked: Asked = Asked()
+    asked: RequestedContext = RequestedContext()
     hint: Hint | None = None  # the last
     faults: tuple[LogFault, ...] = ()
     timings: tuple[Timing, ...] = ()

@@ -13,7 +13,7 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.logs import faults
 from tokenmill.engine.logs.faults import Pattern
 from tokenmill.engine.logs.lines import LogLine, lines
-from tokenmill.engine.logs.parsed import Asked, EngineLog, Hint, LogFault, Phase, latest
+from tokenmill.engine.logs.parsed import EngineLog, Hint, LogFault, Phase, RequestedContext, latest
 from tokenmill.units import GIB
 
 _START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
@@ -163,7 +163,7 @@ def read(text: str) -> EngineLog:
         build=_build(said),
         buffers=tuple(_buffers(said)),
         kv_tokens=kv_tokens,
-        asked=Asked(tokens=context),
+        asked=RequestedContext(tokens=context),
         hint=latest(map(hint, said)),
         faults=tuple(problems(said)),
     )

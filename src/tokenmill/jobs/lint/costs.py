@@ -37,7 +37,7 @@ LONE_ENDS = _ends(((TAIL_CHUNK, 128), (64, 4096), (512, 32768), (4096, 1 << 20))
 TAIL_ENDS = _ends(((TAIL_CHUNK, 128), (64, 512), (512, 4096), (4096, 1 << 20)))
 
 
-class Tree:
+class PromptTree:
     """The prefixes of all prompts so far; every call but `shared` adds to it."""
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:

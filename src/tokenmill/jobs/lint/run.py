@@ -21,9 +21,9 @@ from tokenmill.jobs.lint.costs import (
     TAIL_CHUNK,
     TAIL_ENDS,
     FileOrder,
+    PromptTree,
     Repeats,
     ToolsBehind,
-    Tree,
 )
 from tokenmill.jobs.lint.differences import Families, Member, between
 from tokenmill.jobs.lint.parts import Prompt, prompt_of, shortened
@@ -83,7 +83,7 @@ class Lint:
     """Lints a stream of lines: `add` and `bad` take them, `report` can be called at any time."""
 
     def __init__(self, *, context: int | None = None, count: TokenCount | None = None) -> None:
-        self._tree = Tree()
+        self._tree = PromptTree()
         self._heads = SharedHeads()
         self._tokens = Tokens(count, context)
         self._recent: OrderedDict[str, _Head] = OrderedDict()

@@ -98,7 +98,7 @@ _LONG_SEGMENT = 4000
 _LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
 
 
-class Mark(NamedTuple):
+class VariableSpot(NamedTuple):
     """One place that may change, and what stands there."""
 
     kind: Volatile
@@ -114,7 +114,7 @@ class Marked(NamedTuple):
     """A text cut at its marks: plain text around each of them, one more than there are marks."""
 
     plain: list[str]
-    marks: list[Mark]
+    marks: list[VariableSpot]
 
     def spelled(self, keep: Volatile | None = None, *, ends: bool = True) -> str:
         """The text with a sign for every mark but those of one kind; `ends`: blanks there are whitespace as well."""
@@ -141,7 +141,7 @@ class Segment(NamedTuple):
 def marked(text: str) -> Marked:
     """Cut a text at everything that may change."""
     plain = list[str]()
-    marks = list[Mark]()
+    marks = list[VariableSpot]()
     end = 0
     while hint := _HINT.search(text, end):
         at = hint.start()
@@ -153,7 +153,7 @@ def marked(text: str) -> Marked:
     return Marked(plain, marks)
 
 
-def _number(text: str, least: int, at: int) -> tuple[Mark, int, int]:
+def _number(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
     """The mark around a digit: the first of those that begin at a day or month before it, at its word, or at itself."""
     word = at
     floor = max(least, at - _LONGEST_WORD)
@@ -165,13 +165,13 @@ def _number(text: str, least: int, at: int) -> tuple[Mark, int, int]:
     assert digits is not None  # noqa: S101  the hint was a digit
     names = _names_before(text, floor, word)
     if word == at and not names and _plainly_ends(text, at, digits.end()):
-        return Mark("number", digits[0]), at, digits.end()
+        return VariableSpot("number", digits[0]), at, digits.end()
     for start in (*names, word) if word == at else (*names, word, at):
         match = _MARK.match(text, start)
         if match and match.end() > at and not (start and text[start - 1] in _LETTERS):
             kind: Volatile = "id" if match["id"] else "timestamp"
-            return Mark(kind, match[0]), start, match.end()
-    return Mark("number", digits[0]), at, digits.end()
+            return VariableSpot(kind, match[0]), start, match.end()
+    return VariableSpot("number", digits[0]), at, digits.end()
 
 
 def _plainly_ends(text: str, start: int, end: int) -> bool:
@@ -201,7 +201,7 @@ def _names_before(text: str, floor: int, word: int) -> list[int]:
     return starts
 
 
-def _blanks(text: str, least: int, at: int) -> tuple[Mark, int, int]:
+def _blanks(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
     while at > least and text[at - 1] == " ":
         at -= 1
     match = _BLANKS.match(text, at)
@@ -209,7 +209,7 @@ def _blanks(text: str, least: int, at: int) -> tuple[Mark, int, int]:
     stop = match.end()
     if match[0] == "  " and text[stop : stop + 1] in _NUMERALS and _names_before(text, least, stop):
         return _number(text, least, stop)  # Sat Jan  3: a day of one digit, in a column for two
-    return Mark("whitespace", match[0]), at, stop
+    return VariableSpot("whitespace", match[0]), at, stop
 
 
 def segments(text: str) -> list[Segment]:
@@ -291,7 +291,7 @@ def differing(one: Sequence[Segment], other: Sequence[Segment]) -> Iterator[tupl
 
 def _joined(text: Sequence[Segment]) -> Marked:
     plain = [""]
-    marks = list[Mark]()
+    marks = list[VariableSpot]()
     for segment in text:
         plain[-1] += segment.marked.plain[0]
         plain += segment.marked.plain[1:]
@@ -299,9 +299,9 @@ def _joined(text: Sequence[Segment]) -> Marked:
     return Marked(plain, marks)
 
 
-def _by_sign(text: Marked) -> tuple[dict[int, Mark], int]:
+def _by_sign(text: Marked) -> tuple[dict[int, VariableSpot], int]:
     """Marks by where their signs begin in the text without them, and the blanks at its beginning, which have none."""
-    found: dict[int, Mark] = {}
+    found: dict[int, VariableSpot] = {}
     first = text.plain[0]
     lead = len(first) - len(first.lstrip(" "))
     at = -lead

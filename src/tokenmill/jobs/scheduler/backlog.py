@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.prefix_groups import Pending
-from tokenmill.jobs.scheduler.prefix_tree import Order, Tree
+from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixTree
 
 BLIND_S = 3600.0  # a deadline nearer than this is in danger where nothing is known of the engine's speed
 _MARGIN = 1.25  # expected times are this much too short, for all we know ...
@@ -31,7 +31,7 @@ Cost = Callable[[Pending], tuple[float, float] | None]
 class _Line:
     """What waits for one turn."""
 
-    tree: Tree
+    tree: PrefixTree
     taken: int = 0  # jobs that were dispatched from here
     arrived: deque[tuple[int, int]] = field(default_factory=deque)  # (jobs taken when it came, job)
 
@@ -48,9 +48,9 @@ class Backlog:
         self._final: Order = final  # of the outermost groups, when all of them are known
         self._first: Order = "file" if final == "file" else "stream"
         self._patience = _PATIENCE * window
-        self._urgent = Tree("due")
+        self._urgent = PrefixTree("due")
         self._lines: dict[Turn, _Line] = {}
-        self._homes: dict[int, Tree] = {}  # of every job that is here
+        self._homes: dict[int, PrefixTree] = {}  # of every job that is here
         self._dated: dict[int, Pending] = {}  # with a deadline, and not urgent yet
         self._looked_s: float | None = None
         self._pause_s = _LOOK_S
@@ -61,7 +61,7 @@ class Backlog:
     def __contains__(self, job: object) -> bool:
         return job in self._homes
 
-    def trees(self) -> list[Tree]:
+    def trees(self) -> list[PrefixTree]:
         """Those with jobs, the most urgent first. Mutates nothing."""
         return [tree for tree in (self._urgent, *(self._lines[turn].tree for turn in sorted(self._lines))) if len(tree)]
 
@@ -70,7 +70,7 @@ class Backlog:
         for record in records:
             line = self._lines.get(_turn(record))
             if line is None:
-                line = self._lines[_turn(record)] = _Line(Tree(self._first))
+                line = self._lines[_turn(record)] = _Line(PrefixTree(self._first))
             line.tree.add(record)
             self._homes[record.job] = line.tree
             line.arrived.append((line.taken, record.job))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending
-from tokenmill.jobs.scheduler.prefix_tree import Node
+from tokenmill.jobs.scheduler.prefix_tree import PrefixNode
 from tokenmill.jobs.scheduler.shape import EngineShape
 
 AGAIN_WITHOUT_RATES = (
@@ -54,7 +54,7 @@ class EngineCosts:
         prefill_s = self.tokens(record.prompt_bytes) / rates.prefill_tok_s
         return prefill_s + output / rate, prefill_s + output * lanes / rate
 
-    def again_pays(self, node: Node, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
+    def again_pays(self, node: PrefixNode, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
         """Whether a lane more gains a group more than its head costs, and what was assumed for want of knowledge.
 
         `at` lanes work on the group and `busy` on anything. With rates: what all lanes write more while the new one

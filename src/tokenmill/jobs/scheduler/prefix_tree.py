@@ -22,7 +22,7 @@ from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, Pending, chunk_b
 
 Order = Literal["stream", "longest", "work", "due", "file"]
 """Of the outermost groups: as they came, by longest job, by all their work, by urgency, or no groups and line order."""
-Skip = Callable[["Node"], bool]
+Skip = Callable[["PrefixNode"], bool]
 
 
 def length_of(record: Pending) -> float:
@@ -35,22 +35,22 @@ def due_of(record: Pending) -> tuple[int, float]:
     return -record.priority, inf if record.deadline_s is None else record.deadline_s
 
 
-class Node:
+class PrefixNode:
     """A head that jobs share, or one job's whole prompt."""
 
     __slots__ = ("children", "count", "due", "jobs", "longest_known", "ordered", "parent", "path", "unknown", "work")
 
-    def __init__(self, parent: "Node | None", path: bytes) -> None:
+    def __init__(self, parent: "PrefixNode | None", path: bytes) -> None:
         self.parent = parent
         self.path = path
-        self.children: dict[bytes, Node] = {}  # by the first chunk behind the path
+        self.children: dict[bytes, PrefixNode] = {}  # by the first chunk behind the path
         self.jobs: list[Pending] = []  # that end here
         self.count = 0  # jobs here and below
         self.work = 0.0  # output tokens expected of them, where known
         self.unknown = 0  # jobs of which nothing is known
         self.due: tuple[int, float] = (0, inf)  # of the most urgent that was ever below: stays until all have gone
         self.longest_known: float | None = 0.0  # None: to be looked for again
-        self.ordered: list[Node] | None = []  # None: to be sorted again
+        self.ordered: list[PrefixNode] | None = []  # None: to be sorted again
 
     @property
     def bytes(self) -> int:
@@ -74,21 +74,21 @@ class Node:
         return self.longest_known
 
 
-def touches(head: bytes, node: Node) -> bool:
+def touches(head: bytes, node: PrefixNode) -> bool:
     """Whether a head shares more with a node than with what is above it. Mutates nothing."""
     above = len(node.parent.path) if node.parent is not None else 0
     return head.startswith(node.path[: above + KEY_BYTES])
 
 
-class Tree:
+class PrefixTree:
     """Pending jobs by what they share."""
 
     def __init__(self, order: Order = "stream") -> None:
-        self.root = Node(None, b"")
+        self.root = PrefixNode(None, b"")
         self.open: bytes | None = None  # head of the last job of a stream that goes on: its groups are worked last
         self.longest_ever = 0.0  # expected answer, of all jobs that were ever here
         self._order: Order = order
-        self._nodes: dict[int, tuple[Node, Pending]] = {}
+        self._nodes: dict[int, tuple[PrefixNode, Pending]] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -154,7 +154,7 @@ class Tree:
             node = max(node.children.values(), key=lambda child: child.longest)
         return None
 
-    def path(self, head: bytes) -> list[Node]:
+    def path(self, head: bytes) -> list[PrefixNode]:
         """Nodes that share something with a head, from the root down; the last may part from it. Mutates nothing."""
         nodes = [self.root]
         while len(nodes[-1].path) < len(head) and head.startswith(nodes[-1].path):
@@ -167,15 +167,15 @@ class Tree:
 
     def walk(self, head: bytes) -> Iterator[Pending]:
         """Jobs, what shares most with a head first. Mutates nothing, and nothing may change meanwhile."""
-        done: Node | None = None
+        done: PrefixNode | None = None
         for node in reversed(self.path(head)):
             yield from self.below(node, but=done)
             done = node
 
-    def below(self, node: Node, skip: Skip | None = None, *, but: Node | None = None) -> Iterator[Pending]:
+    def below(self, node: PrefixNode, skip: Skip | None = None, *, but: PrefixNode | None = None) -> Iterator[Pending]:
         """Jobs of one group, without those of one group in it; what the stream goes on with comes last."""
         yield from node.jobs
-        last: Node | None = None
+        last: PrefixNode | None = None
         for child in self._children(node):
             if child is but or (skip is not None and skip(child)):
                 continue
@@ -186,7 +186,7 @@ class Tree:
         if last is not None:
             yield from self.below(last, skip)
 
-    def _children(self, node: Node) -> list[Node]:
+    def _children(self, node: PrefixNode) -> list[PrefixNode]:
         if node.ordered is None:
             if not node.outer or self._order == "longest":
                 node.ordered = sorted(node.children.values(), key=lambda child: (-child.longest, child.path))
@@ -198,14 +198,14 @@ class Tree:
                 node.ordered = sorted(node.children.values(), key=lambda child: child.path)
         return node.ordered
 
-    def _node_for(self, head: bytes) -> Node:
+    def _node_for(self, head: bytes) -> PrefixNode:
         """The node of a head, made where there is none; mutates."""
         node = self.root
         while len(node.path) < len(head):
             at = len(node.path)
             child = node.children.get(head[at : at + KEY_BYTES])
             if child is None:
-                child = node.children[head[at : at + KEY_BYTES]] = Node(node, head)
+                child = node.children[head[at : at + KEY_BYTES]] = PrefixNode(node, head)
                 node.ordered = None
             elif not head.startswith(child.path):
                 child = self._split(node, child, common_length(head, child.path) // KEY_BYTES * KEY_BYTES)
@@ -213,9 +213,9 @@ class Tree:
         return node
 
     @staticmethod
-    def _split(parent: Node, child: Node, at: int) -> Node:
+    def _split(parent: PrefixNode, child: PrefixNode, at: int) -> PrefixNode:
         """A new node between two, with the first `at` bytes of the lower one's path; mutates."""
-        middle = Node(parent, child.path[:at])
+        middle = PrefixNode(parent, child.path[:at])
         middle.children[child.path[at : at + KEY_BYTES]] = child
         middle.count = child.count
         middle.work = child.work
@@ -227,7 +227,7 @@ class Tree:
         child.parent = middle
         return middle
 
-    def _changed(self, node: Node | None, record: Pending, by: int) -> None:
+    def _changed(self, node: PrefixNode | None, record: Pending, by: int) -> None:
         """A job came to a node (1) or went (-1); mutates sums up to the root, and unsorts what may have moved."""
         while node is not None:
             node.count += by
@@ -241,6 +241,6 @@ class Tree:
                 above.ordered = None
             node = above
 
-    def _moves(self, node: Node, by: int) -> bool:
+    def _moves(self, node: PrefixNode, by: int) -> bool:
         """Whether a group's place in its node depends on the jobs in it. Mutates nothing."""
         return not node.outer or self._order in ("longest", "work") or (self._order == "due" and by > 0)

@@ -25,7 +25,7 @@ from tokenmill.jobs.scheduler.costs import EngineCosts
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, ScheduleDecision, Wait
 from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending, worth_bytes
-from tokenmill.jobs.scheduler.prefix_tree import Node, Order, Tree, length_of
+from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixNode, PrefixTree, length_of
 from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
 from tokenmill.jobs.scheduler.slots import Pick, Slots
 from tokenmill.units import number_of
@@ -207,7 +207,7 @@ class Scheduler:
                 return None  # the lanes are for these, when their head is there
         return None
 
-    def _in_order(self, tree: Tree) -> Pick | None:
+    def _in_order(self, tree: PrefixTree) -> Pick | None:
         """The next job of a tree that need not wait, or one whose answer would end last and alone. Mutates nothing."""
         following = self._following(tree)
         late = self._late(tree, following)
@@ -217,7 +217,7 @@ class Scheduler:
         found, like = self._warmth.find(record) if self.shape.reuse != "none" else (0, None)
         return Pick(record, None, found, like)
 
-    def _following(self, tree: Tree) -> Pending | None:
+    def _following(self, tree: PrefixTree) -> Pending | None:
         """The next job whose head nobody is computing, if lanes are left when those before it go. Mutates nothing.
 
         Another head is begun beside one that is being computed only for lanes that its own jobs will not fill:
@@ -232,7 +232,7 @@ class Scheduler:
         others = (other for other in near if not worth_bytes(tree.wanted_bytes(other.job)))
         return next(filter(self._warmth.apart, others), following)
 
-    def _late(self, tree: Tree, following: Pending | None) -> Pending | None:
+    def _late(self, tree: PrefixTree, following: Pending | None) -> Pending | None:
         """The longest job, if what else is at hand would be done before it even if it were begun now."""
         if not self._backlog.ended or self.width < 2 or any(other.root.unknown for other in self._backlog.trees()):
             return None
@@ -263,7 +263,7 @@ class Scheduler:
             )
         return needed <= total
 
-    def _pays(self, node: Node, again_bytes: int, at: int) -> bool:
+    def _pays(self, node: PrefixNode, again_bytes: int, at: int) -> bool:
         """Whether to compute a head once more for another lane; mutates notes."""
         if self._asked:
             return False  # what comes may have heads that nobody is at

@@ -21,9 +21,9 @@ from tokenmill.jobs.scheduler.prefix_groups import (
     shared_bytes,
     worth_bytes,
 )
-from tokenmill.jobs.scheduler.prefix_tree import Node, Tree, touches
+from tokenmill.jobs.scheduler.prefix_tree import PrefixNode, PrefixTree, touches
 
-Pays = Callable[[Node, int, int], bool]
+Pays = Callable[[PrefixNode, int, int], bool]
 """Whether to compute so many bytes again for one more lane in a group which so many lanes are at."""
 
 
@@ -56,7 +56,7 @@ class Pick:
 class _Place:
     """A node from which a lane could take a job."""
 
-    node: Node
+    node: PrefixNode
     lane: Slot
     found_bytes: int
     again_bytes: int  # claimed, and not on this lane; 0 too where it is not worth a thought
@@ -80,7 +80,7 @@ class Slots:
         """The engine is a new one; mutates."""
         self._lanes = [Slot(lane.number) for lane in self._lanes]
 
-    def pick(self, tree: Tree, trees: list[Tree], pays: Pays) -> Pick | None:
+    def pick(self, tree: PrefixTree, trees: list[PrefixTree], pays: Pays) -> Pick | None:
         """The job of a tree that finds most on a free lane; None: none that is worth it. Mutates nothing."""
         claims = [lane.works.head for lane in self._lanes if lane.works is not None]
         values = {lane.number: _value(lane, trees) for lane in self._lanes if lane.free}
@@ -105,7 +105,7 @@ class Slots:
         return None
 
 
-def _places(lane: Slot, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
+def _places(lane: Slot, tree: PrefixTree, claims: list[bytes]) -> Iterator[_Place]:
     """Nodes that lanes are at or this one was at, and the root. Mutates nothing."""
     own = lane.left.head if lane.left is not None else b""
     nodes = {id(node): node for head in (*claims, own) for node in tree.path(head)}
@@ -115,7 +115,7 @@ def _places(lane: Slot, tree: Tree, claims: list[bytes]) -> Iterator[_Place]:
         yield _Place(node, lane, found, max(0, worth_bytes(claimed) - worth_bytes(found)))
 
 
-def _value(lane: Slot, trees: list[Tree]) -> int:
+def _value(lane: Slot, trees: list[PrefixTree]) -> int:
     """Jobs that could still use what a lane has: it is overwritten last. Mutates nothing."""
     if lane.left is None:
         return 0

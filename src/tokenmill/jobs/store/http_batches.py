@@ -59,7 +59,7 @@ class HttpBatchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class BadLine:
+class RefusedLine:
     """Why a file was refused."""
 
     code: str
@@ -105,7 +105,7 @@ class HttpBatch:
     finalizing_s: float | None
     cancelling_s: float | None
     ended_s: float | None
-    errors: tuple[BadLine, ...]
+    errors: tuple[RefusedLine, ...]
     outcome: Outcome | None  # None: no job is stored yet
 
     @property
@@ -292,7 +292,7 @@ class HttpBatches:
         status: Status,
         *,
         even_cancelling: bool,
-        errors: Sequence[BadLine] = (),
+        errors: Sequence[RefusedLine] = (),
         outcome: Outcome | None = None,
     ) -> bool:
         """End a batch, once; whether that changed it. Not `even_cancelling`: nor if it is to be cancelled."""
@@ -365,7 +365,7 @@ def _batch_of(row: Sequence[Any]) -> HttpBatch:
     known = {field.name: columns[field.name] for field in fields(HttpBatch)}
     metadata, errors = columns["metadata"], json.loads(columns["errors"] or "[]")
     known["metadata"] = json.loads(metadata) if metadata is not None else None
-    known["errors"] = tuple(BadLine(*bad) for bad in errors)
+    known["errors"] = tuple(RefusedLine(*bad) for bad in errors)
     known["outcome"] = _outcome_of(columns)
     return HttpBatch(**known)
 

@@ -16,17 +16,17 @@ from typing import Any
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import EngineError, ModelError, RequestRefused, TokenmillError, from_wire, to_wire
 from tokenmill.native.chat.template import ChatTemplate, SpecialTokens, TemplateSource
-from tokenmill.native.limited_process import ChildDied, LimitedProcess, Limits, serve
+from tokenmill.native.limited_process import ChildDied, LimitedProcess, ProcessLimits, serve
 from tokenmill.units import MIB
 
-LIMITS = Limits(memory_bytes=512 * MIB, cpu_s=4, wall_s=30.0)
+LIMITS = ProcessLimits(memory_bytes=512 * MIB, cpu_s=4, wall_s=30.0)
 MOST_CHARACTERS = 8 << 20  # of one prompt
 
 
 class Renderer:
     """A model's template in a child process; may be used by several threads."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
+    def __init__(self, limits: ProcessLimits = LIMITS) -> None:
         """Start the child, which takes a third of a second; `open` tells it the template."""
         self._limits = limits
         self._lock = threading.Lock()

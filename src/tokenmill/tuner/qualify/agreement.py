@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TextReading:
     """All positions of all texts, as one engine sees them."""
 
     by_token: bool
@@ -64,9 +64,9 @@ async def read_texts(
     texts: Sequence[Passage],
     positions: int,
     *,
-    like: Reading | None = None,
+    like: TextReading | None = None,
     tell: Callable[[int], None] = lambda done: None,
-) -> Reading:
+) -> TextReading:
     """Read at most so many positions of each text, one after another: batches would round otherwise.
 
     An engine that cannot be asked for tokens gets those of the reading that it is to be held against.
@@ -82,7 +82,7 @@ async def read_texts(
         for prompt, position, following in _steps(passage, tokens[number] if tokens else (), positions):
             places.append(await _place(engine, passage.name, prompt, position, following, most))
             tell(len(places))
-    return Reading(tokens is not None, tokens or (), tuple(places))
+    return TextReading(tokens is not None, tokens or (), tuple(places))
 
 
 def count(texts: Sequence[Passage], positions: int) -> int:
@@ -90,7 +90,7 @@ def count(texts: Sequence[Passage], positions: int) -> int:
     return sum(min(positions, len(passage.text.split()) - BEFORE) for passage in texts)
 
 
-def compare(candidate: Reading, reference: Reading, *, worst: int = 3) -> Agreement:
+def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -> Agreement:
     """Hold a model against its reference; UsageError where their texts are not cut into the same tokens."""
     if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
         raise UsageError(

@@ -30,7 +30,7 @@ USES: dict[CheckName, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class WrongAnswer:
     """One answer that was not what was asked for."""
 
     asked: str
@@ -48,7 +48,7 @@ class Check:
     good: bool
     words: str
     asked: int
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[WrongAnswer, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ class QualifyStep:
 Tell = Callable[[QualifyStep], None]
 
 
-def check(name: CheckName, asked: int, failures: Sequence[Failure], words: str, figures: dict[str, float]) -> Check:
+def check(name: CheckName, asked: int, failures: Sequence[WrongAnswer], words: str, figures: dict[str, float]) -> Check:
     """A check whose score is the share of answers that were right."""
     score = (asked - len(failures)) / asked if asked else 0.0
     threshold = WANTED[name]
@@ -111,10 +111,10 @@ def verdict(checks: Sequence[Check]) -> str:
     return f"not good enough for {_listed(poor)}" + (f"; good enough for {_listed(good)}" if good else "")
 
 
-def _apart(mine: Place, other: Place, value: float) -> Failure:
+def _apart(mine: Place, other: Place, value: float) -> WrongAnswer:
     said, wanted = (place.top[0][0].decode(errors="replace") for place in (mine, other))
     why = f"the reference says {wanted!r}; divergence {value:.3f}"
-    return Failure(f"{mine.text}, position {mine.position}", why, repr(said))
+    return WrongAnswer(f"{mine.text}, position {mine.position}", why, repr(said))
 
 
 def _listed(parts: Sequence[str]) -> str:

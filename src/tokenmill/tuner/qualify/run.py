@@ -13,8 +13,8 @@ from typing import Literal
 from tokenmill.engine.engine import Answer, Chat, Engine, Request, Sampling, answer
 from tokenmill.errors import RequestRefused
 from tokenmill.tuner.qualify.judge import code_in, has_number, is_code, is_json, spoken
-from tokenmill.tuner.qualify.result import Check, CheckName, Failure, QualifyStep, Tell, check
-from tokenmill.tuner.qualify.tasks import PLACES, Document, asks, documents, paragraph
+from tokenmill.tuner.qualify.result import Check, CheckName, QualifyStep, Tell, WrongAnswer, check
+from tokenmill.tuner.qualify.tasks import PLACES, SearchPage, asks, documents, paragraph
 
 DEPTHS = (1024, 4096, 16384)
 QUICK_DEPTHS = (1024,)
@@ -33,7 +33,7 @@ _SAMPLE = 12  # paragraphs that characters are counted on
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedTask:
     """A request with what to make of its answer."""
 
     label: str
@@ -56,7 +56,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
     """Numbers that are hidden in a chronicle, at several depths and places."""
     made = documents(depths, await _chars_per_token(engine), places)
     total = len(depths) * len(places)
-    failures: list[Failure] = []
+    failures: list[WrongAnswer] = []
     right: dict[int, int] = {}
     done = 0
     for document in made:
@@ -79,7 +79,7 @@ async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
     """JSON of a given shape, without a grammar."""
     tasks = asks().json.tasks[:: 2 if quick else 1]
     requests = [
-        Asked(task.ask, _chat(engine, task.ask, asks().json.system, _JSON_TOKENS), _json_judge(task.wanted))
+        AskedTask(task.ask, _chat(engine, task.ask, asks().json.system, _JSON_TOKENS), _json_judge(task.wanted))
         for task in tasks
     ]
     failures = await _together(engine, "json", requests, tell)
@@ -98,7 +98,7 @@ async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool
         return lambda text: is_code(text, language)
 
     requests = [
-        Asked(task.ask, _chat(engine, task.ask, asks().code.system, _CODE_TOKENS), judge(task.language), code_in)
+        AskedTask(task.ask, _chat(engine, task.ask, asks().code.system, _CODE_TOKENS), judge(task.language), code_in)
         for task in tasks
     ]
     failures = await _together(engine, name, requests, tell)
@@ -106,7 +106,7 @@ async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool
     return check(name, len(tasks), failures, f"{right} of {len(tasks)} parse", _kinds(failures))
 
 
-def _kinds(failures: Sequence[Failure]) -> dict[str, float]:
+def _kinds(failures: Sequence[WrongAnswer]) -> dict[str, float]:
     """Number of answers whose first fault is a missing semicolon, quote or bracket."""
     found = {f"{kind}s": sum(kind in failure.why for failure in failures) for kind in ("semicolon", "quote", "bracket")}
     return {kind: float(number) for kind, number in found.items() if number}
@@ -128,7 +128,7 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
         first.append(answers[0])
         other = next((each for each in answers if _drawn(each) != _drawn(answers[0])), None)
         if other is not None:
-            failures.append(Failure(prompt, _parted(answers[0], other), _excerpt(other.text)))
+            failures.append(WrongAnswer(prompt, _parted(answers[0], other), _excerpt(other.text)))
     beside = await asyncio.gather(*(answer(engine, request) for request in requests))
     tell(QualifyStep("repeat", total, total))
     changed = sum(_drawn(one) != _drawn(alone) for one, alone in zip(beside, first, strict=True))
@@ -158,7 +158,7 @@ def fitting(depths: Sequence[int], context: int | None) -> tuple[int, ...]:
     return tuple(kept)
 
 
-def _about(engine: Engine, document: Document) -> list[Asked]:
+def _about(engine: Engine, document: SearchPage) -> list[AskedTask]:
     """The questions about a document; all begin with it."""
     found = []
     for needle in document.needles:
@@ -166,7 +166,7 @@ def _about(engine: Engine, document: Document) -> list[Asked]:
         if engine.capabilities.chooses_lanes:
             request = replace(request, lane=0)  # every slot would compute the document anew
         label = f"{needle.question} ({needle.share:.0%} into {document.tokens:,} tokens)"
-        found.append(Asked(label, request, _number_judge(needle.number)))
+        found.append(AskedTask(label, request, _number_judge(needle.number)))
     return found
 
 
@@ -178,12 +178,12 @@ def _json_judge(shape: object) -> Callable[[str], str | None]:
     return lambda text: is_json(text, shape)
 
 
-async def _together(engine: Engine, name: CheckName, requests: Sequence[Asked], tell: Tell) -> list[Failure]:
+async def _together(engine: Engine, name: CheckName, requests: Sequence[AskedTask], tell: Tell) -> list[WrongAnswer]:
     """Ask all, as many at once as the engine has lanes; failures in the order of the questions."""
     lanes = asyncio.Semaphore(max(1, engine.identity.lanes or 1))
     done = 0
 
-    async def one(asked: Asked) -> Failure | None:
+    async def one(asked: AskedTask) -> WrongAnswer | None:
         nonlocal done
         async with lanes:
             _, failure = await _asked(engine, asked)
@@ -196,17 +196,17 @@ async def _together(engine: Engine, name: CheckName, requests: Sequence[Asked], 
     return [failure for task in tasks if (failure := task.result()) is not None]
 
 
-async def _asked(engine: Engine, asked: Asked) -> tuple[Answer | None, Failure | None]:
+async def _asked(engine: Engine, asked: AskedTask) -> tuple[Answer | None, WrongAnswer | None]:
     try:
         found = await answer(engine, asked.request)
     except RequestRefused as error:
-        return None, Failure(asked.label, f"refused: {error.message}", "")
+        return None, WrongAnswer(asked.label, f"refused: {error.message}", "")
     why = asked.judge(found.text)
     if why is None:
         return found, None
     if found.finish_reason == "length":
         why += f" (cut off after {found.usage.completion_tokens} tokens)"
-    return found, Failure(asked.label, why, _excerpt(asked.shown(found.text) or found.text))
+    return found, WrongAnswer(asked.label, why, _excerpt(asked.shown(found.text) or found.text))
 
 
 def _chat(engine: Engine, ask: str, system: str | None, tokens: int, *, logprobs: bool = False) -> Request:

@@ -103,7 +103,7 @@ class Needle:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SearchPage:
     """Pages to search."""
 
     tokens: int  # as asked for
@@ -118,7 +118,9 @@ def asks() -> Asks:
         return read_toml(Asks, Path(path))
 
 
-def documents(depths: Sequence[int], chars_per_token: float, places: Sequence[float] = PLACES) -> tuple[Document, ...]:
+def documents(
+    depths: Sequence[int], chars_per_token: float, places: Sequence[float] = PLACES
+) -> tuple[SearchPage, ...]:
     """A document for each depth, shallow first; each begins with the whole of the one before.
 
     A needle for each depth and place: those of the other depths lie between them, with other names and numbers.
@@ -142,7 +144,7 @@ def documents(depths: Sequence[int], chars_per_token: float, places: Sequence[fl
                 number += 1
             pages.append(page)
             size += len(page) + 1
-        made.append(Document(depth, "\n".join(pages), tuple(found[depth])))
+        made.append(SearchPage(depth, "\n".join(pages), tuple(found[depth])))
     return tuple(made)
 
 

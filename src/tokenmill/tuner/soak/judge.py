@@ -16,7 +16,7 @@ Ended = Literal["goal", "memory", "died"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     """One memory after a step; None: unknown."""
 
     tier: str  # dram, pmem, gpu0, ...
@@ -32,7 +32,7 @@ class SoakStep:
 
     depth: int  # tokens of each sequence
     sequences: int
-    memory: tuple[Reading, ...]
+    memory: tuple[MemoryReading, ...]
     prefill_tok_s: float | None = None
     decode_tok_s: float | None = None
     computed_tokens: int | None = None  # of each prompt
@@ -98,7 +98,7 @@ def judge(steps: Sequence[SoakStep], limit: Limit) -> SoakVerdict:
     if last.depth >= limit.goal:
         return _reached(last, limit)
     ahead = min(last.depth + limit.step, limit.goal)
-    nearest: tuple[float, Reading, float] | None = None
+    nearest: tuple[float, MemoryReading, float] | None = None
     for reading in last.memory:
         slope = growth(safe, reading.tier)
         if reading.free_bytes is None or slope is None or slope <= 0:
@@ -144,7 +144,7 @@ def _safe(steps: Sequence[SoakStep], limit: Limit) -> Sequence[SoakStep]:
     return steps
 
 
-def _tightest(step: SoakStep, limit: Limit) -> tuple[Reading | None, float]:
+def _tightest(step: SoakStep, limit: Limit) -> tuple[MemoryReading | None, float]:
     """The memory with the least left above its reserve, and the bytes left."""
     rooms = [(r, r.free_bytes - limit.reserve(r.tier)) for r in step.memory if r.free_bytes is not None]
     return min(rooms, key=lambda room: room[1], default=(None, inf))
@@ -170,7 +170,7 @@ def _short(safe: Sequence[SoakStep], step: SoakStep, limit: Limit) -> SoakVerdic
     return SoakVerdict(False, usable, f"{words}, {_reserved(limit, reading.tier)}", reading.tier, left)
 
 
-def _before(last: SoakStep, limit: Limit, end: float, reading: Reading, slope: float) -> SoakVerdict:
+def _before(last: SoakStep, limit: Limit, end: float, reading: MemoryReading, slope: float) -> SoakVerdict:
     """Memory would run short in the next step: the usable context follows from the growth so far."""
     usable = min(limit.goal, max(last.depth, int(end) // ROUND * ROUND))
     free = reading.free_bytes or 0

@@ -19,7 +19,7 @@ from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.planner.memory.ledger import FIRST_PROMPT_TOKENS
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import LedgerRow, Plan
-from tokenmill.tuner.soak.judge import Reading
+from tokenmill.tuner.soak.judge import MemoryReading
 
 _NO_LIMIT = 1 << 60  # version 1 writes "unlimited" as the largest number of whole pages
 
@@ -59,7 +59,7 @@ def host_reading(
     groups: Collection[Group] = (),
     limit_bytes: int | None = None,
     predicted: int | None = None,
-) -> Reading:
+) -> MemoryReading:
     """Host memory from what was read of it."""
     parts = [memory.anon_bytes, memory.shmem_bytes, memory.swap_bytes]
     own = None if memory.anon_bytes is None else sum(part or 0 for part in parts)
@@ -70,7 +70,7 @@ def host_reading(
     rooms += [group.limit_bytes - (group.used_bytes - group.file_bytes) - needed for group in groups]
     if limit_bytes is not None and used is not None:
         rooms.append(limit_bytes - used)
-    return Reading(tier, predicted, used, min(rooms, default=None), memory.file_bytes)
+    return MemoryReading(tier, predicted, used, min(rooms, default=None), memory.file_bytes)
 
 
 def read_groups(host: Host, pid: int) -> tuple[Group, ...]:
@@ -129,7 +129,7 @@ class Gauge:
         self.tier = host_tier(plan.machine) if plan is not None else HOST_TIERS[0]
         self._droppable = sum(row.bytes for row in plan.ledger.page_cache if row.tier in HOST_TIERS) if plan else 0
 
-    def read(self, depth: int) -> tuple[Reading, ...]:
+    def read(self, depth: int) -> tuple[MemoryReading, ...]:
         """All memories now, with the ledger's bytes at `depth`; empty for an engine on another machine."""
         pids = self._pids()
         if not pids:
@@ -145,14 +145,14 @@ class Gauge:
         )
         return (host, *self._cards(pids, depth))
 
-    def _cards(self, pids: tuple[int, ...], depth: int) -> Iterator[Reading]:
+    def _cards(self, pids: tuple[int, ...], depth: int) -> Iterator[MemoryReading]:
         if not self._gpus or self._vram is None:
             return
         used = self._vram(pids) or {}
         free = {card.index: card.memory_free_bytes for card in self._host.nvml().cards}
         for tier in self._gpus:
             index = int(tier[3:])
-            yield Reading(tier, self._predicted(tier, depth), used.get(index), free.get(index))
+            yield MemoryReading(tier, self._predicted(tier, depth), used.get(index), free.get(index))
 
     def _predicted(self, tier: str, depth: int) -> int | None:
         return None if self._plan is None else predicted_bytes(self._plan, tier, depth)

@@ -12,12 +12,12 @@ from tokenmill.errors import EngineError, UsageError
 from tokenmill.tuner.bench.rig import Rig, pids_of
 from tokenmill.tuner.bench.served import Units
 from tokenmill.tuner.bench.sweep import joined
-from tokenmill.tuner.soak.judge import Ended, Limit, Reading, SoakStep, SoakVerdict, judge
+from tokenmill.tuner.soak.judge import Ended, Limit, MemoryReading, SoakStep, SoakVerdict, judge
 
 LOOK_S = 0.2
 STEPS = 16  # of a goal, if no step is given
 TOKENS = 16  # generated at each depth
-NoiseSample = Callable[[int], tuple[Reading, ...]]
+NoiseSample = Callable[[int], tuple[MemoryReading, ...]]
 """Reads all memories; the argument is the depth for the ledger."""
 
 
@@ -115,7 +115,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     )
 
 
-async def _watch(look: NoiseSample, depth: int, limit: Limit, seen: list[tuple[Reading, ...]]) -> None:
+async def _watch(look: NoiseSample, depth: int, limit: Limit, seen: list[tuple[MemoryReading, ...]]) -> None:
     """Read memory repeatedly; returns when a memory has less left than its reserve."""
     while True:
         await asyncio.sleep(LOOK_S)
@@ -125,9 +125,9 @@ async def _watch(look: NoiseSample, depth: int, limit: Limit, seen: list[tuple[R
             return
 
 
-def tightest(looks: Sequence[tuple[Reading, ...]]) -> tuple[Reading, ...]:
+def tightest(looks: Sequence[tuple[MemoryReading, ...]]) -> tuple[MemoryReading, ...]:
     """Of several readings: the most that was held and the least that was free, per memory."""
-    by_tier: dict[str, list[Reading]] = {}
+    by_tier: dict[str, list[MemoryReading]] = {}
     for each in looks:
         for reading in each:
             by_tier.setdefault(reading.tier, []).append(reading)

@@ -11,7 +11,7 @@ from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.tuner.bench.run import dials_of, last_part
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, PointScope
-from tokenmill.tuner.soak.judge import Reading, SoakResult, SoakStep
+from tokenmill.tuner.soak.judge import MemoryReading, SoakResult, SoakStep
 
 
 def speed_of(step: SoakStep, place: PointScope, plan: Plan, when: str) -> SpeedRecord:
@@ -60,7 +60,7 @@ def _sum(step: SoakStep, name: str, *, host: bool) -> int | None:
     return None if not sizes or None in sizes else sum(size or 0 for size in sizes)
 
 
-def _size(reading: Reading, name: str) -> int | None:
+def _size(reading: MemoryReading, name: str) -> int | None:
     value = getattr(reading, name)
     return value if isinstance(value, int) else None
 

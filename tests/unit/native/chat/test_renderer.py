@@ -13,12 +13,12 @@ from tokenmill.engine.engine import Chat
 from tokenmill.errors import EngineError, ModelError, RequestRefused
 from tokenmill.native.chat.renderer import Renderer
 from tokenmill.native.chat.template import CHATML, ChatTemplate, SpecialTokens, TemplateSource
-from tokenmill.native.limited_process import Limits
+from tokenmill.native.limited_process import ProcessLimits
 from tokenmill.units import MIB
 
 DATA = Path(__file__).parents[3] / "data" / "templates"
 NO_TOKENS = SpecialTokens("", "")
-LIMITS = Limits(memory_bytes=64 * MIB, cpu_s=1, wall_s=60.0)
+LIMITS = ProcessLimits(memory_bytes=64 * MIB, cpu_s=1, wall_s=60.0)
 NOON = datetime(2026, 3, 4, 12)
 TWICE = "{% set ns = namespace(a=[], b=[]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
 HOSTILE = {
@@ -75,7 +75,7 @@ def test_a_model_whose_template_exceeds_a_limit_is_not_loaded(renderer: Renderer
 
 
 def test_a_child_that_does_not_answer_is_killed() -> None:
-    renderer = Renderer(Limits(64 * MIB, cpu_s=1, wall_s=5.0))
+    renderer = Renderer(ProcessLimits(64 * MIB, cpu_s=1, wall_s=5.0))
     renderer.open(TemplateSource("{{ messages[0].content }}"), NO_TOKENS)
     os.kill(pid_of(renderer), signal.SIGSTOP)
     with pytest.raises(RequestRefused) as refused:
