@@ -36,16 +36,16 @@ def common(left: TokenArray, right: TokenArray, offset: int, limit: int) -> int:
     return same
 
 
-class Node:
+class RadixNode:
     """A segment of tokens and its children."""
 
     __slots__ = ("children", "forked", "hits", "last_used", "parent", "sequences", "start", "tokens")
 
-    def __init__(self, parent: "Node | None", start: int, tokens: TokenArray) -> None:
+    def __init__(self, parent: "RadixNode | None", start: int, tokens: TokenArray) -> None:
         self.parent = parent
         self.start = start
         self.tokens = tokens
-        self.children: list[Node] = []
+        self.children: list[RadixNode] = []
         self.sequences: set[int] = set()  # sequences that end here
         self.forked = False  # two sequences diverged at this end; one of them may have been removed since
         self.hits = 0
@@ -56,14 +56,14 @@ class Node:
         """The position after its last token."""
         return self.start + len(self.tokens)
 
-    def upward(self) -> Iterator["Node"]:
+    def upward(self) -> Iterator["RadixNode"]:
         """Yield this node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
             node = node.parent
 
-    def below(self) -> Iterator["Node"]:
+    def below(self) -> Iterator["RadixNode"]:
         """Yield this node and its descendants."""
         stack = [self]
         while stack:
@@ -77,20 +77,20 @@ class Node:
             yield from node.sequences
 
 
-class Tree:
+class RadixTree:
     """The root, and the node in which each sequence ends."""
 
     def __init__(self) -> None:
-        self.root = Node(None, 0, array("i"))
+        self.root = RadixNode(None, 0, array("i"))
         self.size = 0  # tokens in all nodes
-        self.ends: dict[int, Node] = {}  # by sequence: the node in which it ends
+        self.ends: dict[int, RadixNode] = {}  # by sequence: the node in which it ends
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[RadixNode]:
         """Yield every node except the root."""
         for child in self.root.children:
             yield from child.below()
 
-    def walk(self, tokens: TokenArray, limit: int) -> tuple[Node, int]:
+    def walk(self, tokens: TokenArray, limit: int) -> tuple[RadixNode, int]:
         """Return the deepest node that matches tokens[:limit], and the position up to which it matches."""
         best = self.root
         reached = 0
@@ -105,14 +105,14 @@ class Tree:
                     stack.append(child)
         return best, reached
 
-    def attach(self, sequence: int, node: Node, position: int) -> Node:
+    def attach(self, sequence: int, node: RadixNode, position: int) -> RadixNode:
         """Add a sequence that ends at `position` of a node, which is split there if necessary."""
         node = self.split(node, position)
         node.sequences.add(sequence)
         self.ends[sequence] = node
         return node
 
-    def split(self, node: Node, position: int) -> Node:
+    def split(self, node: RadixNode, position: int) -> RadixNode:
         """Return the node that ends at `position`, splitting `node` if necessary.
 
         The lower part keeps the identity of `node`. Raises ValueError if the position is outside the node.
@@ -122,7 +122,7 @@ class Tree:
         if node.parent is None or not node.start < position < node.end:
             raise ValueError(f"position {position} is not inside [{node.start},{node.end})")
         cut = position - node.start
-        upper = Node(node.parent, node.start, node.tokens[:cut])
+        upper = RadixNode(node.parent, node.start, node.tokens[:cut])
         upper.hits = node.hits
         upper.last_used = node.last_used
         upper.children = [node]
@@ -138,7 +138,7 @@ class Tree:
         if node.parent is not None and len(node.sequences) == 1 and not node.children and not node.forked:
             node.tokens += tokens
             return
-        leaf = Node(node, node.end, tokens[:])
+        leaf = RadixNode(node, node.end, tokens[:])
         leaf.last_used = node.last_used
         leaf.sequences.add(sequence)
         node.sequences.discard(sequence)
@@ -175,7 +175,7 @@ class Tree:
         self.root.sequences.discard(sequence)
         del self.ends[sequence]
 
-    def _join(self, node: Node) -> None:
+    def _join(self, node: RadixNode) -> None:
         """Merge a node into its only child unless a sequence ends or forked there; the child keeps its identity."""
         if node.parent is None or node.sequences or node.forked or len(node.children) != 1:
             return

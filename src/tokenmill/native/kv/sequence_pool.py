@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from tokenmill.native.kv.radix import Node, TokenArray, Tree, common
+from tokenmill.native.kv.radix import RadixNode, RadixTree, TokenArray, common
 
 _EMPTY: TokenArray = array("i")
 
@@ -50,7 +50,7 @@ class SequencePool:
         streams: each id has cells of its own, and a released id keeps them, for copies, until it is used again.
         least_copied: minimum tokens that a copy from another id must save.
         """
-        self.tree = Tree()
+        self.tree = RadixTree()
         self.uses: dict[int, SequenceUse] = {}
         self.pins: dict[bytes, TokenArray] = {}
         self._streams = streams
@@ -62,9 +62,9 @@ class SequencePool:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def locked(self) -> set[Node]:
+    def locked(self) -> set[RadixNode]:
         """Return the nodes that running sequences need."""
-        nodes: set[Node] = set()
+        nodes: set[RadixNode] = set()
         for sequence, use in self.uses.items():
             if use.running:
                 for node in self.tree.ends[sequence].upward():
@@ -73,9 +73,9 @@ class SequencePool:
                     nodes.add(node)
         return nodes
 
-    def pinned_nodes(self) -> dict[Node, int]:
+    def pinned_nodes(self) -> dict[RadixNode, int]:
         """Return the nodes that pins protect, each with the position up to which it is protected."""
-        nodes: dict[Node, int] = {}
+        nodes: dict[RadixNode, int] = {}
         for pin in self.pins.values():
             node, reached = self.tree.walk(pin, len(pin))
             for above in node.upward():
@@ -89,12 +89,12 @@ class SequencePool:
         pinned = self.pinned_nodes()
         return max((pinned.get(node, 0) for node in self.tree.ends[sequence].upward()), default=0)
 
-    def last_fork(self, sequence: int, end: int) -> Node:
+    def last_fork(self, sequence: int, end: int) -> RadixNode:
         """Return the deepest forked node on a sequence's path that ends at or before `end`, or the root."""
         path = self.tree.ends[sequence].upward()
         return next((node for node in path if node.forked and node.end <= end), self.tree.root)
 
-    def paused_at(self, node: Node, position: int) -> int | None:
+    def paused_at(self, node: RadixNode, position: int) -> int | None:
         """Return the paused sequence that ends at exactly this position, if there is one."""
         if position != node.end:
             return None
@@ -102,14 +102,14 @@ class SequencePool:
 
     # -- changing paths ----------------------------------------------------------------------------------------------
 
-    def touch(self, node: Node, *, hits: int = 0) -> None:
+    def touch(self, node: RadixNode, *, hits: int = 0) -> None:
         """Mark a whole path as used now, so that no node is older than one below it."""
         self._ordinal += 1
         for above in node.upward():
             above.last_used = self._ordinal
             above.hits += hits
 
-    def begin(self, sequence: int, node: Node, position: int, use: SequenceUse) -> Node:
+    def begin(self, sequence: int, node: RadixNode, position: int, use: SequenceUse) -> RadixNode:
         """Give an empty sequence the path down to `position` of a node, and return the node in which it ends."""
         end = self.tree.attach(sequence, node, position)
         self.uses[sequence] = use
@@ -187,7 +187,7 @@ class SequencePool:
         for other in filter(self._is_retained, others):
             self.release(other)
 
-    def drop_tails(self, fork: Node, wanted: Iterable[TokenArray]) -> None:
+    def drop_tails(self, fork: RadixNode, wanted: Iterable[TokenArray]) -> None:
         """Drop the tails of batch requests below a fork, except the newest and those that `wanted` prompts continue."""
         tails = [child for child in fork.children if self._is_batch_tail(child)]
         if len(tails) < 2:
@@ -220,7 +220,7 @@ class SequencePool:
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
-    def claim(self, prefix: Node, reached: int) -> tuple[int, bool] | None:
+    def claim(self, prefix: RadixNode, reached: int) -> tuple[int, bool] | None:
         """Return an id for a new sequence and whether it owns its prefix already; None if no id is available.
 
         If all ids are in use, the least recently used retained sequence is released. If it is the only owner of the
@@ -244,7 +244,7 @@ class SequencePool:
                 return heappop(self._unused), False
         return None
 
-    def _is_releasable(self, sequence: int, pinned: dict[Node, int]) -> bool:
+    def _is_releasable(self, sequence: int, pinned: dict[RadixNode, int]) -> bool:
         """Whether every pinned node on a sequence's path has another owner."""
         deepest = next((node for node in self.tree.ends[sequence].upward() if node in pinned), None)
         return deepest is None or any(other != sequence for other in deepest.sequences_through())
@@ -252,14 +252,14 @@ class SequencePool:
     def _is_retained(self, sequence: int) -> bool:
         return not self.uses[sequence].running
 
-    def _is_batch_tail(self, node: Node) -> bool:
+    def _is_batch_tail(self, node: RadixNode) -> bool:
         """Whether a node is a leaf that only batch requests retained."""
         if node.children or node.forked:
             return False
         return all(not self.uses[sequence].running and self.uses[sequence].from_batch for sequence in node.sequences)
 
 
-def _continues(prompt: TokenArray, node: Node) -> bool:
+def _continues(prompt: TokenArray, node: RadixNode) -> bool:
     """Whether a prompt begins with all tokens down to a node's end and has at least two more."""
     if len(prompt) <= node.end + 1:  # the last token is computed anyway
         return False
