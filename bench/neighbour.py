@@ -28,7 +28,7 @@ from statistics import median
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.limits.scheduling import set_session_nice
+from tokenmill.engine.process.preparation import set_session_nice
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read

@@ -13,8 +13,8 @@ import pytest
 
 from support.processes import command_lines
 from support.run_cli import LIMIT_S, command, environment, said, tokenmill, until, write
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Engine, Request
-from tokenmill.engine.loading import load_history
 from tokenmill.measurements import journal_path, read_json
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history, slots

@@ -8,7 +8,7 @@ import pytest
 
 from support.logged_server import logged_server
 from tokenmill.engine import logs
-from tokenmill.engine.loading.load_history import append, read, record
+from tokenmill.engine.load_history import append, read, record
 from tokenmill.engine.loading.process import read_memory
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.loading.watch import LoadWatch, copied_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.decode import decode
-from tokenmill.native.llama import breakdown, dry_run
+from tokenmill.native.llama import cdefs, dry_run
 from tokenmill.native.llama.library import open_library
 
 LIMIT_S = 250.0
@@ -33,7 +33,7 @@ def projected(orders: Sequence[tuple[Path, dry_run.DryRun]]) -> list[tuple[dry_r
 def main() -> None:
     answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    library = open_library(more=breakdown.DECLARATIONS if breakdown.readable() else "")
+    library = open_library(more=cdefs.BREAKDOWN if cdefs.breakdown_readable() else "")
     dry_run._limit_addresses()
     llama = dry_run._Llama(library)
     orders = [decode(dry_run._Order, order, where="an order") for order in json.load(sys.stdin)]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from tokenmill.engine.loading.load_history import LoadRecord
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import ReconciledItem
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill import measurements
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.errors import TokenmillError
 from tokenmill.measurements import MAX_RECORDS, MeasurementKind, append, delete, journal_path, read, read_json
 from tokenmill.recipes.speeds import StagePace

@@ -11,7 +11,7 @@ from tokenmill.api.planning import locate
 from tokenmill.cli.history_rows import HistoryRow, errors, rows_of, speeds_in, trends
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.views.history import rendered
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.errors import UsageError
 from tokenmill.model.identity import identity_of
 from tokenmill.storage.atomic import new_file

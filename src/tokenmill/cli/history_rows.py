@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tokenmill.engine.loading.load_history import LoadRecord
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import TrialSettings
 

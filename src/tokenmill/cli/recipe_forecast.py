@@ -13,7 +13,7 @@ from tokenmill.api.planning import EnginePlan
 from tokenmill.api.tokens import Tokeniser, tokeniser
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.estimate import KnownCosts, RecipeForecast, StageForecast, forecast
 from tokenmill.recipes.history import Lengths, lengths, settled_lines

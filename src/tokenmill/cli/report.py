@@ -16,7 +16,7 @@ from tokenmill.api.stores import store_address
 from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.config import Config
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.errors import FlagUnknown, ModelError, NotSpellable, UsageError
 from tokenmill.hardware.catalog import find, names
 from tokenmill.launch import spell

@@ -16,7 +16,7 @@ from tokenmill.doctor.limits import reserves_now
 from tokenmill.engine.limits.reserve import AppliedLimits
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.units import format_seconds
 

@@ -23,7 +23,7 @@ from tokenmill.cli.recipe_run import (
     summary_rows,
 )
 from tokenmill.errors import UsageError
-from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.history import stored_answer
 from tokenmill.recipes.runner import BatchRunner, Prospect

@@ -14,13 +14,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError, TokenmillError
-
-if TYPE_CHECKING:
-    from tokenmill.engine.server.request import Speech
 
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -229,6 +226,18 @@ class EngineStatus:
     eta_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How to call the HTTP API of one running server."""
+
+    kind: EngineKind
+    model: str
+    lanes: int | None = None
+    priorities: bool = False  # vLLM with --scheduling-policy priority
+    guided: bool = False  # vLLM before 0.11: guided_grammar instead of structured_outputs
+    tools: bool = True  # tools reach the model, and its calls come back parsed
+
+
 class Engine(ABC):
     """A running engine. Belongs to the event loop in which it was made.
 
@@ -274,7 +283,7 @@ class Engine(ABC):
         return None
 
     @property
-    def http_api(self) -> "Speech | None":
+    def http_api(self) -> Speech | None:
         """How to call the HTTP API at `identity.address`; None if there is none, or it is not running now."""
         return None
 

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.engine import Answer, Engine, KvLayout, Piece, Prompt, Request, Runtime, Usage
-from tokenmill.engine.server.request import Speech
+from tokenmill.engine.engine import Answer, Engine, KvLayout, Piece, Prompt, Request, Runtime, Speech, Usage
 from tokenmill.errors import EngineDied
 
 

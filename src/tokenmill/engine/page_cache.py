@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from tokenmill.engine.limits.scheduling import set_memory_nodes
+from tokenmill.engine.process.preparation import set_memory_nodes
 from tokenmill.engine.residency import Range, Residency, resident
 from tokenmill.errors import ModelError
 from tokenmill.units import MIB, format_bytes, format_gb_s, format_seconds

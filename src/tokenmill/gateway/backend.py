@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 from tokenmill.engine.engine import Answer, Engine, Piece, Request
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway.admission import AdmissionGate
-from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.recorder import PriorityClass
 from tokenmill.gateway.request_context import RequestContext
+from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.vitals import PollPace
 
 if TYPE_CHECKING:

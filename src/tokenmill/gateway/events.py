@@ -14,10 +14,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenmill.gateway.client_connection import ClientLeft, ResponseWriter, SlowClient, cancel_on_disconnect
+from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.faults import Stopping
 from tokenmill.gateway.monitor import Monitor
 from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.streaming import HEADERS
 from tokenmill.gateway.view import heads_view, status_view
 

@@ -23,9 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmill.gateway import batch_schemas, uploads
 from tokenmill.gateway.batch_schemas import LEAST_KEPT_S, LISTED_PURPOSES, MOST_KEPT_S, PURPOSES
-from tokenmill.gateway.client_connection import ResponseWriter, SlowClient
 from tokenmill.gateway.faults import GatewayFault
 from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.http_batches import MOST_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
 from tokenmill.jobs.store.sqlite_errors import unusable

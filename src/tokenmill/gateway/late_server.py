@@ -5,9 +5,9 @@ Until `reconnect` or a request reaches it, its liveness is "unreachable" and req
 
 from collections.abc import Awaitable, Callable
 
-from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness
+from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness, Speech
 from tokenmill.engine.forward import ForwardingEngine
-from tokenmill.engine.server.request import Speech, capabilities_of
+from tokenmill.engine.server.request import capabilities_of
 from tokenmill.errors import EngineDied, TokenmillError
 
 Attach = Callable[[], Awaitable[Engine]]

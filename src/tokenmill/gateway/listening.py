@@ -26,8 +26,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenmill.config import GatewayConfig
 from tokenmill.errors import ConfigError, UsageError
-from tokenmill.gateway.client_connection import ABORT
 from tokenmill.gateway.faults import GatewayFault, error_body, error_headers
+from tokenmill.gateway.response_writer import ABORT
 
 _MOST_HEADER_BYTES = 64 * 1024
 _SPARE_FILES = 256  # beside connections: engines, logs, stores

@@ -18,12 +18,12 @@ from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 from tokenmill.gateway.admission import AdmissionGate
 from tokenmill.gateway.backend import Events
 from tokenmill.gateway.breaker import Breaker, Rules
-from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.parts import RouteGroup
 from tokenmill.gateway.passthrough import hides_usage, relayed_body
 from tokenmill.gateway.recorder import FinishedRequest, Recorder
 from tokenmill.gateway.relaying import Relaying, lost
 from tokenmill.gateway.request_context import RequestContext
+from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.upstream import Upstream, UpstreamLost
 from tokenmill.gateway.vitals import PollPace, Vitals, keep_checking, look
 

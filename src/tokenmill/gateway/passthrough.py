@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.engine.engine import Timings, Usage
+from tokenmill.engine.engine import Speech, Timings, Usage
 from tokenmill.engine.schema_bounds import bounded
-from tokenmill.engine.server.request import PATIENT, URGENT, Speech
+from tokenmill.engine.server.request import PATIENT, URGENT
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.request import ParsedRequest
 from tokenmill.storage.json_text import encode

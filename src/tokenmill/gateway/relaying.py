@@ -10,9 +10,9 @@ from contextlib import suppress
 
 from tokenmill.engine.server.errors import fault_of
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
-from tokenmill.gateway.client_connection import ResponseWriter
 from tokenmill.gateway.faults import Busy
 from tokenmill.gateway.passthrough import ObservedAnswer, ObservedUsage, relayed_headers, says_something, spent_in
+from tokenmill.gateway.response_writer import ResponseWriter
 from tokenmill.gateway.upstream import Response, UpstreamLost
 from tokenmill.units import MIB
 

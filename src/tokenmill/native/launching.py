@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import logs
+from tokenmill.engine import load_history, logs
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import load_history
 from tokenmill.engine.loading.process import read_memory, this_driver
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.page_cache import CacheFill

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill import measurements
-from tokenmill.engine.loading import load_history
-from tokenmill.engine.loading.load_history import LoadRecord
+from tokenmill.engine import load_history
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import has_batches
+from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Plan

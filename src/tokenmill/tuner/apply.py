@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.identity import identity_of

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
-from tokenmill.engine.loading.load_history import types_of
+from tokenmill.engine.load_history import types_of
 from tokenmill.planner.placement import fingerprint, kinds
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration, Correction

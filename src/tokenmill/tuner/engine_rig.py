@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from tokenmill.config import EngineConfig
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading import load_history
 from tokenmill.engine.process.registry import log_path
 from tokenmill.engine.warm import fill_ahead
 from tokenmill.errors import EngineDied, EngineError

@@ -11,7 +11,7 @@ import pytest
 import tokenmill
 from tokenmill import measurements
 from tokenmill.config import Config
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.engine.process import registry
 from tokenmill.errors import UsageError
 

@@ -16,7 +16,8 @@ from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
 from tokenmill.jobs.store.address import PostgresAddress
-from tokenmill.jobs.store.backend import Shutdown, has_batches
+from tokenmill.jobs.store.backend import Shutdown
+from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.postgres_errors import ConnectionLost
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store

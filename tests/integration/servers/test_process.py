@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.engine.limits.scheduling import Preparation
 from tokenmill.engine.process import process as module
 from tokenmill.engine.process import supervisor
 from tokenmill.engine.process.identity import Pid, descendants
 from tokenmill.engine.process.ports import PortHolder, free_port, holder_of
+from tokenmill.engine.process.preparation import Preparation
 from tokenmill.engine.process.process import Process, last_lines, refused
 from tokenmill.engine.process.supervisor import older
 from tokenmill.errors import EngineError

@@ -12,8 +12,8 @@ import pytest
 
 from support.native_engine import plan_for, run
 from tokenmill.config import EngineConfig
+from tokenmill.engine import load_history
 from tokenmill.engine.engine import Counters, Engine
-from tokenmill.engine.loading import load_history
 from tokenmill.model.synthetic import generate
 from tokenmill.native.client import NativeEngine
 from tokenmill.tuner.engine_rig import NativeRig, Starter

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from support.plans import placed, settings
 from tokenmill.config import EngineConfig
-from tokenmill.engine.limits import scheduling
-from tokenmill.engine.limits.scheduling import RR_PRIORITY, Preparation, preparation
+from tokenmill.engine.limits.scheduling import preparation
+from tokenmill.engine.process import preparation as process_preparation
+from tokenmill.engine.process.preparation import RR_PRIORITY, Preparation
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Cpu, Dram, Limits, Machine, NumaNode
 from tokenmill.launch.binding import host_weights_bytes
@@ -164,7 +165,7 @@ def applied(wanted: Preparation, *, before: str = "") -> dict[str, Any]:
     )
     script = (
         "import os, sys, resource\n"
-        "from tokenmill.engine.limits.scheduling import Preparation\n"
+        "from tokenmill.engine.process.preparation import Preparation\n"
         f"{before}\n"
         f"{WITHOUT_RIGHTS}\n"
         "notes = Preparation.decode(sys.argv[1]).apply()\n"
@@ -203,7 +204,7 @@ def test_a_session_that_could_not_be_ranked_is_said(monkeypatch: pytest.MonkeyPa
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    monkeypatch.setattr(scheduling, "set_session_nice", refused)
+    monkeypatch.setattr(process_preparation, "set_session_nice", refused)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
     (note,) = Preparation(nice=mine).apply()
     assert f"nice {mine} holds inside the engine's session alone" in note
@@ -248,6 +249,6 @@ def test_real_time_is_the_lowest_that_there_is() -> None:
 
 
 def test_the_child_imports_nothing_heavy() -> None:
-    script = "import sys, tokenmill.engine.limits.scheduling; print(sorted({'pydantic', 'numpy', 'tokenmill.planner'} & sys.modules.keys()))"
+    script = "import sys, tokenmill.engine.process.preparation; print(sorted({'pydantic', 'numpy', 'tokenmill.planner'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.plans import placed, settings
-from tokenmill.engine.loading.load_history import LoadRecord, append, read, record
+from tokenmill.engine.load_history import LoadRecord, append, read, record
 from tokenmill.engine.reconcile import ObservedMemory, ReconciledItem, Reconciliation, reconcile
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id

@@ -16,12 +16,13 @@ from tokenmill.engine.engine import (
     Piece,
     Prompt,
     Request,
+    Speech,
     Usage,
     answer,
 )
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.engine.restart import HOUR_S, RestartingEngine, delay_s
-from tokenmill.engine.server.request import Speech, capabilities_of
+from tokenmill.engine.server.request import capabilities_of
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.engine import Chat, EngineKind, Request, Sampling
-from tokenmill.engine.server.request import Speech, call_of, capabilities_of
+from tokenmill.engine.engine import Chat, EngineKind, Request, Sampling, Speech
+from tokenmill.engine.server.request import call_of, capabilities_of
 from tokenmill.errors import RequestRefused
 
 HI = Chat(({"role": "user", "content": "hi"},))

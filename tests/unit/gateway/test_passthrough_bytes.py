@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.engine import Usage
-from tokenmill.engine.server.request import Speech
+from tokenmill.engine.engine import Speech, Usage
 from tokenmill.gateway.passthrough import (
     ObservedAnswer,
     hides_usage,

@@ -11,7 +11,7 @@ import pytest
 
 from support import reports
 from tokenmill import measurements
-from tokenmill.engine.loading import load_history
+from tokenmill.engine import load_history
 from tokenmill.report.collect import Results, Subject, build_report, collect, gaps, read
 from tokenmill.tuner import history
 from tokenmill.tuner.point_store import save_point

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tokenmill.cli.history_rows import FEW, HistoryRow, errors, in_words, rows_of, trends
 from tokenmill.cli.views.history import CURVE, curve
-from tokenmill.engine.loading.load_history import LoadRecord
+from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import ReconciledItem as Held
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings

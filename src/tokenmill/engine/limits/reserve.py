@@ -18,9 +18,10 @@ from typing import Literal
 from tokenmill.config import EngineConfig
 from tokenmill.engine.limits.cgroup import Cgroup, find_home, find_scope, in_cpuset_of_ours, make_group, memory_limit_of
 from tokenmill.engine.limits.cores import Division, cores_here, cores_of, cpus_for, divide
-from tokenmill.engine.limits.scheduling import Preparation, preparation
+from tokenmill.engine.limits.scheduling import preparation
 from tokenmill.engine.process import exit_status
 from tokenmill.engine.process.identity import descendants
+from tokenmill.engine.process.preparation import Preparation
 from tokenmill.hardware.host import LocalHost
 from tokenmill.launch.binding import binding, ranges
 from tokenmill.planner.plan import Decision, Plan

@@ -277,7 +277,7 @@ def prctl(option: int, value: int) -> None:
 def _preparation(encoded: str | None) -> Any:
     if encoded is None:
         return lambda: ()
-    from tokenmill.engine.limits.scheduling import Preparation  # noqa: PLC0415  costs more than all else here
+    from tokenmill.engine.process.preparation import Preparation  # noqa: PLC0415  costs more than all else here
 
     return Preparation.decode(encoded).apply
 

@@ -25,13 +25,15 @@ from tokenmill.engine.engine import (
     Piece,
     Prompt,
     Request,
+    Speech,
 )
 from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
-from tokenmill.engine.server import metrics, saved_slots
+from tokenmill.engine.server import metrics
 from tokenmill.engine.server.errors import fault_of, is_loading
-from tokenmill.engine.server.request import LLAMA, ServerCall, Speech, call_of, capabilities_of, chat_body
+from tokenmill.engine.server.request import LLAMA, ServerCall, call_of, capabilities_of, chat_body
 from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
+from tokenmill.engine.server.saved_slots import probe_slot_state
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
 
 _LOADING_S = 0.25  # between two attempts while a server still loads
@@ -154,19 +156,25 @@ class ServerEngine(Engine):
 
     async def verify_saved_slots(self, folder: Path) -> tuple[bool, str]:
         """Test whether a saved slot is reused; if so, `capabilities.saves_heads` is true from then on."""
-        works, words = await saved_slots.probe_slot_state(self, folder=folder)
+        if self.speech.kind not in LLAMA or self.speech.lanes is None:
+            return False, "only llama.cpp's server and its fork save slots"
+        works, words = await probe_slot_state(self, self._slot_action, folder=folder)
         self._saves_heads = self._saves_heads or works
         return works, words
 
     async def save_slot(self, slot: int, name: str) -> int:
         """Write the state of a slot to a file in the server's folder; returns its tokens."""
         self._need_verified_slots()
-        return int((await saved_slots.act(self, slot, "save", name))["n_saved"])
+        return int((await self._slot_action(slot, "save", name))["n_saved"])
 
     async def restore_slot(self, slot: int, name: str) -> int:
         """Load the state of a slot; returns its tokens."""
         self._need_verified_slots()
-        return int((await saved_slots.act(self, slot, "restore", name))["n_restored"])
+        return int((await self._slot_action(slot, "restore", name))["n_restored"])
+
+    async def _slot_action(self, slot: int, action: str, file: str | None) -> dict[str, Any]:
+        body = {} if file is None else {"filename": file}
+        return await self.ask("POST", f"/slots/{slot}?action={action}", body)
 
     def _need_verified_slots(self) -> None:
         if not self._saves_heads:

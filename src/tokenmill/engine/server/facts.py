@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from tokenmill.engine.engine import EngineKind, Identity
+from tokenmill.engine.engine import EngineKind, Identity, Speech
 from tokenmill.engine.server.errors import fault_of
-from tokenmill.engine.server.request import LLAMA, Speech
+from tokenmill.engine.server.request import LLAMA
 from tokenmill.engine.server.response import object_of
 from tokenmill.errors import EngineError, UsageError
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, EngineKind, Request, Sampling
+from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, EngineKind, Request, Sampling, Speech
 from tokenmill.engine.schema_bounds import bounded
 from tokenmill.errors import RequestRefused
 
@@ -21,18 +21,6 @@ _NAMES: dict[EngineKind, str] = {
     "url": "this server",
 }
 URGENT, PATIENT = 0, 1  # vLLM works on lower numbers first
-
-
-@dataclass(frozen=True, slots=True)
-class Speech:
-    """How one running server wants to be spoken to."""
-
-    kind: EngineKind
-    model: str
-    lanes: int | None = None
-    priorities: bool = False  # vLLM with --scheduling-policy priority
-    guided: bool = False  # vLLM before 0.11: guided_grammar instead of structured_outputs
-    tools: bool = True  # tools reach the model, and its calls come back parsed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,12 @@
 """How processes that work on one store stay out of each other's way: `Coordinator` for one, `leases` for several."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.reader import PendingJobs
 from tokenmill.jobs.store.backend import DatabaseBackend
-from tokenmill.jobs.store.sqlite import Database
-
-if TYPE_CHECKING:
-    from tokenmill.jobs.store.store import Store
 
 
 class BeingStored(StoreInUse):
@@ -83,19 +79,10 @@ class Coordinator:
         del batch
         return True
 
-    def shards(self, store: "Store", slots: int) -> ShardView:
+    def shards(self, store: PendingJobs, slots: int) -> ShardView:
         """The pending jobs that a worker of this process may take."""
         del slots
         return ShardView(store)
 
     def leave(self) -> None:
         """Before the store is closed: put running jobs back, if other processes wait for them."""
-
-
-def standing(database: DatabaseBackend, at_work: Callable[[], Collection[int]]) -> Coordinator:
-    """The coordinator of an open database; `at_work` returns the jobs that run in this process."""
-    if isinstance(database, Database):
-        return Coordinator(database)
-    from tokenmill.jobs.sharding.leases import leased  # noqa: PLC0415  its driver is an extra
-
-    return leased(database, at_work)

@@ -13,9 +13,8 @@ from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.sharding.allocator import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
 from tokenmill.jobs.sharding.coordination import Coordinator
 from tokenmill.jobs.sharding.policy import Shard
-from tokenmill.jobs.sharding.reader import ShardReader
+from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
 from tokenmill.jobs.store.backend import DatabaseBackend
-from tokenmill.jobs.store.store import Store
 
 _LOCK = -1  # the number of an advisory lock; see `leases`
 
@@ -25,7 +24,7 @@ T = TypeVar("T")
 class LeasedShards:
     """The table as the one worker of this process sees it."""
 
-    def __init__(self, store: Store, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> None:
+    def __init__(self, store: PendingJobs, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> None:
         self.reader = ShardReader(store, database)
         self.too_long: dict[int, TooLong] = {}
         self.own = WorkerShards(str(coordinator.id), slots)
@@ -164,7 +163,7 @@ def _columns(end: str, position: SortKey) -> dict[str, Any]:
     return {f"{end}_{name}": value for name, value in zip(("rank", "batch", "place", "id"), position, strict=True)}
 
 
-def leased_view(store: Store, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> ShardAllocator:
+def leased_view(store: PendingJobs, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> ShardAllocator:
     """The view of the one worker of a process."""
     table = LeasedShards(store, database, coordinator, slots)
     return ShardAllocator(store, table, table.own)

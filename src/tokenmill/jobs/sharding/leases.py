@@ -13,19 +13,17 @@ import time
 import weakref
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tokenmill.engine.process.identity import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
+from tokenmill.jobs.sharding.leased import leased_view
+from tokenmill.jobs.sharding.reader import PendingJobs
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.postgres_errors import ConnectionLost
-
-if TYPE_CHECKING:
-    from tokenmill.jobs.store.store import Store
 
 LEASE_S = 45.0
 TEND_S = 5.0  # between two looks around; a tick that comes late eight times over costs nothing
@@ -119,10 +117,8 @@ class Leased(Coordinator):
             self._claims.add(batch)
         return batch in self._claims
 
-    def shards(self, store: "Store", slots: int) -> ShardView:
+    def shards(self, store: PendingJobs, slots: int) -> ShardView:
         """Shards that are leased with this process."""
-        from tokenmill.jobs.sharding.leased import leased_view  # noqa: PLC0415  it needs a store, which needs this
-
         return leased_view(store, self._database, self, slots)
 
     def leave(self) -> None:

@@ -6,7 +6,7 @@
     http_batches.py   HttpBatches: files and batches that were submitted by HTTP
     desk.py           takes over the database of older gateways
     integrity.py      checksums and the check of a whole store
-    backend.py        the protocol of a database; sqlite.py and postgres.py implement it
+    backend.py        the protocol of a database; sqlite.py and postgres.py implement it; open.py chooses
     queries.py, sql/  named queries, schemas and migrations
     address.py        a folder or the URL of a server
 

@@ -1,12 +1,9 @@
-"""What the jobs room asks of the database under it, SQLite or PostgreSQL: named queries, and transactions."""
+"""The protocol of a store's database, SQLite or PostgreSQL: named queries and transactions."""
 
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
-
-from tokenmill.jobs.store.address import Address
 
 AccessMode = Literal["work", "ask", "read"]
 """`work`: runs jobs; `ask`: requests a cancellation from the process that does; `read`: only reads."""
@@ -86,25 +83,3 @@ class DatabaseBackend(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
-
-
-def opened(address: Address, mode: AccessMode, shutdown: Shutdown | None = None) -> DatabaseBackend:
-    """The database of a store; `shutdown` ends the wait for a server that is away."""
-    if isinstance(address, Path):
-        from tokenmill.jobs.store.sqlite import Database  # noqa: PLC0415  as below
-
-        return Database(address, mode)
-    from tokenmill.jobs.store.postgres import Postgres  # noqa: PLC0415  its driver is an extra
-
-    return Postgres(address, mode, shutdown or Shutdown())
-
-
-def has_batches(address: Address) -> bool:
-    """Whether a store was ever begun there."""
-    if isinstance(address, Path):
-        from tokenmill.jobs.store.sqlite import FILE  # noqa: PLC0415  as above
-
-        return (address / FILE).is_file()
-    from tokenmill.jobs.store.postgres import has_tables  # noqa: PLC0415  as above
-
-    return has_tables(address)

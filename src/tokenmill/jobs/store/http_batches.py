@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar, get_args
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.models import BatchTotals, Counts
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import DatabaseBackend, has_batches, opened
+from tokenmill.jobs.store.backend import DatabaseBackend
+from tokenmill.jobs.store.open import has_batches, opened
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)

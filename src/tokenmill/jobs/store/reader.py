@@ -13,8 +13,9 @@ from tokenmill.jobs.line import line_in
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Job, JobId, Result, SortKey, State, Waiting
 from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import AccessMode, Shutdown, opened
+from tokenmill.jobs.store.backend import AccessMode, Shutdown
 from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact
+from tokenmill.jobs.store.open import opened
 
 _FEW = 20  # batches that are asked for one by one
 _START = (-(1 << 62), 0, b"", -1)

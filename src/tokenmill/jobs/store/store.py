@@ -8,7 +8,7 @@ form of an answer known. Methods may be called from several threads.
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
@@ -16,12 +16,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Failure, FinishedJob, Job, JobId, JobOutcome, Started, State
 from tokenmill.jobs.sharding.allocator import LocalShards, ShardView, WorkerSpec
-from tokenmill.jobs.sharding.coordination import standing
+from tokenmill.jobs.sharding.coordination import Coordinator
 from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.backend import Shutdown
+from tokenmill.jobs.store.backend import DatabaseBackend, Shutdown
 from tokenmill.jobs.store.integrity import Damage, affected, checksum
 from tokenmill.jobs.store.reader import StoreReader
+from tokenmill.jobs.store.sqlite import Database
 from tokenmill.jobs.store.submissions import Submissions
 from tokenmill.units import number_of
 
@@ -58,7 +59,7 @@ class Store(StoreReader):
         self._turn = threading.RLock()
         self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
         self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order
-        self._standing = standing(self._database, self._at_work.keys)
+        self._standing = _coordinator(self._database, self._at_work.keys)
         self.submissions = Submissions(self._database, self._standing, self)
         self._recover()
 
@@ -312,3 +313,12 @@ def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] | N
     with StoreReader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)
         reader.ask_cancel(batch.id)
+
+
+def _coordinator(database: DatabaseBackend, running: Callable[[], Collection[int]]) -> Coordinator:
+    """The coordinator of an open database; `running` returns the jobs that run in this process."""
+    if isinstance(database, Database):
+        return Coordinator(database)
+    from tokenmill.jobs.sharding.leases import leased  # noqa: PLC0415  its driver is an extra
+
+    return leased(database, running)

@@ -10,43 +10,23 @@ That is libstdc++'s std::map on 64-bit Linux; there is no C function for it. Wha
 be (few nodes, printable names), and the caller compares the compute sizes with the log.
 """
 
-import platform
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenmill.engine.fit_params import Buffer
+from tokenmill.native.llama.cdefs import BREAKDOWN_SYMBOL, breakdown_readable
+from tokenmill.native.llama.library import Library
 
-if TYPE_CHECKING:
-    from tokenmill.native.llama.library import Library
-
-SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
-DECLARATIONS = f"""
-struct tm_node {{
-    uint64_t colour; struct tm_node * parent; struct tm_node * left; struct tm_node * right;
-    ggml_backend_buffer_type_t type; size_t model; size_t context; size_t compute;
-}};
-struct tm_map {{
-    uint64_t compare; uint64_t colour; struct tm_node * root; struct tm_node * first; struct tm_node * last;
-    size_t count;
-}};
-struct tm_map {SYMBOL}(const llama_context * context);
-"""
 # Large enough for 16 GPUs with a host buffer each and every processor buffer type.
 _MOST_NODES = 64
 
 
-def readable() -> bool:
-    """Whether the map's layout is known here."""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32
-
-
-def read(library: "Library", context: Any) -> tuple[Buffer, ...] | None:
+def read(library: Library, context: Any) -> tuple[Buffer, ...] | None:
     """Bytes of every buffer type of a context; None if the library or the machine does not provide them."""
-    if not readable() or not hasattr(library.lib, SYMBOL):
+    if not breakdown_readable() or not hasattr(library.lib, BREAKDOWN_SYMBOL):
         return None
     # The map's nodes are never freed: a few hundred bytes in a process that lives for seconds.
-    found = getattr(library.lib, SYMBOL)(context)
+    found = getattr(library.lib, BREAKDOWN_SYMBOL)(context)
     if not 0 < found.count <= _MOST_NODES:
         return None
     buffers = []
@@ -58,7 +38,7 @@ def read(library: "Library", context: Any) -> tuple[Buffer, ...] | None:
     return tuple(sorted(buffers, key=lambda buffer: buffer.name)) if len(buffers) == found.count else None
 
 
-def _walk(library: "Library", root: Any, most: int) -> Iterator[Any]:
+def _walk(library: Library, root: Any, most: int) -> Iterator[Any]:
     """The nodes of the tree; at most `most` + 1."""
     waiting = [root]
     while waiting and most >= 0:

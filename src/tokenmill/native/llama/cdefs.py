@@ -4,6 +4,9 @@
 sequences, vocabulary and samplers. The defaults are those that the library must return for its parameter structures.
 """
 
+import platform
+import sys
+
 STRUCTS = {
     "llama_model_params": """
         ggml_backend_dev_t * devices;
@@ -206,3 +209,22 @@ llama_sampler * llama_sampler_init_temp_ext(float t, float delta, float exponent
 llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t last_n, float repeat, float freq, float present);
 llama_sampler * llama_sampler_init_logit_bias(int32_t n_vocab, int32_t count, const llama_logit_bias * biases);
 """
+
+BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
+BREAKDOWN = f"""
+struct tm_node {{
+    uint64_t colour; struct tm_node * parent; struct tm_node * left; struct tm_node * right;
+    ggml_backend_buffer_type_t type; size_t model; size_t context; size_t compute;
+}};
+struct tm_map {{
+    uint64_t compare; uint64_t colour; struct tm_node * root; struct tm_node * first; struct tm_node * last;
+    size_t count;
+}};
+struct tm_map {BREAKDOWN_SYMBOL}(const llama_context * context);
+"""
+"""The bytes of a context by buffer type: libstdc++'s std::map on 64-bit Linux, which `breakdown.py` reads."""
+
+
+def breakdown_readable() -> bool:
+    """Whether the layout of that map is known on this machine."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") and sys.maxsize > 2**32

@@ -20,7 +20,7 @@ from tokenmill.decode import decode
 from tokenmill.engine import fit_params
 from tokenmill.engine.fit_params import Buffer, last_lines
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.native.llama import breakdown
+from tokenmill.native.llama import breakdown, cdefs
 from tokenmill.native.llama.library import Library, open_library
 from tokenmill.native.llama.log import LOG_CONTINUED, LOG_DEBUG
 from tokenmill.native.llama.settings import LOAD_MODE_NONE, cache_type, place
@@ -224,7 +224,7 @@ def main() -> None:
         library = open_library(
             Path(order.library) if order.library else None,
             header=Path(order.header) if order.header else None,
-            more=breakdown.DECLARATIONS if breakdown.readable() else "",
+            more=cdefs.BREAKDOWN if cdefs.breakdown_readable() else "",
         )
         devices = tuple(library.devices())
         if devices == ("CPU",):  # drivers of GPUs reserve terabytes of addresses

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import EngineError
-from tokenmill.native.llama import breakdown, cdefs
+from tokenmill.native.llama import cdefs
 
 WHEEL = "xllamacpp"
 WHEEL_VERSION = "2026.10.11549"
@@ -81,7 +81,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
 
 def open_running(path: Path | None = None, *, header: Path | None = None) -> Library:
     """Open llama.cpp to run models, not only to load them: `open_library` with all declarations."""
-    more = cdefs.RUNNING_FUNCTIONS + (breakdown.DECLARATIONS if breakdown.readable() else "")
+    more = cdefs.RUNNING_FUNCTIONS + (cdefs.BREAKDOWN if cdefs.breakdown_readable() else "")
     return open_library(path, header=header, more=more)
 
 

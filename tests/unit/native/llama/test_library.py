@@ -7,7 +7,7 @@ import pytest
 from cffi import FFI
 
 from tokenmill.errors import EngineError
-from tokenmill.native.llama import breakdown, cdefs
+from tokenmill.native.llama import cdefs
 from tokenmill.native.llama import library as llama_library
 from tokenmill.native.llama.settings import GGML_TYPES
 
@@ -79,7 +79,7 @@ HEADER = """
 
 @pytest.fixture(scope="module")
 def library() -> llama_library.Library:
-    return llama_library.open_library(more=breakdown.DECLARATIONS)
+    return llama_library.open_library(more=cdefs.BREAKDOWN)
 
 
 def test_the_wheels_library_passes_every_check(library: llama_library.Library) -> None:
