@@ -1,27 +1,19 @@
 """`tokenmill serve`: engines that stay, and the gateway before them."""
 
 import asyncio
-import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
-
-from tokenmill.api.engines import SlowLoad, name_after, watch_engine
-from tokenmill.api.planning import EnginePlan, plan_engine
-from tokenmill.api.tokens import count_digests
+from tokenmill.api.engines import watch_engine
+from tokenmill.api.single_engine import PlannedEngine, planned_engine, started
 from tokenmill.cli.options import EngineFlags
-from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
+from tokenmill.cli.output import Common, show, show_json
 from tokenmill.cli.progress import load_shown
-from tokenmill.cli.signals import CancelOnSignals, exit_code
-from tokenmill.engine.pinned_prefixes import PinnedPrefix, WarmedHead, digest_in
-from tokenmill.engine.reconcile import Reconciliation
-from tokenmill.errors import EngineError, UsageError
+from tokenmill.cli.signals import CancelOnSignals, served_code
+from tokenmill.cli.views.serve import document, engine_facts
+from tokenmill.errors import UsageError
 from tokenmill.gateway.service import serve_extra
-from tokenmill.native.launching import ReadyEngine, launch_engine
-from tokenmill.units import format_bytes, format_seconds
 
 
 def serve(
@@ -69,21 +61,13 @@ def serve(
         raise UsageError("no model given", hint="for example: tokenmill serve --engine-only smollm2")
     if host is not None:
         raise UsageError("--host is for the gateway", hint="engine.host says where a server engine listens")
-    heads = tuple(map(digest_in, digest))
-    config = common.load_config()
-    wanted = plan_engine(model, options, config).require_fit()
-    heads = count_digests(heads, model, wanted, config)
+    engine = planned_engine(model, options, common.load_config(), name=name, digests=digest)
     signals = CancelOnSignals()
     try:
-        asyncio.run(_serve(wanted, name or name_after(model, wanted), heads, detach, common, signals))
+        asyncio.run(_serve(engine, detach, common, signals))
     except asyncio.CancelledError:
         return served_code(signals.code)
     return 0
-
-
-def served_code(code: int | None) -> int:
-    """The exit code of a server that a signal ended: SIGTERM and Ctrl-C are the usual way to stop one."""
-    return 0 if code in (None, exit_code(signal.SIGINT), exit_code(signal.SIGTERM)) else code
 
 
 def _gateway() -> Callable[..., int]:
@@ -92,112 +76,14 @@ def _gateway() -> Callable[..., int]:
     return gateway
 
 
-async def _serve(
-    wanted: EnginePlan,
-    name: str,
-    heads: tuple[PinnedPrefix, ...],
-    detach: bool,
-    common: Common,
-    signals: CancelOnSignals,
-) -> None:
-    config = common.load_config()
+async def _serve(engine: PlannedEngine, detach: bool, common: Common, signals: CancelOnSignals) -> None:
     signals.begin()
-    try:
-        with load_shown() as tell:
-            up = await launch_engine(
-                wanted.plan,
-                model_path=wanted.model_path,
-                config=wanted.config,
-                state=config.state_path,
-                name=name,
-                tell=tell,
-                slow=SlowLoad().report,
-                detach=detach,
-                heads=heads,
-                heads_dir=config.heads_path,
-            )
-    except asyncio.CancelledError:
-        raise EngineError(f"{name} was told to stop before it was ready; nothing of it is left") from None
-    if common.json:
-        show_json(_document(name, up))
-    else:
-        show(*_shown(name, up, detach=detach))
-    try:
+    async with AsyncExitStack() as stack:
+        with load_shown() as on_progress:
+            up = await stack.enter_async_context(started(engine, on_progress, detach=detach))
+        if common.json:
+            show_json(document(engine.name, up))
+        else:
+            show(*engine_facts(engine.name, up, detach=detach))
         if not detach:
             await watch_engine(up.engine)
-    finally:
-        await up.engine.close()
-        if not detach:
-            say(f"{name} has stopped")
-
-
-def _shown(name: str, up: ReadyEngine, *, detach: bool) -> list[RenderableType]:
-    identity = up.engine.identity
-    rows = {
-        "engine": f"{name}: {identity.kind}, {identity.build}",
-        "model": identity.model,
-        "address": identity.address,
-        "lanes": f"{identity.lanes} of {identity.context} tokens",
-        "load": format_seconds(up.load_s) + _read_ahead(up),
-    }
-    if up.warmth is not None:
-        rows["warm"] = up.warmth.cold_against_warm.as_words()
-        if up.warmth.heads:
-            rows["digest"] = "\n".join(map(held_words, up.warmth.heads))
-    notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
-    if notes:
-        rows["note"] = "\n".join(notes)
-    left = f"to stop it: tokenmill engines stop {name}" if detach else "ready; Ctrl-C stops it"
-    return [facts(rows), "", *held_against_plan(up.held), "", left]
-
-
-def held_words(head: WarmedHead) -> str:
-    """What became of a digest."""
-    if head.how == "not held":
-        return f"{head.name} is not held"
-    where = f"; saved as {head.saved}" if head.saved and head.how == "computed" else ""
-    return f"{head.name}: {head.prompt_tokens:,} tokens {head.how} in {format_seconds(head.seconds)}{where}"
-
-
-def _read_ahead(up: ReadyEngine) -> str:
-    if up.filled is None or not up.filled.read_bytes:
-        return ""
-    return f", after reading {format_bytes(up.filled.read_bytes)} ahead in {format_seconds(up.filled.seconds)}"
-
-
-def held_against_plan(held: Reconciliation) -> list[RenderableType]:
-    """Predicted beside measured, item by item, and why they differ where they do."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("memory", "item"):
-        table.add_column(column)
-    for column in ("predicted", "measured", "difference"):
-        table.add_column(column, justify="right")
-    for row in held.rows:
-        if row.measured_bytes is None or not (row.measured_bytes or row.predicted_bytes):
-            continue
-        share = "" if row.share is None else f"{row.share:+.1%}"
-        table.add_row(
-            row.tier,
-            row.item,
-            format_bytes(row.predicted_bytes),
-            format_bytes(row.measured_bytes),
-            share + (" *" if row.flagged else ""),
-        )
-    told = [f"* {row.tier} {row.item}: {row.explanation}" for row in held.flagged if row.explanation]
-    return [table, *told]
-
-
-def _document(name: str, up: ReadyEngine) -> dict[str, Any]:
-    engine = up.engine
-    return {
-        "name": name,
-        **jsonable(engine.identity),
-        "capabilities": jsonable(engine.capabilities),
-        "load_s": up.load_s,
-        "read_ahead": jsonable(up.filled),
-        "warm": jsonable(up.warmth),
-        "refused": up.refused,
-        "reconciliation": [
-            {**jsonable(row), "difference_bytes": row.difference_bytes, "flagged": row.flagged} for row in up.held.rows
-        ],
-    }

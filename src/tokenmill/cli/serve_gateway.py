@@ -12,8 +12,8 @@ import uvloop
 from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import shown_progress
-from tokenmill.cli.serve import held_words, served_code
-from tokenmill.cli.signals import exit_code, on_stop_signals
+from tokenmill.cli.signals import exit_code, on_stop_signals, served_code
+from tokenmill.cli.views.serve import held_words
 from tokenmill.errors import EngineError
 from tokenmill.gateway.prepare import PreparedGateway, ServeOptions, prepare
 from tokenmill.gateway.request_log import request_log

@@ -62,6 +62,11 @@ def exit_code(number: int) -> int:
     return 128 + number
 
 
+def served_code(code: int | None) -> int:
+    """The exit code of a server that a signal stopped: 0 for SIGTERM and Ctrl-C, the usual ways to stop one."""
+    return 0 if code in (None, exit_code(signal.SIGINT), exit_code(signal.SIGTERM)) else code
+
+
 def leave_lost_terminal() -> bool:
     """Send output to a terminal that is gone nowhere, because every write to it fails; whether there was such."""
     global _left  # noqa: PLW0603  as the streams are

@@ -1,0 +1,71 @@
+"""One engine that serves its own interface, without a gateway: what `tokenmill serve --engine-only` runs."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.api.engines import SlowLoad, name_after
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning import EnginePlan, plan_engine
+from tokenmill.api.progress import log
+from tokenmill.api.tokens import count_digests
+from tokenmill.config import Config
+from tokenmill.engine.loading.progress import LoadProgress
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, digest_in
+from tokenmill.engine.warm import WarmProgress
+from tokenmill.errors import EngineError
+from tokenmill.native.launching import ReadyEngine, launch_engine
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """An engine that can be started."""
+
+    name: str
+    planned: EnginePlan
+    digests: tuple[PinnedPrefix, ...]
+    config: Config
+
+
+def planned_engine(
+    model: str, options: EngineOptions, config: Config, *, name: str | None = None, digests: Sequence[Path] = ()
+) -> PlannedEngine:
+    """Plan an engine and read its digests; starts nothing. DoesNotFit or UsageError where it cannot be started."""
+    prefixes = tuple(map(digest_in, digests))
+    planned = plan_engine(model, options, config).require_fit()
+    return PlannedEngine(
+        name or name_after(model, planned), planned, count_digests(prefixes, model, planned, config), config
+    )
+
+
+@asynccontextmanager
+async def started(
+    engine: PlannedEngine, on_progress: Callable[[LoadProgress | WarmProgress], None], *, detach: bool
+) -> AsyncIterator[ReadyEngine]:
+    """The engine, ready; closed at the end, which leaves it running with `detach`.
+
+    EngineError if it is cancelled during the load.
+    """
+    try:
+        up = await launch_engine(
+            engine.planned.plan,
+            model_path=engine.planned.model_path,
+            config=engine.planned.config,
+            state=engine.config.state_path,
+            name=engine.name,
+            tell=on_progress,
+            slow=SlowLoad().report,
+            detach=detach,
+            heads=engine.digests,
+            heads_dir=engine.config.heads_path,
+        )
+    except asyncio.CancelledError:
+        raise EngineError(f"{engine.name} was told to stop before it was ready; nothing of it is left") from None
+    try:
+        yield up
+    finally:
+        await up.engine.close()
+        if not detach:
+            log.info("%s has stopped", engine.name)
