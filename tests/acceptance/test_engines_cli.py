@@ -50,7 +50,7 @@ def test_a_native_engine_is_left_running_shown_and_stopped(smollm2_path: Path, t
     assert "night" in said(tmp_path, "engines").stdout
     again = said(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
     assert again.returncode == 1
-    assert "runs already" in again.stderr
+    assert "already running" in again.stderr
     assert "llama" in said(tmp_path, "engines", "log", "night").stdout
     assert said(tmp_path, "engines", "stop", "night").returncode == 0
     assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
