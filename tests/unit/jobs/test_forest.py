@@ -30,7 +30,7 @@ def record(job: int, text: bytes) -> Pending:
 
 
 def in_head_order(texts: list[bytes]) -> list[Pending]:
-    return sorted((record(job, text) for job, text in enumerate(texts)), key=lambda each: (each.head, each.job))
+    return sorted((record(job, text) for job, text in enumerate(texts)), key=lambda each: (each.prefix_key, each.job))
 
 
 def trie_size(prompts: list[bytes]) -> int:

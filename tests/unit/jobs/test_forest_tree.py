@@ -37,7 +37,7 @@ def check(tree: PrefixTree, node: PrefixNode | None = None) -> list[Pending]:
     assert node.unknown == sum(record.output_tokens is None for record in records)
     assert abs(node.work - sum(record.output_tokens or 0 for record in records)) < 1e-6
     assert node.longest == max(map(length_of, records), default=0.0)
-    assert all(record.head.startswith(node.path) for record in records)
+    assert all(record.prefix_key.startswith(node.path) for record in records)
     return records
 
 
@@ -69,9 +69,9 @@ def test_a_walk_finishes_every_group_before_the_next(
     records = [pending(number, path, output) for number, (path, output) in enumerate(jobs)]
     walked = list(tree_of(records, order).walk(head))
     shared = [shared_bytes(record, pending(-1, head)._replace(prompt_bytes=1 << 20)) for record in walked]
-    assert shared == sorted(shared, reverse=True) or head in {record.head for record in records}
+    assert shared == sorted(shared, reverse=True) or head in {record.prefix_key for record in records}
     for length in (4, 8, 12, 24, 28, 32):
-        heads = [record.head[:length] for record in walked if len(record.head) >= length]
+        heads = [record.prefix_key[:length] for record in walked if len(record.prefix_key) >= length]
         runs = [head for number, head in enumerate(heads) if number == 0 or heads[number - 1] != head]
         # The groups that the walk begins in are left and not entered again; all others are one run.
         assert len(runs) == len(set(runs))
@@ -113,7 +113,7 @@ def test_what_the_stream_goes_on_with_is_worked_last() -> None:
     records = [pending(number, long_key(b"aaaa", path), 9 if number > 2 else 1) for number, path in paths.items()]
     tree = tree_of(records)
     assert [record.job for record in tree.walk(b"")] == [3, 4, 1, 2]
-    tree.open = records[-1].head
+    tree.open = records[-1].prefix_key
     assert [record.job for record in tree.walk(b"")] == [1, 2, 3, 4]
 
 
@@ -132,7 +132,7 @@ def test_heads_know_what_they_take_and_what_is_found(
         here.append(pending(number, path))
         heads.add(here[-1])
     while here:
-        ordered = sorted(here, key=lambda record: record.head)
+        ordered = sorted(here, key=lambda record: record.prefix_key)
         unshared = sum(record.prompt_bytes for record in ordered)
         assert heads.bytes == unshared - sum(map(shared_bytes, ordered, ordered[1:]))
         new = pending(99, head)

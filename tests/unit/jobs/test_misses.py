@@ -35,7 +35,7 @@ CASES: list[tuple[Dispatch, Evidence, Cause, str]] = [
         "cannot reuse this model's prompts (every prompt is computed in full: the model is recurrent)",
     ),
     (PINNED, Evidence("slots", lane=5), "slot taken", "sent to slot 2 and served by slot 5"),
-    (PINNED, Evidence("slots", lane=2, lane_taken=True), "slot taken", "another request used slot 2"),
+    (PINNED, Evidence("slots", lane=2, slot_taken=True), "slot taken", "another request used slot 2"),
     (SENT, Evidence("shares", evicted_tokens=812), "evicted", "dropped 812 tokens"),
     (
         SENT,

@@ -210,13 +210,13 @@ def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> N
         pass
     assert isinstance(night.engine, SlotEngine)
     night.engine.overwrite(lane)
-    night.scheduler.lane_taken(lane)
+    night.scheduler.slot_taken(lane)
     before = len(night.order)
     for _ in range(8):
         night.act()
         night.report_next()
     assert {night.sent[job].lane for job in night.order[before:]} == {1 - lane}
-    night.scheduler.lane_freed(lane)
+    night.scheduler.slot_freed(lane)
     night.run()
     assert sorted(night.done) == list(range(40))
     for job, sent in night.sent.items():
@@ -292,7 +292,7 @@ def test_reasons_to_wait_are_said() -> None:
     scheduler.available((work.record for work in some_works(1, 9)), more=False)
     assert len(dispatches(scheduler)) == 1
     assert scheduler.decide() == (Wait("computing a head again for another lane would cost more than it saves"),)
-    scheduler.lane_taken(1)
+    scheduler.slot_taken(1)
     assert scheduler.decide() == (Wait("every lane is at work"),)
     tight = Scheduler(EngineShape("shares", 4, cells_total=420))
     tight.available((work.record for work in some_works(4, 9)), more=False)

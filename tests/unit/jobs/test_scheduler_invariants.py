@@ -68,7 +68,7 @@ class NightMachine(RuleBasedStateMachine):
             own = head + job.to_bytes(4, "big")
             self.jobs[job] = Pending(job, own, 128 * len(own) - 200, output, priority, deadline_s, output)
             self.stream.append(self.jobs[job])
-        self.stream.sort(key=lambda record: (-record.priority, record.head))
+        self.stream.sort(key=lambda record: (-record.priority, record.prefix_key))
         if jobs:
             self.scheduler.again()
 
@@ -169,10 +169,10 @@ class NightMachine(RuleBasedStateMachine):
         lane = data.draw(st.integers(0, (self.shape.lanes or 1) - 1))
         if lane in self.taken:
             self.taken.discard(lane)
-            self.scheduler.lane_freed(lane)
+            self.scheduler.slot_freed(lane)
         elif lane not in busy:
             self.taken.add(lane)
-            self.scheduler.lane_taken(lane)
+            self.scheduler.slot_taken(lane)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -190,7 +190,7 @@ class NightMachine(RuleBasedStateMachine):
         self.scheduler.interactive(0)
         self.interactive = 0
         for lane in self.taken:
-            self.scheduler.lane_freed(lane)
+            self.scheduler.slot_freed(lane)
         self.taken.clear()
         if self.stream:
             self.scheduler.again()

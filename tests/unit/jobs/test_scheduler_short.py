@@ -77,10 +77,10 @@ def test_what_is_worth_waiting_for(shared: int, waits: bool) -> None:
     warmth = CacheModel(EngineShape("prefix cache", 2), tokens=lambda count: count)
     warmth.sent(one)
     assert warmth.ready(other) is not waits
-    assert not warmth.apart(other)
+    assert not warmth.independent(other)
     warmth.warmed(one)
     assert warmth.ready(other)
-    assert warmth.apart(other)
+    assert warmth.independent(other)
     assert warmth.find(other) == (shared, 1)
 
 
@@ -95,7 +95,7 @@ def test_a_few_words_do_not_cost_a_lane_its_head() -> None:
     needed, idle = lanes[0], lanes[1]  # job 2 needs what job 0 leaves
     for job in lanes:
         scheduler.finished(job)
-    scheduler.available([Pending(9, Work(9, words + b"9" * 700, 10).record.head, 764, 10.0, priority=1)])
+    scheduler.available([Pending(9, Work(9, words + b"9" * 700, 10).record.prefix_key, 764, 10.0, priority=1)])
     sent = next(each for each in scheduler.decide() if isinstance(each, Dispatch))
     assert (sent.job, sent.lane, sent.expected_bytes) == (9, idle, FINE_BYTES)
     assert needed != idle

@@ -147,7 +147,7 @@ def test_jobs_in_danger_are_worked_by_head_and_the_nearest_group_first() -> None
     ]
     night = Night(Scheduler(shape(RATES)), SharingEngine(1), jobs)
     night.scheduler.decide()
-    night.scheduler.available((job.record for job in sorted(jobs, key=lambda job: job.record.head)), more=False)
+    night.scheduler.available((job.record for job in sorted(jobs, key=lambda job: job.record.prefix_key)), more=False)
     night.scheduler.clock(480.0)
     night.run()
     urgent = [job % 5 for job in night.order[:12]]

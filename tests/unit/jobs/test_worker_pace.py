@@ -25,8 +25,8 @@ def test_rates_explain_the_time_that_passed() -> None:
     pace.passed(20.0, at_work=4)
     pace.passed(5.0, at_work=0)  # nothing to do: the engine's speed is not told by it
     for _ in range(8):
-        pace.heard(20)
-        pace.answered(ANSWER, heard=20)
+        pace.received(20)
+        pace.answered(ANSWER, received=20)
     assert (pace.tokens.prompt, pace.tokens.cached, pace.tokens.computed, pace.tokens.generated) == (
         8000,
         7200,
@@ -45,7 +45,7 @@ def test_rates_explain_the_time_that_passed() -> None:
 def test_an_engine_that_does_not_say_has_one_rate_with_prompts_in_it() -> None:
     pace = Throughput()
     pace.passed(10.0, at_work=2)
-    pace.answered(replace(ANSWER, timings=Timings()), heard=0)
+    pace.answered(replace(ANSWER, timings=Timings()), received=0)
     assert pace.rates().prefill_tok_s is None
     assert pace.rates().decode_at(8) == pytest.approx(5.0)
 
@@ -54,18 +54,18 @@ def test_speeds_are_told_by_how_many_were_at_work() -> None:
     pace = Throughput()
     alone = pace.mark
     pace.passed(12.0, at_work=1)
-    pace.answered(ANSWER, heard=0, since=alone)
+    pace.answered(ANSWER, received=0, since=alone)
     assert pace.by_lanes().decode_tok_s == ()  # fifty tokens tell nothing
-    pace.answered(ANSWER, heard=0, since=alone)
+    pace.answered(ANSWER, received=0, since=alone)
     beside = pace.mark
     pace.passed(10.0, at_work=4)
     pace.passed(1.0, at_work=3)
     for _ in range(4):
-        pace.answered(replace(ANSWER, timings=Timings(0.0, 2.0, 20.0)), heard=0, since=beside)
+        pace.answered(replace(ANSWER, timings=Timings(0.0, 2.0, 20.0)), received=0, since=beside)
     found = pace.by_lanes()
     assert found.decode_tok_s == ((1, 5.0), (4, 10.0))
     assert found.prefill_tok_s == 50.0
-    pace.answered(replace(ANSWER, timings=Timings()), heard=0, since=pace.mark)  # it tells no times
+    pace.answered(replace(ANSWER, timings=Timings()), received=0, since=pace.mark)  # it tells no times
     assert pace.by_lanes() == found
 
 
@@ -73,17 +73,17 @@ def test_what_is_left_of_a_prompt_does_not_tell_what_its_head_takes() -> None:
     pace = Throughput()
     pace.passed(10.0, at_work=1)
     for _ in range(20):
-        pace.answered(replace(ANSWER, usage=Usage(1000, 50, 990), timings=Timings(0.0, 0.5, 10.0)), heard=0)
+        pace.answered(replace(ANSWER, usage=Usage(1000, 50, 990), timings=Timings(0.0, 0.5, 10.0)), received=0)
     assert pace.head_tok_s is None
     assert pace.by_lanes().prefill_tok_s == 20.0
-    pace.answered(replace(ANSWER, usage=Usage(1000, 50, 0), timings=Timings(0.0, 2.0, 10.0)), heard=0)
+    pace.answered(replace(ANSWER, usage=Usage(1000, 50, 0), timings=Timings(0.0, 2.0, 10.0)), received=0)
     assert pace.head_tok_s == pace.by_lanes().prefill_tok_s == 500.0
 
 
 def test_nothing_is_known_before_the_first_answer() -> None:
     pace = Throughput()
     pace.passed(10.0, at_work=2)
-    pace.heard(30)
+    pace.received(30)
     assert pace.rates().decode_at(1) is None
     assert pace.tokens.generated == 30
 

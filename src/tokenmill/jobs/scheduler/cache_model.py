@@ -1,8 +1,9 @@
-"""What is in an engine's cache, as far as what was sent and what came back tell, where it finds heads by itself.
+"""Model of an engine's prefix cache, inferred from requests and responses, for engines that match prefixes themselves.
 
-A prompt that was sent is *cold* until its first token, then *warm*. Where sequences share (`shares`), a cold one counts
-as there at once: the engine makes others wait for it. In a prefix cache only warm ones are found, and whoever needs
-more than is warm while it is being computed must wait here, unless that is a few words. Mutating methods say so.
+A prompt that was sent is *cold* until its first token, then *warm*. If sequences share cells (`shares`), a cold prompt
+counts as cached immediately, because the engine lets other requests wait for it. In a prefix cache only warm prompts
+are found: a job that needs more of a cold prompt than is warm must wait here, unless the difference is too short to
+matter.
 """
 
 from bisect import bisect_left, insort
@@ -14,10 +15,10 @@ from tokenmill.jobs.scheduler.shape import EngineShape
 
 
 class PrefixIndex:
-    """Prompts in the order in which they were last used."""
+    """Prompts in order of last use."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # of all of them, shared heads counted once
+        self.bytes = 0  # of all prompts, shared prefixes counted once
         self._sorted: list[tuple[bytes, int]] = []
         self._records: dict[int, Pending] = {}  # oldest first
 
@@ -28,123 +29,123 @@ class PrefixIndex:
         return job in self._records
 
     def add(self, record: Pending) -> None:
-        """Put a prompt in, or make it the youngest; mutates."""
+        """Add a prompt, or mark it as the most recently used."""
         if self._records.pop(record.job, None) is None:
             self.bytes += self.extra_bytes(record)
-            insort(self._sorted, (record.head, record.job))
+            insort(self._sorted, (record.prefix_key, record.job))
         self._records[record.job] = record
 
     def drop(self, job: int) -> None:
-        """Take a prompt out if it is there; mutates."""
+        """Remove a prompt if it is present."""
         record = self._records.pop(job, None)
         if record is not None:
-            del self._sorted[bisect_left(self._sorted, (record.head, job))]
+            del self._sorted[bisect_left(self._sorted, (record.prefix_key, job))]
             self.bytes -= self.extra_bytes(record)
 
     def clear(self) -> None:
-        """Take all out; mutates."""
+        """Remove all prompts."""
         self._sorted.clear()
         self._records.clear()
         self.bytes = 0
 
     def oldest(self, but: "PrefixIndex") -> int | None:
-        """The job that was used longest ago and is not in another set. Mutates nothing."""
+        """The least recently used job that is not in another index, or None."""
         return next((job for job in self._records if job not in but), None)
 
     def best(self, record: Pending) -> tuple[int, int | None]:
-        """Bytes of a prompt that are here, and the job they are from. Mutates nothing."""
-        at = bisect_left(self._sorted, (record.head, record.job))
+        """Bytes of a prompt that are present, and the job they come from."""
+        at = bisect_left(self._sorted, (record.prefix_key, record.job))
         near = (self._records[job] for _, job in self._sorted[max(0, at - 1) : at + 2] if job != record.job)
         found = max(((shared_bytes(record, other), other.job) for other in near), default=(0, None))
         return found if found[0] else (0, None)
 
     def extra_bytes(self, record: Pending) -> int:
-        """Bytes that a prompt takes beyond what is here. Mutates nothing."""
+        """Additional bytes that a prompt would take."""
         return record.prompt_bytes - self.best(record)[0]
 
 
-_MOST = 512  # prompts that are remembered
+_MAX_PROMPTS = 512  # prompts that are remembered
 
 
 class CacheModel:
-    """Prompts in one engine."""
+    """The prompts in one engine."""
 
     def __init__(self, shape: EngineShape, tokens: Callable[[int], int]) -> None:
         self.running = PrefixIndex()
         self._shape = shape
         self._tokens = tokens
-        self._there = PrefixIndex()
-        self._cold: dict[int, Pending] = {}  # in the order they were sent
+        self._cached = PrefixIndex()
+        self._cold: dict[int, Pending] = {}  # in the order in which they were sent
 
     @property
     def cold(self) -> Iterable[Pending]:
-        """Prompts that are being computed or wait for it, the first sent first."""
+        """Prompts being computed or queued in the engine, the first sent first."""
         return self._cold.values()
 
     def find(self, record: Pending) -> tuple[int, int | None]:
-        """Bytes of a prompt that need not be computed, and the job they are from."""
-        return self._there.best(record)
+        """Bytes of a prompt that need not be computed, and the job they come from."""
+        return self._cached.best(record)
 
     def ready(self, record: Pending) -> bool:
-        """Whether nobody is computing so much more of a prompt than is found now that it is worth waiting for."""
+        """False if a cold prompt will soon provide enough more of this prompt to be worth waiting for."""
         if self._shape.reuse != "prefix cache":
             return True
-        found = worth_bytes(self._there.best(record)[0])
+        found = worth_bytes(self._cached.best(record)[0])
         return all(worth_bytes(shared_bytes(record, cold)) <= found for cold in self.cold)
 
-    def apart(self, record: Pending) -> bool:
-        """Whether nobody is computing any more of a prompt than is found now."""
+    def independent(self, record: Pending) -> bool:
+        """False if a cold prompt will soon provide any more of this prompt."""
         if self._shape.reuse != "prefix cache":
             return True
-        found = self._there.best(record)[0]
+        found = self._cached.best(record)[0]
         return all(shared_bytes(record, cold) <= found for cold in self.cold)
 
     def sent(self, record: Pending) -> None:
-        """A job was sent; mutates."""
+        """Note that a job was sent."""
         self.running.add(record)
         self._cold[record.job] = record
         if self._shape.reuse == "shares":
             self._add(record)
 
     def warmed(self, record: Pending) -> None:
-        """A prompt is computed; mutates."""
+        """Note that a prompt was computed."""
         self._cold.pop(record.job, None)
         if self._shape.reuse in ("shares", "prefix cache"):
             self._add(record)
 
     def ended(self, record: Pending, *, answered: bool) -> bool:
-        """A job is no longer in the engine; mutates. Whether it never was warm, and others may miss it."""
+        """Note that a job left the engine; returns whether it was still cold, so that others may miss its prompt."""
         self.running.drop(record.job)
         if answered:
             self.warmed(record)
         if self._cold.pop(record.job, None) is None:
             return False
-        self._there.drop(record.job)
+        self._cached.drop(record.job)
         return True
 
     def clear(self) -> None:
-        """The engine is a new one; mutates."""
-        for heads in (self.running, self._there):
-            heads.clear()
+        """Forget everything after an engine restart."""
+        for index in (self.running, self._cached):
+            index.clear()
         self._cold.clear()
 
     def find_again(self) -> dict[int, tuple[int, int | None]]:
-        """What each cold prompt finds now among those before it; mutates only for a moment."""
+        """For each cold prompt, the bytes that it finds among the warm prompts and the cold ones sent before it."""
         for record in self.cold:
-            self._there.drop(record.job)
+            self._cached.drop(record.job)
         found = dict[int, tuple[int, int | None]]()
         for record in self.cold:
-            found[record.job] = self._there.best(record)
+            found[record.job] = self._cached.best(record)
             if self._shape.reuse == "shares":
-                self._there.add(record)
+                self._cached.add(record)
         return found
 
     def _add(self, record: Pending) -> None:
-        """A prompt is in the cache; what was used longest ago may have gone for it; mutates."""
-        self._there.add(record)
+        """Add a prompt to the cache, evicting the least recently used ones beyond the engine's capacity."""
+        self._cached.add(record)
         cells = self._shape.cells_total or inf
-        while len(self._there) > _MOST or self._tokens(self._there.bytes) > cells:
-            oldest = self._there.oldest(self.running)
+        while len(self._cached) > _MAX_PROMPTS or self._tokens(self._cached.bytes) > cells:
+            oldest = self._cached.oldest(self.running)
             if oldest is None:
                 return
-            self._there.drop(oldest)
+            self._cached.drop(oldest)

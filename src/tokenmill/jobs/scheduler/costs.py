@@ -1,6 +1,6 @@
-"""What a job takes of an engine: cells, seconds, and whether computing a head once more is worth a lane.
+"""Cost of a job on one engine: KV cells, seconds, and whether recomputing a prefix in another slot pays off.
 
-Works on expected lengths and measured rates; what is not known is None, and each choice says what it falls back on.
+Uses expected answer lengths and measured rates. Unknown values are None, and every decision states its fallback.
 """
 
 from collections.abc import Iterable
@@ -11,81 +11,85 @@ from tokenmill.jobs.scheduler.prefix_tree import PrefixNode
 from tokenmill.jobs.scheduler.shape import EngineShape
 
 AGAIN_WITHOUT_RATES = (
-    "no rates are measured: a head is computed on one more lane when each lane's share of the answers "
-    "is at least as long as the head"
+    "no rates are measured: a prefix is computed in one more slot if each slot's share of the answers "
+    "is at least as long as the prefix"
 )
-AGAIN_UNKNOWN = "a head stays on one lane until the first answer has shown how long answers are"
-AGAIN_HOPED = "another lane was tried for want of a measurement: it was taken to write half as much as the first"
+AGAIN_UNKNOWN = "a prefix stays in one slot until the first answer shows how long answers are"
+AGAIN_HOPED = (
+    "another lane was tried because its rate was never measured: it was assumed to add half of what the first decodes"
+)
 
 
 class EngineCosts:
-    """One engine's costs, as far as finished jobs and measured rates tell. Mutates nothing but by `measured`."""
+    """Costs of jobs on one engine, from finished jobs and measured rates. Only `measured` changes it."""
 
     def __init__(self, shape: EngineShape, lengths: AnswerLengths) -> None:
         self._lengths = lengths
-        self._given = shape.rates
+        self._known_rates = shape.rates
         self._rates = shape.rates
 
     def measured(self, rates: MeasuredRates) -> None:
-        """What the run itself has shown so far; it counts more than what was known before. Mutates."""
-        decode = dict(self._given.decode_tok_s) | dict(rates.decode_tok_s)
-        self._rates = MeasuredRates(rates.prefill_tok_s or self._given.prefill_tok_s, tuple(sorted(decode.items())))
+        """Update the rates with those measured in this run; they take precedence over the rates known before."""
+        decode = dict(self._known_rates.decode_tok_s) | dict(rates.decode_tok_s)
+        self._rates = MeasuredRates(
+            rates.prefill_tok_s or self._known_rates.prefill_tok_s, tuple(sorted(decode.items()))
+        )
 
     def tokens(self, prompt_bytes: float) -> int:
-        """Tokens of so much prompt."""
+        """Estimate the tokens of a prompt of this many bytes."""
         return int(prompt_bytes * self._lengths.tokens_per_byte)
 
     def output(self, record: Pending) -> float | None:
-        """Tokens of an answer, as expected now."""
-        expected = self._lengths.expect(record.head, record.max_tokens)
+        """Expected output tokens of a job; None if unknown."""
+        expected = self._lengths.expect(record.prefix_key, record.max_tokens)
         return record.output_tokens if expected is None else expected
 
     def cells(self, prompt_bytes: int, records: Iterable[Pending]) -> int:
-        """Cells for so many bytes of prompts and for the answers of some jobs; unknown lengths count nothing."""
+        """KV cells needed by a number of prompt bytes and the answers of some jobs; unknown lengths count as zero."""
         return self.tokens(prompt_bytes) + int(sum(self.output(record) or 0.0 for record in records))
 
-    def seconds(self, record: Pending, lanes: int) -> tuple[float, float] | None:
-        """Seconds that a job takes of the engine, and until its answer is complete; None: unknown."""
+    def seconds(self, record: Pending, slots: int) -> tuple[float, float] | None:
+        """Engine seconds that a job takes, and seconds until its answer is complete; None if unknown."""
         rates = self._rates
         output = self.output(record)
-        rate = rates.decode_at(lanes) or self._hoped(lanes)
+        rate = rates.decode_at(slots) or self._estimated_decode(slots)
         if not rates.prefill_tok_s or not rate or output is None:
             return None
         prefill_s = self.tokens(record.prompt_bytes) / rates.prefill_tok_s
-        return prefill_s + output / rate, prefill_s + output * lanes / rate
+        return prefill_s + output / rate, prefill_s + output * slots / rate
 
     def again_pays(self, node: PrefixNode, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
-        """Whether a lane more gains a group more than its head costs, and what was assumed for want of knowledge.
+        """Whether computing a group's prefix in one more slot pays off, and the assumption made, if any.
 
-        `at` lanes work on the group and `busy` on anything. With rates: what all lanes write more while the new one
-        writes its share of the group's answers, as seconds, against the seconds for the head; a width that was never
-        tried is hoped for, and measured once it is. Without any: AGAIN_WITHOUT_RATES, which errs towards one lane as
-        long as prompts are computed faster than all lanes write.
+        `at` slots work on the group and `busy` slots in total. With rates, the seconds saved by the additional decode
+        throughput, while the new slot decodes its share of the group's answers, are compared with the prefill seconds
+        of the prefix. The rate of a number of slots that was never used is estimated, and measured once it is used.
+        Without rates the rule is AGAIN_WITHOUT_RATES, which favours one slot as long as prefill is faster than decode.
         """
         mean = self._lengths.mean_tokens
         answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
         if answers is None:
             return False, AGAIN_UNKNOWN
-        head = self.tokens(again_bytes)
+        prefix_tokens = self.tokens(again_bytes)
         rates = self._rates
-        now = self._hoped(busy)
-        then = self._hoped(busy + 1)
+        now = self._estimated_decode(busy)
+        then = self._estimated_decode(busy + 1)
         if not rates.prefill_tok_s or not now or not then:
-            return answers / (at + 1) >= head, AGAIN_WITHOUT_RATES
+            return answers / (at + 1) >= prefix_tokens, AGAIN_WITHOUT_RATES
         share_s = answers / (at + 1) * (busy + 1) / then
-        pays = share_s * (then - now) / now > head / rates.prefill_tok_s
+        pays = share_s * (then - now) / now > prefix_tokens / rates.prefill_tok_s
         return pays, AGAIN_HOPED if pays and busy + 1 > rates.decode_tok_s[-1][0] else None
 
-    def _hoped(self, lanes: int) -> float | None:
-        """Tokens a second at a width; one that is beyond all that were measured is reckoned from the nearest.
+    def _estimated_decode(self, slots: int) -> float | None:
+        """Decode tokens per second with this many slots, extrapolated from the nearest measurement where necessary.
 
-        Each lane after the first is taken to add half of what one writes alone: between engines that are bound by
-        memory, where it adds nearly all, and by arithmetic, where it adds nothing.
+        The extrapolation assumes that each slot after the first adds half of the rate of a single slot: between a
+        memory-bound engine, where it adds nearly all of it, and a compute-bound one, where it adds nothing.
         """
         known = self._rates.decode_tok_s
         if not known:
             return None
-        if known[0][0] <= lanes <= known[-1][0]:
-            return self._rates.decode_at(lanes)
-        width, rate = known[0] if lanes < known[0][0] else known[-1]
-        return rate * (1 + lanes) / (1 + width)
+        if known[0][0] <= slots <= known[-1][0]:
+            return self._rates.decode_at(slots)
+        width, rate = known[0] if slots < known[0][0] else known[-1]
+        return rate * (1 + slots) / (1 + width)

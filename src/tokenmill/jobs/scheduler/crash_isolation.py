@@ -1,13 +1,13 @@
-"""Jobs that were at work when an engine died, tried one at a time so that no innocent is set aside with the guilty.
+"""Finds the job that crashes an engine: jobs in flight at a crash are retried one at a time, as suspects.
 
-    the engine dies with A B C D at work      four suspects
-    A alone, until it has come further        cleared: goes on, and B is tried beside it
+    the engine dies with A B C D in flight    four suspects
+    A alone, until it has more tokens         cleared: it continues, and B is tried next to it
     than when the engine died
-    B alone among the cleared: it dies        B did it; the others are tried again
-    another process kills the engine          whoever was on trial is tried again, and no new suspect is added
-    no suspects are left                      the scheduler goes on with all lanes
+    B alone among the cleared: it dies        B is the cause; the others are retried
+    another process kills the engine          the suspect on trial is retried, and no suspect is added
+    no suspects are left                      the scheduler continues with all slots
 
-Pure. What is blamed, and how often, the store counts.
+Pure. The store counts crashes per job and quarantines.
 """
 
 from collections import deque
@@ -15,38 +15,40 @@ from collections.abc import Collection, Iterable
 
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
-FURTHER_TOKENS = 8  # beyond the point of death: tokens may have been on their way to us
+FURTHER_TOKENS = 8  # beyond the tokens received before the crash: some may have been lost on the way
 
 
 class CrashIsolation:
-    """Suspects, the one on trial, and those that were cleared and still run."""
+    """The suspects, the one on trial, and the cleared ones that still run."""
 
     def __init__(self) -> None:
         self.on_trial: int | None = None
         self._waiting: deque[Pending] = deque()
-        self._points: dict[int, int | None] = {}  # tokens that had come; None: not known, so only an end clears
+        self._points: dict[
+            int, int | None
+        ] = {}  # tokens received before the crash; None: unknown, so only finishing clears the job
         self._cleared: set[int] = set()
 
     @property
     def trying(self) -> bool:
-        """Whether one is on trial or waits for it, so that nobody else is to be begun. Mutates nothing."""
+        """Whether a suspect is on trial or waits for its trial, so that no other job may start."""
         return self.on_trial is not None or bool(self._waiting)
 
     def accuse(self, record: Pending, tokens: int | None) -> None:
-        """A job was at work when an engine died, and so many tokens of its answer had come; mutates."""
+        """Add a job as a suspect that was in flight when the engine died, with this many tokens received."""
         self.ended(record.job)
         self._waiting.append(record)
         self._points[record.job] = tokens
 
     def retry(self, record: Pending, tokens: int) -> bool:
-        """Queue a suspect again whose trial was interrupted after so many tokens; False: it is no suspect. Mutates."""
+        """Requeue a suspect whose trial was interrupted after some tokens; False if the job is not a suspect."""
         if record.job != self.on_trial and record.job not in self._cleared:
             return False
         self.accuse(record, self._points.get(record.job, tokens))
         return True
 
     def try_next(self, in_flight: Collection[int]) -> Pending | None:
-        """The next to be tried, now; None: others are at work that could be the cause of a death. Mutates."""
+        """Start the next trial and return its job; None while other jobs in flight could be the cause of a crash."""
         if self.on_trial is not None or not self._waiting or not self._cleared.issuperset(in_flight):
             return None
         record = self._waiting.popleft()
@@ -54,7 +56,7 @@ class CrashIsolation:
         return record
 
     def advanced(self, job: int, tokens: int) -> bool:
-        """So many tokens of an answer have come; mutates. Whether that cleared the job."""
+        """Note tokens received so far; returns whether they clear the job."""
         point = self._points.get(job)
         if job != self.on_trial or point is None or tokens < point + FURTHER_TOKENS:
             return False
@@ -64,7 +66,7 @@ class CrashIsolation:
         return True
 
     def ended(self, job: int) -> None:
-        """A job has ended, however it did; mutates."""
+        """A job ended, with any outcome."""
         self._cleared.discard(job)
         if self._points.pop(job, -1) != -1:
             self._waiting = deque(record for record in self._waiting if record.job != job)
@@ -72,6 +74,6 @@ class CrashIsolation:
             self.on_trial = None
 
     def dropped(self, jobs: Iterable[int]) -> None:
-        """Jobs need not be tried; mutates."""
+        """Forget jobs that need not run."""
         for job in jobs:
             self.ended(job)

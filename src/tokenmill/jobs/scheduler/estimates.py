@@ -1,8 +1,8 @@
-"""How long answers will be and how long the rest will take: running means of what has finished, and arithmetic.
+"""Expected answer lengths and remaining time: running means of finished jobs, and arithmetic.
 
-A job's max_tokens is a ceiling and, before anything has finished, the only thing known. Jobs of one kind (the same
-first 512 bytes, or 64 where they have no more, and the same ceiling) are expected to answer alike; the mean of all
-stands in while few of them have.
+A job's max_tokens is an upper bound and, before anything has finished, all that is known. Jobs of one kind (the same
+first 512 bytes, or 64 if they share no more, and the same max_tokens) are expected to have answers of similar length;
+while few of them have finished, the mean of all jobs is used.
 """
 
 from collections import OrderedDict
@@ -13,26 +13,26 @@ from tokenmill.jobs.identity import FINE_CHUNKS, KEY_BYTES, head_of
 from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
-ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer tells: English text in most vocabularies
-_TRUST = 4  # finished jobs of a kind that weigh as much as the mean of all
-_MOST_KINDS = 1024  # remembered; the one that was used longest ago goes
+ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer is known: English text in most vocabularies
+_TRUST = 4  # number of finished jobs of a kind that weigh as much as the overall mean
+_MOST_KINDS = 1024  # kinds kept; the least recently used is dropped
 
 LengthKey = tuple[bytes, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
-    """Measured speeds of an engine, all lanes together."""
+    """Measured speeds of an engine, all slots together."""
 
     prefill_tok_s: float | None = None
-    decode_tok_s: tuple[tuple[int, float], ...] = ()  # (lanes at work, tokens per second), by lanes
+    decode_tok_s: tuple[tuple[int, float], ...] = ()  # (busy slots, tokens per second), ascending
 
-    def decode_at(self, lanes: int) -> float | None:
-        """Between measured widths on a straight line, beyond the widest no faster; None: narrower than any measured."""
+    def decode_at(self, slots: int) -> float | None:
+        """Decode rate, interpolated between measurements and constant above the largest; None below the smallest."""
         for (narrow, slow), (wide, fast) in zip(self.decode_tok_s, self.decode_tok_s[1:], strict=False):
-            if narrow <= lanes <= wide:
-                return slow + (fast - slow) * (lanes - narrow) / (wide - narrow)
-        if self.decode_tok_s and lanes >= self.decode_tok_s[-1][0]:
+            if narrow <= slots <= wide:
+                return slow + (fast - slow) * (slots - narrow) / (wide - narrow)
+        if self.decode_tok_s and slots >= self.decode_tok_s[-1][0]:
             return self.decode_tok_s[-1][1]
         return None
 
@@ -45,14 +45,14 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Work that is still to be done."""
+    """Remaining work."""
 
-    prompt_tokens: float  # to be computed: what is reused is not in it
+    prompt_tokens: float  # to be computed, without what is reused
     output_tokens: float
 
 
 class AnswerLengths:
-    """What finished jobs tell of those to come."""
+    """Answer lengths and token counts of finished jobs, used to predict pending ones."""
 
     def __init__(self) -> None:
         self._all = _Mean()
@@ -61,74 +61,74 @@ class AnswerLengths:
 
     @property
     def mean_tokens(self) -> float | None:
-        """Of an answer; None: none has come. Mutates nothing."""
+        """Mean tokens of an answer; None before the first."""
         return self._all.tokens / self._all.jobs if self._all.jobs else None
 
     @property
     def tokens_per_byte(self) -> float:
-        """Of prompts, their template's own tokens included. Mutates nothing."""
+        """Tokens per prompt byte, including those of the chat template."""
         return self._prompt_tokens / self._prompt_bytes if self._prompt_bytes else ASSUMED_TOKENS_PER_BYTE
 
     def finished(self, record: Pending, usage: Usage) -> None:
-        """An answer has come; mutates."""
-        mean = self._kinds.setdefault(_kind(record.head, record.max_tokens), _Mean())
+        """Count a finished job."""
+        mean = self._kinds.setdefault(_kind(record.prefix_key, record.max_tokens), _Mean())
         for each in (self._all, mean):
             each.jobs += 1
             each.tokens += usage.completion_tokens
-        self._kinds.move_to_end(_kind(record.head, record.max_tokens))
+        self._kinds.move_to_end(_kind(record.prefix_key, record.max_tokens))
         if len(self._kinds) > _MOST_KINDS:
             self._kinds.popitem(last=False)
         self._prompt_bytes += record.prompt_bytes
         self._prompt_tokens += usage.prompt_tokens
         self._computed_tokens += usage.prompt_tokens - (usage.cached_tokens or 0)
 
-    def expect(self, head: bytes, max_tokens: int | None) -> float | None:
-        """Output tokens of a job; None: nothing is known. Mutates nothing."""
+    def expect(self, key: bytes, max_tokens: int | None) -> float | None:
+        """Expected output tokens of a job; None if unknown."""
         overall = self.mean_tokens
         if overall is None:
             return max_tokens
-        mean = self._kinds.get(_kind(head, max_tokens), _Mean())
+        mean = self._kinds.get(_kind(key, max_tokens), _Mean())
         expected = (_TRUST * overall + mean.tokens) / (_TRUST + mean.jobs)
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def pending(self, waiting: Waiting, *, deadline_s: float | None = None) -> Pending:
-        """The record of a job as the store has it; a deadline of its batch counts too. Mutates nothing."""
+        """The scheduler's record of a stored job; the earlier of its own and its batch's deadline counts."""
         deadlines = [time_s for time_s in (waiting.deadline_s, deadline_s) if time_s is not None]
-        head = head_of(waiting.place)
+        key = head_of(waiting.place)
         return Pending(
             waiting.id,
-            head,
+            key,
             waiting.prompt_bytes,
-            self.expect(head, waiting.max_tokens),
+            self.expect(key, waiting.max_tokens),
             -waiting.rank,
             min(deadlines, default=None),
             waiting.max_tokens,
         )
 
     def left(self, jobs: int) -> Left | None:
-        """What so many jobs are expected to cost if they are like the finished ones; None: none has finished."""
+        """Expected cost of a number of jobs like the finished ones; None before the first has finished."""
         if not self._all.jobs:
             return None
         return Left(jobs * self._computed_tokens / self._all.jobs, jobs * self._all.tokens / self._all.jobs)
 
 
-def eta_s(left: Left, rates: MeasuredRates, lanes: int) -> float | None:
-    """Seconds until the work is done at a width; None: a rate that it takes is not known."""
+def eta_s(left: Left, rates: MeasuredRates, slots: int) -> float | None:
+    """Seconds until the work is done with this many slots; None if a required rate is unknown."""
     prefill_s = decode_s = 0.0
     if left.prompt_tokens > 0:
         if not rates.prefill_tok_s:
             return None
         prefill_s = left.prompt_tokens / rates.prefill_tok_s
     if left.output_tokens > 0:
-        rate = rates.decode_at(lanes)
+        rate = rates.decode_at(slots)
         if not rate:
             return None
         decode_s = left.output_tokens / rate
     return prefill_s + decode_s
 
 
-def _kind(head: bytes, max_tokens: int | None) -> LengthKey:
-    """Prompts of a single chunk have a first chunk that nobody else has: they are told apart by their ceiling alone."""
+def _kind(key: bytes, max_tokens: int | None) -> LengthKey:
+    """Prompts of a single chunk have a unique first chunk, so only max_tokens tells their kind."""
     known = FINE_CHUNKS * KEY_BYTES
-    known = known if len(head) > known else KEY_BYTES
-    return head[:known] if len(head) > known else b"", max_tokens
+    known = known if len(key) > known else KEY_BYTES
+    return key[:known] if len(key) > known else b"", max_tokens

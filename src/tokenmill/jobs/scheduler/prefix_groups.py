@@ -1,9 +1,9 @@
-"""The prefix forest of pending jobs: what two prompts share, which jobs share a head, what must be computed at least.
+"""Shared prefixes of pending jobs: what two prompts share, which jobs form a group, and the minimum to compute.
 
-Works on light records in the order of their head keys, in which jobs that begin alike are neighbours, and holds a few
-of them at a time, however many come. A head key tells what is shared in whole chunks (`identity`), never too much but
-for colliding checksums, and up to a chunk too little: 63 or 127 bytes in the first 512, then 511 and more. Where the
-prompts themselves are at hand, they are compared. Which job runs when is not decided here.
+Works on light records sorted by prefix key, in which jobs with a common prefix are neighbours, and keeps only a few of
+them in memory. A prefix key (`identity`) measures sharing in whole chunks: never too much, except for checksum
+collisions, and up to a chunk too little (63 or 127 bytes within the first 512, then 511 and more). Where the prompts
+themselves are available, they are compared. Does not decide which job runs when.
 """
 
 from bisect import bisect_left
@@ -15,24 +15,24 @@ from typing import NamedTuple
 from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MOST_CHUNKS
 
 WORTH_BYTES = CHUNK_BYTES
-"""A shorter head makes neighbours, but nobody waits for it, no lane is kept for it: it is computed in a moment."""
-_HELD_UNITS = 1 << 23  # bytes or tokens of prompts that are held for comparison
+"""A shorter prefix still groups jobs, but no job waits and no slot is reserved for it: it is computed in a moment."""
+_HELD_UNITS = 1 << 23  # bytes or tokens of prompts kept for comparison
 
 
 class Pending(NamedTuple):
-    """What is known of a job before its line is read."""
+    """A pending job before its line is read."""
 
     job: int
-    head: bytes  # identity.head_key of its prompt
+    prefix_key: bytes  # identity.head_key of its prompt
     prompt_bytes: int
-    output_tokens: float | None = None  # expected; None: nothing is known
+    output_tokens: float | None = None  # expected; None if unknown
     priority: int = 0  # higher first
     deadline_s: float | None = None
     max_tokens: int | None = None
 
 
 def common_length(one: bytes | str | tuple[int, ...], other: bytes | str | tuple[int, ...]) -> int:
-    """How many bytes, characters or tokens two texts begin with alike: halving steps over slices, compared in C."""
+    """Length of the common prefix of two texts in bytes, characters or tokens; a binary search over slices."""
     differs = min(len(one), len(other))
     if one[:differs] == other[:differs]:
         return differs
@@ -47,27 +47,27 @@ def common_length(one: bytes | str | tuple[int, ...], other: bytes | str | tuple
 
 
 def chunk_bytes(key_bytes: int) -> int:
-    """Bytes of prompt that so many bytes of a head key stand for; the last chunk may stand for any number."""
+    """Prompt bytes that a prefix key of this length stands for; the last chunk may stand for any number."""
     return ENDS[min(key_bytes // KEY_BYTES, MOST_CHUNKS - 1)]
 
 
 def worth_bytes(shared: int) -> int:
-    """Of a head that is shared, what is worth waiting for: all or nothing."""
+    """The shared bytes if they are enough to wait for, else 0."""
     return shared if shared >= WORTH_BYTES else 0
 
 
 def shared_bytes(one: Pending, other: Pending, texts: tuple[bytes, bytes] | None = None) -> int:
-    """Bytes that two prompts share at their beginning: exactly where both texts are given, else in whole chunks."""
+    """Bytes of the common prefix of two prompts: exact if both texts are given, else in whole chunks."""
     if texts is not None:
         return common_length(*texts)
-    if one.head == other.head:
+    if one.prefix_key == other.prefix_key:
         return min(one.prompt_bytes, other.prompt_bytes)
-    return min(chunk_bytes(common_length(one.head, other.head)), one.prompt_bytes, other.prompt_bytes)
+    return min(chunk_bytes(common_length(one.prefix_key, other.prefix_key)), one.prompt_bytes, other.prompt_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Neighbours in head order that share a head."""
+    """Consecutive jobs, sorted by prefix key, that share a prefix."""
 
     shared_bytes: int
     jobs: int
@@ -75,13 +75,11 @@ class PrefixGroup:
 
 
 def groups(records: Iterable[Pending]) -> Iterator[PrefixGroup]:
-    """Every group of two or more jobs that share more than with anyone else, inner groups before those around them.
+    """Yield every group of two or more jobs that share more with each other than with other jobs, inner groups first.
 
-    Holds as many groups as lie in each other.
+    Keeps as many groups in memory as are nested.
     """
-    nested: list[
-        PrefixGroup
-    ] = []  # open ones, the outermost first; all jobs seen are counted in them, but not the last
+    nested: list[PrefixGroup] = []  # open groups, the outermost first; they count all jobs seen except the last
     last: Pending | None = None
     for record in records:
         shared = shared_bytes(last, record) if last is not None else 0
@@ -105,23 +103,23 @@ def groups(records: Iterable[Pending]) -> Iterator[PrefixGroup]:
 
 
 class Minimum:
-    """What computing some prompts costs at least when no head is computed twice, in bytes or in tokens.
+    """Minimum to compute for some prompts if no prefix is computed twice, in bytes or tokens.
 
-    Exact for prompts that come in any order, as long as no more than `held` units of them lie between two that share
-    what no other shares; beyond that too high, never too low. The last unit of a prompt always counts as computed:
-    engines need it for the first token of the answer.
+    Exact for prompts in any order, as long as no more than `held` units lie between two prompts that share a prefix
+    which no other prompt has; beyond that too high, never too low. The last unit of a prompt always counts as computed,
+    because engines need it for the first token of the answer.
     """
 
     def __init__(self, *, held: int = _HELD_UNITS) -> None:
         self.units = 0  # of all prompts
-        self.least = 0  # that had to be computed
+        self.least = 0  # units that had to be computed
         self._held = held
         self._sorted: list[bytes | tuple[int, ...]] = []
         self._arrived: deque[bytes | tuple[int, ...]] = deque()
         self._holds = 0
 
     def add(self, prompt: bytes | tuple[int, ...]) -> int:
-        """Count a prompt; how much of it some prompt before it had. Mutates."""
+        """Count a prompt; return how much of it an earlier prompt had."""
         at = bisect_left(self._sorted, prompt)
         near = self._sorted[max(0, at - 1) : at + 1]
         shared = min(max((common_length(other, prompt) for other in near), default=0), max(0, len(prompt) - 1))
@@ -138,7 +136,7 @@ class Minimum:
 
 
 def minimum(prompts: Iterable[bytes | tuple[int, ...]], *, held: int = _HELD_UNITS) -> int:
-    """Bytes or tokens to compute at least for all prompts together: every edge of their trie once."""
+    """Minimum bytes or tokens to compute for all prompts: every edge of their trie once."""
     total = Minimum(held=held)
     for prompt in prompts:
         total.add(prompt)
@@ -146,7 +144,7 @@ def minimum(prompts: Iterable[bytes | tuple[int, ...]], *, held: int = _HELD_UNI
 
 
 def minimum_bytes(records: Iterable[Pending]) -> int:
-    """The same from records in head order alone: too high by less than a chunk for each job."""
+    """Minimum bytes from records sorted by prefix key; less than one chunk per job too high."""
     least = 0
     last = None
     for record in records:

@@ -1,4 +1,4 @@
-"""The part of the prefix forest that is at hand: a radix tree over head keys, jobs taken from it in a useful order.
+"""Pending jobs in memory as a radix tree over prefix keys.
 
         root                                              path        shares
         └── the digest                 12 jobs            aabbcc      1536 bytes
@@ -6,10 +6,10 @@
             │     └── five jobs, one leaf each
             └── document 2, 7 questions                   aabbccee    2048 bytes
 
-A walk goes on where the last one stopped: first what shares most with the job it is given, then the rest of that
-group, then of the group around it. Inside a group the longest expected answer comes first; the order of the outermost
-groups is chosen, and so is that of groups within a head that is too short to matter: a batch whose prompts all begin
-with the same few words has its groups right below those. No lanes, engines or clocks in here.
+A walk continues where the last one stopped: first the jobs that share most with the given key, then the rest of that
+group, then of the group around it. Inside a group the longest expected answer comes first. The order of the outermost
+groups is configurable, and so is that of groups below a prefix that is too short to matter: if all prompts of a batch
+begin with the same few words, its real groups are right below those. Knows no slots, engines or clocks.
 """
 
 from bisect import insort
@@ -21,72 +21,72 @@ from tokenmill.jobs.identity import KEY_BYTES
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, Pending, chunk_bytes, common_length
 
 Order = Literal["stream", "longest", "work", "due", "file"]
-"""Of the outermost groups: as they came, by longest job, by all their work, by urgency, or no groups and line order."""
+"""Order of the outermost groups: as read, by longest job, by total work, by deadline; "file": line order, no groups."""
 Skip = Callable[["PrefixNode"], bool]
 
 
 def length_of(record: Pending) -> float:
-    """For putting the longest first: an answer of unknown length may be the longest."""
+    """Sort key for the longest first; an unknown length may be the longest."""
     return inf if record.output_tokens is None else record.output_tokens
 
 
 def due_of(record: Pending) -> tuple[int, float]:
-    """For putting the most urgent first."""
+    """Sort key for the most urgent first."""
     return -record.priority, inf if record.deadline_s is None else record.deadline_s
 
 
 class PrefixNode:
-    """A head that jobs share, or one job's whole prompt."""
+    """A prefix that jobs share, or one job's whole prompt."""
 
     __slots__ = ("children", "count", "due", "jobs", "longest_known", "ordered", "parent", "path", "unknown", "work")
 
     def __init__(self, parent: "PrefixNode | None", path: bytes) -> None:
         self.parent = parent
         self.path = path
-        self.children: dict[bytes, PrefixNode] = {}  # by the first chunk behind the path
-        self.jobs: list[Pending] = []  # that end here
+        self.children: dict[bytes, PrefixNode] = {}  # by the first chunk after the path
+        self.jobs: list[Pending] = []  # jobs whose key ends here
         self.count = 0  # jobs here and below
-        self.work = 0.0  # output tokens expected of them, where known
-        self.unknown = 0  # jobs of which nothing is known
-        self.due: tuple[int, float] = (0, inf)  # of the most urgent that was ever below: stays until all have gone
-        self.longest_known: float | None = 0.0  # None: to be looked for again
-        self.ordered: list[PrefixNode] | None = []  # None: to be sorted again
+        self.work = 0.0  # sum of the known expected output tokens
+        self.unknown = 0  # jobs of unknown length
+        self.due: tuple[int, float] = (0, inf)  # the most urgent that was ever below; reset when all have gone
+        self.longest_known: float | None = 0.0  # None: must be recomputed
+        self.ordered: list[PrefixNode] | None = []  # None: must be sorted again
 
     @property
     def bytes(self) -> int:
-        """Bytes of prompt that all below it share. Mutates nothing."""
+        """Prompt bytes that all jobs below share."""
         return chunk_bytes(len(self.path))
 
     @property
     def outer(self) -> bool:
-        """Whether it is the root, or a head that is hardly worth the name. Mutates nothing."""
+        """Whether this is the root, or a prefix too short to matter."""
         return self.bytes < WORTH_BYTES
 
     @property
     def longest(self) -> float:
-        """The longest expected answer here or below. Mutates only what it remembers."""
+        """The longest expected answer here or below, cached."""
         if self.longest_known is None:
             here = max((length_of(record) for record in self.jobs), default=0.0)
-            if self.ordered and not self.outer:  # inner nodes have their longest in front
+            if self.ordered and not self.outer:  # inner nodes are sorted by longest
                 self.longest_known = max(here, self.ordered[0].longest)
             else:
                 self.longest_known = max(here, max((child.longest for child in self.children.values()), default=0.0))
         return self.longest_known
 
 
-def touches(head: bytes, node: PrefixNode) -> bool:
-    """Whether a head shares more with a node than with what is above it. Mutates nothing."""
+def touches(key: bytes, node: PrefixNode) -> bool:
+    """Whether a key shares more with a node than with the node's parent."""
     above = len(node.parent.path) if node.parent is not None else 0
-    return head.startswith(node.path[: above + KEY_BYTES])
+    return key.startswith(node.path[: above + KEY_BYTES])
 
 
 class PrefixTree:
-    """Pending jobs by what they share."""
+    """Pending jobs, grouped by prefix."""
 
     def __init__(self, order: Order = "stream") -> None:
         self.root = PrefixNode(None, b"")
-        self.open: bytes | None = None  # head of the last job of a stream that goes on: its groups are worked last
-        self.longest_ever = 0.0  # expected answer, of all jobs that were ever here
+        self.open: bytes | None = None  # key of the last job of an unfinished stream; its groups go last
+        self.longest_ever = 0.0  # longest expected answer of all jobs ever added
         self._order: Order = order
         self._nodes: dict[int, tuple[PrefixNode, Pending]] = {}
 
@@ -98,7 +98,7 @@ class PrefixTree:
 
     @property
     def order(self) -> Order:
-        """Of the outermost groups. Mutates nothing."""
+        """Order of the outermost groups."""
         return self._order
 
     @order.setter
@@ -108,8 +108,8 @@ class PrefixTree:
             self.root.ordered = None
 
     def add(self, record: Pending) -> None:
-        """Put a job in its place; mutates. In line order, heads do not matter."""
-        node = self.root if self._order == "file" else self._node_for(record.head)
+        """Add a job. In line order, prefixes are ignored."""
+        node = self.root if self._order == "file" else self._node_for(record.prefix_key)
         if self._order == "file":
             insort(node.jobs, record, key=lambda other: other.job)
         else:
@@ -119,7 +119,7 @@ class PrefixTree:
         self._changed(node, record, 1)
 
     def remove(self, job: int) -> Pending:
-        """Take a job out; mutates: nodes without jobs go."""
+        """Remove and return a job, and remove nodes without jobs."""
         node, record = self._nodes.pop(job)
         node.jobs.remove(record)
         self._changed(node, record, -1)
@@ -132,11 +132,11 @@ class PrefixTree:
         return record
 
     def records(self) -> Iterable[Pending]:
-        """All jobs in no particular order. Mutates nothing."""
+        """All jobs in no particular order."""
         return (record for _, record in self._nodes.values())
 
     def wanted_bytes(self, job: int) -> int:
-        """What a job shares with another one that is pending here. Mutates nothing."""
+        """Prompt bytes that a job shares with another pending job of this tree."""
         node, record = self._nodes[job]
         while node.parent is not None and node.count == 1:
             node = node.parent
@@ -145,7 +145,7 @@ class PrefixTree:
         )
 
     def longest(self) -> Pending | None:
-        """The job with the longest expected answer. Mutates nothing but what nodes remember."""
+        """The job with the longest expected answer; None if the tree is empty."""
         node = self.root
         while node.count:
             here = max(node.jobs, key=length_of, default=None)
@@ -154,26 +154,26 @@ class PrefixTree:
             node = max(node.children.values(), key=lambda child: child.longest)
         return None
 
-    def path(self, head: bytes) -> list[PrefixNode]:
-        """Nodes that share something with a head, from the root down; the last may part from it. Mutates nothing."""
+    def path(self, key: bytes) -> list[PrefixNode]:
+        """Nodes that share something with a key, from the root down; the last may diverge from it."""
         nodes = [self.root]
-        while len(nodes[-1].path) < len(head) and head.startswith(nodes[-1].path):
+        while len(nodes[-1].path) < len(key) and key.startswith(nodes[-1].path):
             at = len(nodes[-1].path)
-            child = nodes[-1].children.get(head[at : at + KEY_BYTES])
+            child = nodes[-1].children.get(key[at : at + KEY_BYTES])
             if child is None:
                 break
             nodes.append(child)
         return nodes
 
-    def walk(self, head: bytes) -> Iterator[Pending]:
-        """Jobs, what shares most with a head first. Mutates nothing, and nothing may change meanwhile."""
+    def walk(self, key: bytes) -> Iterator[Pending]:
+        """Yield all jobs, those that share most with a key first. The tree must not change meanwhile."""
         done: PrefixNode | None = None
-        for node in reversed(self.path(head)):
+        for node in reversed(self.path(key)):
             yield from self.below(node, but=done)
             done = node
 
     def below(self, node: PrefixNode, skip: Skip | None = None, *, but: PrefixNode | None = None) -> Iterator[Pending]:
-        """Jobs of one group, without those of one group in it; what the stream goes on with comes last."""
+        """Yield the jobs of a group except those of the group `but`; the group of the unfinished stream comes last."""
         yield from node.jobs
         last: PrefixNode | None = None
         for child in self._children(node):
@@ -198,23 +198,23 @@ class PrefixTree:
                 node.ordered = sorted(node.children.values(), key=lambda child: child.path)
         return node.ordered
 
-    def _node_for(self, head: bytes) -> PrefixNode:
-        """The node of a head, made where there is none; mutates."""
+    def _node_for(self, key: bytes) -> PrefixNode:
+        """Return the node of a key, creating it if necessary."""
         node = self.root
-        while len(node.path) < len(head):
+        while len(node.path) < len(key):
             at = len(node.path)
-            child = node.children.get(head[at : at + KEY_BYTES])
+            child = node.children.get(key[at : at + KEY_BYTES])
             if child is None:
-                child = node.children[head[at : at + KEY_BYTES]] = PrefixNode(node, head)
+                child = node.children[key[at : at + KEY_BYTES]] = PrefixNode(node, key)
                 node.ordered = None
-            elif not head.startswith(child.path):
-                child = self._split(node, child, common_length(head, child.path) // KEY_BYTES * KEY_BYTES)
+            elif not key.startswith(child.path):
+                child = self._split(node, child, common_length(key, child.path) // KEY_BYTES * KEY_BYTES)
             node = child
         return node
 
     @staticmethod
     def _split(parent: PrefixNode, child: PrefixNode, at: int) -> PrefixNode:
-        """A new node between two, with the first `at` bytes of the lower one's path; mutates."""
+        """Insert a node between a parent and its child, with the first `at` bytes of the child's path."""
         middle = PrefixNode(parent, child.path[:at])
         middle.children[child.path[at : at + KEY_BYTES]] = child
         middle.count = child.count
@@ -228,7 +228,7 @@ class PrefixTree:
         return middle
 
     def _changed(self, node: PrefixNode | None, record: Pending, by: int) -> None:
-        """A job came to a node (1) or went (-1); mutates sums up to the root, and unsorts what may have moved."""
+        """Update counts and sums up to the root after a job was added (1) or removed (-1), and mark stale orders."""
         while node is not None:
             node.count += by
             node.unknown += by * (record.output_tokens is None)
@@ -242,5 +242,5 @@ class PrefixTree:
             node = above
 
     def _moves(self, node: PrefixNode, by: int) -> bool:
-        """Whether a group's place in its node depends on the jobs in it. Mutates nothing."""
+        """Whether the order of a node's groups depends on their jobs."""
         return not node.outer or self._order in ("longest", "work") or (self._order == "due" and by > 0)

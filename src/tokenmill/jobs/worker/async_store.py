@@ -32,7 +32,7 @@ from tokenmill.jobs.store.store import Store
 
 DUE_JOBS = 256  # with a deadline, looked at beyond the window
 DUE_S = 3600.0  # as long before it as `backlog` may care
-_OUTPUT_AGAIN_S = 10.0
+_OUTPUT_RETRY_S = 10.0
 T = TypeVar("T")
 
 
@@ -59,7 +59,7 @@ class PendingWrites:
 class StoreChanges:
     """What there is to know in the store from time to time."""
 
-    asked: tuple[int, ...]  # batches to cancel
+    to_cancel: tuple[int, ...]  # batches to cancel
     due: tuple[Waiting, ...]
     reopened: tuple[int, ...]  # batches that have something to do again
 
@@ -82,12 +82,12 @@ class AsyncStore:
         self._clock = clock
         self._most_deaths = most_deaths
         self._shards = shards or ShardView(store)
-        self._seen: dict[int, Waiting] = {}  # where others take jobs: those that were read and have no outcome yet
+        self._known: dict[int, Waiting] = {}  # where others take jobs: those that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
-        self._over: dict[int, Counts] = {}  # batches that were finished when another joined
+        self._finished: dict[int, Counts] = {}  # batches that were finished when another joined
         self._thread = ThreadPoolExecutor(1, "store")
-        self._output_later_s = 0.0
+        self._output_retry_s = 0.0
         self.output_error: TokenmillError | None = None
         self.counts = Counts()  # of all batches, also of those that are cancelled
         self.left = Counts()  # of those to be worked on
@@ -100,11 +100,11 @@ class AsyncStore:
         """A stored line as a call."""
         return call_of(line, self._batches[JobId.batch(job)].defaults)
 
-    async def ready(self, room: int | None, lanes: int, *, more: bool) -> None:
+    async def ready(self, context: int | None, lanes: int, *, more: bool) -> None:
         """What our worker can do; `more`: batches may join."""
         if self._batches:
             batches = None if more else tuple(self._batches)
-            spec = WorkerSpec(next(iter(self._batches.values())).model_id, room, batches)
+            spec = WorkerSpec(next(iter(self._batches.values())).model_id, context, batches)
             await self._do(lambda: self._shards.ready(spec, lanes))
 
     async def too_long(self, job: int, error: TooLong) -> TooLong | None:
@@ -131,13 +131,13 @@ class AsyncStore:
 
     async def window(self, limit: int, *, again: bool) -> list[Waiting]:
         """The next pending jobs that our worker may take; `again`: from the beginning."""
-        return await self._do(lambda: self._noted(self._shards.window(self.open, again=again, limit=limit)))
+        return await self._do(lambda: self._remember(self._shards.window(self.open, again=again, limit=limit)))
 
     async def start(self, jobs: Sequence[int]) -> Started:
         """Mark jobs as running, and read their lines. What has become another worker's is in none of the lists."""
 
         def work() -> Started:
-            ours = [job for job in jobs if job not in self._seen or self._shards.has(self._seen[job])]
+            ours = [job for job in jobs if job not in self._known or self._shards.has(self._known[job])]
             started = self._store.start(ours)
             kept = {*(job.id for job in started.running), *started.held}
             self._forget(job for job in jobs if job not in kept)
@@ -145,7 +145,7 @@ class AsyncStore:
 
         return await self._do(work)
 
-    async def settle(self, what: PendingWrites) -> tuple[JobOutcome, ...]:
+    async def commit(self, what: PendingWrites) -> tuple[JobOutcome, ...]:
         """Write down what happened; on the disk when this returns."""
 
         def work() -> tuple[JobOutcome, ...]:
@@ -167,7 +167,7 @@ class AsyncStore:
         if self._store.unflushed:
             await self._do(self._store.flush)
 
-    async def look(self) -> StoreChanges:
+    async def poll(self) -> StoreChanges:
         """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
 
         def work() -> StoreChanges:
@@ -181,7 +181,7 @@ class AsyncStore:
             self._count()
             self._advance()
             return StoreChanges(
-                asked, tuple(self._noted([waiting for waiting in due if self._may_take(waiting)])), reopened
+                asked, tuple(self._remember([waiting for waiting in due if self._may_take(waiting)])), reopened
             )
 
         return await self._do(work)
@@ -194,13 +194,13 @@ class AsyncStore:
 
         def work() -> list[Waiting]:
             self._batches[batch.id] = batch
-            self._over.pop(batch.id, None)
-            for known in self._batches.keys() - self._over.keys() - {batch.id}:
+            self._finished.pop(batch.id, None)
+            for known in self._batches.keys() - self._finished.keys() - {batch.id}:
                 if (now := self._now(known)) is not None and now.finished and now.cancelled_s is None:
-                    self._over[known] = now.counts
-            self.open = [*(known for known in self.open if known not in self._over and known != batch.id), batch.id]
+                    self._finished[known] = now.counts
+            self.open = [*(known for known in self.open if known not in self._finished and known != batch.id), batch.id]
             self._count()
-            return self._noted(self._shards.join(batch.id, limit))
+            return self._remember(self._shards.join(batch.id, limit))
 
         return await self._do(work)
 
@@ -221,7 +221,7 @@ class AsyncStore:
             if not self.shared or batch in self._store.asked_to_cancel():
                 self._store.cancel(batch)
             self.open.remove(batch)
-            self._forget([job for job in self._seen if JobId.batch(job) == batch])
+            self._forget([job for job in self._known if JobId.batch(job) == batch])
             self._count()
 
         await self._do(work)
@@ -253,7 +253,7 @@ class AsyncStore:
 
         def work() -> None:
             self._shards.close()
-            self._output_later_s = 0.0
+            self._output_retry_s = 0.0
             self._advance(finish=True)
             self._count()
 
@@ -277,14 +277,14 @@ class AsyncStore:
     def _may_take(self, waiting: Waiting) -> bool:
         return JobId.batch(waiting.id) in self.open and self._shards.has(waiting)
 
-    def _noted(self, rows: list[Waiting]) -> list[Waiting]:
+    def _remember(self, rows: list[Waiting]) -> list[Waiting]:
         if self.shared:
-            self._seen.update((row.id, row) for row in rows)
+            self._known.update((row.id, row) for row in rows)
         return rows
 
     def _forget(self, jobs: Iterable[int]) -> None:
         for job in jobs:
-            self._seen.pop(job, None)
+            self._known.pop(job, None)
 
     def _to_cancel(self) -> list[int]:
         """Batches that are to be worked no more; of several workers the first has cancelled them, or they are gone."""
@@ -303,14 +303,14 @@ class AsyncStore:
         again = [batch for batch in self._store.open_batches() if batch.id in closed] if closed else []
         for batch in again:
             self._batches[batch.id] = batch
-            self._over.pop(batch.id, None)
+            self._finished.pop(batch.id, None)
             self.open.append(batch.id)
         return tuple(batch.id for batch in again)
 
     def _count(self) -> None:
-        looked_at = (batch for batch in self._batches if batch not in self._over)
+        looked_at = (batch for batch in self._batches if batch not in self._finished)
         every = {batch: now.counts for batch in looked_at if (now := self._now(batch)) is not None}
-        self.counts = _sum([*every.values(), *self._over.values()])
+        self.counts = _sum([*every.values(), *self._finished.values()])
         self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
 
     def _now(self, batch: int) -> Batch | None:
@@ -323,7 +323,7 @@ class AsyncStore:
             return None
 
     def _advance(self, *, finish: bool = False) -> None:
-        if self._clock() < self._output_later_s:
+        if self._clock() < self._output_retry_s:
             return
         try:
             for output in self._outputs.values():
@@ -335,7 +335,7 @@ class AsyncStore:
         except TokenmillError as error:
             if isinstance(error.__cause__, BrokenPipeError):
                 raise  # nobody reads
-            self.output_error, self._output_later_s = error, self._clock() + _OUTPUT_AGAIN_S
+            self.output_error, self._output_retry_s = error, self._clock() + _OUTPUT_RETRY_S
 
     async def _do(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

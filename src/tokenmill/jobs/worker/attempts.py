@@ -45,14 +45,14 @@ class Attempt:
 class Came:
     """The first tokens of an answer have come, or more of a suspect's."""
 
-    flight: Attempt
+    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
     """A stream is over."""
 
-    flight: Attempt
+    attempt: Attempt
     how: Answer | TokenmillError
 
 
@@ -67,11 +67,11 @@ OnAttemptEvent = Callable[[Came | StreamEnded | Broke], None]
 
 
 def launch(
-    flight: Attempt, engine: Engine, *, timeout_s: float | None, tell: OnAttemptEvent, heard: Callable[[int], None]
+    attempt: Attempt, engine: Engine, *, timeout_s: float | None, tell: OnAttemptEvent, received: Callable[[int], None]
 ) -> None:
-    """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `heard` counts tokens."""
-    request = flight.call.request("batch")
-    lane = flight.sent.lane if flight.sent is not None else None
+    """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `received` counts tokens."""
+    request = attempt.call.request("batch")
+    lane = attempt.sent.lane if attempt.sent is not None else None
     request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
 
     async def stream() -> None:
@@ -80,14 +80,14 @@ def launch(
             async with aclosing(engine.stream(use.request)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
-                        tell(StreamEnded(flight, use.parse(event)))
+                        tell(StreamEnded(attempt, use.parse(event)))
                         return
-                    heard(event.tokens)
-                    if flight.tokens == 0 or flight.trial:  # the loop is not woken for every token
-                        tell(Came(flight))
-                    flight.tokens += event.tokens
+                    received(event.tokens)
+                    if attempt.tokens == 0 or attempt.trial:  # the loop is not woken for every token
+                        tell(Came(attempt))
+                    attempt.tokens += event.tokens
         except TokenmillError as error:
-            tell(StreamEnded(flight, error))
+            tell(StreamEnded(attempt, error))
             return
         raise AssertionError("a stream ended without an answer")
 
@@ -95,8 +95,8 @@ def launch(
         if not task.cancelled() and (error := task.exception()) is not None:
             tell(Broke(error))
 
-    flight.task = asyncio.create_task(stream())
-    flight.task.add_done_callback(done)
+    attempt.task = asyncio.create_task(stream())
+    attempt.task.add_done_callback(done)
 
 
 def _tool_use(request: Request, engine: Engine) -> ToolUse:
@@ -111,9 +111,9 @@ def _tool_use(request: Request, engine: Engine) -> ToolUse:
     return use
 
 
-async def let_go(flights: list[Attempt]) -> None:
+async def cancel(running: list[Attempt]) -> None:
     """Break attempts off; their lanes and cells are free at the engine's next step."""
-    tasks = [flight.task for flight in flights if flight.task is not None]
+    tasks = [attempt.task for attempt in running if attempt.task is not None]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -29,13 +29,13 @@ WorkerEvent = Came | StreamEnded | Broke | EngineStatus | EngineError | Batch | 
 
 
 class CompletionHandler:
-    """Of one worker's jobs. What is read mutates nothing, all else does."""
+    """Of one worker's jobs."""
 
     def __init__(
         self,
-        books: AsyncStore,
-        hand: JobBuffer,
-        accounts: RunStats,
+        store: AsyncStore,
+        buffer: JobBuffer,
+        stats: RunStats,
         engine: Engine,
         width: int,
         *,
@@ -44,9 +44,9 @@ class CompletionHandler:
         clock: Callable[[], float],
         missed: Callable[[Miss], None],
     ) -> None:
-        self._books = books
-        self._hand = hand
-        self._accounts = accounts
+        self._store = store
+        self._buffer = buffer
+        self._stats = stats
         self._engine = engine
         self._width = width
         self._kv_layout = engine.runtime.kv_layout if engine.runtime is not None else None
@@ -54,13 +54,13 @@ class CompletionHandler:
         self._first_delay_s = first_delay_s
         self._clock = clock
         self.inbox: asyncio.Queue[WorkerEvent] = asyncio.Queue()
-        self.flights: dict[int, Attempt] = {}
-        self.settlement = PendingWrites()
+        self.in_flight: dict[int, Attempt] = {}
+        self.writes = PendingWrites()
         self._unchecked: list[tuple[Dispatch, Attempt, Answer]] = []
         self._loop_s = asyncio.get_running_loop().time
         self.down: str | None = None  # why the engine cannot be used now
         self.gone: EngineError | None = None  # why it never can
-        self._missed = missed
+        self._on_miss = missed
 
     def there(self) -> list[WorkerEvent]:
         """What has happened and was not taken yet."""
@@ -71,16 +71,16 @@ class CompletionHandler:
     async def take(self, events: Sequence[WorkerEvent]) -> None:
         """Note what happened; answers first, so that a death in the same breath does not cost them."""
         for event in events:
-            if isinstance(event, Came | StreamEnded) and self.flights.get(event.flight.id) is event.flight:
-                if isinstance(event, StreamEnded) and await self._cut(event.flight, event.how):
-                    self._left(event.flight)
+            if isinstance(event, Came | StreamEnded) and self.in_flight.get(event.attempt.id) is event.attempt:
+                if isinstance(event, StreamEnded) and await self._continues_elsewhere(event.attempt, event.how):
+                    self._release(event.attempt)
                 else:
-                    self._heard(event)
+                    self._received(event)
         for event in events:
-            if isinstance(event, StreamEnded) and self.flights.get(event.flight.id) is event.flight:
-                await self._ended(event.flight, event.how)
+            if isinstance(event, StreamEnded) and self.in_flight.get(event.attempt.id) is event.attempt:
+                await self._ended(event.attempt, event.how)
             elif isinstance(event, EngineStatus):
-                self._accounts.seen(event)
+                self._stats.seen(event)
                 if event.state == "ready" and self.down is not None:
                     await self._back()
             elif isinstance(event, EngineError):
@@ -88,22 +88,22 @@ class CompletionHandler:
             elif isinstance(event, Broke):
                 raise event.error
 
-    def _heard(self, event: Came | StreamEnded) -> None:
+    def _received(self, event: Came | StreamEnded) -> None:
         """Tokens of an answer, or the whole of it."""
-        flight = event.flight
+        attempt = event.attempt
         if isinstance(event, Came):
-            self._hand.came(flight.id, flight.tokens, trial=flight.trial)
+            self._buffer.came(attempt.id, attempt.tokens, trial=attempt.trial)
         elif isinstance(event.how, Answer):
             answer = event.how
-            job = flight.job
-            del self.flights[flight.id]
-            self._accounts.answered(flight, answer, prompt_bytes(flight.call))
-            sent = self._hand.answered(flight.id, answer.usage, trial=flight.trial)
+            job = attempt.job
+            del self.in_flight[attempt.id]
+            self._stats.answered(attempt, answer, prompt_bytes(attempt.call))
+            sent = self._buffer.answered(attempt.id, answer.usage, trial=attempt.trial)
             if sent is not None:
-                self._unchecked.append((sent, flight, answer))
+                self._unchecked.append((sent, attempt, answer))
             engine = self._engine.identity
             body = answer_body(
-                flight.call.endpoint,
+                attempt.call.endpoint,
                 answer,
                 id=(job.identity or b"").hex()[:24],
                 model=engine.model,
@@ -111,82 +111,82 @@ class CompletionHandler:
                 made_by=f"{engine.kind} {engine.build}",
             )
             usage = answer.usage
-            engine_s = self._loop_s() - flight.began_s
+            engine_s = self._loop_s() - attempt.began_s
             spent = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, engine_s)
-            self.settlement.answers.append(FinishedJob(flight.id, encode(body), *spent))
+            self.writes.answers.append(FinishedJob(attempt.id, encode(body), *spent))
 
-    async def _cut(self, flight: Attempt, answer: Answer | TokenmillError) -> bool:
+    async def _continues_elsewhere(self, attempt: Attempt, answer: Answer | TokenmillError) -> bool:
         """Whether an answer was cut short here and another worker may go on to its end."""
-        if not self._books.shared or not isinstance(answer, Answer):
+        if not self._store.shared or not isinstance(answer, Answer):
             return False
-        cut = retries.cut_short(answer, flight.call.request().max_tokens, self._engine.identity.context)
-        return cut is not None and await self._books.too_long(flight.id, cut) is None
+        cut = retries.cut_short(answer, attempt.call.request().max_tokens, self._engine.identity.context)
+        return cut is not None and await self._store.too_long(attempt.id, cut) is None
 
-    async def _ended(self, flight: Attempt, how: Answer | TokenmillError) -> None:
+    async def _ended(self, attempt: Attempt, how: Answer | TokenmillError) -> None:
         """A stream broke off: the job's affair, or the engine's."""
         if isinstance(how, EngineError):
             self.gone = self.gone or liveness.over(self._engine)
         if isinstance(how, NonFiniteLogits):  # every answer is suspect: the run ends, and its jobs return to the queue
             self.gone = self.gone or how
-        if isinstance(how, EngineDied) and not await liveness.survived(self._engine, flight.generation):
-            await self._fell(how)
+        if isinstance(how, EngineDied) and not await liveness.survived(self._engine, attempt.generation):
+            await self._engine_died(how)
         elif isinstance(how, TokenmillError) and self.gone is None:
-            error = await self._books.too_long(flight.id, how) if isinstance(how, TooLong) else how
+            error = await self._store.too_long(attempt.id, how) if isinstance(how, TooLong) else how
             if error is not None:
-                self._failed(flight, error)
+                self._failed(attempt, error)
             else:
-                self._left(flight)
+                self._release(attempt)
 
-    def _failed(self, flight: Attempt, error: TokenmillError) -> None:
+    def _failed(self, attempt: Attempt, error: TokenmillError) -> None:
         """One job has failed: for good, or to be tried again later."""
-        said = retries.verdict(error)
-        attempts = flight.job.attempts + 1
+        judged = retries.verdict(error)
+        attempts = attempt.job.attempts + 1
         retry_at_s = None
-        failure = retries.after(said.failure, attempts)
-        if said.can_pass and attempts < self._attempts:
+        failure = retries.after(judged.failure, attempts)
+        if judged.can_pass and attempts < self._attempts:
             chance = random.random()  # noqa: S311  so that jobs which failed together do not come back together
-            failure = said.failure
+            failure = judged.failure
             retry_at_s = self._clock() + retries.delay_s(attempts, chance, self._first_delay_s)
-        del self.flights[flight.id]
-        self.settlement.failures.append((flight.id, failure, retry_at_s))
-        self._hand.failed(flight.id, retry_at_s=retry_at_s, trial=flight.trial)
-        accounts = self._accounts
-        accounts.failed = Failed(flight.job.number, failure, again=retry_at_s is not None)
+        del self.in_flight[attempt.id]
+        self.writes.failures.append((attempt.id, failure, retry_at_s))
+        self._buffer.failed(attempt.id, retry_at_s=retry_at_s, trial=attempt.trial)
+        stats = self._stats
+        stats.failed = Failed(attempt.job.number, failure, again=retry_at_s is not None)
         if failure.code in retries.OF_THE_ENGINE:
-            accounts.in_a_row += 1
-            if accounts.in_a_row >= retries.most_in_a_row(self._width):
-                words = f"the engine failed {accounts.in_a_row} times without one answer in between"
+            stats.in_a_row += 1
+            if stats.in_a_row >= retries.most_in_a_row(self._width):
+                words = f"the engine failed {stats.in_a_row} times without one answer in between"
                 self.gone = EngineError(f"{words}: {failure.message}")
 
-    def _left(self, flight: Attempt) -> None:
+    def _release(self, attempt: Attempt) -> None:
         """One job is too long here, or its answer is, and another worker may do it."""
-        del self.flights[flight.id]
-        self.settlement.released.append(flight.id)
-        self._hand.failed(flight.id, retry_at_s=None, trial=flight.trial)
-        self._hand.drop([flight.id])
+        del self.in_flight[attempt.id]
+        self.writes.released.append(attempt.id)
+        self._buffer.failed(attempt.id, retry_at_s=None, trial=attempt.trial)
+        self._buffer.drop([attempt.id])
 
     async def give_up(self) -> None:
         """Fail what was left to workers with a larger context, of which none lives any more."""
-        for job, error in await self._books.hopeless():
+        for job, error in await self._store.hopeless():
             failure = retries.verdict(error).failure
-            self.settlement.failures.append((job, failure, None))
-            self._accounts.failed = Failed(JobId.line(job), failure, again=False)
+            self.writes.failures.append((job, failure, None))
+            self._stats.failed = Failed(JobId.line(job), failure, again=False)
 
-    async def _fell(self, death: EngineDied) -> None:
+    async def _engine_died(self, death: EngineDied) -> None:
         """The engine died: retry the jobs in flight one at a time, or together if another process killed the engine."""
-        self.down, self._accounts.deaths = death.message, self._accounts.deaths + 1
-        lost = await self.break_off(list(self.flights.values()))
-        blamed = self._blamed(death, [flight.id for flight in lost])
+        self.down, self._stats.deaths = death.message, self._stats.deaths + 1
+        lost = await self.break_off(list(self.in_flight.values()))
+        blamed = self._blamed(death, [attempt.id for attempt in lost])
         if blamed:
-            self.settlement.deaths.append((blamed, retries.verdict(death).failure))
-        self.settlement.released += [flight.id for flight in lost if flight.id not in blamed]
-        in_flight = [(flight.id, flight.tokens) for flight in lost]
-        self._hand.died(in_flight, accused=not death.from_outside)
+            self.writes.deaths.append((blamed, retries.verdict(death).failure))
+        self.writes.released += [attempt.id for attempt in lost if attempt.id not in blamed]
+        in_flight = [(attempt.id, attempt.tokens) for attempt in lost]
+        self._buffer.died(in_flight, accused=not death.from_outside)
         await self.record()  # before any of them is sent again
 
     def _blamed(self, death: EngineDied, lost: list[int]) -> list[int]:
         """The jobs that the store counts a death against, of those that were in flight."""
-        on_trial = [job for job in lost if job == self._hand.on_trial]
+        on_trial = [job for job in lost if job == self._buffer.on_trial]
         if death.from_outside is False:
             return on_trial or lost
         if death.from_outside or self.gone is not None:
@@ -210,63 +210,63 @@ class CompletionHandler:
 
     async def record(self) -> bool:
         """Write down what was noted; from then on it counts. Whether there was anything."""
-        settled = self.settlement
-        self.settlement = PendingWrites()
-        for outcome in await self._books.settle(settled) if settled else ():
+        settled = self.writes
+        self.writes = PendingWrites()
+        for outcome in await self._store.commit(settled) if settled else ():
             if outcome.state.final:
-                self._hand.drop([outcome.job])
+                self._buffer.drop([outcome.job])
             elif outcome.job not in settled.jobs:
-                self._hand.freed(outcome.job)
+                self._buffer.freed(outcome.job)
             if outcome.state is State.SET_ASIDE:
-                self._accounts.failed = Failed(JobId.line(outcome.job), settled.deaths[0][1], again=False)
+                self._stats.failed = Failed(JobId.line(outcome.job), settled.deaths[0][1], again=False)
         unchecked = self._unchecked
         self._unchecked = []
-        for sent, flight, answer in unchecked:
-            await self._check_reuse(sent, flight, answer)
+        for sent, attempt, answer in unchecked:
+            await self._check_reuse(sent, attempt, answer)
         return bool(settled)
 
     def refused(self, job: int, error: Exception) -> None:
         """A job cannot be sent at all: an older version took the line."""
-        self.settlement.failures.append((job, Failure("refused", str(error)), None))
+        self.writes.failures.append((job, Failure("refused", str(error)), None))
 
-    async def _check_reuse(self, sent: Dispatch, flight: Attempt, answer: Answer) -> None:
+    async def _check_reuse(self, sent: Dispatch, attempt: Attempt, answer: Answer) -> None:
         """Hold what the engine reused against what it should have; a miss is explained."""
-        evidence = self._accounts.evidence(sent, flight, answer)
-        if explain(sent, answer.usage, flight.prompt_bytes, evidence) is None:
+        evidence = self._stats.evidence(sent, attempt, answer)
+        if explain(sent, answer.usage, attempt.prompt_bytes, evidence) is None:
             return
         if evidence.evicted_tokens is not None:  # what was dropped since it was asked last may be the cause
-            self._accounts.seen(await self._engine.status())
-            evidence = self._accounts.evidence(sent, flight, answer)
-        like = await self._books.prompt(sent.like) if sent.like is not None else None
-        evidence = replace(evidence, prompt=prompt_bytes(flight.call), like=like)
-        miss = explain(sent, answer.usage, flight.prompt_bytes, evidence)
+            self._stats.seen(await self._engine.status())
+            evidence = self._stats.evidence(sent, attempt, answer)
+        like = await self._store.prompt(sent.like) if sent.like is not None else None
+        evidence = replace(evidence, prompt=prompt_bytes(attempt.call), like=like)
+        miss = explain(sent, answer.usage, attempt.prompt_bytes, evidence)
         if miss is not None:
-            self._accounts.misses.add(miss)
-            self._missed(miss)
+            self._stats.misses.add(miss)
+            self._on_miss(miss)
 
     # -- put back ----------------------------------------------------------------------------------------------------
 
     async def break_off(self, some: list[Attempt]) -> list[Attempt]:
         """End streams; those whose answers have come meanwhile are answered, the others are returned."""
-        await attempts.let_go(some)
+        await attempts.cancel(some)
         for event in self.there():
             if isinstance(event, StreamEnded) and isinstance(event.how, Answer):
-                if self.flights.get(event.flight.id) is event.flight:
-                    self._heard(event)
-            elif not (isinstance(event, Came | StreamEnded) and event.flight in some):
+                if self.in_flight.get(event.attempt.id) is event.attempt:
+                    self._received(event)
+            elif not (isinstance(event, Came | StreamEnded) and event.attempt in some):
                 self.inbox.put_nowait(event)
-        return [flight for flight in some if self.flights.pop(flight.id, None) is not None]
+        return [attempt for attempt in some if self.in_flight.pop(attempt.id, None) is not None]
 
     async def put_back(self, some: list[Attempt]) -> None:
         """Break attempts off that are nobody's fault; what has come of them is kept."""
-        self.settlement.released += [flight.id for flight in await self.break_off(some)]
+        self.writes.released += [attempt.id for attempt in await self.break_off(some)]
         await self.record()
 
-    async def let_go(self) -> None:
-        """Put back what is running, and close the books; answers that have come meanwhile are kept."""
+    async def shut_down(self) -> None:
+        """Put back what is running, and close the store; answers that have come meanwhile are kept."""
         try:
-            if isinstance(self.gone, EngineDied) and self.flights:
-                await self._fell(self.gone)  # it was told before the streams said so
-            await self.put_back(list(self.flights.values()))
+            if isinstance(self.gone, EngineDied) and self.in_flight:
+                await self._engine_died(self.gone)  # it was told before the streams said so
+            await self.put_back(list(self.in_flight.values()))
         finally:
-            await self._books.close()
+            await self._store.close()

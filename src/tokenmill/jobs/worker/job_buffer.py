@@ -19,7 +19,7 @@ from tokenmill.jobs.scheduler.scheduler import Scheduler
 
 
 class JobBuffer:
-    """The jobs at hand. All methods but the properties mutate."""
+    """The jobs at hand."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -1,6 +1,6 @@
 """One loop that works batches through an engine: take what happened, decide, begin, write down.
 
-The scheduler decides which job goes next, the store remembers, the engine computes, `outcomes` notes what becomes of
+The scheduler decides which job goes next, the store remembers, the engine computes, `completion` notes what becomes of
 it; here they meet. Stopping, a dead engine or a full disk leave everything as the same work can go on from.
 """
 
@@ -97,7 +97,7 @@ async def work(
     runs, and its output when the batch is sealed; what is wrong with its file is raised here.
     """
     task = WorkTask(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
-    worked = await attempt(task)
+    worked = await run_worker(task)
     if worked.gone is not None:
         hint = "\n".join(filter(None, (KEPT, worked.gone.hint)))
         raise EngineError(worked.gone.message, hint=hint, code=worked.gone.code)
@@ -112,7 +112,7 @@ class Worked:
     gone: EngineError | None
 
 
-async def attempt(task: WorkTask) -> Worked:
+async def run_worker(task: WorkTask) -> Worked:
     """As `work`; an engine that is gone for good is told beside what was done until then."""
     return await _Worker(task).run(task.joining)
 
@@ -123,7 +123,7 @@ class _Worker:
         shape = task.shape
         options = task.options or WorkOptions()
         clock = task.clock or task.store.now_s
-        books = AsyncStore(
+        store = AsyncStore(
             task.store,
             task.batches,
             task.outputs or {},
@@ -131,19 +131,19 @@ class _Worker:
             most_deaths=options.most_deaths,
             shards=task.shards or task.store.shards(shape.width),
         )
-        self._books = books
+        self._store = store
         self._engine = engine
         self._options = options
         self._clock = clock
         self._stop = task.stop or asyncio.Event()
         self._tell = task.tell or (lambda _: None)
         self._width = shape.width
-        self._hand = JobBuffer(Scheduler(shape))
-        self._accounts = RunStats(shape, engine.identity.kind)
-        self.outcomes = CompletionHandler(
-            books,
-            self._hand,
-            self._accounts,
+        self._buffer = JobBuffer(Scheduler(shape))
+        self._stats = RunStats(shape, engine.identity.kind)
+        self.completion = CompletionHandler(
+            store,
+            self._buffer,
+            self._stats,
             engine,
             shape.width,
             attempts=options.attempts,
@@ -151,12 +151,12 @@ class _Worker:
             clock=clock,
             missed=task.missed or (lambda _: None),
         )
-        self._flights, self._inbox = self.outcomes.flights, self.outcomes.inbox
+        self._in_flight, self._inbox = self.completion.in_flight, self.completion.inbox
         self._read: SortKey | None = None  # how far the stream of pending jobs was
-        self._more = self._fed = True  # the stream goes on, as far as is known; the last reading brought something
+        self._more = self._got_new = True  # the stream goes on, as far as is known; the last reading brought something
         self._loop_s = asyncio.get_running_loop().time
-        self._began_s = self._turned_s = self._loop_s()
-        self._looked_s: float | None = None
+        self._started_s = self._accounted_s = self._loop_s()
+        self._polled_s: float | None = None
         self._again_s = float("-inf")  # when the stream was read again for want of anything else
         self._reading_s = 0.0  # how long the last reading took
         self._commit_from_s = float("-inf")  # answers are not committed before, while jobs are in flight
@@ -166,49 +166,49 @@ class _Worker:
 
     async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Worked:
         """The loop."""
-        beside = [
-            self._beside(liveness.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
-            self._beside(self._await_stop()),
+        background = [
+            self._background(liveness.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
+            self._background(self._await_stop()),
         ]
         if joining is not None:
-            beside.append(self._beside(self._await_joining(joining)))
+            background.append(self._background(self._await_joining(joining)))
         if self._ingest is not None:
-            beside.append(self._beside(self._await_ingest(self._ingest)))
+            background.append(self._background(self._await_ingest(self._ingest)))
         try:
-            await self._books.ready(self._engine.identity.context, self._width, more=joining is not None)
+            await self._store.ready(self._engine.identity.context, self._width, more=joining is not None)
             while not self._over:
-                await self._look()
-                written = self._hand.trying and await self.outcomes.record()  # the next suspect may take us with it
+                await self._poll_store()
+                written = self._buffer.trying and await self.completion.record()  # the next suspect may take us with it
                 more = written | await self._begin() | await self._record()
-                self._tell_how()
+                self._report_progress()
                 await self._take(await self._events(wait=not more))
-            seconds = self._loop_s() - self._began_s
+            seconds = self._loop_s() - self._started_s
             least = await self._count_least()
         except BaseException:
             with suppress(TokenmillError):  # one error is enough, and the first says more
-                await self.outcomes.let_go()
+                await self.completion.shut_down()
             raise
         finally:
-            for task in beside:
+            for task in background:
                 task.cancel()
-        await self.outcomes.let_go()
+        await self.completion.shut_down()
         end: RunEnd = (
-            "finished" if self._done else "stopped" if self._stop.is_set() or self.outcomes.gone else "cancelled"
+            "finished" if self._done else "stopped" if self._stop.is_set() or self.completion.gone else "cancelled"
         )
-        notes = self._hand.scheduler.notes
-        return Worked(self._accounts.report(end, seconds, self._books.counts, least, notes), self.outcomes.gone)
+        notes = self._buffer.scheduler.notes
+        return Worked(self._stats.report(end, seconds, self._store.counts, least, notes), self.completion.gone)
 
     @property
     def _over(self) -> bool:
-        return self._done or self._stop.is_set() or self.outcomes.gone is not None or not self._books.open
+        return self._done or self._stop.is_set() or self.completion.gone is not None or not self._store.open
 
     @property
     def _busy(self) -> int:
-        return min(len(self._flights), self._width)
+        return min(len(self._in_flight), self._width)
 
     # -- take --------------------------------------------------------------------------------------------------------
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Something that goes on beside the loop; what is wrong with it ends the loop."""
 
         def over(task: "asyncio.Task[None]") -> None:
@@ -229,7 +229,7 @@ class _Worker:
 
     async def _await_ingest(self, ingest: Ingest) -> None:
         found = await ingest.sealed()
-        await self._books.sealed(found.batch.id, ingest.output)
+        await self._store.sealed(found.batch.id, ingest.output)
         self._ingest = None
         self._inbox.put_nowait(None)
 
@@ -238,20 +238,20 @@ class _Worker:
 
         What is at hand of a lower priority makes room for that: it is read once more behind it.
         """
-        rows = await self._books.join(batch, _JOINING)
+        rows = await self._store.join(batch, _JOINING)
         if rows:
-            self._hand.drop(self._hand.below(-rows[0].rank))
-        self._hand.come(rows, deadline_s=self._books.deadline_s, more=None)
+            self._buffer.drop(self._buffer.below(-rows[0].rank))
+        self._buffer.come(rows, deadline_s=self._store.deadline_s, more=None)
         self._done = False
         self._read_again()
 
     async def _events(self, *, wait: bool) -> list[WorkerEvent]:
         """What has happened; nothing after a tick without anything."""
         if not wait or self._over:
-            return self.outcomes.there()
-        retry_s = self._hand.next_retry_s
+            return self.completion.there()
+        retry_s = self._buffer.next_retry_s
         patience_s = max(0.0, min(self._options.tick_s, (retry_s or float("inf")) - self._clock()))
-        if self.outcomes.settlement:
+        if self.completion.writes:
             patience_s = min(patience_s, self._commit_later_s)
         try:
             async with asyncio.timeout(patience_s):
@@ -260,7 +260,7 @@ class _Worker:
             return []
         if isinstance(first, StreamEnded):
             await asyncio.sleep(GATHER_S)
-        return [first, *self.outcomes.there()]
+        return [first, *self.completion.there()]
 
     async def _record(self) -> bool:
         """Write down what was noted; True: there was something.
@@ -270,26 +270,26 @@ class _Worker:
         """
         if self._commit_later_s > 0:
             return False
-        if self.outcomes.settlement.answers:
+        if self.completion.writes.answers:
             self._commit_from_s = self._loop_s() + COMMIT_EVERY_S
-        recorded = await self.outcomes.record()
-        await self._books.flush()
+        recorded = await self.completion.record()
+        await self._store.flush()
         return recorded
 
     @property
     def _commit_later_s(self) -> float:
         """How long answers that have come wait for others; 0: nothing waits."""
-        settlement = self.outcomes.settlement
-        if not settlement.answers or settlement.jobs or self._hand.trying or self._over or not self._flights:
+        writes = self.completion.writes
+        if not writes.answers or writes.jobs or self._buffer.trying or self._over or not self._in_flight:
             return 0.0
         return max(0.0, self._commit_from_s - self._loop_s())
 
     async def _take(self, events: Sequence[WorkerEvent]) -> None:
         """Note what happened, and how long it took."""
         now_s = self._loop_s()
-        self._accounts.pace.passed(now_s - self._turned_s, self._busy)
-        self._turned_s = now_s
-        await self.outcomes.take(events)
+        self._stats.pace.passed(now_s - self._accounted_s, self._busy)
+        self._accounted_s = now_s
+        await self.completion.take(events)
         for event in events:
             if isinstance(event, Batch):
                 await self._join(event)
@@ -298,138 +298,142 @@ class _Worker:
 
     async def _begin(self) -> bool:
         """Begin what is decided; whether to ask again at once."""
-        if self._over or self.outcomes.down is not None:
+        if self._over or self.completion.down is not None:
             return False
-        self._reach_on()
-        decisions = self._hand.decide(self._flights.keys(), sum(flight.trial for flight in self._flights.values()))
+        self._prefetch()
+        decisions = self._buffer.decide(
+            self._in_flight.keys(), sum(attempt.trial for attempt in self._in_flight.values())
+        )
         more = [await self._fetch(decision.jobs) for decision in decisions if isinstance(decision, Fetch)]
         sent = {decision.job: decision for decision in decisions if isinstance(decision, Dispatch | Pending)}
         if sent:
             more.append(await self._send(sent))
-        elif self._hand.empty and not self._flights and not self.outcomes.settlement:
+        elif self._buffer.empty and not self._in_flight and not self.completion.writes:
             await self._idle()
         return any(more)
 
     async def _fetch(self, limit: int) -> bool:
         began_s = self._loop_s()
         if self._read is None:
-            self._walked_total = self._books.counts.total
-        rows = await self._books.window(limit, again=self._read is None)
+            self._walked_total = self._store.counts.total
+        rows = await self._store.window(limit, again=self._read is None)
         self._reading_s = self._loop_s() - began_s
         self._read = rows[-1].key if rows else self._read
-        known = all(row.id in self._hand for row in rows)
-        pending = self._hand.scheduler.pending
+        known = all(row.id in self._buffer for row in rows)
+        pending = self._buffer.scheduler.pending
         self._more = len(rows) >= limit
-        self._hand.come(rows, deadline_s=self._books.deadline_s, more=self._more)
-        self._fed = not known or self._hand.scheduler.pending > pending
-        return self._fed if self._books.shared else bool(rows)
+        self._buffer.come(rows, deadline_s=self._store.deadline_s, more=self._more)
+        self._got_new = not known or self._buffer.scheduler.pending > pending
+        return self._got_new if self._store.shared else bool(rows)
 
-    def _reach_on(self) -> None:
+    def _prefetch(self) -> None:
         """Read on before the jobs at hand run out, so that no slot waits: the next shard, or new lines."""
-        pending = self._hand.scheduler.pending
+        pending = self._buffer.scheduler.pending
         if self._more or pending > _LOW * self._width:
             return
-        if not self._books.shared:
-            if self._books.counts.total > self._walked_total:
+        if not self._store.shared:
+            if self._store.counts.total > self._walked_total:
                 self._read_again()
-        elif self._fed or (self._flights and self._loop_s() - self._again_s >= self._options.tick_s):
+        elif self._got_new or (self._in_flight and self._loop_s() - self._again_s >= self._options.tick_s):
             self._again_s = self._loop_s()
             self._read_again(behind=pending > 0)
 
     def _read_again(self, *, behind: bool = False) -> None:
         """The stream is read again: from its beginning, or behind what was read."""
         self._more = True
-        self._fed = False
+        self._got_new = False
         if not behind:
             self._read = None
-        self._hand.scheduler.again()
+        self._buffer.scheduler.again()
 
     async def _idle(self) -> None:
         """Nothing is at hand: all is done, or there is more behind what was read."""
-        pause_s = max(self._options.tick_s, _REST * self._reading_s) if self._books.shared else _AGAIN_S
+        pause_s = max(self._options.tick_s, _REST * self._reading_s) if self._store.shared else _AGAIN_S
         # Of a shared store anything may have become ours meanwhile.
-        alone = self._books.left.pending and not self._books.shared
-        retry_s = await self._books.next_retry_s() if alone else None
-        if not self._books.left.pending:
-            self._done = not self._books.elsewhere and self._ingest is None
+        alone = self._store.left.pending and not self._store.shared
+        retry_s = await self._store.next_retry_s() if alone else None
+        if not self._store.left.pending:
+            self._done = not self._store.elsewhere and self._ingest is None
         elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= pause_s:
             self._again_s = self._loop_s()
-            self._hand.unheld()
-            await self.outcomes.give_up()
+            self._buffer.unheld()
+            await self.completion.give_up()
             self._read_again()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
         """Send jobs to the engine; whether one of them need not be worked after all, and its lane is free."""
-        started = await self._books.start(list(sent))
+        started = await self._store.start(list(sent))
         for job in started.running:
             decision = sent[job.id]
             try:
-                call = self._books.call(job.id, job.line)
+                call = self._store.call(job.id, job.line)
             except (TokenmillError, ValueError) as error:
-                self.outcomes.refused(job.id, error)
+                self.completion.refused(job.id, error)
                 continue
-            flight = Attempt(
+            attempt = Attempt(
                 job,
                 call,
-                self._hand[job.id].prompt_bytes,
+                self._buffer[job.id].prompt_bytes,
                 self._loop_s(),
                 decision if isinstance(decision, Dispatch) else None,
                 self._engine.generation,
-                self._accounts.counters.evicted_tokens,
-                self._accounts.pace.mark,
+                self._stats.counters.evicted_tokens,
+                self._stats.pace.mark,
             )
-            self._flights[job.id] = flight
+            self._in_flight[job.id] = attempt
             attempts.launch(
-                flight,
+                attempt,
                 self._engine,
                 timeout_s=self._options.job_timeout_s,
                 tell=self._inbox.put_nowait,
-                heard=self._accounts.pace.heard,
+                received=self._stats.pace.received,
             )
-            if not flight.trial:
-                self._hand.scheduler.started(job.id)
-        self._hand.held(started.held)
-        unsent = [job for job in sent if job not in self._flights]
-        self._hand.drop([job for job in unsent if job not in started.held])
+            if not attempt.trial:
+                self._buffer.scheduler.started(job.id)
+        self._buffer.held(started.held)
+        unsent = [job for job in sent if job not in self._in_flight]
+        self._buffer.drop([job for job in unsent if job not in started.held])
         return bool(unsent)
 
-    async def _look(self) -> None:
+    async def _poll_store(self) -> None:
         """The clock always; from time to time orders from elsewhere, and the output brought up to date."""
-        self._hand.due(self._clock())
-        if self._looked_s is not None and self._loop_s() - self._looked_s < self._options.tick_s:
+        self._buffer.due(self._clock())
+        if self._polled_s is not None and self._loop_s() - self._polled_s < self._options.tick_s:
             return
-        self._looked_s = self._loop_s()
-        self._hand.scheduler.measured(self._accounts.pace.by_lanes())
-        look = await self._books.look()
-        self._hand.come(look.due, deadline_s=self._books.deadline_s, more=None)
-        for batch in look.asked if self._ingest is None else ():  # a batch is cancelled when it has all its lines
+        self._polled_s = self._loop_s()
+        self._buffer.scheduler.measured(self._stats.pace.by_lanes())
+        changes = await self._store.poll()
+        self._buffer.come(changes.due, deadline_s=self._store.deadline_s, more=None)
+        for batch in (
+            changes.to_cancel if self._ingest is None else ()
+        ):  # a batch is cancelled when it has all its lines
             # What has come is done, and not cancelled.
-            await self.outcomes.put_back([each for each in self._flights.values() if JobId.batch(each.id) == batch])
-            await self._books.cancel(batch)
-            self._hand.drop(self._hand.of_batch(batch))
-        if look.reopened:
+            await self.completion.put_back([each for each in self._in_flight.values() if JobId.batch(each.id) == batch])
+            await self._store.cancel(batch)
+            self._buffer.drop(self._buffer.of_batch(batch))
+        if changes.reopened:
             self._read_again()
 
     # -- tell --------------------------------------------------------------------------------------------------------
 
-    def _tell_how(self) -> None:
-        output = self._books.output_error
+    def _report_progress(self) -> None:
+        output = self._store.output_error
         self._tell(
-            self._accounts.snapshot(
-                self._loop_s() - self._began_s,
-                self._books.counts,
-                retrying=self._hand.retrying,
-                under_way=[flight.tokens for flight in self._flights.values()],
-                lengths=self._hand.scheduler.lengths,
-                down=self.outcomes.down,
+            self._stats.snapshot(
+                self._loop_s() - self._started_s,
+                self._store.counts,
+                retrying=self._buffer.retrying,
+                in_flight=[attempt.tokens for attempt in self._in_flight.values()],
+                lengths=self._buffer.scheduler.lengths,
+                down=self.completion.down,
                 output=output.message if output else None,
             )
         )
 
     async def _count_least(self) -> Least | None:
         """What the prompts had to cost; None where somebody waits for the end, and counting them would take a while."""
-        if self._stop.is_set() or self.outcomes.gone is not None:
+        if self._stop.is_set() or self.completion.gone is not None:
             return None
-        jobs = self._accounts.countable if self._options.count_least else []
-        exact = await counted(self._engine, await self._books.calls(jobs)) if jobs else None
-        return self._accounts.least(exact)
+        jobs = self._stats.countable if self._options.count_least else []
+        exact = await counted(self._engine, await self._store.calls(jobs)) if jobs else None
+        return self._stats.least(exact)

@@ -22,7 +22,7 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.async_store import AsyncStore
-from tokenmill.jobs.worker.loop import KEPT, Worked, WorkOptions, WorkTask, attempt
+from tokenmill.jobs.worker.loop import KEPT, Worked, WorkOptions, WorkTask, run_worker
 from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
 from tokenmill.jobs.worker.progress import Failed, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss
@@ -83,7 +83,9 @@ async def run_pool(
     in each case the jobs in flight have been put back.
     """
     settings = options or WorkOptions()
-    books = AsyncStore(store, batches, outputs or {}, clock=clock or store.now_s, most_deaths=settings.most_deaths)
+    async_store = AsyncStore(
+        store, batches, outputs or {}, clock=clock or store.now_s, most_deaths=settings.most_deaths
+    )
     table = store.local_shards(coming=coming)
 
     def begin(member: PoolMember, halt: asyncio.Event, tell: OnSnapshot) -> "asyncio.Task[Worked]":
@@ -99,9 +101,9 @@ async def run_pool(
             missed=missed,
             shards=table.add(member.name, member.shape.width),
         )
-        return asyncio.create_task(attempt(task))
+        return asyncio.create_task(run_worker(task))
 
-    pool = _Pool(books, begin, tell or (lambda _: None), settings.tick_s)
+    pool = _Pool(async_store, begin, tell or (lambda _: None), settings.tick_s)
     return await pool.run(members, stop or asyncio.Event())
 
 
@@ -124,7 +126,7 @@ class _Pool:
         self._last_error: EngineError | None = None  # of the member that was lost last
         self._joining_error: TokenmillError | None = None  # why no more will join
         self._loop_s = asyncio.get_running_loop().time
-        self._began_s = self._loop_s()
+        self._started_s = self._loop_s()
 
     async def run(self, members: PoolMembers, stop: asyncio.Event) -> PoolReport:
         """Work until all is done, or `stop` is set."""
@@ -132,7 +134,7 @@ class _Pool:
         stopping = asyncio.create_task(self._await_stop(stop))
         try:
             await self._work(joining, stop)
-            seconds = self._loop_s() - self._began_s
+            seconds = self._loop_s() - self._started_s
             await self._finish(joining, stopping)
         except BaseException:
             for task in (joining, stopping, *self._tasks.values()):
@@ -148,7 +150,7 @@ class _Pool:
         while True:
             self._changed.clear()
             self._collect(joining)
-            await self._store.look()
+            await self._store.poll()
             self._tell_progress()
             left = self._store.left
             if stop.is_set():
@@ -236,7 +238,7 @@ class _Pool:
             combined_snapshot(
                 working,
                 ended,
-                elapsed_s=self._loop_s() - self._began_s,
+                elapsed_s=self._loop_s() - self._started_s,
                 counts=self._store.counts,
                 failed=self._failed,
                 output=output.message if output is not None else None,

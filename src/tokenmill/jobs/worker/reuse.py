@@ -39,7 +39,7 @@ class Evidence:
     like: bytes | None = None  # and of the job it should have found
     lane: int | None = None  # where it was served
     restarted: bool = False  # the engine is not the one that had computed the head
-    lane_taken: bool = False  # somebody else used the lane in between
+    slot_taken: bool = False  # somebody else used the lane in between
     evicted_tokens: int | None = None  # dropped by the engine since the head was computed
     cells_between: int | None = None  # tokens that other jobs needed since then ...
     cells_total: int | None = None  # ... of so many
@@ -140,7 +140,7 @@ def _around(text: bytes, at: int) -> str:
 def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
     if sent.lane is not None and evidence.lane not in (None, sent.lane):
         return f"it was sent to slot {sent.lane} and served by slot {evidence.lane}: the slot was busy"
-    if sent.lane is not None and evidence.lane_taken:
+    if sent.lane is not None and evidence.slot_taken:
         return f"another request used slot {sent.lane} in between and left its own prompt there"
     return None
 
@@ -201,7 +201,7 @@ class Misses:
         self._by_cause: dict[Cause, Tallied] = {}
 
     def add(self, miss: Miss) -> None:
-        """Count one; mutates."""
+        """Count one."""
         tallied = self._by_cause.setdefault(miss.cause, Tallied(miss.cause))
         tallied.jobs += 1
         tallied.lost_tokens += miss.lost_tokens
@@ -209,7 +209,7 @@ class Misses:
             tallied.examples.append(miss)
 
     def include(self, other: "Misses") -> None:
-        """Count all of another tally, too; mutates."""
+        """Count all of another tally, too."""
         for theirs in other.by_cost():
             tallied = self._by_cause.setdefault(theirs.cause, Tallied(theirs.cause))
             tallied.jobs += theirs.jobs
@@ -218,15 +218,15 @@ class Misses:
 
     @property
     def lost_tokens(self) -> int:
-        """Prompt tokens that were computed again. Mutates nothing."""
+        """Prompt tokens that were computed again."""
         return sum(tallied.lost_tokens for tallied in self._by_cause.values())
 
     def by_cost(self) -> list[Tallied]:
-        """The costliest cause first. Mutates nothing."""
+        """The costliest cause first."""
         return sorted(self._by_cause.values(), key=lambda tallied: -tallied.lost_tokens)
 
     def lines(self) -> list[str]:
-        """A line for each cause. Mutates nothing."""
+        """A line for each cause."""
         return [
             f"{tallied.cause}: {number_of(tallied.lost_tokens, 'prompt token')} computed again in "
             f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].words}"
@@ -245,7 +245,7 @@ class Reckoned:
         self.least, self._bytes = 0.0, Minimum()  # tokens so far
 
     def add(self, prompt: bytes, usage: Usage) -> None:
-        """Count a prompt; mutates."""
+        """Count a prompt."""
         shared = self._bytes.add(prompt)
         self.least += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
 

@@ -17,7 +17,7 @@ from tokenmill.jobs.worker.throughput import Throughput
 
 
 class RunStats:
-    """Of one run. What is read mutates nothing, all else does."""
+    """Of one run."""
 
     def __init__(self, shape: EngineShape, kind: EngineKind) -> None:
         self.pace = Throughput()
@@ -51,19 +51,19 @@ class RunStats:
             self._live_prompt += now - before if before is not None and before <= now else now
         self._status = status
 
-    def answered(self, flight: Attempt, answer: Answer, prompt: bytes) -> None:
+    def answered(self, attempt: Attempt, answer: Answer, prompt: bytes) -> None:
         """A job has its answer."""
         self.in_a_row = 0
-        self.pace.answered(answer, flight.tokens, flight.since)
+        self.pace.answered(answer, attempt.tokens, attempt.since)
         self._reckoned.add(prompt, answer.usage)
         if len(self._sample) < MOST_JOBS and self.pace.tokens.prompt <= MOST_TOKENS:
-            self._sample.append(flight.id)
+            self._sample.append(attempt.id)
             self._sample_least = self._reckoned.least
 
-    def evidence(self, sent: Dispatch, flight: Attempt, answer: Answer) -> Evidence:
+    def evidence(self, sent: Dispatch, attempt: Attempt, answer: Answer) -> Evidence:
         """What is known around an answer, without the prompts."""
         evicted = self.counters.evicted_tokens
-        before = flight.evicted_tokens
+        before = attempt.evicted_tokens
         chooses = self._kind in ("llama-server", "ik_llama") and sent.lane is None
         return Evidence(
             self._shape.reuse,
@@ -93,13 +93,13 @@ class RunStats:
         elapsed_s: float,
         counts: Counts,
         *,
-        under_way: Sequence[int],
+        in_flight: Sequence[int],
         retrying: int,
         lengths: AnswerLengths,
         down: str | None,
         output: str | None,
     ) -> Snapshot:
-        """The run as it is now; `under_way`: tokens that have come of each job in the engine."""
+        """The run as it is now; `in_flight`: tokens that have come of each job in the engine."""
         tokens = self.pace.tokens
         width = self._shape.width
         status = self._status
@@ -111,10 +111,10 @@ class RunStats:
             counts,
             tokens,
             max(self._live_prompt, tokens.computed),
-            min(len(under_way), width),
+            min(len(in_flight), width),
             width,
             retrying,
-            self._eta_s(lengths, counts, under_way),
+            self._eta_s(lengths, counts, in_flight),
             down,
             says,
             self.failed,
@@ -142,8 +142,8 @@ class RunStats:
             pace.head_tok_s,
         )
 
-    def _eta_s(self, lengths: AnswerLengths, counts: Counts, under_way: Sequence[int]) -> float | None:
-        begun = [tokens for tokens in under_way if tokens]  # their prompts are computed
+    def _eta_s(self, lengths: AnswerLengths, counts: Counts, in_flight: Sequence[int]) -> float | None:
+        begun = [tokens for tokens in in_flight if tokens]  # their prompts are computed
         left = lengths.left(max(0, counts.pending + counts.running - len(begun)))
         mean = lengths.mean_tokens
         if left is None or mean is None:

@@ -55,11 +55,11 @@ class Throughput:
             self.busy_s += seconds
             self._lane_s += seconds * at_work
 
-    def heard(self, tokens: int) -> None:
+    def received(self, tokens: int) -> None:
         """Tokens of an answer came."""
         self._generated += tokens
 
-    def answered(self, answer: Answer, heard: int, since: RateMark = (0.0, 0.0)) -> None:
+    def answered(self, answer: Answer, received: int, since: RateMark = (0.0, 0.0)) -> None:
         """An answer is complete that was begun at a mark, and so many of its tokens had come in pieces."""
         usage = answer.usage
         timings = answer.timings
@@ -68,7 +68,7 @@ class Throughput:
         self._prompt += usage.prompt_tokens
         self._cached += usage.cached_tokens or 0
         self._written += usage.completion_tokens
-        self._generated += usage.completion_tokens - heard
+        self._generated += usage.completion_tokens - received
         if timings.prefill_s is not None and timings.decode_s is not None:
             self._timed_prompt += computed
             self._timed_written += usage.completion_tokens
