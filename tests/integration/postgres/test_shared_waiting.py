@@ -127,10 +127,10 @@ def test_batches_that_are_done_are_not_looked_at_any_more(
             joins = submitted(store, tmp_path / str(number), [f"{number}"])
             rows = await books.join(joins, 10)
             store.commit([answer(job.id) for job in store.start([row.id for row in rows]).running])
-        await books.look()
+        await books.poll()
         with monkeypatch.context() as patched:
             patched.setattr(Store, "batch", counted)
-            await books.look()
+            await books.poll()
         counts = books.counts
         await books.close()
         return counts

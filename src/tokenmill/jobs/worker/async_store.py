@@ -1,7 +1,7 @@
 """Async facade over the blocking store and output files; all calls run on one dedicated thread, in order.
 
-`settle` returns when the data is on disk. A failing output file does not stop the work, because every answer is in the
-store: writing is retried from time to time, and the error is raised at the end if it persists.
+`commit` returns when the data is on disk. A failing output file does not stop the batch, because every answer is in the
+store: writing is retried periodically, and the error is raised at the end if it persists.
 """
 
 import asyncio
@@ -30,18 +30,20 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.sharding.allocator import ShardView, WorkerSpec
 from tokenmill.jobs.store.store import Store
 
-DUE_JOBS = 256  # with a deadline, looked at beyond the window
-DUE_S = 3600.0  # as long before it as `backlog` may care
+DUE_JOBS = 256  # jobs with a deadline that are loaded beyond the window
+DUE_S = 3600.0  # load them this long before their deadline; covers what `backlog` considers
 _OUTPUT_RETRY_S = 10.0
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class PendingWrites:
-    """What has happened to jobs, to be written down together."""
+    """Job outcomes collected for one transaction."""
 
     answers: list[FinishedJob] = field(default_factory=list)
-    failures: list[tuple[int, Failure, float | None]] = field(default_factory=list)  # None: for good; else retried then
+    failures: list[tuple[int, Failure, float | None]] = field(
+        default_factory=list
+    )  # (job, failure, when to retry); None: the failure is permanent
     deaths: list[tuple[list[int], Failure]] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
@@ -50,22 +52,22 @@ class PendingWrites:
 
     @property
     def jobs(self) -> set[int]:
-        """Of those that are pending again, the ones that were at work; others were held for them."""
+        """Jobs that ran and return to the queue, unlike jobs that were held for them."""
         died = (job for jobs, _ in self.deaths for job in jobs)
         return {*self.released, *(job for job, *_ in self.failures), *died}
 
 
 @dataclass(frozen=True, slots=True)
 class StoreChanges:
-    """What there is to know in the store from time to time."""
+    """Changes in the store since the last poll."""
 
-    to_cancel: tuple[int, ...]  # batches to cancel
+    to_cancel: tuple[int, ...]  # batches
     due: tuple[Waiting, ...]
-    reopened: tuple[int, ...]  # batches that have something to do again
+    reopened: tuple[int, ...]  # batches that have pending jobs again
 
 
 class AsyncStore:
-    """The batches that are worked on."""
+    """The store and output files as the worker uses them."""
 
     def __init__(
         self,
@@ -82,33 +84,33 @@ class AsyncStore:
         self._clock = clock
         self._most_deaths = most_deaths
         self._shards = shards or ShardView(store)
-        self._known: dict[int, Waiting] = {}  # where others take jobs: those that were read and have no outcome yet
+        self._known: dict[int, Waiting] = {}  # with several workers: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
-        self.open = [batch.id for batch in batches]  # to be worked on: not cancelled, not gone
+        self.open = [batch.id for batch in batches]  # batches to run: not cancelled, not removed
         self._finished: dict[int, Counts] = {}  # batches that were finished when another joined
         self._thread = ThreadPoolExecutor(1, "store")
         self._output_retry_s = 0.0
         self.output_error: TokenmillError | None = None
-        self.counts = Counts()  # of all batches, also of those that are cancelled
-        self.left = Counts()  # of those to be worked on
+        self.counts = Counts()  # of all batches, including cancelled ones
+        self.left = Counts()  # of the open batches
 
     def deadline_s(self, job: int) -> float | None:
-        """Of the job's batch."""
+        """Deadline of the job's batch; None if it has none."""
         return self._batches[JobId.batch(job)].deadline_s
 
     def call(self, job: int, line: str) -> Call:
-        """A stored line as a call."""
+        """Parse a stored line."""
         return call_of(line, self._batches[JobId.batch(job)].defaults)
 
     async def ready(self, context: int | None, lanes: int, *, more: bool) -> None:
-        """What our worker can do; `more`: batches may join."""
+        """Register this worker's context and slots. `more`: batches may join later."""
         if self._batches:
             batches = None if more else tuple(self._batches)
             spec = WorkerSpec(next(iter(self._batches.values())).model_id, context, batches)
             await self._do(lambda: self._shards.ready(spec, lanes))
 
     async def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """A job is too long for our worker: what to fail it with; None: it is left to another."""
+        """The error to fail a job with that is too long for this worker; None if it is left to another worker."""
 
         def work() -> TooLong | None:
             found = self._shards.too_long(job, error)
@@ -119,7 +121,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def hopeless(self) -> list[tuple[int, TooLong]]:
-        """Jobs that wait for a worker with a larger context, and none lives."""
+        """Jobs that need a worker with a larger context, now that no such worker is left."""
 
         def work() -> list[tuple[int, TooLong]]:
             found = self._shards.hopeless()
@@ -130,11 +132,11 @@ class AsyncStore:
         return await self._do(work)
 
     async def window(self, limit: int, *, again: bool) -> list[Waiting]:
-        """The next pending jobs that our worker may take; `again`: from the beginning."""
+        """The next pending jobs that this worker may take; with `again`, from the beginning."""
         return await self._do(lambda: self._remember(self._shards.window(self.open, again=again, limit=limit)))
 
     async def start(self, jobs: Sequence[int]) -> Started:
-        """Mark jobs as running, and read their lines. What has become another worker's is in none of the lists."""
+        """Mark jobs as running and read their lines. Jobs that now belong to another worker are in neither list."""
 
         def work() -> Started:
             ours = [job for job in jobs if job not in self._known or self._shards.has(self._known[job])]
@@ -146,7 +148,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def commit(self, what: PendingWrites) -> tuple[JobOutcome, ...]:
-        """Write down what happened; on the disk when this returns."""
+        """Write outcomes to the store; they are on disk when this returns."""
 
         def work() -> tuple[JobOutcome, ...]:
             outcomes = list(self._store.commit(what.answers)) if what.answers else []
@@ -163,12 +165,12 @@ class AsyncStore:
         return await self._do(work)
 
     async def flush(self) -> None:
-        """Let other processes see which jobs were started."""
+        """Make started jobs visible to other processes."""
         if self._store.unflushed:
             await self._do(self._store.flush)
 
     async def poll(self) -> StoreChanges:
-        """Orders from elsewhere, deadlines that have passed or come near, and the output brought up to date."""
+        """Poll for cancellations and deadlines, renew leases and update the output files."""
 
         def work() -> StoreChanges:
             asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
@@ -187,9 +189,9 @@ class AsyncStore:
         return await self._do(work)
 
     async def join(self, batch: Batch, limit: int) -> list[Waiting]:
-        """Another batch, to be worked on with the others; the first of its pending jobs.
+        """Add a batch to those that run; returns the first of its pending jobs.
 
-        Those that are finished are not counted any more, only looked for among those that are open again.
+        Batches that are finished by then are no longer counted, only checked for being reopened.
         """
 
         def work() -> list[Waiting]:
@@ -205,7 +207,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def sealed(self, batch: int, output: Output | None) -> None:
-        """A batch that was growing has all its lines; its output is written from now on, None: by another process."""
+        """Note that a growing batch is complete. From now on its output is written; None: by another process."""
 
         def work() -> None:
             if output is not None:
@@ -215,7 +217,7 @@ class AsyncStore:
         await self._do(work)
 
     async def cancel(self, batch: int) -> None:
-        """A batch is to be worked no more; one that another cancelled may be open again by now, and stays so."""
+        """Stop working on a cancelled batch. If another worker's cancellation was undone meanwhile, it stays open."""
 
         def work() -> None:
             if not self.shared or batch in self._store.asked_to_cancel():
@@ -227,11 +229,11 @@ class AsyncStore:
         await self._do(work)
 
     async def next_retry_s(self) -> float | None:
-        """When the first job that waits out a failure may be started; None: none does."""
+        """When the first job with a pending retry may start; None if there is no such job."""
         return await self._do(lambda: self._store.next_retry_s(self.open))
 
     async def prompt(self, job: int) -> bytes | None:
-        """The canonical prompt of a job; None: there is no such job."""
+        """The canonical prompt of a job; None if it does not exist."""
 
         def work() -> bytes | None:
             found = self._store.job(job)
@@ -240,7 +242,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def calls(self, jobs: Iterable[int]) -> list[Call]:
-        """Jobs as calls."""
+        """Parse the lines of some jobs."""
 
         def work() -> list[Call]:
             found = (self._store.job(job) for job in jobs)
@@ -249,7 +251,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def close(self) -> None:
-        """Write the output as far as it goes; raise what is wrong with it."""
+        """Write the rest of the output and release the shards; raises the output's error if it persists."""
 
         def work() -> None:
             self._shards.close()
@@ -266,12 +268,12 @@ class AsyncStore:
 
     @property
     def shared(self) -> bool:
-        """Whether other workers are at the same batches."""
+        """Whether other workers may run the same batches."""
         return self._shards.shared
 
     @property
     def elsewhere(self) -> bool:
-        """Whether other workers may have jobs of these batches that could become ours."""
+        """Whether jobs of other workers could return to this one."""
         return self.shared and self.left.running > 0
 
     def _may_take(self, waiting: Waiting) -> bool:
@@ -287,7 +289,7 @@ class AsyncStore:
             self._known.pop(job, None)
 
     def _to_cancel(self) -> list[int]:
-        """Batches that are to be worked no more; of several workers the first has cancelled them, or they are gone."""
+        """Batches to stop working on: cancelled by request, by another worker, or removed."""
         asked = self._store.asked_to_cancel()
         if not self.shared:
             return asked
@@ -298,7 +300,7 @@ class AsyncStore:
         return now is None or now.cancelled_s is not None
 
     def _reopen(self) -> tuple[int, ...]:
-        """Batches that were cancelled or finished and have jobs again, because somebody wants them after all."""
+        """Reopen batches that were cancelled or finished and have pending jobs again."""
         closed = self._batches.keys() - set(self.open)
         again = [batch for batch in self._store.open_batches() if batch.id in closed] if closed else []
         for batch in again:
@@ -314,7 +316,7 @@ class AsyncStore:
         self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
 
     def _now(self, batch: int) -> Batch | None:
-        """A batch as it is now; None: somebody has removed it."""
+        """The current state of a batch; None if it was removed."""
         try:
             return self._store.batch(batch)
         except StoreError:
@@ -334,7 +336,7 @@ class AsyncStore:
             self.output_error = None
         except TokenmillError as error:
             if isinstance(error.__cause__, BrokenPipeError):
-                raise  # nobody reads
+                raise  # the reader has closed the pipe
             self.output_error, self._output_retry_s = error, self._clock() + _OUTPUT_RETRY_S
 
     async def _do(self, work: Callable[[], T]) -> T:
@@ -347,6 +349,6 @@ def _sum(every: Iterable[Counts]) -> Counts:
 
 
 def prompt_bytes(call: Call) -> bytes:
-    """The canonical prompt of a call, as its head key is made of it."""
+    """The canonical prompt of a call, from which its prefix key is computed."""
     prompt = call.prompt
     return array("I", prompt).tobytes() if isinstance(prompt, tuple) else prompt_text(call).encode()

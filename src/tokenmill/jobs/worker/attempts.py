@@ -1,4 +1,4 @@
-"""Jobs in the engine: one task each, which streams the answer and tells the loop what comes."""
+"""Attempts at jobs: one task each, which streams the answer from the engine and reports events to the worker loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,34 +23,34 @@ class Attempt:
     call: Call
     prompt_bytes: int
     began_s: float
-    sent: Dispatch | None  # None: a suspect, sent past the scheduler
-    generation: int  # of the engine, when it was sent
-    evicted_tokens: int | None = None  # by the engine, before this was sent
-    since: RateMark = (0.0, 0.0)  # when it began, as the pace counts
-    tokens: int = 0  # that have come
+    sent: Dispatch | None  # None: a suspect, which bypasses the scheduler
+    generation: int  # the engine's, when the attempt was sent
+    evicted_tokens: int | None = None  # evicted by the engine before the attempt was sent
+    since: RateMark = (0.0, 0.0)  # throughput counters when it began
+    tokens: int = 0  # received so far
     task: "asyncio.Task[None] | None" = None
 
     @property
     def id(self) -> int:
-        """The job's."""
+        """The job's ID."""
         return self.job.id
 
     @property
     def trial(self) -> bool:
-        """Whether it is a suspect's."""
+        """Whether the job is a suspect on trial."""
         return self.sent is None
 
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """The first tokens of an answer have come, or more of a suspect's."""
+    """The first tokens of an answer arrived, or more tokens of a suspect's answer."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnded:
-    """A stream is over."""
+    """An attempt ended, with an answer or an error."""
 
     attempt: Attempt
     how: Answer | TokenmillError
@@ -58,7 +58,7 @@ class StreamEnded:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """Something that is nobody's fault but ours."""
+    """An internal error that no job or engine caused."""
 
     error: BaseException
 
@@ -69,7 +69,7 @@ OnAttemptEvent = Callable[[Came | StreamEnded | Broke], None]
 def launch(
     attempt: Attempt, engine: Engine, *, timeout_s: float | None, tell: OnAttemptEvent, received: Callable[[int], None]
 ) -> None:
-    """Send a job to the engine; `timeout_s` for one that has no time limit of its own. `received` counts tokens."""
+    """Send a job to the engine and report its events to `tell`; `received` counts tokens. `timeout_s` is a default."""
     request = attempt.call.request("batch")
     lane = attempt.sent.lane if attempt.sent is not None else None
     request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
@@ -83,7 +83,7 @@ def launch(
                         tell(StreamEnded(attempt, use.parse(event)))
                         return
                     received(event.tokens)
-                    if attempt.tokens == 0 or attempt.trial:  # the loop is not woken for every token
+                    if attempt.tokens == 0 or attempt.trial:  # do not wake the loop for every token
                         tell(Came(attempt))
                     attempt.tokens += event.tokens
         except TokenmillError as error:
@@ -100,10 +100,10 @@ def launch(
 
 
 def _tool_use(request: Request, engine: Engine) -> ToolUse:
-    """The job's tools on this engine; RequestRefused where they would have no effect."""
+    """Adapt the job's tools to this engine; raises RequestRefused if they would have no effect."""
     use = tool_calls.adapt(request, engine.capabilities)
     if use.hidden and not use.forced:
-        # A chat response has a header that says so; an output line has not.
+        # A chat response has a header for this; an output line has none.
         raise RequestRefused(
             "tools: the chat template of this model has no place for tools, so the model would not see them",
             hint='leave tools out, force a call with tool_choice "required", or use a model that knows tools',
@@ -112,7 +112,7 @@ def _tool_use(request: Request, engine: Engine) -> ToolUse:
 
 
 async def cancel(running: list[Attempt]) -> None:
-    """Break attempts off; their lanes and cells are free at the engine's next step."""
+    """Cancel attempts and wait for them; the engine frees their slots and cells in its next step."""
     tasks = [attempt.task for attempt in running if attempt.task is not None]
     for task in tasks:
         task.cancel()

@@ -1,7 +1,7 @@
-"""What becomes of the jobs that are in an engine: answered, failed, lost with it, put back; noted, then written down.
+"""Handles the end of attempts: answers, failures, engine crashes and released jobs; collects outcomes and writes them.
 
-An answer is on the disk before it counts. A job that fails is tried again when that can help; one that was at work
-when the engine died is tried alone. Which job goes next is not decided here, and none is sent.
+An answer counts once it is on disk. A failed job is retried if that can help; a job that was in flight when the engine
+died is retried alone. Does not decide which job is next, and sends none.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from tokenmill.jobs.worker.stats import RunStats
 from tokenmill.storage.json_text import encode
 
 WorkerEvent = Came | StreamEnded | Broke | EngineStatus | EngineError | Batch | None
-"""From streams; how the engine is, or why it is gone for good; a batch that joins; None: the work is to stop."""
+"""Stream events, engine status, permanent engine failure, a joining batch; None: wake up, the run may have to stop."""
 
 
 class CompletionHandler:
-    """Of one worker's jobs."""
+    """Turns events of one worker's attempts into outcomes."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class CompletionHandler:
         self.writes = PendingWrites()
         self._unchecked: list[tuple[Dispatch, Attempt, Answer]] = []
         self._loop_s = asyncio.get_running_loop().time
-        self.down: str | None = None  # why the engine cannot be used now
-        self.gone: EngineError | None = None  # why it never can
+        self.down: str | None = None  # why the engine is not usable now
+        self.gone: EngineError | None = None  # why it failed permanently
         self._on_miss = missed
 
     def there(self) -> list[WorkerEvent]:
-        """What has happened and was not taken yet."""
+        """Events that have not been handled yet."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
-    # -- take --------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     async def take(self, events: Sequence[WorkerEvent]) -> None:
-        """Note what happened; answers first, so that a death in the same breath does not cost them."""
+        """Handle events, answers first, so that a simultaneous engine crash does not lose them."""
         for event in events:
             if isinstance(event, Came | StreamEnded) and self.in_flight.get(event.attempt.id) is event.attempt:
                 if isinstance(event, StreamEnded) and await self._continues_elsewhere(event.attempt, event.how):
@@ -89,7 +89,7 @@ class CompletionHandler:
                 raise event.error
 
     def _received(self, event: Came | StreamEnded) -> None:
-        """Tokens of an answer, or the whole of it."""
+        """Note received tokens or a complete answer."""
         attempt = event.attempt
         if isinstance(event, Came):
             self._buffer.came(attempt.id, attempt.tokens, trial=attempt.trial)
@@ -116,14 +116,14 @@ class CompletionHandler:
             self.writes.answers.append(FinishedJob(attempt.id, encode(body), *spent))
 
     async def _continues_elsewhere(self, attempt: Attempt, answer: Answer | TokenmillError) -> bool:
-        """Whether an answer was cut short here and another worker may go on to its end."""
+        """Whether an answer was cut off by this engine's context and another worker may complete it."""
         if not self._store.shared or not isinstance(answer, Answer):
             return False
         cut = retries.cut_short(answer, attempt.call.request().max_tokens, self._engine.identity.context)
         return cut is not None and await self._store.too_long(attempt.id, cut) is None
 
     async def _ended(self, attempt: Attempt, how: Answer | TokenmillError) -> None:
-        """A stream broke off: the job's affair, or the engine's."""
+        """Handle a stream that ended without an answer: the job failed, or the engine."""
         if isinstance(how, EngineError):
             self.gone = self.gone or liveness.over(self._engine)
         if isinstance(how, NonFiniteLogits):  # every answer is suspect: the run ends, and its jobs return to the queue
@@ -138,13 +138,13 @@ class CompletionHandler:
                 self._release(attempt)
 
     def _failed(self, attempt: Attempt, error: TokenmillError) -> None:
-        """One job has failed: for good, or to be tried again later."""
+        """Fail a job, permanently or until a retry."""
         judged = retries.verdict(error)
         attempts = attempt.job.attempts + 1
         retry_at_s = None
         failure = retries.after(judged.failure, attempts)
         if judged.can_pass and attempts < self._attempts:
-            chance = random.random()  # noqa: S311  so that jobs which failed together do not come back together
+            chance = random.random()  # noqa: S311  jitter: jobs that failed together should not be retried together
             failure = judged.failure
             retry_at_s = self._clock() + retries.delay_s(attempts, chance, self._first_delay_s)
         del self.in_flight[attempt.id]
@@ -159,14 +159,14 @@ class CompletionHandler:
                 self.gone = EngineError(f"{words}: {failure.message}")
 
     def _release(self, attempt: Attempt) -> None:
-        """One job is too long here, or its answer is, and another worker may do it."""
+        """Release a job that is too long for this engine, so that another worker can run it."""
         del self.in_flight[attempt.id]
         self.writes.released.append(attempt.id)
         self._buffer.failed(attempt.id, retry_at_s=None, trial=attempt.trial)
         self._buffer.drop([attempt.id])
 
     async def give_up(self) -> None:
-        """Fail what was left to workers with a larger context, of which none lives any more."""
+        """Fail jobs that need a larger context than any remaining worker has."""
         for job, error in await self._store.hopeless():
             failure = retries.verdict(error).failure
             self.writes.failures.append((job, failure, None))
@@ -182,16 +182,16 @@ class CompletionHandler:
         self.writes.released += [attempt.id for attempt in lost if attempt.id not in blamed]
         in_flight = [(attempt.id, attempt.tokens) for attempt in lost]
         self._buffer.died(in_flight, accused=not death.from_outside)
-        await self.record()  # before any of them is sent again
+        await self.record()  # before any of them is retried
 
     def _blamed(self, death: EngineDied, lost: list[int]) -> list[int]:
-        """The jobs that the store counts a death against, of those that were in flight."""
+        """The lost jobs against which the store counts the crash."""
         on_trial = [job for job in lost if job == self._buffer.on_trial]
         if death.from_outside is False:
             return on_trial or lost
         if death.from_outside or self.gone is not None:
             return []
-        return on_trial  # the cause is unknown: nothing but this job ran each time
+        return on_trial  # the cause is unknown: only this job was running every time
 
     async def _back(self) -> None:
         """A restarted engine has its planned settings: set the measured number of slots and the KV layout again."""
@@ -203,13 +203,13 @@ class CompletionHandler:
                 await engine.set_slots(min(self._width, can.max_slots))
         runtime = engine.runtime
         if self._kv_layout == "per_slot" and runtime is not None and runtime.kv_layout != "per_slot":
-            with suppress(EngineError, UsageError):  # it works with the unified cache, too
+            with suppress(EngineError, UsageError):  # the unified cache works, too
                 await engine.set_kv_layout("per_slot")
 
-    # -- write down --------------------------------------------------------------------------------------------------
+    # -- write -------------------------------------------------------------------------------------------------------
 
     async def record(self) -> bool:
-        """Write down what was noted; from then on it counts. Whether there was anything."""
+        """Write the collected outcomes; returns whether there were any."""
         settled = self.writes
         self.writes = PendingWrites()
         for outcome in await self._store.commit(settled) if settled else ():
@@ -226,15 +226,15 @@ class CompletionHandler:
         return bool(settled)
 
     def refused(self, job: int, error: Exception) -> None:
-        """A job cannot be sent at all: an older version took the line."""
+        """Fail a job whose line, stored by an older version, cannot be parsed."""
         self.writes.failures.append((job, Failure("refused", str(error)), None))
 
     async def _check_reuse(self, sent: Dispatch, attempt: Attempt, answer: Answer) -> None:
-        """Hold what the engine reused against what it should have; a miss is explained."""
+        """Compare reused with expected tokens, and explain a miss."""
         evidence = self._stats.evidence(sent, attempt, answer)
         if explain(sent, answer.usage, attempt.prompt_bytes, evidence) is None:
             return
-        if evidence.evicted_tokens is not None:  # what was dropped since it was asked last may be the cause
+        if evidence.evicted_tokens is not None:  # recent evictions may be the cause
             self._stats.seen(await self._engine.status())
             evidence = self._stats.evidence(sent, attempt, answer)
         like = await self._store.prompt(sent.like) if sent.like is not None else None
@@ -244,10 +244,10 @@ class CompletionHandler:
             self._stats.misses.add(miss)
             self._on_miss(miss)
 
-    # -- put back ----------------------------------------------------------------------------------------------------
+    # -- release -----------------------------------------------------------------------------------------------------
 
     async def break_off(self, some: list[Attempt]) -> list[Attempt]:
-        """End streams; those whose answers have come meanwhile are answered, the others are returned."""
+        """Cancel attempts; those that were answered meanwhile count as answered, the others are returned."""
         await attempts.cancel(some)
         for event in self.there():
             if isinstance(event, StreamEnded) and isinstance(event.how, Answer):
@@ -258,15 +258,15 @@ class CompletionHandler:
         return [attempt for attempt in some if self.in_flight.pop(attempt.id, None) is not None]
 
     async def put_back(self, some: list[Attempt]) -> None:
-        """Break attempts off that are nobody's fault; what has come of them is kept."""
+        """Cancel attempts and return their jobs to the queue without counting an attempt."""
         self.writes.released += [attempt.id for attempt in await self.break_off(some)]
         await self.record()
 
     async def shut_down(self) -> None:
-        """Put back what is running, and close the store; answers that have come meanwhile are kept."""
+        """Release running jobs and close the store; answers that arrived meanwhile are kept."""
         try:
             if isinstance(self.gone, EngineDied) and self.in_flight:
-                await self._engine_died(self.gone)  # it was told before the streams said so
+                await self._engine_died(self.gone)  # the status watch reported it before the streams did
             await self.put_back(list(self.in_flight.values()))
         finally:
             await self._store.close()

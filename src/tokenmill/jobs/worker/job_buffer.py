@@ -1,10 +1,10 @@
-"""Every job that was read from the store and has no outcome yet, and who has it.
+"""Jobs that were read from the store and have no outcome yet.
 
     with the scheduler    pending in its order, or sent by it
-    a suspect             was at work when an engine died: tried alone, past the scheduler
-    waiting               out a failure, until a time; or held by the store for an equal job that runs
+    a suspect             in flight when an engine died: retried alone, past the scheduler
+    waiting               for a retry, until a time; or held by the store while an equal job runs
 
-Pure: time comes in as a number, and nothing is sent from here.
+Pure: time is passed in as a number, and nothing is sent from here.
 """
 
 import heapq
@@ -19,15 +19,15 @@ from tokenmill.jobs.scheduler.scheduler import Scheduler
 
 
 class JobBuffer:
-    """The jobs at hand."""
+    """The worker's jobs in memory."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._suspects = CrashIsolation()
         self._records: dict[int, Pending] = {}
-        self._away: set[int] = set()  # not with the scheduler
-        self._held: set[int] = set()  # of these, by the store
-        self._later: list[tuple[float, int]] = []  # a heap: when, and the job
+        self._away: set[int] = set()  # jobs that the scheduler does not have
+        self._held: set[int] = set()  # those of them that the store holds
+        self._later: list[tuple[float, int]] = []  # heap of (retry time, job)
 
     def __getitem__(self, job: int) -> Pending:
         return self._records[job]
@@ -37,31 +37,31 @@ class JobBuffer:
 
     @property
     def retrying(self) -> int:
-        """Jobs that wait out a failure."""
+        """Number of jobs that wait for a retry."""
         return len(self._later)
 
     @property
     def next_retry_s(self) -> float | None:
-        """When the first of them is due."""
+        """When the first retry is due, if any."""
         return self._later[0][0] if self._later else None
 
     @property
     def trying(self) -> bool:
-        """Whether there are suspects to be tried, each alone."""
+        """Whether suspects must be retried alone before other jobs run."""
         return self._suspects.trying
 
     @property
     def on_trial(self) -> int | None:
-        """The suspect that is being tried."""
+        """The suspect being retried."""
         return self._suspects.on_trial
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing that could be sent, now or later."""
+        """Whether nothing can be sent, now or later."""
         return not (self._later or self._suspects.trying or self.scheduler.pending)
 
     def come(self, rows: Sequence[Waiting], *, deadline_s: Callable[[int], float | None], more: bool | None) -> None:
-        """Jobs were read; `more` as the scheduler's. One that an engine died with in an earlier run is a suspect."""
+        """Add jobs read from the store; `more` as in Scheduler.available. Jobs of an earlier crash become suspects."""
         fresh = []
         for row in rows:
             if row.id in self._away:
@@ -76,7 +76,7 @@ class JobBuffer:
         self.scheduler.available(fresh, more=more)
 
     def decide(self, in_flight: Collection[int], outside: int) -> tuple[ScheduleDecision | Pending, ...]:
-        """What the scheduler decides, `outside` jobs running past it; before that, the next suspect to be tried."""
+        """The next suspect to retry, or the scheduler's decisions with `outside` jobs running past it."""
         if self._suspects.trying:
             suspect = self._suspects.try_next(in_flight)
             return () if suspect is None else (suspect,)
@@ -84,14 +84,14 @@ class JobBuffer:
         return self.scheduler.decide()
 
     def came(self, job: int, tokens: int, *, trial: bool) -> None:
-        """So many tokens of an answer have come."""
+        """Note the tokens of an answer received so far."""
         if trial:
             self._suspects.advanced(job, tokens)
         else:
             self.scheduler.first_token(job)
 
     def answered(self, job: int, usage: Usage, *, trial: bool) -> Dispatch | None:
-        """A job has its answer; what it was expected to reuse, None for a suspect."""
+        """Note an answer; returns the job's Dispatch, or None for a suspect."""
         self._suspects.ended(job)
         if trial:
             self.scheduler.lengths.finished(self._records[job], usage)
@@ -99,7 +99,7 @@ class JobBuffer:
         return self.scheduler.finished(job, usage)
 
     def failed(self, job: int, *, retry_at_s: float | None, trial: bool) -> None:
-        """A job has none: for good, or it is to be tried again from a time on."""
+        """Note a failure; without `retry_at_s` it is permanent."""
         self._suspects.ended(job)
         if not trial:
             self.scheduler.failed(job, again=False)
@@ -108,20 +108,20 @@ class JobBuffer:
             heapq.heappush(self._later, (retry_at_s, job))
 
     def due(self, now_s: float) -> None:
-        """Time has passed: who has waited long enough is the scheduler's again."""
+        """Advance the time and return jobs whose retry is due to the scheduler."""
         while self._later and self._later[0][0] <= now_s:
             self.freed(heapq.heappop(self._later)[1])
         self.scheduler.clock(now_s)
 
     def freed(self, job: int) -> None:
-        """A job may be sent again."""
+        """Return a job to the scheduler."""
         if job in self._records:
             self._away.discard(job)
             self._held.discard(job)
             self.scheduler.available([self._records[job]])
 
     def held(self, jobs: Iterable[int]) -> None:
-        """The store holds jobs for equal ones that run; they are freed when those fail."""
+        """Note jobs that the store holds while equal ones run; they are freed if those fail."""
         for job in jobs:
             self.scheduler.withdrawn([job])
             self._suspects.ended(job)
@@ -129,7 +129,7 @@ class JobBuffer:
             self._held.add(job)
 
     def unheld(self) -> None:
-        """Nothing of ours runs: what is held is held for another worker's job, and may be read again."""
+        """Allow held jobs to be read again: the jobs they wait for run in another worker."""
         self._away -= self._held
         self._held.clear()
 
@@ -141,7 +141,7 @@ class JobBuffer:
         jobs = [job for job, _ in in_flight]
         self.scheduler.lost()
         self.scheduler.withdrawn(jobs)
-        self.scheduler.back()  # it is not asked before the engine lives, and knows that all is cold
+        self.scheduler.back()  # it is not called before the engine is up, and must know that its cache is empty
         for job, tokens in in_flight:
             record = self._records[job]
             if accused:
@@ -151,7 +151,7 @@ class JobBuffer:
                 self.freed(job)
 
     def drop(self, jobs: Sequence[int]) -> None:
-        """Jobs have their outcome, or need none."""
+        """Forget jobs that have an outcome or need not run."""
         self.scheduler.withdrawn(jobs)
         self._suspects.dropped(jobs)
         gone = set(jobs)
@@ -164,10 +164,10 @@ class JobBuffer:
             heapq.heapify(self._later)
 
     def below(self, priority: int) -> list[int]:
-        """Jobs of a lower priority that only wait for their turn."""
+        """Unsent jobs of a lower priority."""
         sent = {*self._away, *self.scheduler.in_flight}
         return [job for job, record in self._records.items() if record.priority < priority and job not in sent]
 
     def of_batch(self, batch: int) -> list[int]:
-        """Jobs of one batch."""
+        """All jobs of a batch."""
         return [job for job in self._records if JobId.batch(job) == batch]

@@ -8,7 +8,7 @@ from tokenmill.errors import EngineError
 from tokenmill.units import format_seconds
 
 LOOK_S = 1.0
-PATIENCE_S = 600.0  # with a server that is not ours and does not answer
+PATIENCE_S = 600.0  # for an external server that does not answer
 
 
 def over(engine: Engine) -> EngineError | None:
@@ -23,7 +23,7 @@ async def watch(
     look_s: float = LOOK_S,
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Tell how an engine is again and again, and at last why it is gone for good."""
+    """Report the engine's status periodically, and finally why it failed permanently."""
     loop = asyncio.get_running_loop()
     silent_since_s: float | None = None
     while (gone := over(engine)) is None:
@@ -42,6 +42,6 @@ async def watch(
 
 
 async def survived(engine: Engine, generation: int) -> bool:
-    """Whether the process that failed one request of that generation still runs and takes others."""
+    """Whether the process that failed a request of this generation still accepts others."""
     same = engine.generation == generation and over(engine) is None
     return same and (await engine.status()).state == "ready"

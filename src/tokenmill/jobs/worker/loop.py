@@ -1,7 +1,7 @@
-"""One loop that works batches through an engine: take what happened, decide, begin, write down.
+"""The worker loop: take events, decide, start jobs, write outcomes.
 
-The scheduler decides which job goes next, the store remembers, the engine computes, `completion` notes what becomes of
-it; here they meet. Stopping, a dead engine or a full disk leave everything as the same work can go on from.
+Connects the scheduler (which job is next), the store, the engine and the completion handler. If the run is stopped, or
+ended by an engine failure or a full disk, the same command resumes it.
 """
 
 import asyncio
@@ -30,31 +30,31 @@ from tokenmill.jobs.worker.progress import Least, RunEnd, RunReport
 from tokenmill.jobs.worker.reuse import Miss, counted
 from tokenmill.jobs.worker.stats import OnSnapshot, RunStats
 
-GATHER_S = 0.003  # answers that come within this are handled together
-COMMIT_EVERY_S = 0.2  # answers that come sooner after a commit are committed together; their slots are reused already
-TICK_S = 1.0  # between two looks at the store, the clock and the output
-KEPT = "what is answered is kept, and the same command goes on from there"
-_AGAIN_S = 0.05  # between two readings of what another worker may be about to answer
-_REST = 10  # times as long as it took: until a shared store is read once more for want of anything else
-_JOINING = 512  # jobs of a batch that joins, taken at once; the rest comes with the stream
-_LOW = 2  # jobs per slot in the buffer: with fewer, the next shard is asked for
+GATHER_S = 0.003  # answers that arrive within this are handled together
+COMMIT_EVERY_S = 0.2  # minimum interval between commits of answers; slots are reused before the commit
+TICK_S = 1.0  # between polls of the store, the clock and the output
+KEPT = "finished answers are kept, and the same command goes on from there"
+_IDLE_READ_S = 0.05  # between reads while another worker may be about to finish
+_IDLE_FACTOR = 10  # idle polls of a shared store wait this many times the duration of the last read
+_JOIN_JOBS = 512  # jobs of a joining batch read immediately; the rest comes with the stream
+_MIN_BUFFERED = 2  # jobs per slot in the buffer; below that the next shard is requested
 
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """How batches are worked on."""
+    """Options of a run."""
 
     attempts: int = retries.MOST_ATTEMPTS
-    job_timeout_s: float | None = None  # of jobs that have none of their own
+    job_timeout_s: float | None = None  # default for jobs without their own
     most_deaths: int = MOST_DEATHS
     first_delay_s: float = retries.FIRST_DELAY_S
     tick_s: float = TICK_S
-    count_least: bool = False  # at the end, make tokens of the prompts once more to say what they cost at least
+    count_least: bool = False  # at the end, tokenize the prompts again to report the minimum
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTask:
-    """Batches to be worked on, with what, and whom to tell; see `work`."""
+    """The arguments of `work`."""
 
     store: Store
     batches: Sequence[Batch]
@@ -87,14 +87,14 @@ async def work(
     shards: ShardView | None = None,
     ingest: Ingest | None = None,
 ) -> RunReport:
-    """Work until every job of the batches has its outcome, or until told to stop.
+    """Run batches until every job has an outcome, or until `stop` is set.
 
-    EngineError when the engine is gone for good, StoreError and what the output raises: all after what was running has
-    been put back. `clock`: None: the store's. Batches that come through `joining` are worked on, too; one that comes
-    too late is left as it is: who sends it looks whether it is finished when this returns. `missed` is told of every
-    prompt that was computed though it need not have been. `shards`: None: the store's; where others work on the same
-    batches, this returns when all of them are done. An `ingest` that still stores lines of a batch adds jobs while this
-    runs, and its output when the batch is sealed; what is wrong with its file is raised here.
+    Raises EngineError if the engine fails permanently, StoreError, and output errors; jobs in flight are back in the
+    queue by then. Batches from `joining` are added to the run; a batch that arrives too late is left alone, so the
+    sender must check whether it is finished when this returns. `missed` is called for every prompt that was computed
+    although it should have been cached. With `shards`, or a shared store, this returns when the jobs of all workers are
+    done. `ingest` may still be adding jobs to a batch; its output is written once the batch is sealed, and its file
+    errors are raised here. `shards` and `clock` default to the store's.
     """
     task = WorkTask(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
     worked = await run_worker(task)
@@ -106,14 +106,14 @@ async def work(
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What a worker did, and why its engine is gone for good where that ended it."""
+    """The report of a worker, and the permanent engine failure that ended it, if any."""
 
     report: RunReport
     gone: EngineError | None
 
 
 async def run_worker(task: WorkTask) -> Worked:
-    """As `work`; an engine that is gone for good is told beside what was done until then."""
+    """Like `work`, but returns a permanent engine failure together with the report."""
     return await _Worker(task).run(task.joining)
 
 
@@ -152,20 +152,20 @@ class _Worker:
             missed=task.missed or (lambda _: None),
         )
         self._in_flight, self._inbox = self.completion.in_flight, self.completion.inbox
-        self._read: SortKey | None = None  # how far the stream of pending jobs was
-        self._more = self._got_new = True  # the stream goes on, as far as is known; the last reading brought something
+        self._position: SortKey | None = None  # position in the stream of pending jobs
+        self._more = self._got_new = True  # the stream may have more; the last read returned new jobs
         self._loop_s = asyncio.get_running_loop().time
         self._started_s = self._accounted_s = self._loop_s()
         self._polled_s: float | None = None
-        self._again_s = float("-inf")  # when the stream was read again for want of anything else
-        self._reading_s = 0.0  # how long the last reading took
-        self._commit_from_s = float("-inf")  # answers are not committed before, while jobs are in flight
+        self._idle_read_s = float("-inf")  # when the stream was last read again while idle
+        self._read_duration_s = 0.0  # duration of the last read
+        self._commit_from_s = float("-inf")  # answers are not committed earlier while jobs are in flight
         self._done = False
         self._ingest = task.ingest if task.ingest is not None and task.ingest.growing else None
-        self._walked_total = 0  # jobs that were stored when the stream was last read from its beginning
+        self._total_at_start = 0  # stored jobs when the stream was last read from the start
 
     async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Worked:
-        """The loop."""
+        """Run until done, and report."""
         background = [
             self._background(liveness.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
             self._background(self._await_stop()),
@@ -178,14 +178,15 @@ class _Worker:
             await self._store.ready(self._engine.identity.context, self._width, more=joining is not None)
             while not self._over:
                 await self._poll_store()
-                written = self._buffer.trying and await self.completion.record()  # the next suspect may take us with it
+                # Write first: the next suspect may crash this process.
+                written = self._buffer.trying and await self.completion.record()
                 more = written | await self._begin() | await self._record()
                 self._report_progress()
                 await self._take(await self._events(wait=not more))
             seconds = self._loop_s() - self._started_s
             least = await self._count_least()
         except BaseException:
-            with suppress(TokenmillError):  # one error is enough, and the first says more
+            with suppress(TokenmillError):  # raise the first error, which is the cause
                 await self.completion.shut_down()
             raise
         finally:
@@ -206,10 +207,10 @@ class _Worker:
     def _busy(self) -> int:
         return min(len(self._in_flight), self._width)
 
-    # -- take --------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def _background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Something that goes on beside the loop; what is wrong with it ends the loop."""
+        """Start a background task whose error ends the loop."""
 
         def over(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -234,11 +235,11 @@ class _Worker:
         self._inbox.put_nowait(None)
 
     async def _join(self, batch: Batch) -> None:
-        """Its first jobs at once, past the stream, which may be far from them; for the rest it is read again.
+        """Add a batch: its first jobs immediately, the rest when the stream is read again.
 
-        What is at hand of a lower priority makes room for that: it is read once more behind it.
+        Buffered jobs of lower priority are dropped to make room; they are read again after it.
         """
-        rows = await self._store.join(batch, _JOINING)
+        rows = await self._store.join(batch, _JOIN_JOBS)
         if rows:
             self._buffer.drop(self._buffer.below(-rows[0].rank))
         self._buffer.come(rows, deadline_s=self._store.deadline_s, more=None)
@@ -246,7 +247,7 @@ class _Worker:
         self._read_again()
 
     async def _events(self, *, wait: bool) -> list[WorkerEvent]:
-        """What has happened; nothing after a tick without anything."""
+        """Wait for events, at most one tick."""
         if not wait or self._over:
             return self.completion.there()
         retry_s = self._buffer.next_retry_s
@@ -263,10 +264,10 @@ class _Worker:
         return [first, *self.completion.there()]
 
     async def _record(self) -> bool:
-        """Write down what was noted; True: there was something.
+        """Write the collected outcomes; returns whether there were any.
 
-        While jobs are in flight, answers are committed at most every COMMIT_EVERY_S, because every transaction writes
-        the same pages of the store again. Started jobs are committed with them, or now.
+        While jobs are in flight, answers are committed at most every COMMIT_EVERY_S, because every transaction rewrites
+        the same pages. Started jobs are committed with them, or now.
         """
         if self._commit_later_s > 0:
             return False
@@ -278,14 +279,14 @@ class _Worker:
 
     @property
     def _commit_later_s(self) -> float:
-        """How long answers that have come wait for others; 0: nothing waits."""
+        """Seconds until collected answers are due for commit; 0 if they are due or there are none."""
         writes = self.completion.writes
         if not writes.answers or writes.jobs or self._buffer.trying or self._over or not self._in_flight:
             return 0.0
         return max(0.0, self._commit_from_s - self._loop_s())
 
     async def _take(self, events: Sequence[WorkerEvent]) -> None:
-        """Note what happened, and how long it took."""
+        """Handle events, and account for the time that passed."""
         now_s = self._loop_s()
         self._stats.pace.passed(now_s - self._accounted_s, self._busy)
         self._accounted_s = now_s
@@ -294,10 +295,10 @@ class _Worker:
             if isinstance(event, Batch):
                 await self._join(event)
 
-    # -- decide and begin --------------------------------------------------------------------------------------------
+    # -- decide and start --------------------------------------------------------------------------------------------
 
     async def _begin(self) -> bool:
-        """Begin what is decided; whether to ask again at once."""
+        """Carry out the scheduler's decisions; returns whether to ask it again immediately."""
         if self._over or self.completion.down is not None:
             return False
         self._prefetch()
@@ -314,11 +315,11 @@ class _Worker:
 
     async def _fetch(self, limit: int) -> bool:
         began_s = self._loop_s()
-        if self._read is None:
-            self._walked_total = self._store.counts.total
-        rows = await self._store.window(limit, again=self._read is None)
-        self._reading_s = self._loop_s() - began_s
-        self._read = rows[-1].key if rows else self._read
+        if self._position is None:
+            self._total_at_start = self._store.counts.total
+        rows = await self._store.window(limit, again=self._position is None)
+        self._read_duration_s = self._loop_s() - began_s
+        self._position = rows[-1].key if rows else self._position
         known = all(row.id in self._buffer for row in rows)
         pending = self._buffer.scheduler.pending
         self._more = len(rows) >= limit
@@ -327,41 +328,43 @@ class _Worker:
         return self._got_new if self._store.shared else bool(rows)
 
     def _prefetch(self) -> None:
-        """Read on before the jobs at hand run out, so that no slot waits: the next shard, or new lines."""
+        """Read on before the buffer runs low, so that no slot is idle: the next shard, or new lines."""
         pending = self._buffer.scheduler.pending
-        if self._more or pending > _LOW * self._width:
+        if self._more or pending > _MIN_BUFFERED * self._width:
             return
         if not self._store.shared:
-            if self._store.counts.total > self._walked_total:
+            if self._store.counts.total > self._total_at_start:
                 self._read_again()
-        elif self._got_new or (self._in_flight and self._loop_s() - self._again_s >= self._options.tick_s):
-            self._again_s = self._loop_s()
+        elif self._got_new or (self._in_flight and self._loop_s() - self._idle_read_s >= self._options.tick_s):
+            self._idle_read_s = self._loop_s()
             self._read_again(behind=pending > 0)
 
     def _read_again(self, *, behind: bool = False) -> None:
-        """The stream is read again: from its beginning, or behind what was read."""
+        """Read the stream again, from the start or from the current position."""
         self._more = True
         self._got_new = False
         if not behind:
-            self._read = None
+            self._position = None
         self._buffer.scheduler.again()
 
     async def _idle(self) -> None:
-        """Nothing is at hand: all is done, or there is more behind what was read."""
-        pause_s = max(self._options.tick_s, _REST * self._reading_s) if self._store.shared else _AGAIN_S
-        # Of a shared store anything may have become ours meanwhile.
+        """The buffer is empty: finish, or look for more jobs."""
+        pause_s = (
+            max(self._options.tick_s, _IDLE_FACTOR * self._read_duration_s) if self._store.shared else _IDLE_READ_S
+        )
+        # In a shared store any job may have become available to this worker.
         alone = self._store.left.pending and not self._store.shared
         retry_s = await self._store.next_retry_s() if alone else None
         if not self._store.left.pending:
             self._done = not self._store.elsewhere and self._ingest is None
-        elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._again_s >= pause_s:
-            self._again_s = self._loop_s()
+        elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._idle_read_s >= pause_s:
+            self._idle_read_s = self._loop_s()
             self._buffer.unheld()
             await self.completion.give_up()
             self._read_again()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
-        """Send jobs to the engine; whether one of them need not be worked after all, and its lane is free."""
+        """Send jobs to the engine; returns whether some need not run, so that their slots are free."""
         started = await self._store.start(list(sent))
         for job in started.running:
             decision = sent[job.id]
@@ -396,7 +399,7 @@ class _Worker:
         return bool(unsent)
 
     async def _poll_store(self) -> None:
-        """The clock always; from time to time orders from elsewhere, and the output brought up to date."""
+        """Advance the clock, and once per tick handle cancellations, deadlines and output."""
         self._buffer.due(self._clock())
         if self._polled_s is not None and self._loop_s() - self._polled_s < self._options.tick_s:
             return
@@ -404,17 +407,16 @@ class _Worker:
         self._buffer.scheduler.measured(self._stats.pace.by_lanes())
         changes = await self._store.poll()
         self._buffer.come(changes.due, deadline_s=self._store.deadline_s, more=None)
-        for batch in (
-            changes.to_cancel if self._ingest is None else ()
-        ):  # a batch is cancelled when it has all its lines
-            # What has come is done, and not cancelled.
+        # A batch is cancelled once all its lines are stored.
+        for batch in changes.to_cancel if self._ingest is None else ():
+            # Answers that have arrived are kept.
             await self.completion.put_back([each for each in self._in_flight.values() if JobId.batch(each.id) == batch])
             await self._store.cancel(batch)
             self._buffer.drop(self._buffer.of_batch(batch))
         if changes.reopened:
             self._read_again()
 
-    # -- tell --------------------------------------------------------------------------------------------------------
+    # -- report ------------------------------------------------------------------------------------------------------
 
     def _report_progress(self) -> None:
         output = self._store.output_error
@@ -431,7 +433,7 @@ class _Worker:
         )
 
     async def _count_least(self) -> Least | None:
-        """What the prompts had to cost; None where somebody waits for the end, and counting them would take a while."""
+        """The minimum prompt tokens; None after a stop, where counting would delay the exit."""
         if self._stop.is_set() or self.completion.gone is not None:
             return None
         jobs = self._stats.countable if self._options.count_least else []

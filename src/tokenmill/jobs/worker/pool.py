@@ -1,12 +1,12 @@
-"""Several engines working on the same batches in one process, each with a worker and shards of its own.
+"""Runs the same batches on several engines in one process, each with its own worker and shards.
 
         members --> one worker each --> the store, assigned by shards
                                           |
-        the pool's own store facade <-----+   writes the output files, whichever members come and go
+        the pool's own store facade <-----+   writes the output files, whichever members join and leave
 
-A member may join at any time. When the engine of one has failed for good, its jobs go back to the queue and the others
-take them. The pool ends when every batch is finished, or when no member is left and none can join. Engines are started
-and closed by the caller.
+A member may join at any time. When its engine fails permanently, its jobs return to the queue for the other members.
+The pool ends when every batch is finished, or when no member is left and none can join. The caller starts and closes
+the engines.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from tokenmill.jobs.worker.progress import Failed, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss
 from tokenmill.jobs.worker.stats import OnSnapshot
 
-_GRACE_TICKS = 5  # for workers to see that all is done; one that waits for its engine does not look
+_GRACE_TICKS = 5  # ticks that workers get to notice the end; one that waits for its engine does not check
 
 
 class PoolMember(NamedTuple):
-    """An engine that is ready to work."""
+    """An engine that is ready for jobs."""
 
     name: str
     engine: Engine
@@ -40,21 +40,21 @@ class PoolMember(NamedTuple):
 
 
 PoolMembers = Iterable[PoolMember] | AsyncIterable[PoolMember] | asyncio.Queue[PoolMember | None]
-"""All at the beginning, or as they become ready; from a queue, None: no more will."""
+"""All members at the start, or as they become ready; None in a queue ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """What one member did."""
+    """The result of one member."""
 
     name: str
-    report: RunReport | None  # None: its engine failed in a way that left none
-    lost: str | None  # why its engine failed before the end; None: it did not
+    report: RunReport | None  # None: its engine failed without leaving a report
+    lost: str | None  # why its engine failed permanently; None if it did not
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """What all members did."""
+    """The result of the pool."""
 
     whole: RunReport
     members: tuple[MemberReport, ...]  # in the order in which they joined
@@ -73,14 +73,14 @@ async def run_pool(
     missed: Callable[[Miss], None] | None = None,
     coming: Callable[[], Iterable[int | None]] = tuple,
 ) -> PoolReport:
-    """Work with all members until every job of the batches has its outcome, or until `stop` is set.
+    """Run the batches on all members until every job has an outcome, or until `stop` is set.
 
-    A job that is too long for one member is left to those with a larger context; it fails when no member, present or
-    expected, can do it. `coming` returns the contexts of the expected ones, in tokens; None: unknown. Members of the
-    same name are told apart by a number.
+    A job that is too long for one member is left to members with a larger context; it fails when no member, present or
+    expected, can run it. `coming` returns the context sizes of expected members in tokens; None: unknown. Members with
+    the same name get a numbered suffix.
 
-    Raises EngineError when no member is left and none can join, and StoreError and the output's errors as `work` does;
-    in each case the jobs in flight have been put back.
+    Raises EngineError when no member is left and none can join, and StoreError and output errors as `work` does; jobs
+    in flight are back in the queue by then.
     """
     settings = options or WorkOptions()
     async_store = AsyncStore(
@@ -123,13 +123,13 @@ class _Pool:
         self._failed: Failed | None = None
         self._halt = asyncio.Event()
         self._changed = asyncio.Event()
-        self._last_error: EngineError | None = None  # of the member that was lost last
-        self._joining_error: TokenmillError | None = None  # why no more will join
+        self._last_error: EngineError | None = None  # why the last member was lost
+        self._joining_error: TokenmillError | None = None  # why no more members will join
         self._loop_s = asyncio.get_running_loop().time
         self._started_s = self._loop_s()
 
     async def run(self, members: PoolMembers, stop: asyncio.Event) -> PoolReport:
-        """Work until all is done, or `stop` is set."""
+        """Run until all jobs are done, or `stop` is set."""
         joining = asyncio.create_task(self._accept(members))
         stopping = asyncio.create_task(self._await_stop(stop))
         try:
@@ -140,7 +140,7 @@ class _Pool:
             for task in (joining, stopping, *self._tasks.values()):
                 task.cancel()
             await asyncio.gather(joining, stopping, *self._tasks.values(), return_exceptions=True)
-            with suppress(TokenmillError):  # one error is enough, and the first says more
+            with suppress(TokenmillError):  # raise the first error, which is the cause
                 await self._store.close()
             raise
         await self._store.close()
@@ -182,7 +182,7 @@ class _Pool:
         self._changed.set()
 
     def _collect(self, joining: "asyncio.Task[None]") -> None:
-        """Collect the workers that have ended; an engine that failed is reported, any other error is raised."""
+        """Collect ended workers. Engine failures are recorded; any other error is raised."""
         if joining.done() and not joining.cancelled() and (error := joining.exception()) is not None:
             if not isinstance(error, TokenmillError):
                 raise error
@@ -199,7 +199,7 @@ class _Pool:
             self._ended[name] = MemberReport(name, report, gone.message if gone is not None else None)
 
     async def _finish(self, *others: "asyncio.Task[None]") -> None:
-        """All is done: end the workers, including those that wait for their engine."""
+        """Stop all workers, including those that wait for their engine."""
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

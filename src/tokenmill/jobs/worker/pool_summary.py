@@ -1,4 +1,4 @@
-"""The snapshots and reports of the workers of a pool, combined into one. Pure."""
+"""Combines the snapshots and reports of a pool's workers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ def combined_snapshot(
     failed: Failed | None,
     output: str | None,
 ) -> Snapshot:
-    """One snapshot of all workers; `ended`: the last snapshot of each worker that ended, and why if it was lost."""
+    """One snapshot of all workers; `ended` has the last snapshot of ended workers, and why they were lost."""
     every = [*working.values(), *(last for last, _ in ended.values() if last is not None)]
     usable = [now for now in working.values() if now.engine is None]
     down = [f"{name} {now.engine}" for name, now in working.items() if now.engine is not None]
@@ -44,14 +44,14 @@ def combined_snapshot(
 def combined_report(
     every: Sequence[RunReport], *, end: RunEnd, seconds: float, counts: Counts, notes: Sequence[str] = ()
 ) -> RunReport:
-    """One report of all workers. The minimum prompt tokens are summed: a prefix that two have counts twice."""
+    """One report of all workers. Minimum prompt tokens are summed: a prefix that two workers computed counts twice."""
     misses = Misses()
     for each in every:
         misses.include(each.misses)
     busy_s = max((each.busy_s for each in every), default=0.0)
     lanes = sum(each.lanes * each.busy_s for each in every) / busy_s if busy_s else 0.0
     least = [each.least for each in every if each.least is not None]
-    told = len(least) == sum(each.answers > 0 for each in every)
+    complete = len(least) == sum(each.answers > 0 for each in every)
     heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
     return RunReport(
         end,
@@ -63,7 +63,7 @@ def combined_report(
         _rates([each.rates for each in every]),
         lanes,
         misses,
-        Least(sum(one.tokens for one in least), exact=all(one.exact for one in least)) if least and told else None,
+        Least(sum(one.tokens for one in least), exact=all(one.exact for one in least)) if least and complete else None,
         sum(each.deaths for each in every),
         tuple(dict.fromkeys([*notes, *(note for each in every for note in each.notes)])),
         sum(heads) if heads else None,
@@ -76,14 +76,14 @@ def _tokens(every: Iterable[RunTokens]) -> RunTokens:
 
 
 def _rates(every: Sequence[MeasuredRates]) -> MeasuredRates:
-    """The sum of the speeds that are known."""
+    """The sum of the known rates."""
     prefill = [each.prefill_tok_s for each in every if each.prefill_tok_s is not None]
     decode = [each.decode_tok_s[-1][1] for each in every if each.decode_tok_s]
     return MeasuredRates(sum(prefill) if prefill else None, ((1, sum(decode)),) if decode else ())
 
 
 def _eta_s(usable: Sequence[Snapshot]) -> float | None:
-    """The time together: each worker's estimate assumes that it does all that is left by itself."""
+    """Combined remaining time; each worker's estimate assumes that it does all remaining work alone."""
     alone = [now.eta_s for now in usable if now.eta_s is not None]
     if not alone:
         return None

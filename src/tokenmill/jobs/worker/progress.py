@@ -1,4 +1,4 @@
-"""What the worker tells while it works and when it is done."""
+"""Progress snapshots and the final report of a run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,53 +13,53 @@ RunEnd = Literal["finished", "stopped", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A job without an answer, for a person."""
+    """A failed job, as reported to the user."""
 
-    number: int  # of its line
+    number: int  # line number
     failure: Failure
-    again: bool  # it is tried once more
+    again: bool  # it will be retried
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run as it is now."""
+    """Current progress of a run."""
 
     elapsed_s: float
-    counts: Counts  # of the batches, what was there before the run included
+    counts: Counts  # of the batches, including earlier runs
     tokens: RunTokens  # of this run
-    prompt_tokens_live: int  # computed by the engine so far, for unfinished answers too where it says so
-    busy: int  # lanes at work
-    width: int  # lanes to be used
-    retrying: int  # jobs that wait out a failure
+    prompt_tokens_live: int  # computed by the engine so far, including unfinished answers if it reports them
+    busy: int  # busy slots
+    width: int  # usable slots
+    retrying: int  # jobs waiting for a retry
     eta_s: float | None
-    engine: str | None  # why it cannot be used now; None: it can
-    engine_says: str | None  # of itself while it can: that it has been silent for long, say
+    engine: str | None  # why the engine is not usable; None if it is
+    engine_says: str | None  # status detail of a usable engine, such as a long silence
     failed: Failed | None  # the last one
-    output: str | None  # what is wrong with the output file; None: nothing
+    output: str | None  # error of the output file, if any
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """What the prompts of a run had to cost at least when every shared head is computed once."""
+    """Minimum prompt tokens of a run, with every shared prefix computed once."""
 
     tokens: int
-    exact: bool  # counted in tokens; else reckoned from bytes
+    exact: bool  # counted in tokens; otherwise estimated from bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """A run that is over."""
+    """Result of a run."""
 
     end: RunEnd
     seconds: float
-    busy_s: float  # with jobs in the engine
+    busy_s: float  # with jobs in flight
     counts: Counts  # of the batches
     answers: int  # computed in this run
     tokens: RunTokens
     rates: MeasuredRates
-    lanes: float  # at work on average
+    lanes: float  # average number of busy slots
     misses: Misses
-    least: Least | None  # None: nothing was computed, or it could not be reckoned
-    deaths: int  # of the engine
+    least: Least | None  # None: nothing was computed, or it could not be estimated
+    deaths: int  # engine crashes
     notes: tuple[str, ...]
-    head_tok_s: float | None = None  # how fast long prompts were computed; None: none was
+    head_tok_s: float | None = None  # prefill rate of long prompts; None if there were none

@@ -1,4 +1,4 @@
-"""What an error means for the job that met it: for good or to be tried again, when, and whose fault a death was.
+"""Retry policy: what an error means for its job, when to retry, and when the engine is at fault.
 
 Pure: errors and numbers in, verdicts out.
 """
@@ -14,26 +14,26 @@ from tokenmill.units import number_of
 MOST_ATTEMPTS = 3
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
-_IN_A_ROW = 12  # failures of the engine without one answer in between, at least; three for each lane if that is more
+_IN_A_ROW = 12  # minimum for consecutive engine failures, or three per slot if that is more
 
 OF_THE_ENGINE = frozenset(("engine_failed", "engine_died"))
-"""Codes of failures that may be nothing of the job's."""
+"""Failure codes that the job may not have caused."""
 
 
 class CutShort(TooLong):
-    """An answer ended where the context did, before the job's ceiling: one with more room would have gone on."""
+    """An answer was cut off by the context before its max_tokens; a larger context would continue it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryVerdict:
-    """What a job's output says of an error, and whether another attempt can help."""
+    """The failure to write to the output, and whether a retry can help."""
 
     failure: Failure
     can_pass: bool
 
 
 def verdict(error: TokenmillError) -> RetryVerdict:
-    """The verdict on an error that a stream ended with."""
+    """Classify the error that ended a stream."""
     if isinstance(error, TooLong):
         over = max(1, error.needed_tokens - error.context_tokens)
         by = "" if "too many" in error.message else f" ({number_of(over, 'token')} too many)"
@@ -51,27 +51,27 @@ def verdict(error: TokenmillError) -> RetryVerdict:
 
 
 def cut_short(answer: Answer, max_tokens: int | None, context: int | None) -> CutShort | None:
-    """That an answer was cut by a context of so many tokens; None: it was not, or has all that was asked for."""
+    """The error for an answer that was cut off by the context; None if it was not."""
     usage = answer.usage
     if answer.finish_reason != "length" or max_tokens is None or usage.completion_tokens >= max_tokens:
         return None
     there = usage.prompt_tokens + usage.completion_tokens if context is None else context
     words = f"the answer may have {max_tokens} tokens, and the context ended after {usage.completion_tokens}"
-    return CutShort(words, needed_tokens=there + 1, context_tokens=there)  # any that is larger goes further
+    return CutShort(words, needed_tokens=there + 1, context_tokens=there)  # any larger context continues it
 
 
 def after(failure: Failure, attempts: int) -> Failure:
-    """A failure that stays after so many attempts."""
+    """The failure of a job after its last attempt."""
     return failure if attempts < 2 else Failure(failure.code, f"{failure.message}; tried {attempts} times")
 
 
 def delay_s(attempts: int, chance: float, first_s: float = FIRST_DELAY_S) -> float:
-    """How long to wait after so many attempts: doubled each time, and spread by `chance` (0 to 1) around that."""
+    """Backoff after a number of attempts: doubled each time, with jitter from `chance` (0 to 1)."""
     return min(LONGEST_DELAY_S, first_s * 2.0 ** (attempts - 1)) * (0.5 + chance)
 
 
 def most_in_a_row(width: int) -> int:
-    """Failures without an answer in between after which the engine, not the jobs, is at fault."""
+    """Maximum consecutive failures after which the engine, not the jobs, is at fault."""
     return max(_IN_A_ROW, 3 * width)
 
 
@@ -85,12 +85,12 @@ _CHANGES = {
     "timeout": ("not done in time", "a longer --job-timeout"),
     "deadline": ("given up at the deadline", "a later --deadline"),
 }
-"""Why, and what the command needs so that the same does not happen again."""
-_BY_ITSELF = frozenset(("deadline",))  # the command with its change makes them pending again
+"""The reason, and the option that prevents the failure next time."""
+_BY_ITSELF = frozenset(("deadline",))  # the command with the changed option makes them pending again
 
 
 def remedies(codes: Mapping[str, int], batch: str) -> list[str]:
-    """A sentence for each thing to do; `codes`: failed jobs and those set aside, by code."""
+    """One sentence per remedy; `codes` counts failed and quarantined jobs by failure code."""
     retry = f"tokenmill retry {batch} --failed, then the same command"
     found = [*_lines(codes)]
     for code, count in codes.items():
@@ -105,7 +105,7 @@ def remedies(codes: Mapping[str, int], batch: str) -> list[str]:
 
 
 def needed(codes: Mapping[str, int]) -> list[str]:
-    """What must change before another try of all that failed can help."""
+    """What must change before retrying all failed jobs can help."""
     return [
         *_lines(codes),
         *(f"{codes[code]:,} {why}: give {change}" for code, (why, change) in _CHANGES.items() if code in codes),

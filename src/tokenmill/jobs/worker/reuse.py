@@ -1,8 +1,8 @@
-"""Why less of a prompt was reused than expected, in words, from what the engine and the scheduler say.
+"""Explains why less of a prompt was reused than expected, from what the engine and the scheduler report.
 
-A miss is told from the engine's own count of cached tokens, never from timing. Fewer tokens than expected are no miss
-within `tolerance_tokens`: a tokenizer may join the last characters of a head with what follows, caches keep whole
-blocks, and the number expected comes from bytes. Knows nothing of how jobs are ordered.
+A miss is determined from the engine's count of cached tokens, never from timing. Differences within `tolerance_tokens`
+are ignored: a tokenizer may merge the last characters of a prefix with what follows, caches keep whole blocks, and the
+expected number is estimated from bytes. Does not influence the order of jobs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ from tokenmill.jobs.scheduler.prefix_groups import Minimum, common_length
 from tokenmill.jobs.scheduler.shape import Reuse
 from tokenmill.units import number_of
 
-SLOT_SIMILARITY = 0.1  # llama-server's --slot-prompt-similarity unless told: part of a prompt that a slot must have
-BORDER_TOKENS = 16  # that may be lost where a head ends
-ESTIMATE_SHARE = 0.1  # of the expected tokens: they are reckoned from bytes
+SLOT_SIMILARITY = 0.1  # llama-server's default of --slot-prompt-similarity: share of a prompt that a slot must have
+BORDER_TOKENS = 16  # tokens that may be lost where a prefix ends
+ESTIMATE_SHARE = 0.1  # of the expected tokens, because they are estimated from bytes
 _SHOWN = 30  # characters on each side of a difference
-_EXAMPLES = 3  # kept of each cause
+_EXAMPLES = 3  # kept per cause
 
 Cause = Literal[
     "engine restarted", "cannot reuse", "head changed", "slot taken", "below similarity", "evicted", "not told"
@@ -32,43 +32,43 @@ Cause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known around one answer; None or empty: nothing."""
+    """Observations about one answer; None or empty: unknown."""
 
     reuse: Reuse
-    prompt: bytes | None = None  # the canonical prompt of the job
-    like: bytes | None = None  # and of the job it should have found
-    lane: int | None = None  # where it was served
-    restarted: bool = False  # the engine is not the one that had computed the head
-    slot_taken: bool = False  # somebody else used the lane in between
-    evicted_tokens: int | None = None  # dropped by the engine since the head was computed
+    prompt: bytes | None = None  # canonical prompt of the job
+    like: bytes | None = None  # canonical prompt of the job whose prefix it should have found
+    lane: int | None = None  # slot that served it
+    restarted: bool = False  # the engine restarted after it had computed the prefix
+    slot_taken: bool = False  # another client used the slot in between
+    evicted_tokens: int | None = None  # evicted by the engine since the prefix was computed
     cells_between: int | None = None  # tokens that other jobs needed since then ...
-    cells_total: int | None = None  # ... of so many
+    cells_total: int | None = None  # ... and the engine's capacity
     block_tokens: int = 1  # reuse comes in whole blocks
-    similarity: float | None = None  # of a server that chooses slots itself: SLOT_SIMILARITY unless it was told
-    notes: tuple[str, ...] = ()  # of the engine's capabilities and of its answer
+    similarity: float | None = None  # of a server that chooses slots itself: SLOT_SIMILARITY unless configured
+    notes: tuple[str, ...] = ()  # from the engine's capabilities and its answer
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """One prompt that was computed though it need not have been."""
+    """A prompt that was computed although it should have been cached."""
 
     job: int
     cause: Cause
     words: str
     expected_tokens: int
     cached_tokens: int
-    at_byte: int | None = None  # where the head changed
+    at_byte: int | None = None  # where the prefix changed
 
     @property
     def lost_tokens(self) -> int:
-        """Computed again."""
+        """Tokens computed again."""
         return self.expected_tokens - self.cached_tokens
 
 
 def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> int:
-    """Tokens that should have been found, by this prompt's own tokens per byte; never the last one.
+    """Tokens that should have been cached, by this prompt's own tokens per byte; never the last one.
 
-    What was expected by head keys is the least; where both texts are there, they tell the rest.
+    The scheduler's expectation from prefix keys is a minimum; if both prompts are available, they are compared.
     """
     shared = sent.expected_bytes
     if evidence.prompt is not None and evidence.like is not None:
@@ -78,12 +78,12 @@ def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: E
 
 
 def tolerance_tokens(expected: int, block_tokens: int = 1) -> int:
-    """By how many tokens fewer it is no miss."""
+    """Maximum shortfall of cached tokens that does not count as a miss."""
     return BORDER_TOKENS + block_tokens - 1 + int(ESTIMATE_SHARE * expected)
 
 
 def explain(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> Miss | None:
-    """The miss, if there is one; None as well where the engine does not count cached tokens."""
+    """The miss, if any; None also if the engine does not report cached tokens."""
     cached = usage.cached_tokens
     expected = expected_tokens(sent, usage, prompt_bytes, evidence)
     if cached is None or cached >= expected - tolerance_tokens(expected, evidence.block_tokens):
@@ -93,7 +93,7 @@ def explain(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence)
 
 
 def _cause(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> tuple[Cause, str, int | None]:
-    """The first that fits, the surest first."""
+    """The first cause that applies, in order of certainty."""
     if evidence.restarted:
         return "engine restarted", "the engine was restarted in between, and a new one has computed nothing yet", None
     if evidence.reuse == "none":
@@ -129,7 +129,7 @@ def difference(one: bytes, other: bytes, at: int) -> tuple[str, str]:
 
 
 def _around(text: bytes, at: int) -> str:
-    """Characters, not bytes: a difference inside a character is shown from its beginning."""
+    """Widen to character boundaries, so that a difference inside a character shows the whole character."""
     while 0 < at < len(text) and text[at] & 0xC0 == 0x80:
         at -= 1
     before = text[max(0, at - 4 * _SHOWN) : at].decode(errors="replace")[-_SHOWN:]
@@ -146,7 +146,7 @@ def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
 
 
 def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> str | None:
-    """llama-server looks for a slot that has more than a part of a prompt, where none was asked for."""
+    """Without a requested slot, llama-server only considers slots that hold more than a share of the prompt."""
     threshold = evidence.similarity
     if evidence.reuse == "none" or sent.lane is not None or not threshold or not usage.prompt_tokens:
         return None
@@ -154,7 +154,7 @@ def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected
     if similar > threshold:
         return None
     return (
-        f"the shared head is {similar:.0%} of the prompt, and the server only looks for a slot that has more than "
+        f"the shared prefix is {similar:.0%} of the prompt, and the server only looks for a slot that has more than "
         f"{threshold:.0%} (--slot-prompt-similarity)"
     )
 
@@ -170,7 +170,7 @@ def _evicted(evidence: Evidence) -> str | None:
 
 
 def _untold(usage: Usage, evidence: Evidence) -> str:
-    """Where reuse ended, at least: a template may have written something that is not in the jobs."""
+    """Where reuse ended; the template may have added text that is not in the jobs."""
     words = "the engine does not say why"
     if evidence.prompt and usage.prompt_tokens and usage.cached_tokens:
         at = int(len(evidence.prompt) * usage.cached_tokens / usage.prompt_tokens)
@@ -186,7 +186,7 @@ def _with(words: str, notes: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Tallied:
-    """All misses with one cause."""
+    """All misses of one cause."""
 
     cause: Cause
     jobs: int = 0
@@ -195,13 +195,13 @@ class Tallied:
 
 
 class Misses:
-    """A tally for the summary: what was lost by cause, with the first examples of each."""
+    """Lost tokens by cause, with the first examples of each."""
 
     def __init__(self) -> None:
         self._by_cause: dict[Cause, Tallied] = {}
 
     def add(self, miss: Miss) -> None:
-        """Count one."""
+        """Count a miss."""
         tallied = self._by_cause.setdefault(miss.cause, Tallied(miss.cause))
         tallied.jobs += 1
         tallied.lost_tokens += miss.lost_tokens
@@ -209,7 +209,7 @@ class Misses:
             tallied.examples.append(miss)
 
     def include(self, other: "Misses") -> None:
-        """Count all of another tally, too."""
+        """Add another tally."""
         for theirs in other.by_cost():
             tallied = self._by_cause.setdefault(theirs.cause, Tallied(theirs.cause))
             tallied.jobs += theirs.jobs
@@ -218,15 +218,15 @@ class Misses:
 
     @property
     def lost_tokens(self) -> int:
-        """Prompt tokens that were computed again."""
+        """Prompt tokens computed again."""
         return sum(tallied.lost_tokens for tallied in self._by_cause.values())
 
     def by_cost(self) -> list[Tallied]:
-        """The costliest cause first."""
+        """Causes by lost tokens, highest first."""
         return sorted(self._by_cause.values(), key=lambda tallied: -tallied.lost_tokens)
 
     def lines(self) -> list[str]:
-        """A line for each cause."""
+        """One summary line per cause."""
         return [
             f"{tallied.cause}: {number_of(tallied.lost_tokens, 'prompt token')} computed again in "
             f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].words}"
@@ -234,12 +234,12 @@ class Misses:
         ]
 
 
-MOST_JOBS = 1000  # whose prompts are made tokens of once more, when the work is done
+MOST_JOBS = 1000  # prompts that are tokenized again at the end of a run, at most
 MOST_TOKENS = 500_000
 
 
 class Reckoned:
-    """The least from bytes, job by job: heads are compared exactly, their tokens taken as their share of the prompt."""
+    """Minimum tokens estimated per job: prefixes are compared in bytes, tokens taken proportionally."""
 
     def __init__(self) -> None:
         self.least, self._bytes = 0.0, Minimum()  # tokens so far
@@ -251,7 +251,7 @@ class Reckoned:
 
 
 async def counted(engine: Engine, calls: Iterable[Call]) -> int | None:
-    """The least in tokens, exactly; None where the engine cannot tell a prompt's tokens."""
+    """The exact minimum in tokens; None if the engine cannot tokenize a prompt."""
     total = Minimum()
     try:
         for call in calls:

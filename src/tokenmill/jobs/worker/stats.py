@@ -1,7 +1,4 @@
-"""What a run has done so far: tokens, pace, reuse against what was expected, failures; for telling and for the report.
-
-Knows no store and sends nothing; times come in as numbers.
-"""
+"""Statistics of a run for progress and the final report: tokens, throughput, cache misses, failures. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,34 +14,34 @@ from tokenmill.jobs.worker.throughput import Throughput
 
 
 class RunStats:
-    """Of one run."""
+    """Statistics of one run."""
 
     def __init__(self, shape: EngineShape, kind: EngineKind) -> None:
         self.pace = Throughput()
         self.misses = Misses()
         self.failed: Failed | None = None  # the last one
         self.deaths = 0
-        self.in_a_row = 0  # failures of the engine since the last answer
+        self.in_a_row = 0  # engine failures since the last answer
         self._shape = shape
         self._kind = kind
         self._reckoned = Reckoned()
-        self._sample: list[int] = []  # the first that were answered; no more than can be counted
-        self._sample_least = 0.0  # tokens reckoned for them
+        self._sample: list[int] = []  # the first answered jobs, up to the limits of counting
+        self._sample_least = 0.0  # minimum tokens estimated for them
         self._status: EngineStatus | None = None
         self._live_prompt = 0
 
     @property
     def counters(self) -> Counters:
-        """The engine's, as it said last."""
+        """The engine's latest counters."""
         return self._status.counters if self._status is not None else Counters()
 
     @property
     def countable(self) -> list[int]:
-        """Jobs that were answered first: all, or as many as prompts can be made tokens of again in a short time."""
+        """The first answered jobs: all, or as many as can be tokenized again in a short time."""
         return self._sample
 
     def seen(self, status: EngineStatus) -> None:
-        """How the engine is."""
+        """Record an engine status."""
         before = self.counters.prompt_tokens_computed
         now = status.counters.prompt_tokens_computed
         if now is not None and self._status is not None:
@@ -52,7 +49,7 @@ class RunStats:
         self._status = status
 
     def answered(self, attempt: Attempt, answer: Answer, prompt: bytes) -> None:
-        """A job has its answer."""
+        """Record the answer of a job."""
         self.in_a_row = 0
         self.pace.answered(answer, attempt.tokens, attempt.since)
         self._reckoned.add(prompt, answer.usage)
@@ -61,7 +58,7 @@ class RunStats:
             self._sample_least = self._reckoned.least
 
     def evidence(self, sent: Dispatch, attempt: Attempt, answer: Answer) -> Evidence:
-        """What is known around an answer, without the prompts."""
+        """The evidence for explaining a cache miss, without the prompts."""
         evicted = self.counters.evicted_tokens
         before = attempt.evicted_tokens
         chooses = self._kind in ("llama-server", "ik_llama") and sent.lane is None
@@ -75,10 +72,10 @@ class RunStats:
         )
 
     def least(self, exact: int | None) -> Least | None:
-        """What the prompts had to cost, from what was counted for the sample: that, where the sample is all.
+        """Minimum prompt tokens of the run; exact if the exact count covers all answers.
 
-        Else as reckoned, which is far off where tails are short (a template's own tokens are shared out evenly), and
-        therefore corrected by how far it is off for the sample.
+        Otherwise the estimate is scaled by its error on the sample. Without that it would be far off for short
+        suffixes, because it spreads the chat template's tokens evenly over the prompt.
         """
         if not self.pace.answers:
             return None
@@ -99,7 +96,7 @@ class RunStats:
         down: str | None,
         output: str | None,
     ) -> Snapshot:
-        """The run as it is now; `in_flight`: tokens that have come of each job in the engine."""
+        """Current progress; `in_flight` has the tokens received so far of each running job."""
         tokens = self.pace.tokens
         width = self._shape.width
         status = self._status
@@ -124,7 +121,7 @@ class RunStats:
     def report(
         self, end: RunEnd, seconds: float, counts: Counts, least: Least | None, notes: tuple[str, ...]
     ) -> RunReport:
-        """The run when it is over."""
+        """The final report."""
         pace = self.pace
         return RunReport(
             end,
@@ -150,7 +147,7 @@ class RunStats:
             return None
         output = left.output_tokens + sum(max(0.0, mean - tokens) for tokens in begun)
         rates = self.pace.rates()
-        # A rate of answers alone has the prompts in it.
+        # A rate measured from answers alone includes the prompts.
         prompt = left.prompt_tokens if rates.prefill_tok_s is not None else 0.0
         return eta_s(Left(prompt, output), rates, self._shape.width)
 

@@ -1,8 +1,8 @@
-"""How fast a run goes: what has been computed and written, and the rates that explain the time it took.
+"""Throughput of a run: tokens computed and decoded, and rates that explain the elapsed time.
 
-An engine that works on many jobs at once mixes prompts and answers in one step, so neither rate can be read off alone.
-The engine's own times for each job say how much dearer a written token is than a prompt's; both are then scaled so that
-together they give the time that really passed. Pure: times come in as numbers.
+An engine that runs several jobs mixes prefill and decode in one step, so neither rate can be observed directly. The
+engine's own timings give the cost of a decoded token relative to a prompt token; both are then scaled so that together
+they add up to the elapsed time. Pure: times are passed in as numbers.
 """
 
 from dataclasses import dataclass
@@ -13,54 +13,54 @@ from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 @dataclass(frozen=True, slots=True)
 class RunTokens:
-    """Of the answers of a run."""
+    """Token counts of a run."""
 
     prompt: int = 0
-    cached: int = 0  # of the prompts', reused
-    generated: int = 0  # that have come so far, of answers under way too
+    cached: int = 0  # of the prompt tokens, reused
+    generated: int = 0  # received so far, including unfinished answers
 
     @property
     def computed(self) -> int:
-        """Of the prompts', computed."""
+        """Prompt tokens computed."""
         return self.prompt - self.cached
 
 
 RateMark = tuple[float, float]
 """A moment of a run: busy seconds, and the same summed over jobs."""
-LEAST_TOKENS = 64  # that a rate is told from
+LEAST_TOKENS = 64  # minimum for computing a rate
 
 
 class Throughput:
-    """Sums over a run. All methods but `rates` and `by_lanes` mutate, properties do not."""
+    """Token and time counters of a run."""
 
     def __init__(self) -> None:
         self.answers = 0
-        self.busy_s = 0.0  # with at least one job in the engine
+        self.busy_s = 0.0  # with at least one job in flight
         self._lane_s = 0.0  # summed over jobs
         self._prompt = self._cached = self._generated = 0
         self._written = 0  # tokens of finished answers
-        self._timed_prompt = self._timed_written = 0  # of those with the engine's own times
+        self._timed_prompt = self._timed_written = 0  # those with the engine's own timings
         self._prefill_s = self._decode_s = 0.0
-        self._head_tokens, self._head_s = 0, 0.0  # of prompts of which much was computed
-        self._at: dict[int, tuple[int, float]] = {}  # by jobs beside it and itself: tokens written, and seconds
+        self._head_tokens, self._head_s = 0, 0.0  # prompts with many computed tokens
+        self._at: dict[int, tuple[int, float]] = {}  # by concurrent jobs: tokens decoded, and seconds
 
     @property
     def mark(self) -> RateMark:
-        """Now, for the answer of a job that begins."""
+        """The current moment, for an attempt that begins."""
         return self.busy_s, self._lane_s
 
     def passed(self, seconds: float, at_work: int) -> None:
-        """Time went by with so many jobs in the engine."""
+        """Account for elapsed time with this many jobs in flight."""
         if at_work:
             self.busy_s += seconds
             self._lane_s += seconds * at_work
 
     def received(self, tokens: int) -> None:
-        """Tokens of an answer came."""
+        """Count received tokens of an answer."""
         self._generated += tokens
 
     def answered(self, answer: Answer, received: int, since: RateMark = (0.0, 0.0)) -> None:
-        """An answer is complete that was begun at a mark, and so many of its tokens had come in pieces."""
+        """Count a complete answer that began at a mark and of which some tokens were counted as received."""
         usage = answer.usage
         timings = answer.timings
         computed = usage.prompt_tokens - (usage.cached_tokens or 0)
@@ -84,25 +84,25 @@ class Throughput:
 
     @property
     def tokens(self) -> RunTokens:
-        """Counted so far."""
+        """Token counts so far."""
         return RunTokens(self._prompt, self._cached, self._generated)
 
     @property
     def lanes(self) -> float:
-        """Jobs in the engine, on average while there were any."""
+        """Average number of jobs in flight while there were any."""
         return self._lane_s / self.busy_s if self.busy_s else 0.0
 
     @property
     def head_tok_s(self) -> float | None:
-        """How fast long prompts are computed, by the engine's own times; None: none was.
+        """Prefill rate of long prompts by the engine's own timings; None if there were none.
 
-        A few tokens take as long as a hundred: rates of what is left of prompts when their heads are reused say nothing
-        of what the heads would have taken.
+        A few tokens take as long as a hundred, so the rates of short suffixes after a reused prefix do not predict the
+        prefill of the prefix.
         """
         return self._head_tokens / self._head_s if self._head_s > 0 else None
 
     def by_lanes(self) -> MeasuredRates:
-        """Speeds by how many jobs were at work, as far as answers tell: by the engine's own times, nothing scaled."""
+        """Unscaled rates by number of concurrent jobs, from the engine's own timings."""
         decode = {
             lanes: lanes * written / seconds
             for lanes, (written, seconds) in self._at.items()
@@ -113,14 +113,14 @@ class Throughput:
         return MeasuredRates(prefill, tuple(sorted(decode.items())))
 
     def rates(self) -> MeasuredRates:
-        """As measured, one rate for all widths; empty before there is anything to measure by."""
+        """Measured rates, one for all numbers of slots; empty before the first answer."""
         if not self.answers or self.busy_s <= 0 or not self._written:
             return MeasuredRates()
         computed = self._prompt - self._cached
         if not self._timed_prompt or not self._timed_written or self._prefill_s <= 0 or self._decode_s <= 0:
             return MeasuredRates(
                 None, ((1, self._generated / self.busy_s),)
-            )  # prompts are in this, and in no rate of their own
+            )  # prompts are included here, without a rate of their own
         prompt_s = self._prefill_s / self._timed_prompt
         written_s = self._decode_s / self._timed_written / max(1.0, self.lanes)
         scale = self.busy_s / (computed * prompt_s + self._generated * written_s)
