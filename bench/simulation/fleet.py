@@ -26,7 +26,7 @@ from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.sharding.leases import LEASE_S, TEND_S
-from tokenmill.jobs.worker.loop import _LOW, TICK_S
+from tokenmill.jobs.worker.loop import _MIN_BUFFERED, TICK_S
 
 _FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back
 _WINDOW = 256  # works at hand where they are of several jobs
@@ -164,7 +164,7 @@ class Fleet:
     def _happens(self, what: What, seat: _Seat, now_s: float) -> None:
         match what:
             case "step":
-                if not self._step(seat) and (seat.more or seat.calling or self._pending(seat) > _LOW * LANES):
+                if not self._step(seat) and (seat.more or seat.calling or self._pending(seat) > _MIN_BUFFERED * LANES):
                     self._announce_step(seat)
                     return
             case "fails":
@@ -264,7 +264,7 @@ class Fleet:
 
     def _reach_on(self, seat: _Seat, now_s: float) -> None:
         """Ask for more while something is left; again from time to time where there was none."""
-        if not seat.up or seat.calling or seat.more or self._pending(seat) > _LOW * LANES:
+        if not seat.up or seat.calling or seat.more or self._pending(seat) > _MIN_BUFFERED * LANES:
             return
         if isinstance(self._way, Anywhere):
             asks = not seat.at_hand and not seat.sent
@@ -282,7 +282,7 @@ class Fleet:
 
     def _announce_look(self, seat: _Seat, now_s: float) -> None:
         """For runners that have little and could get no more."""
-        little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= _LOW * LANES
+        little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= _MIN_BUFFERED * LANES
         if little and seat.look_s <= now_s and isinstance(self._way, Sharing) and (seat.sent or self._way.pending):
             seat.look_s = now_s if seat.fed else max(now_s, seat.again_s + self._tick_s)
             self._announce(seat.look_s, "look", seat)
